@@ -20,8 +20,8 @@ from statistics import median_low
 import learncost as lc
 from learncost.backends.c.c99 import REAL, product_text
 from learncost.cli.boards import files, inputs_of, on_board
-from learncost.cli.emit_c99 import Program
-from learncost.engines.boards import BOARDS, Built, run
+from learncost.cli.emit_c99 import FirmwareProgram
+from learncost.engines.boards import BOARDS, LinkedProgram, run
 from learncost.engines.boards.board import FLAGS, HERE
 
 BESIDE = Path(__file__).with_name("beside")
@@ -66,7 +66,7 @@ def executed(sources: Sequence[Path], flags: Sequence[str], folder: Path) -> str
     linked = ("-nostartfiles", "-Wl,--gc-sections", "-Wl,--no-warn-rwx-segments", f"-T{HERE / 'board.ld'}", *places)
     libraries = ("-lm", "-lc", "-lgcc", "-o", str(path))
     _compiled("-w", *flags, *SECTIONS, *map(str, (*sources, BESIDE / "system.c", start)), *linked, *libraries)
-    return run(Built(BOARD, path, 0, 0, 0))
+    return run(LinkedProgram(BOARD, path, 0, 0, 0))
 
 
 def _compiled(*arguments: str) -> None:
@@ -104,7 +104,9 @@ def product_rows(cmsis: Path, folder: Path) -> Iterator[str]:
         yield f"{rows} x {summed} x {columns}: {each} a MACC by CMSIS-DSP, ours with -O2, ours with -O3 and contraction"
 
 
-def our_step(batch: int, folder: Path, plan: str | None = None, flags: Sequence[str] = ()) -> tuple[int, Program]:
+def our_step(
+    batch: int, folder: Path, plan: str | None = None, flags: Sequence[str] = ()
+) -> tuple[int, FirmwareProgram]:
     """Instructions of our step on so many samples; without a plan with that of the smallest arena."""
     more = {"B": batch, "optimizer": "sgd", "entry": "step", "plan": plan, "prefix": "net"}
     program = lc.emit(str(NET), backend="c99", **more).program

@@ -24,7 +24,7 @@ from learncost.cost_models import price
 from learncost.cost_models.books import book
 from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
-from learncost.ir.line import Product, Sum, Word
+from learncost.ir.line import Op, Product, Sum
 from learncost.ir.table import Table
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
@@ -68,8 +68,8 @@ def _by_kind(table: Table, sizes: Mapping[str, int]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for row in price(table, sizes, book("run")).rows:
         line = row.source
-        name = line.word if isinstance(line, Word) else "sums" if isinstance(line, Sum) else "products"
-        assert isinstance(line, Word | Sum | Product)
+        name = line.word if isinstance(line, Op) else "sums" if isinstance(line, Sum) else "products"
+        assert isinstance(line, Op | Sum | Product)
         counts[name] += int(row.flops.at(sizes))
     return counts
 

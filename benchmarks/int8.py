@@ -28,7 +28,7 @@ from sklearn.datasets import load_digits
 
 import learncost as lc
 from learncost.cli import boards
-from learncost.cli.emit_c99 import Settings, program_of
+from learncost.cli.emit_c99 import FirmwareOptions, program_of
 from learncost.engines import alone
 from learncost.engines.boards import BOARDS
 from learncost.engines.fixed_point import whole
@@ -91,7 +91,7 @@ def best(made: Made, images: Any, classes: Any, epochs: int) -> tuple[float, lis
 def taken(configuration: Configuration, learning: Mapping[str, Any]) -> str:
     """RAM, arena, flash and MACCs of a step as `emit --backend c99` writes it."""
     dtype = precision_of(learning["precision"]).computed
-    program = program_of(configuration, Settings(entry="step", batch_size=BATCH, dtype=dtype), learning)
+    program = program_of(configuration, FirmwareOptions(entry="step", batch_size=BATCH, dtype=dtype), learning)
     rooms = program.firmware.rooms
     maccs = lc.price(program.tables["step"], program.sizes, lc.book("run")).maccs
     return f"{rooms.ram:,} | {rooms.arena:,} | {rooms.constants:,} | {maccs:,}"
@@ -156,7 +156,7 @@ def integers(configuration: Configuration, epochs: int) -> None:
     """Whole numbers alone: here the program in C99 itself learns, on this machine."""
     images, classes = digits()
     learning = {"procedure": "bp", "optimizer": "sgd", "precision": "integer-only"}
-    settings = Settings("step", plan="in-product", batch_size=BATCH, dtype="int32")
+    settings = FirmwareOptions("step", plan="in-product", batch_size=BATCH, dtype="int32")
 
     def shares(seed: int, rate: float) -> tuple[float, float]:
         program = program_of(configuration, settings, learning, drawn(seed))
@@ -187,7 +187,7 @@ CLOCK = 25 / 16
 """Its counter has 16 MHz, where a program takes it for one of 25: by so much instructions are more than it says."""
 
 
-def on_microbit(configuration: Configuration, settings: Settings, learning: Mapping[str, Any]) -> str:
+def on_microbit(configuration: Configuration, settings: FirmwareOptions, learning: Mapping[str, Any]) -> str:
     """Instructions of a step, and whether its bits are this machine's."""
     if MICROBIT.missing:
         return f"not made, {MICROBIT.missing} is not installed"

@@ -23,7 +23,7 @@ from typing import Any
 
 import learncost as lc
 from learncost.cli.boards import HOST
-from learncost.cli.emit_c99 import Program, Settings, program_of
+from learncost.cli.emit_c99 import FirmwareOptions, FirmwareProgram, program_of
 from learncost.engines.boards import BOARDS, build, run
 from learncost.models.configuration import Configuration, configure
 from learncost.training.contest.images import VIT
@@ -47,7 +47,7 @@ static inline void noise(net_real *x, int32_t points) { /* what is only added mu
 """
 
 
-def task(program: Program, image: str) -> str:
+def task(program: FirmwareProgram, image: str) -> str:
     """What main.c has to know of a program, as task.h says it."""
     names = program.firmware.names
     answers = {"X": "targets", "image": "labels"}[image]
@@ -63,9 +63,9 @@ def task(program: Program, image: str) -> str:
 
 def emitted(
     configuration: Configuration, image: str, procedure: str, plan: str | None, precision: str = "fp32"
-) -> Program:
+) -> FirmwareProgram:
     """A step and a prediction of a model, with momentum."""
-    settings = Settings(entry="both", prefix="net", plan=plan, batch_size=BATCH)
+    settings = FirmwareOptions(entry="both", prefix="net", plan=plan, batch_size=BATCH)
     learning: dict[str, Any] = {"procedure": procedure, "optimizer": "momentum", "precision": precision}
     if "pepita" in procedure:
         learning["projected"] = (image,)
@@ -75,7 +75,7 @@ def emitted(
 class Trained:
     """A program in a folder, compiled for this machine once, and run with any rate and seed."""
 
-    def __init__(self, program: Program, image: str, folder: Path) -> None:
+    def __init__(self, program: FirmwareProgram, image: str, folder: Path) -> None:
         self.program, self.folder = program, folder
         for name in ("main.c", "board.h"):
             shutil.copy(EXAMPLE / name, folder / name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import learncost as lc
-from learncost.cli.emit_c99 import Program, Settings, program_of
+from learncost.cli.emit_c99 import FirmwareOptions, FirmwareProgram, program_of
 from learncost.models.configuration import configure
 
 HERE = Path(__file__).parent
@@ -47,13 +47,13 @@ def figures() -> Mapping[str, Mapping[str, Any]]:
     return {row["id"]: row for row in rows}
 
 
-def autoencoder(procedure: str, plan: str) -> Program:
+def autoencoder(procedure: str, plan: str) -> FirmwareProgram:
     """A step on one sample, as a program in C99."""
     text = (HERE / "autoencoder.table").read_text(encoding="utf-8")
     learning: dict[str, Any] = {"procedure": procedure, "optimizer": "sgd"}
     if "pepita" in procedure:
         learning["projected"] = ("X",)
-    settings = Settings(entry="step", prefix="auto", plan=plan, batch_size=1)
+    settings = FirmwareOptions(entry="step", prefix="auto", plan=plan, batch_size=1)
     return program_of(configure(lc.layer(text), {}), settings, learning)
 
 

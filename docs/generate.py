@@ -28,7 +28,7 @@ from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.reports import notation as print_reading
 from learncost.reports.formulas.explain import explain
-from learncost.reports.formulas.explanation import Explanation, Part
+from learncost.reports.formulas.explanation import ExplainedPhase, Explanation
 from learncost.reports.formulas.formulas import formulas
 from learncost.reports.formulas.subject import Subject, layers, subject
 from learncost.reports.memory.planner import memory
@@ -147,7 +147,7 @@ def folded(title: str, text: str) -> str:
     return f"<details>\n<summary>{title}</summary>\n\n{text.strip()}\n\n</details>"
 
 
-def lines_of(explained: Explanation, part: Part) -> str:
+def lines_of(explained: Explanation, part: ExplainedPhase) -> str:
     """The lines of a macro-operation: number, line and formula, MACCs, FLOPs."""
     if not part.steps:
         return "Nothing."

@@ -43,7 +43,7 @@ from learncost.sharding.devices import part, together
 from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
-from learncost.training.torch_engine import Emitted
+from learncost.training.torch_engine import TorchProgram
 from learncost.verification.check import sound_arrays
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 32, "num_key_value_heads": 4}
@@ -79,7 +79,7 @@ def differences(family, mesh_text, names, optimizer, plan=""):
     here = sizes | placed.sizes_at(dict(zip(grid.names, devices.get_coordinate(), strict=True)))
     axes, given = placed.table.axes, (*placed.table.inputs, *placed.table.weights)
     values = {name: np.array(part(arrays[name], axes[name], here), order="C") for name in given}
-    program = Emitted(placed.table, sizes | placed.sizes, "fp64", "cpu", devices=devices)
+    program = TorchProgram(placed.table, sizes | placed.sizes, "fp64", "cpu", devices=devices)
     tensors = {name: torch.from_numpy(values[name]) for name in placed.table.weights}
     with Counted() as counted:
         results = {name: tensor.numpy() for name, tensor in program(tensors, values).items()}

@@ -147,7 +147,7 @@ def check(cases):
     with pytest.MonkeyPatch.context() as patch:
         if cases[0].dtype == "fp32":
             patch.delenv("CFLAGS")
-        kernels = compiler.Kernels([case.function for case in cases])
+        kernels = compiler.CompiledKernels([case.function for case in cases])
     for case in cases:
         case.compare(kernels)
         for pair in case.function.shares:

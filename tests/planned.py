@@ -4,7 +4,7 @@ import numpy as np
 
 from learncost.interpreter import execute
 from learncost.ir.count import base, shape_of
-from learncost.ir.repeat import Repeat, walk
+from learncost.ir.repeat import Loop, walk
 from learncost.ir.term import Read
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
@@ -55,7 +55,7 @@ def given(table, sizes, seed=0):
             for axis in term.axes:
                 if isinstance(axis, Read):
                     ranges[axis.at.name] = sizes[base(axis.axis)]
-    stacks = {inside: outer for line in table.lines if isinstance(line, Repeat) for inside, outer in line.each}
+    stacks = {inside: outer for line in table.lines if isinstance(line, Loop) for inside, outer in line.each}
     ranges |= {outer: ranges[inside] for inside, outer in stacks.items() if inside in ranges}
     values = {}
     for name in (*table.inputs, *table.weights):

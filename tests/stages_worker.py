@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from learncost.backends import fill, leaves, unfold
 from learncost.engines.in_stages import program_in_stages, step_in_stages
 from learncost.ir.count import base
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.passes.plan import planned
@@ -56,7 +56,7 @@ class Case:
         whole = planned(without_gradients(step(model, "bp", optimizer)), plan)
         whole = self.whole = with_clipping(whole) if clips else whole
         sizes = self.sizes = dividing(whole, pipeline.mesh, pipeline.clauses)
-        counts = [base(line.count).partition("/") for line in model.table.lines if isinstance(line, Repeat)]
+        counts = [base(line.count).partition("/") for line in model.table.lines if isinstance(line, Loop)]
         sizes |= {count: int(parts or 1) for count, _, parts in counts}
         count, _, parts = counts[-1]
         while turns_of(model.table, sizes) < (sum(pipeline.blocks) or self.order.stages) or (

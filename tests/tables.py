@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.stated import size_names
 from learncost.ir.table import Table
 from learncost.models.model import Model
@@ -38,7 +38,7 @@ def _roles(table: Table) -> list[str]:
 def _lines(table: Table, lines: Iterable[Statement], names: dict[str, str]) -> list[str]:
     written = []
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             given = {*table.inputs, *table.weights}
             each = [f"{names.get(a, a)}={b}" for a, b in line.each if a != b]
             keep = [f"{b}={names.get(a, a)}" for a, b in line.keep]

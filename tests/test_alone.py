@@ -4,7 +4,7 @@ import pytest
 
 from learncost.cost_models import executed, price
 from learncost.cost_models.books import book
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.ir.repeat import walk
 from learncost.ir.totals import beginnings
 from learncost.models.configuration import configure
@@ -33,9 +33,9 @@ def test_counts_are_those_of_the_whole_normal_form(model, procedure):
         normal = lower(table)
         begun = {id(line): turns for line, turns in beginnings(normal.lines)}
         for line, turns in walk(normal.lines):
-            times = Count.of(turns)
+            times = Polynomial.of(turns)
             if id(line) in begun:  # what begins a total is added to nothing
-                times = times - Count.of(begun[id(line)])
+                times = times - Polynomial.of(begun[id(line)])
             counted = executed(line)
             maccs.append(counted[0] * times)
             flops.append(counted[1] * times)

@@ -13,7 +13,7 @@ from learncost.bench.sides import PEERS, SIDES
 from learncost.bench.subject import Subject
 from learncost.engines.hugging_face import from_theirs, to_theirs
 from learncost.ir.errors import InputError
-from learncost.timing import MatrixProduct
+from learncost.timing import MatmulShape
 from sampling import sampled
 
 GPT2 = {
@@ -150,23 +150,23 @@ def test_the_products_of_a_step_by_hand() -> None:
     half = Fraction(1, 2)
     expected = {
         # Forward: Q, K, V and the output's; the feed-forward network's two; the head's, its matrix v x d lies turned.
-        MatrixProduct(1, rows, D, D, "NN"): 4 * L,
-        MatrixProduct(1, rows, F, D, "NN"): L,
-        MatrixProduct(1, rows, D, F, "NN"): L,
-        MatrixProduct(1, rows, V, D, "NT"): 1,
+        MatmulShape(1, rows, D, D, "NN"): 4 * L,
+        MatmulShape(1, rows, F, D, "NN"): L,
+        MatmulShape(1, rows, D, F, "NN"): L,
+        MatmulShape(1, rows, V, D, "NT"): 1,
         # Backward to the inputs, by turned weights, and to the weights, by turned inputs.
-        MatrixProduct(1, rows, D, D, "NT"): 4 * L,
-        MatrixProduct(1, rows, D, F, "NT"): L,
-        MatrixProduct(1, rows, F, D, "NT"): L,
-        MatrixProduct(1, rows, D, V, "NN"): 1,
-        MatrixProduct(1, D, D, rows, "TN"): 4 * L,
-        MatrixProduct(1, D, F, rows, "TN"): L,
-        MatrixProduct(1, F, D, rows, "TN"): L,
-        MatrixProduct(1, V, D, rows, "TN"): 1,
+        MatmulShape(1, rows, D, D, "NT"): 4 * L,
+        MatmulShape(1, rows, D, F, "NT"): L,
+        MatmulShape(1, rows, F, D, "NT"): L,
+        MatmulShape(1, rows, D, V, "NN"): 1,
+        MatmulShape(1, D, D, rows, "TN"): 4 * L,
+        MatmulShape(1, D, F, rows, "TN"): L,
+        MatmulShape(1, F, D, rows, "TN"): L,
+        MatmulShape(1, V, D, rows, "TN"): 1,
         # Attention, in half: scores and dP = dA V^T; P V and dQ = dS K; dV = P^T dA and dK = dS^T Q, one of which the
         # table writes as its transpose.
-        MatrixProduct(both, M, M, head, "NT"): 2 * L * half,
-        MatrixProduct(both, M, head, M, "NN"): 2 * L * half,
+        MatmulShape(both, M, M, head, "NT"): 2 * L * half,
+        MatmulShape(both, M, head, M, "NN"): 2 * L * half,
     }
     counted = dict(products(SUBJECTS["gpt2"]))
     rest = {product: times for product, times in counted.items() if product not in expected}

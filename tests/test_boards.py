@@ -10,7 +10,7 @@ import pytest
 
 import learncost as lc
 from learncost.cli.boards import checks, files, inputs_of, on_board, on_host
-from learncost.cli.emit_c99 import Program, Settings, program_of
+from learncost.cli.emit_c99 import FirmwareOptions, FirmwareProgram, program_of
 from learncost.engines.boards import BOARDS, build, run
 from learncost.engines.boards.board import Board
 from learncost.ir.errors import InputError
@@ -90,9 +90,9 @@ def _configured(model: Any) -> Configuration:
     return configure(lc.layer(model), {}) if isinstance(model, str) else configure(*model)
 
 
-def _program(model: Any, procedure: str, optimizer: str, plan: str | None, batch: int = 2) -> Program:
+def _program(model: Any, procedure: str, optimizer: str, plan: str | None, batch: int = 2) -> FirmwareProgram:
     length = 7 if model in (GPT2, LLAMA) else None
-    settings = Settings(entry="step", prefix="net", plan=plan, batch_size=batch, seq_len=length)
+    settings = FirmwareOptions(entry="step", prefix="net", plan=plan, batch_size=batch, seq_len=length)
     learning: dict[str, Any] = {"procedure": procedure, "optimizer": optimizer, "seed": 5}
     if model is MLP and "pepita" in procedure:
         learning["projected"] = ("X",)
@@ -139,7 +139,7 @@ def test_codes_of_any_number_leave_nothing_between_arrays(tmp_path: Path) -> Non
     """Matrices of 35, 21 and 6 bytes among numbers of four."""
     configuration = configure(lc.layer(MLP), {"d": 5, "e": 7, "f": 3, "v": 2})
     learning = {"procedure": "bp", "optimizer": "sgd", "precision": "int8-learned"}
-    program = program_of(configuration, Settings(plan="in-product", batch_size=3), learning)
+    program = program_of(configuration, FirmwareOptions(plan="in-product", batch_size=3), learning)
     built = build(BOARDS["cortex-m4f"], files(program.firmware, inputs_of(program), 1, tmp_path), tmp_path)
     assert built.ram == program.firmware.rooms.ram
     assert "W1_codes[36]; /* W1.codes[d e], 35 of 36 */" in program.firmware.header

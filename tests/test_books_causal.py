@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.layers.layer import shipped_layer
 
 SIZES = {"B": 2, "M": 7, "d": 24, "h": 3, "g": 2, "k": 4, "w": 5}
@@ -116,4 +116,4 @@ def test_halves_are_whole_numbers_or_refused():
     assert str(exact) == "1/2 M^2 + 1/2 M"
     assert [exact.at({"M": M}) for M in (1, 2, 7)] == [1, 3, 28]
     np.testing.assert_array_equal(exact.at({"M": np.array([1.0, 2.0, 7.0])}), [1, 3, 28])
-    assert isinstance(exact, Count)
+    assert isinstance(exact, Polynomial)

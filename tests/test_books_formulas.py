@@ -14,7 +14,7 @@ import learncost as lc
 import test_modern_models
 from learncost.cli.command import main
 from learncost.cost_models.formula import formulas, priced, value
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.layers.active import parameters
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import configure
@@ -181,7 +181,7 @@ def test_palm_as_nanogpt_prints_it():
 def test_palm_utilization():
     """Appendix B: PaLM 540B, 238.3 thousand tokens a second on 6144 chips of 275 teraFLOP/s is 46.2 percent."""
     letters = {"N": 540_350_000_000, "A": 118 * 48 * 256, "T": 2048, "D": 1}
-    counts = {letter: Count.of((), number) for letter, number in letters.items()}
+    counts = {letter: Polynomial.of((), number) for letter, number in letters.items()}
     per_token = 3 * sum(value(row.flops, counts).at({}) for row in formulas()["palm"].rows)
     assert per_token == 6 * letters["N"] + 12 * 118 * 48 * 256 * 2048
     assert round(100 * per_token * 238.3e3 / (6144 * 275e12), 1) == 46.2

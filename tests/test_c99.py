@@ -18,11 +18,11 @@ from kernels_in_c import Case, matched, needs_compiler
 from learncost.autodiff.derive import derive
 from learncost.backends.c.c99 import C99, products
 from learncost.backends.c.printer import number
-from learncost.backends.c.tree import Expression, Name, Operation
+from learncost.backends.c.tree import Expression, NameExpression, OperationExpression
 from learncost.backends.c99.functions import called, functions
 from learncost.backends.c99.program import REAL
 from learncost.engines import compiler
-from learncost.ir.line import Kernel, Line
+from learncost.ir.line import FusedKernel, Line
 from learncost.ir.table import Table
 from learncost.layers.layer import shipped_layer
 from learncost.verification.sample import small_sizes
@@ -52,7 +52,7 @@ def _step(layer: str) -> Table:
     return replace(step, lines=tuple(line for line in step.lines if isinstance(line, Line)))
 
 
-def _case(layer: str, lines: Sequence[Line], tag: Kernel, dtype: str) -> Case:
+def _case(layer: str, lines: Sequence[Line], tag: FusedKernel, dtype: str) -> Case:
     step = _step(layer)
     others = {name for line in step.lines if line not in lines for name in line.reads} | {*step.outputs}
     outputs = {name for line in lines for name in line.makes} & others
@@ -87,12 +87,12 @@ def _kernels(cases: list[Case], folder: Path) -> dict[str, Any]:
 def test_lines_of_layers_in_c99_give_what_the_interpreter_gives(dtype: str, tmp_path: Path) -> None:
     """Each line alone; all lines between the products of attention in blocks."""
     cases = [
-        _case(layer, [line], Kernel(f"{layer}_{number}", ()), dtype)
+        _case(layer, [line], FusedKernel(f"{layer}_{number}", ()), dtype)
         for layer in LAYERS
         for number, line in enumerate(_step(layer).lines)
     ]
     lines = [line for line in _step("attention").lines if line.name in ATTENTION]
-    cases.append(_case("attention", lines, Kernel("in_blocks", ("B", "h"), ("M", 2)), dtype))
+    cases.append(_case("attention", lines, FusedKernel("in_blocks", ("B", "h"), ("M", 2)), dtype))
     kernels = _kernels(cases, tmp_path)
     for case in cases:
         case.compare(kernels)
@@ -106,12 +106,21 @@ def test_brackets_stand_where_they_are_needed() -> None:
     def tree(depth: int) -> tuple[Expression, int]:
         if depth == 0 or random.random() < 0.2:
             value = random.randrange(1, 9)
-            return Name(str(value)), value
+            return NameExpression(str(value)), value
         sign = random.choice("+-*")
         parts = [tree(depth - 1) for _ in range(random.randrange(2, 4))]
-        return Operation(sign, tuple(part for part, _ in parts)), reduce(SIGNS[sign], (value for _, value in parts))
+        return OperationExpression(sign, tuple(part for part, _ in parts)), reduce(
+            SIGNS[sign], (value for _, value in parts)
+        )
 
     for _ in range(300):
         expression, value = tree(4)
         assert eval(number(expression)) == value
-    assert number(Operation("*", (Operation("+", (Name("i"), Name("j"))), Name("k")))) == "(i + j) * k"
+    assert (
+        number(
+            OperationExpression(
+                "*", (OperationExpression("+", (NameExpression("i"), NameExpression("j"))), NameExpression("k"))
+            )
+        )
+        == "(i + j) * k"
+    )

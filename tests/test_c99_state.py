@@ -13,7 +13,7 @@ import pytest
 import learncost as lc
 from kernels_in_c import needs_compiler
 from learncost.cli.command import main
-from learncost.cli.emit_c99 import Settings, Source, program_of
+from learncost.cli.emit_c99 import FirmwareOptions, FirmwareSource, program_of
 from learncost.cli.verified_c99 import NEAR, parity
 from learncost.engines import alone
 from learncost.engines.state import to_state
@@ -54,7 +54,7 @@ def trained(module: Any, batches: list[dict[str, Any]]) -> list[float]:
     return losses
 
 
-def ran(source: Source, batches: list[dict[str, Any]]) -> alone.Ran:
+def ran(source: FirmwareSource, batches: list[dict[str, Any]]) -> alone.FirmwareRun:
     """The compiled program from the values that stand in it."""
     program = source.program.firmware
     initial = source.program.content.values
@@ -110,7 +110,7 @@ def test_a_state_dict_goes_in_learns_as_in_pytorch_and_comes_out(name: str, tmp_
 def test_verify_holds_a_module_with_running_statistics_to_numpy(optimizer: str) -> None:
     """Under AdamW a bias before a norm over the batch moves by rounding alone, and its running mean with it."""
     read = lc.from_module(built("twice", 2), modules.CASES["twice"].inputs)
-    settings = Settings(plan="", batch_size=4, dtype="fp64")
+    settings = FirmwareOptions(plan="", batch_size=4, dtype="fp64")
     found = parity(program_of(configure(read, {}), settings, {"optimizer": optimizer}), 3, ("-O0",))
     assert max(found.losses, found.weights, found.scores) <= NEAR, found
 

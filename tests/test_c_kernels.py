@@ -15,9 +15,9 @@ from kernels_in_c import Case, check, needs_compiler
 from learncost.backends.c import kernel, source, writable
 from learncost.engines import compiler
 from learncost.ir.errors import InputError
-from learncost.ir.line import Kernel, Line
+from learncost.ir.line import FusedKernel, Line
 from learncost.ir.parse import parse_line
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.step import step
@@ -36,7 +36,7 @@ def lines(model, optimizer="sgd"):
     """The step of a model: every line outside of repeats, the repeats forward and backward, and the table."""
     configuration = {"llama": LLAMA, "mistral": MISTRAL}.get(model)
     table = step(build(configure(configuration or model, {} if configuration else TINY)), "bp", optimizer)
-    forward, backward = (line for line in table.lines if isinstance(line, Repeat))
+    forward, backward = (line for line in table.lines if isinstance(line, Loop))
     outside = [line for line in table.lines if isinstance(line, Line)]
     return outside, forward, backward, table
 
@@ -54,7 +54,13 @@ def case(model, where, names, outputs, tag, dtype, blocks=None, rows=("B", "M"),
     found = group(scopes[where], names)
     assert len(found) == len(names.split())
     return Case(
-        found, {**table.axes, **inner.get(where, {})}, outputs.split(), sizes, Kernel(tag, rows, blocks), dtype, **more
+        found,
+        {**table.axes, **inner.get(where, {})},
+        outputs.split(),
+        sizes,
+        FusedKernel(tag, rows, blocks),
+        dtype,
+        **more,
     )
 
 
@@ -90,7 +96,7 @@ def test_what_is_equal_by_algebra_is_computed_once(dtype):
         """
     table = lc.layer(twins).table
     outputs = {"V", "W", "Z", "F", "G"}
-    again = Case(table.lines, table.axes, outputs, SIZES, Kernel("twins", ("B",)), dtype, {"flip": SIZES["d"]})
+    again = Case(table.lines, table.axes, outputs, SIZES, FusedKernel("twins", ("B",)), dtype, {"flip": SIZES["d"]})
     assert set(again.function.writes) == outputs
     check([kernel_case, again, means_over_turns(dtype)])
 
@@ -106,7 +112,7 @@ def means_over_turns(dtype):
           c[] = mean[B M f](R[B M f])
         """
     table = lc.layer(means).table
-    tag = Kernel("means", ("B", "M"))
+    tag = FusedKernel("means", ("B", "M"))
     made = Case(table.lines, table.axes, {"a", "b", "c"}, SIZES, tag, dtype, constants=("f",))
     text = made.function.text
     turns = text[text.index("#pragma omp for") : text.index("for (int one")]
@@ -209,7 +215,7 @@ def test_attention_in_tiles(dtype, flags, monkeypatch):
         outputs = "dattn.Q dattn.K dattn.V"
         cases.append(case(model, "both", f"{SCORES} {BACK}", outputs, f"back_{len(cases)}", **more))
         cases.append(case(model, "forward", f"{SCORES} attn.A", "attn.A", f"forward_{len(cases)}", **more))
-    kernels = compiler.Kernels([case.function for case in cases])
+    kernels = compiler.CompiledKernels([case.function for case in cases])
     for kernel_case in cases:
         kernel_case.compare(kernels)
 
@@ -220,7 +226,7 @@ def test_attention_by_the_library():
     outputs = "dattn.Q dattn.K dattn.V"
     attention_case = case("llama", "both", f"{SCORES} {BACK}", outputs, "by_library", "fp64", ("M", 4), ("B", "h"))
     library = compiler.compiled(source([attention_case.function]))
-    kernels = compiler.Kernels([attention_case.function])
+    kernels = compiler.CompiledKernels([attention_case.function])
     calls = []
     gemm = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)(lambda *_: calls.append(1))
     library.bind.argtypes = [ctypes.c_void_p] * 2
@@ -234,7 +240,7 @@ def test_only_keys_inside_are_touched():
     """Keys outside of every block's bounds may hold anything, also what is no number: they are not read."""
     bounded_case = case("gpt2", "forward", f"{SCORES} attn.A", "attn.A", "bounded", "fp64", ("M", 3), ("B", "h"))
     bounded_case.arrays["attn.V"][:, 6:] = np.nan
-    values = bounded_case.run(compiler.Kernels([bounded_case.function]))["attn.A"]
+    values = bounded_case.run(compiler.CompiledKernels([bounded_case.function]))["attn.A"]
     assert np.isfinite(values[:, :6]).all()
     assert np.isnan(values[:, 6:]).all()
 
@@ -245,9 +251,9 @@ def test_sums_are_the_same_in_every_run():
     found = group(backward.lines, "dmlp.U dmlp.H dmlp.b1")
     sizes = {**SIZES, "M": 200, "f": 300}
     sums_case = Case(
-        found, {**table.axes, **backward.axes}, {"dmlp.H", "dmlp.b1"}, sizes, Kernel("sums", ("B", "M")), "fp32"
+        found, {**table.axes, **backward.axes}, {"dmlp.H", "dmlp.b1"}, sizes, FusedKernel("sums", ("B", "M")), "fp32"
     )
-    kernels = compiler.Kernels([sums_case.function])
+    kernels = compiler.CompiledKernels([sums_case.function])
     if Path("/proc/self/maps").exists() and "libgomp" in Path("/proc/self/maps").read_text():
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(2)
     first = sums_case.run(kernels)["dmlp.b1"].copy()
@@ -273,7 +279,7 @@ def test_a_condition_on_keys_and_a_bias():
     table = layer.table
     sizes = {**SIZES, "p": 6, "N": 23}
     more = {"integers": {"at": 6}, "masks": ("keep",)}
-    tag = Kernel("masked", ("B", "h"), ("M", 4))
+    tag = FusedKernel("masked", ("B", "h"), ("M", 4))
     check([Case(table.lines, table.axes, {"A"}, sizes, tag, dtype, **more) for dtype in ("fp64",)])
 
 
@@ -283,7 +289,7 @@ def test_a_sum_lies_where_its_row_was_read():
     first = [parse_line("E[B t d] = G[B d'] W[t d' d]"), parse_line("F[B d] = T[B t] E[B t d]")]
     again = [*first, parse_line("H[B d] = F[B d] G[B d]")]
     sizes = {**SIZES, "t": 3}
-    rows = Kernel("mixed", ("B",))
+    rows = FusedKernel("mixed", ("B",))
     mixed = Case(first, axes, {"F"}, sizes, rows)
     keeping_case = Case(again, axes, {"F", "H"}, sizes, replace(rows, name="kept"))
     assert ("G", "F") in mixed.function.shares
@@ -294,7 +300,7 @@ def test_a_sum_lies_where_its_row_was_read():
 def test_refusals():
     """Lines that cannot be one function are refused, with the line."""
     axes = {"X": ("B", "d"), "s": (), "Y": ("B", "d"), "Z": ("B", "B")}
-    tag = Kernel("total", ("B",))
+    tag = FusedKernel("total", ("B",))
     lines = [parse_line("s[] = X[B d]"), parse_line("Y[B d] = X[B d] s[]")]
     lines = [replace(line, tag=replace(line.tag, kernel=tag)) for line in lines]
     dtypes = dict.fromkeys(axes, "fp32")

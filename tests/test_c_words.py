@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kernels_in_c import Case, check, needs_compiler
-from learncost.ir.line import Kernel, Word
+from learncost.ir.line import FusedKernel, Op
 from learncost.ir.term import Literal, Term
 from learncost.ops import entries, entry
 
@@ -34,7 +34,7 @@ def word(found, part):
 
     left = tuple(operand(name) for name in gives)
     right = tuple(operand(name) for name in operands)
-    return Word(left, right, word=found.name, axes=acts, part=part, given=operands, gives=gives)
+    return Op(left, right, word=found.name, axes=acts, part=part, given=operands, gives=gives)
 
 
 def known():
@@ -51,7 +51,7 @@ def case(name, part, dtype, number):
     line = word(entry(name), part)
     axes = {term.name: term.declared for term in (*line.left, *line.right) if isinstance(term, Term)}
     outputs = {term.name for term in line.left}
-    made_case = Case([line], axes, outputs, SIZES, Kernel(f"word_{number}", ROWS), dtype)
+    made_case = Case([line], axes, outputs, SIZES, FusedKernel(f"word_{number}", ROWS), dtype)
     for array in made_case.arrays:
         with np.errstate(all="ignore"):
             real = all(np.isfinite(value).all() for value in made_case.defined().values())
@@ -71,12 +71,12 @@ def test_what_is_chosen():
     c, e, y, u = (Term(name, x.axes) for name in "CEYU")
     m, n = (Term(name, ROWS) for name in "mn")
     lines = [
-        Word((c,), (x, z), word="less", given=("X", "Z"), gives=("Y",)),
-        Word((m,), (x,), word="max", axes=("d",), given=("X",), gives=("Y",)),
-        Word((n,), (x,), word="min", axes=("d",), given=("X",), gives=("Y",)),
-        Word((e,), (x, m), word="equal", given=("X", "Z"), gives=("Y",)),
-        Word((y,), (c, x, z), word="select", given=("C", "X", "Z"), gives=("Y",)),
-        Word((u,), (e, y, Literal(0.5)), word="select", given=("C", "X", "Z"), gives=("Y",)),
+        Op((c,), (x, z), word="less", given=("X", "Z"), gives=("Y",)),
+        Op((m,), (x,), word="max", axes=("d",), given=("X",), gives=("Y",)),
+        Op((n,), (x,), word="min", axes=("d",), given=("X",), gives=("Y",)),
+        Op((e,), (x, m), word="equal", given=("X", "Z"), gives=("Y",)),
+        Op((y,), (c, x, z), word="select", given=("C", "X", "Z"), gives=("Y",)),
+        Op((u,), (e, y, Literal(0.5)), word="select", given=("C", "X", "Z"), gives=("Y",)),
     ]
     axes = {term.name: term.declared for term in (x, z)}
-    check([Case(lines, axes, {"Y", "U", "m", "n"}, SIZES, Kernel("chosen", ROWS), dtype) for dtype in ("fp64",)])
+    check([Case(lines, axes, {"Y", "U", "m", "n"}, SIZES, FusedKernel("chosen", ROWS), dtype) for dtype in ("fp64",)])

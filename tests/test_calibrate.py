@@ -14,7 +14,7 @@ from learncost.cli.command import main
 from learncost.devices.calibration import Calibration, calibration, load, own_file, save
 from learncost.devices.rates import rates
 from learncost.ops import canonical, entry
-from learncost.timing import Curve, Grid
+from learncost.timing import MatmulGrid, RateCurve
 from timings import flat
 
 LAUNCH, FLOPS, BANDWIDTH, POINT = 2.0**-20, 2.0**30, 2.0**33, 2.0**-30
@@ -112,8 +112,8 @@ def test_a_file_reads_as_it_was_written(tmp_path):
     loaded = load(path)
     own = loaded.rates["operators"]["fp32"]
     assert (loaded.name, loaded.measured, loaded.library, loaded.threads) == ("A machine", "2026-11-20", "PyTorch 9", 2)
-    assert own.products["NN"] == Grid((1, 10**6), (1e9,) * 8)
-    assert own.bandwidth == Curve((1.0,), (1e9,))
+    assert own.products["NN"] == MatmulGrid((1, 10**6), (1e9,) * 8)
+    assert own.bandwidth == RateCurve((1.0,), (1e9,))
     assert (own.words, own.launch, own.low, own.high) == ({"gelu": 1e-9}, 1e-6, 0.5, 2.0)
     assert own.name == "A machine"
     assert own.source == "measured on 2026-11-20 with PyTorch 9, 2 threads"

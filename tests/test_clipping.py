@@ -6,7 +6,7 @@ import torch
 
 import learncost as lc
 from learncost.interpreter import execute
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
 from learncost.layers.active import parameters
 from learncost.passes.lower import lower
@@ -54,7 +54,7 @@ def test_clipping_costs_a_macc_and_a_flop_a_parameter_and_a_few_numbers():
     maccs, flops = (getattr(prices[1], name) + getattr(prices[0], name) * -1 for name in ("maccs", "flops"))
     assert maccs == weights
     # Besides: the sum of the squares of 16 stacks and 4 other weights, a root, two quotients, the largest and 1e-6.
-    assert flops == weights * 3 + Count.of((), 19 + 5)
+    assert flops == weights * 3 + Polynomial.of((), 19 + 5)
 
 
 def test_clipping_and_updates_at_once_exclude_each_other():

@@ -8,11 +8,11 @@ from fractions import Fraction
 import pytest
 
 import learncost as lc
-from learncost.autoshard.step import Spent
+from learncost.autoshard.step import PassTime
 from learncost.calibration.links import Timed, fitted
 from learncost.cli.command import main
 from learncost.devices.cluster import clusters, links
-from learncost.devices.collective import KINDS, WORDS, Group, algorithms, groups, transfer
+from learncost.devices.collective import KINDS, WORDS, MeshGroup, algorithms, groups, transfer
 
 
 def test_every_number_of_a_link_says_who_says_so():
@@ -108,12 +108,12 @@ def test_gloo_moves_a_reduce_scatter_as_an_all_reduce():
 
 def test_the_last_axis_of_a_mesh_lies_in_the_node():
     found = groups({"pp": 2, "dp": 8, "tp": 4}, 8)
-    assert found == {"pp": Group(2, 1), "dp": Group(8, 2), "tp": Group(4, 4)}
+    assert found == {"pp": MeshGroup(2, 1), "dp": MeshGroup(8, 2), "tp": MeshGroup(4, 4)}
     assert found["dp"].nodes == 4
 
 
 def test_latency_is_what_small_payloads_take():
-    cluster, group = lc.cluster("DGX H100"), Group(4, 4)
+    cluster, group = lc.cluster("DGX H100"), MeshGroup(4, 4)
     small, large = (transfer("all_reduce", size, group, cluster) for size in (8, 2**30))
     assert small.latency == large.latency == pytest.approx(5e-6 + 6 * 1.9e-6)
     assert small.moving < 1e-9 < 1e-3 < large.moving
@@ -121,7 +121,7 @@ def test_latency_is_what_small_payloads_take():
 
 def test_a_row_of_several_experts_goes_to_a_node_once():
     """DeepSeek-V3, section 3.2.2: over 8 nodes a row of 8 experts drawn evenly leaves for 4.6 others, not for 7."""
-    cluster, group = lc.cluster("DGX H100"), Group(64, 8)
+    cluster, group = lc.cluster("DGX H100"), MeshGroup(64, 8)
     each = transfer("dispatch", 1e9, group, cluster)
     once = transfer("dispatch", 1e9, group, cluster, copies=8)
     four = sum(len({*draw} - {0}) for draw in itertools.product(range(8), repeat=4)) / 8**4
@@ -132,15 +132,15 @@ def test_a_row_of_several_experts_goes_to_a_node_once():
 @pytest.mark.parametrize(("beside", "waits"), [(4.0, 1.0), (12.0, 3.0), (16.0, 7.0), (0.0, 0.0)])
 def test_collectives_slow_down_what_is_computed_beside_them(beside, waits):
     """With a quarter of the device they leave 9 s of computing at 3/4 for as long as they go on."""
-    assert Spent(compute=9.0, beside=beside, shared=0.25).waiting == pytest.approx(waits)
+    assert PassTime(compute=9.0, beside=beside, shared=0.25).waiting == pytest.approx(waits)
     assert lc.cluster("TPU v5p pod").shared == 0
 
 
 def test_words_of_placed_tables_have_a_kind():
     for word in KINDS:
-        assert transfer(word, 1e9, Group(4, 4), lc.cluster("DGX H100")).seconds > 0 or word == "shard"
+        assert transfer(word, 1e9, MeshGroup(4, 4), lc.cluster("DGX H100")).seconds > 0 or word == "shard"
     with pytest.raises(lc.InputError, match="no word of communication is called 'softmax'"):
-        transfer("softmax", 1, Group(4, 4), lc.cluster("DGX H100"))
+        transfer("softmax", 1, MeshGroup(4, 4), lc.cluster("DGX H100"))
 
 
 def test_an_axis_that_leaves_the_only_node_is_refused(tmp_path):
@@ -149,7 +149,7 @@ def test_an_axis_that_leaves_the_only_node_is_refused(tmp_path):
     mine = lc.cluster(str(path))
     assert (mine.name, mine.between) == ("mine", None)
     with pytest.raises(lc.InputError, match="no network between nodes, so a mesh axis of 4 devices does not fit"):
-        transfer("all_reduce", 8, Group(4, 2), mine)
+        transfer("all_reduce", 8, MeshGroup(4, 2), mine)
 
 
 @pytest.mark.parametrize(

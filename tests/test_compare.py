@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.models.small import contents
 from learncost.procedures.procedure import PROCEDURES
 from learncost.reports.crossing import coefficients, stretches
@@ -51,8 +51,8 @@ def test_every_root_however_close_or_far(roots, factor):
 
 
 def test_coefficients():
-    assert coefficients(Count({("L", "L"): 3, (): -2}), "L") == (-2, 0, 3)
-    assert coefficients(Count(), "L") == (0,)
+    assert coefficients(Polynomial({("L", "L"): 3, (): -2}), "L") == (-2, 0, 3)
+    assert coefficients(Polynomial(), "L") == (0,)
 
 
 @pytest.mark.parametrize(("model", "sizes"), [("encoder", ENCODER), ("encoder-decoder", TWO_SIDED), ("gpt2", {})])

@@ -11,9 +11,9 @@ from contests import ALL, held, problem, rows, setting
 from learncost.engines.core import Prepared
 from learncost.training.contest.budget import Budget
 from learncost.training.contest.contest import contest
-from learncost.training.contest.entrant import Setting, Training, costs, entrants
+from learncost.training.contest.entrant import EntrantTraining, Setting, costs, entrants
 from learncost.training.contest.images import mlp, vit
-from learncost.training.contest.trial import Outcome, search
+from learncost.training.contest.trial import TrialOutcome, search
 from learncost.training.data.examples import Examples
 from sampling import sampled
 
@@ -47,7 +47,9 @@ def test_all_begin_alike_and_twins_stay_alike(kind):
 )
 def test_the_head_alone_learns(kind, head, optimizer):
     """All else stays bit for bit; the head does what it does under backpropagation in the first step."""
-    (alone, full) = (Training(setting(kind, optimizer), entrant, 0.1) for entrant in entrants("head-only,bp", "stable"))
+    (alone, full) = (
+        EntrantTraining(setting(kind, optimizer), entrant, 0.1) for entrant in entrants("head-only,bp", "stable")
+    )
     before = dict(alone.weights)
     for training in (alone, full):
         training.learn(problem(kind).training, rows(4))
@@ -117,7 +119,7 @@ def test_chance_is_a_guess_by_frequency():
 
 def test_looking_is_the_mean_over_all_examples():
     """In one pass or in several, and by hand."""
-    training = Training(setting("mlp", dtype="fp64"), ALL[0])
+    training = EntrantTraining(setting("mlp", dtype="fp64"), ALL[0])
     examples = problem("mlp").validation
     w1, w2, w3 = (training.weights[name] for name in ("W1", "W2", "W3"))
     scores = np.maximum(np.maximum(examples.arrays["X"] @ w1, 0) @ w2, 0) @ w3
@@ -131,7 +133,7 @@ def test_looking_is_the_mean_over_all_examples():
 
 
 def outcome(rate, loss, diverged=None):
-    return Outcome(0, rate, (1.0,), 0.0, (1.0, 0.0), None if diverged is not None else (loss, 0.5), diverged)
+    return TrialOutcome(0, rate, (1.0,), 0.0, (1.0, 0.0), None if diverged is not None else (loss, 0.5), diverged)
 
 
 def test_the_rate_of_the_lowest_loss_is_found():
@@ -226,7 +228,7 @@ def test_entrants_by_name():
 
 
 def test_prepared_tables_are_the_ones_that_are_priced():
-    training = Training(setting("vit"), ALL[2])
+    training = EntrantTraining(setting("vit"), ALL[2])
     prepared = training.prepare(**problem("vit").training.rows(rows(3)), **problem("vit").fixed)
     assert isinstance(prepared, Prepared)
     assert prepared.table is training.table()

@@ -13,7 +13,7 @@ from learncost.interpreter import execute
 from learncost.models.small import contents
 from learncost.reports.sheet import size_of
 from learncost.training.contest.budget import Budget, budget, share
-from learncost.training.contest.entrant import Cost, Setting, Training, costs, entrants
+from learncost.training.contest.entrant import EntrantTraining, Setting, StepCost, costs, entrants
 from learncost.training.contest.images import CLASSES, VIT, mlp, vit
 from learncost.training.contest.text import DECODER, text
 from sampling import sampled
@@ -58,7 +58,7 @@ def test_equal_flops_are_equal(kind):
 
 
 def test_equal_seconds_are_as_many_steps_as_fit():
-    free = Cost(1, 1, 1)
+    free = StepCost(1, 1, 1)
     assert [share(Budget("seconds", 3), "bp", lambda size: free, timed, size, 1, 9).steps for size in (1, 3, 4)] == [
         12,
         4,
@@ -103,13 +103,13 @@ def test_budgets_that_are_none(said):
 
 def test_budgets_that_are_not_enough_or_too_much():
     with pytest.raises(lc.InputError, match="one step of bp takes 4,000 FLOPs, more than 3,999"):
-        share(Budget("flops", 3999), "bp", lambda size: Cost(1, 1000 * size, 1), timed, 4, 1, 9)
+        share(Budget("flops", 3999), "bp", lambda size: StepCost(1, 1000 * size, 1), timed, 4, 1, 9)
     with pytest.raises(lc.InputError, match="bp on one example needs 50 bytes, over 49"):
-        share(Budget("memory", 49), "bp", lambda size: Cost(1, 1, 50 * size), timed, 4, 1, 9)
+        share(Budget("memory", 49), "bp", lambda size: StepCost(1, 1, 50 * size), timed, 4, 1, 9)
     with pytest.raises(lc.InputError, match=r"one step of bp takes 2\.25 seconds, more than 2"):
-        share(Budget("seconds", 2), "bp", lambda size: Cost(1, 1, 1), timed, 9, 1, 9)
+        share(Budget("seconds", 2), "bp", lambda size: StepCost(1, 1, 1), timed, 9, 1, 9)
     with pytest.raises(lc.InputError, match="too many"):
-        share(Budget("steps", 10**9), "bp", lambda size: Cost(1, 1, 1), timed, 4, 1, 9)
+        share(Budget("steps", 10**9), "bp", lambda size: StepCost(1, 1, 1), timed, 4, 1, 9)
 
 
 # What a step executes.
@@ -147,7 +147,7 @@ def test_a_step_costs_what_the_command_cost_says(name):
 @pytest.mark.parametrize("entrant", ALL, ids=lambda entrant: entrant.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_flops_are_those_that_a_counting_array_sees(kind, entrant):
-    training = Training(setting(kind), entrant, 0.1)
+    training = EntrantTraining(setting(kind), entrant, 0.1)
     prepared = training.prepare(**problem(kind).training.rows(rows(4)), **problem(kind).fixed)
     values = {name: counting(array) for name, array in prepared.values.items()}
     _, executed = tally_of(execute, lc.lower(prepared.table), values, prepared.sizes)
@@ -160,14 +160,14 @@ def test_flops_are_those_that_a_counting_array_sees(kind, entrant):
 def test_the_predicted_peak_is_the_measured_one(kind, entrant):
     """tracemalloc knows nothing of tables: what it sees more are Python's own objects."""
     contest_setting = setting(kind)
-    measured = Training(contest_setting, entrant).peak(problem(kind).training, rows(64))
+    measured = EntrantTraining(contest_setting, entrant).peak(problem(kind).training, rows(64))
     assert 0 <= measured - costs(contest_setting, entrant)(64).peak < 16 * 2**10
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_program_gives_what_the_interpreter_gives(kind):
     for entrant in ALL:
-        training = Training(setting(kind, dtype="fp64"), entrant, 0.1)
+        training = EntrantTraining(setting(kind, dtype="fp64"), entrant, 0.1)
         prepared = training.prepare(**problem(kind).training.rows(rows(4)), **problem(kind).fixed)
         values = dict(prepared.values)
         execute(lc.lower(prepared.table), values, prepared.sizes)

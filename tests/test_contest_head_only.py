@@ -10,7 +10,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.procedure import LEARNING, PROCEDURES
 from learncost.procedures.step import step
-from learncost.training.contest.entrant import Entrant, Training
+from learncost.training.contest.entrant import Entrant, EntrantTraining
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 50}
 LLAMA = {"model_type": "llama", "intermediate_size": 24, "max_position_embeddings": 32, **SIZES}
@@ -98,7 +98,7 @@ constants: share""")
 
 def modulated(mode, scale=None):
     """A training of PEPITA on a few digits, and everything that its first step reads and makes."""
-    training = Training(setting("vit", "sgd", dtype="fp64"), Entrant("pepita", mode))
+    training = EntrantTraining(setting("vit", "sgd", dtype="fp64"), Entrant("pepita", mode))
     inputs = {**problem("vit").training.rows(rows(3)), **problem("vit").fixed}
     values = dict(training.prepare(**inputs).values)
     from learncost.interpreter import execute

@@ -10,7 +10,7 @@ from learncost.engines.inputs import random_data
 from learncost.engines.options import Options
 from learncost.models.small import small
 from learncost.training.engines import engine
-from learncost.training.torch_engine import Emitted
+from learncost.training.torch_engine import TorchProgram
 
 WAYS = [
     {"optimizer": "adamw", "dtype": "fp64"},
@@ -42,10 +42,10 @@ def test_the_program_that_is_compiled_is_of_no_module(monkeypatch):
     """torch.compile before 2.13 imports the module that a function's globals name."""
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
-    monkeypatch.setattr(Emitted, "__call__", lambda *_: pytest.fail("there is no GPU to run it on"))
+    monkeypatch.setattr(TorchProgram, "__call__", lambda *_: pytest.fail("there is no GPU to run it on"))
     training = engine(small("gpt2"), Options(engine="torch"))._training
     prepared = training.prepare(**random_data(training.model, 2, 6, 5))
-    Emitted(prepared.table, prepared.sizes, "fp32", "cuda")
+    TorchProgram(prepared.table, prepared.sizes, "fp32", "cuda")
     (function,) = compiled
     assert "__name__" not in function.__globals__
 

@@ -87,12 +87,12 @@ def test_every_product_is_in_bf16() -> None:
 @pytest.mark.parametrize("model", ["gpt2", "bert-base-uncased", "encoder-decoder"])
 @pytest.mark.parametrize("procedure", ["recompute", "pepita", "mempepita"])
 def test_every_procedure(model: str, procedure: str) -> None:
-    from learncost.training.torch_engine import Emitted
+    from learncost.training.torch_engine import TorchProgram
 
     training = trainings.training(model, procedure, dtype=np.float32)
     tokens, extra = trainings.batch(model)
     prepared = training.prepare(tokens, **extra)
-    emitted = [Emitted(prepared.table, prepared.sizes, precision, "cpu") for precision in ("fp32", "bf16")]
+    emitted = [TorchProgram(prepared.table, prepared.sizes, precision, "cpu") for precision in ("fp32", "bf16")]
     tensors = {name: torch.from_numpy(prepared.values[name]) for name in prepared.table.weights}
     exact, rounded = (runner(tensors, prepared.values) for runner in emitted)
     for name, array in exact.items():

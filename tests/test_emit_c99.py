@@ -16,14 +16,14 @@ from kernels_in_c import needs_compiler
 from learncost.backends.c.c99 import C99
 from learncost.backends.c.numbers import primitive
 from learncost.backends.c.printer import number
-from learncost.backends.c.tree import Name
+from learncost.backends.c.tree import NameExpression
 from learncost.backends.c99 import rooms
 from learncost.backends.c99.functions import functions
 from learncost.backends.c99.values import initializer
-from learncost.backends.placed.kernels import Kernels
+from learncost.backends.placed.kernels import KernelTable
 from learncost.cli import boards
 from learncost.cli.command import main
-from learncost.cli.emit_c99 import Program, Settings, program_of
+from learncost.cli.emit_c99 import FirmwareOptions, FirmwareProgram, program_of
 from learncost.cli.verified_c99 import ALLOWED, NEAR, checks, mask, parity
 from learncost.engines import alone
 from learncost.engines.boards import BOARDS
@@ -105,8 +105,8 @@ LENGTHS = {"gpt2": 6, "llama": 6}
 PLANS = {"sgd": "at-once,fused", "momentum": "", "adamw": "flash,at-once,fused"}
 
 
-def made(name: str, dtype: str = "fp64", plan: str | None = "at-once,fused", **learning: Any) -> Program:
-    settings = Settings(plan=plan, batch_size=4, seq_len=LENGTHS.get(name), dtype=dtype)
+def made(name: str, dtype: str = "fp64", plan: str | None = "at-once,fused", **learning: Any) -> FirmwareProgram:
+    settings = FirmwareOptions(plan=plan, batch_size=4, seq_len=LENGTHS.get(name), dtype=dtype)
     return program_of(CONFIGURATIONS[name](), settings, {"learning_rate": 0.01, **learning})
 
 
@@ -221,7 +221,7 @@ def test_products_are_of_whole_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2", marks=pytest.mark.slow), "convolution"])
 def test_every_comparison_of_verify_passes(name: str) -> None:
-    settings = Settings(batch_size=3, seq_len=LENGTHS.get(name), plan="at-once,fused")
+    settings = FirmwareOptions(batch_size=3, seq_len=LENGTHS.get(name), plan="at-once,fused")
     report = [*checks(CONFIGURATIONS[name](), settings, {"procedure": "bp", "optimizer": "sgd"}, 2)]
     on_boards = [check for check in report if "on an emulated" in check.compared]
     assert len(on_boards) == len(BOARDS)
@@ -259,7 +259,7 @@ mixed(X targets share; G W g E V) -> loss
 
 
 def test_means_over_turns_and_sums_at_indices_take_what_they_are_priced() -> None:
-    settings = Settings(batch_size=3, seq_len=4, plan="fused", dtype="fp64")
+    settings = FirmwareOptions(batch_size=3, seq_len=4, plan="fused", dtype="fp64")
     program = program_of(configure(lc.layer(MIXED), {}), settings, {"optimizer": "sgd"})
     maccs, _ = _of(program, "_prices")
     assert maccs.passed, maccs
@@ -267,7 +267,7 @@ def test_means_over_turns_and_sums_at_indices_take_what_they_are_priced() -> Non
 
 def test_a_kernel_is_of_the_sizes_that_are_constants_in_it() -> None:
     """Also where a later entry of the same file has other sizes than were known when it was written."""
-    kernels = Kernels({"a": 3, "b": 5}, C99)
+    kernels = KernelTable({"a": 3, "b": 5}, C99)
     names = []
     for axis in ("a", "b"):
         line = parse_line(f"Z[{axis}] = X[{axis}] + Y[{axis}]")
@@ -282,7 +282,7 @@ def test_truths_in_the_arena_fill_whole_words() -> None:
     table = MLP.replace("relu(U[B f])", "tanh(C[B f])").replace(
         "  G[B f] =", "  S[B f] = less(U[B f], 0.3[])\n  C[B f] = select(S[B f], U[B f], H[B f])\n  G[B f] ="
     )
-    settings = Settings(batch_size=3, plan="", dtype="fp32")
+    settings = FirmwareOptions(batch_size=3, plan="", dtype="fp32")
     program = program_of(configure(lc.layer(table), {}), settings, {"optimizer": "sgd"})
     assert program.firmware.layouts["step"].arenas["flags"] == 27
     assert [check.passed for check in _of(program, "_memory")] == [True, True, True]
@@ -304,7 +304,7 @@ def test_a_weight_without_axes_is_an_array_of_one() -> None:
       D[B] = S[B] - y[B]
       Q[B] = D[B] D[B]
       loss[] = #B^-1[] Q[B]"""
-    program = program_of(configure(lc.layer(table), {}), Settings(batch_size=3, plan="", dtype="fp32"), {})
+    program = program_of(configure(lc.layer(table), {}), FirmwareOptions(batch_size=3, plan="", dtype="fp32"), {})
     assert "model_g[1]" in program.firmware.source
     assert [check.passed for check in _of(program, "_memory")] == [True, True, True]
 
@@ -323,7 +323,7 @@ def test_what_moves_numbers_under_a_condition_on_places_goes_by_twos() -> None:
 
 def test_signs_are_numbers_in_c() -> None:
     """Of what is equal, a whole number would be converted, of which strict compilers warn."""
-    text = number(primitive(entry("sign"), [Name("x")], "real"))
+    text = number(primitive(entry("sign"), [NameExpression("x")], "real"))
     assert text == "x > 0 ? 1 : (x < 0 ? -1 : 0)"
 
 
@@ -342,7 +342,7 @@ def test_a_wrong_byte_or_operation_is_found() -> None:
     assert parity(replace(program, firmware=scaled), 2, ("-O0",)).losses > NEAR
 
 
-def _of(program: Program, name: str) -> Any:
+def _of(program: FirmwareProgram, name: str) -> Any:
     from learncost.cli import verified_c99
 
     return getattr(verified_c99, name)(program, "mlp")
@@ -378,7 +378,7 @@ def test_masks_are_drawn_anew_and_counted() -> None:
 
 def test_two_programs_link_into_one(tmp_path: Any) -> None:
     for prefix, dtype in (("one", "fp32"), ("two", "fp64")):
-        settings = Settings(plan="at-once,fused", batch_size=2, prefix=prefix, dtype=dtype)
+        settings = FirmwareOptions(plan="at-once,fused", batch_size=2, prefix=prefix, dtype=dtype)
         firmware = program_of(CONFIGURATIONS["mlp"](), settings, {"optimizer": "adamw"}).firmware
         (tmp_path / f"{prefix}.c").write_text(firmware.source)
         (tmp_path / f"{prefix}.h").write_text(firmware.header)
@@ -446,7 +446,7 @@ net(seed real share; step begin while) -> loss
 
 
 def test_names_of_c_and_of_the_program_go() -> None:
-    settings = Settings(plan="in-product", batch_size=4, prefix="net", dtype="fp64")
+    settings = FirmwareOptions(plan="in-product", batch_size=4, prefix="net", dtype="fp64")
     program = program_of(configure(lc.layer(NAMES), {}), settings, {"optimizer": "sgd", "accumulate": 2})
     found = parity(program, 2, ("-O0",))
     assert max(found.losses, found.weights) <= NEAR, found

@@ -6,7 +6,7 @@ import pytest
 import learncost as lc
 from learncost.backends import fill, program, unfold
 from learncost.interpreter import execute as definition
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
@@ -167,9 +167,7 @@ def test_frozen_weights_come_back_as_they_were(asked):
 def test_a_repeat_in_a_repeat():
     # ALBERT's groups of layers that share their weights.
     table, sizes, arrays, values = prepared(build(configure(ALBERT)), "bp")
-    assert any(
-        isinstance(line, Repeat) for repeat in table.lines if isinstance(repeat, Repeat) for line in repeat.lines
-    )
+    assert any(isinstance(line, Loop) for repeat in table.lines if isinstance(repeat, Loop) for line in repeat.lines)
     for backend in ("numpy", "torch"):
         assert worst(execute(table, backend, arrays, sizes), values)[1] < NEAR
 
@@ -178,7 +176,7 @@ def test_a_block_is_one_function_called_in_a_loop():
     model = build(MODELS["gpt2"])
     table = step(model, "bp")
     text = program(table).text
-    repeats = [line for line in table.lines if isinstance(line, Repeat)]
+    repeats = [line for line in table.lines if isinstance(line, Loop)]
     assert text.count("\n    for turn in") == len(repeats) == 2
     assert text.count("\ndef block(") == text.count("\ndef block_backward(") == 1
     assert "kept.pop()" in text

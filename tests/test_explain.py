@@ -12,7 +12,7 @@ from learncost.cost_models import price
 from learncost.cost_models.books import BOOKS
 from learncost.ir.count import total
 from learncost.ir.errors import InputError
-from learncost.ir.line import Tag
+from learncost.ir.line import Meta
 from learncost.layers.layer import layer, shipped_layer
 from learncost.liveness import live
 from learncost.ops import entries, entry
@@ -139,7 +139,7 @@ def test_words_have_pages(word: str) -> None:
     assert explanation.show("latex").count("{") == explanation.show("latex").count("}")
     parts = {part.macro_operation: part for part in explanation.parts}
     assert [step.text for step in parts["backward"].steps] == [
-        str(replace(line.renamed({}, {"_": "B"}), tag=Tag())) for line in word_entry.gradient
+        str(replace(line.renamed({}, {"_": "B"}), tag=Meta())) for line in word_entry.gradient
     ]
     if word_entry.kind == "constant":
         return

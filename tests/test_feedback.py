@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from contests import problem, rows, setting  # noqa: E402
 from foreign_models import in_float64  # noqa: E402
-from learncost.training.contest.entrant import Entrant, Training  # noqa: E402
+from learncost.training.contest.entrant import Entrant, EntrantTraining  # noqa: E402
 from test_transformers import ARCHITECTURES, batch_of, ours, pair  # noqa: E402
 
 __all__ = ["in_float64"]
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_an_autograd_function(procedure, family, in_float
 
 @pytest.mark.parametrize("procedure", FEEDBACK)
 def test_fixed_matrices_come_from_the_seed_and_are_said(procedure):
-    first_training, two, other = (Training(setting("mlp"), Entrant(procedure), 0.1, seed) for seed in (1, 1, 2))
+    first_training, two, other = (EntrantTraining(setting("mlp"), Entrant(procedure), 0.1, seed) for seed in (1, 1, 2))
     for training in (first_training, two, other):
         training.learn(problem("mlp").training, rows(8))
     assert {name.partition(".")[0] for name in first_training.fixed} == {"W2", "W3"}

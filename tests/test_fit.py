@@ -14,7 +14,7 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.engines.emitted import Emitted
+from learncost.engines.emitted import EmittedProgram
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
@@ -180,7 +180,7 @@ def test_inference_as_numpy_executes_it():
     sizes = run_sizes(built, 1, 512, None)
     table = served("gpt2", length=512, sizes=MODEL).passes[0].whole
     shapes = {name: [sizes[base(axis)] for axis in table.axes[name]] for name in (*table.inputs, *table.weights)}
-    program = Emitted(table, sizes)
+    program = EmittedProgram(table, sizes)
     tracemalloc.start()
     inputs = {name: np.zeros(shape, int if name in table.indices else "f4") for name, shape in shapes.items()}
     program(inputs)

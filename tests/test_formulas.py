@@ -15,7 +15,7 @@ import sympy
 from learncost.autodiff.derive import derive
 from learncost.cli.command import main
 from learncost.cost_models.books import BOOKS
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.parse import parse_line
@@ -122,7 +122,7 @@ def test_totals_follow_table_2(name: str, procedure: str) -> None:
         **({"recomputation": 1} if again else {}),
         **({"backward": 1} if procedure in ("bp", "recompute") else {}),
     }
-    assert answer.total.maccs.terms == sum((r.maccs * r.passes for r in answer.rows), Count()).terms
+    assert answer.total.maccs.terms == sum((r.maccs * r.passes for r in answer.rows), Polynomial()).terms
 
 
 @pytest.mark.parametrize(("name", "book"), sampled([(name, book) for name in layers() for book in BOOKS], 5))
@@ -231,16 +231,16 @@ def test_names_in_latex() -> None:
 
 
 def test_counts() -> None:
-    count = Count.of("BMdhk", 2) + Count.of("BMMNh") - Count.of("BMf")
+    count = Polynomial.of("BMdhk", 2) + Polynomial.of("BMMNh") - Polynomial.of("BMf")
     assert write.plain(count) == "B*M^2*N*h + 2*B*M*d_model*d_k*h - B*M*d_ff"
     assert write.plain(write.one_width(count, "BMNdhkf")) == "B*M^2*N*h + 2*B*M*d_model^2 - B*M*d_ff"
     assert write.one_width(count, "BMNhkf") == count
     assert write.one_width(count, "BMNdghkf") == count
-    assert write.plain(Count()) == "0"
-    assert write.latex(Count.of("dd", 3)) == r"3\,d_{\mathrm{model}}^{2}"
+    assert write.plain(Polynomial()) == "0"
+    assert write.latex(Polynomial.of("dd", 3)) == r"3\,d_{\mathrm{model}}^{2}"
     assert write.divided((count,), "B") is not None
-    assert write.divided((count + Count.of("M"),), "B") is None
-    assert write.plain(Count.of(("n_layer", "M", "d"))) == "n_layer*M*d_model"
+    assert write.divided((count + Polynomial.of("M"),), "B") is None
+    assert write.plain(Polynomial.of(("n_layer", "M", "d"))) == "n_layer*M*d_model"
 
 
 def test_symbols_are_those_of_the_sizes() -> None:
@@ -304,7 +304,7 @@ def test_no_heavy_import() -> None:
 def test_layer_text_is_not_changed_by_printing() -> None:
     own_layer = layer("linear(X; W) -> Y\n  Y[M e] = X[M d] W[d e]")
     assert write.text(own_layer) == "Y[M e] = X[M d] W[d e]"
-    assert write.text(Count.of("Md")) == "M*d_model"
+    assert write.text(Polynomial.of("Md")) == "M*d_model"
 
 
 def test_words_cost_what_their_lines_cost() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from learncost.cli.importing.cache import Place, Remembered
+from learncost.cli.importing.cache import CachePlace, Remembered
 from learncost.cli.importing.user_file import target
 from learncost.importer.inputs import attempts, parse_input, parse_inputs, symbols_of
 from learncost.ir.errors import InputError
@@ -193,8 +193,8 @@ def test_example_tensors_have_the_kinds_and_the_sizes():
     assert symbols_of(inputs) == {"x": "B 3", "i": "B", "m": "M"}
 
 
-def place(folder: Path, asked: str = "x: float32 B 4") -> Place:
-    return Place(folder / "two.py", ["build", asked])
+def place(folder: Path, asked: str = "x: float32 B 4") -> CachePlace:
+    return CachePlace(folder / "two.py", ["build", asked])
 
 
 def remembered(folder: Path) -> Remembered:

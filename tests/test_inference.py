@@ -9,7 +9,7 @@ import pytest
 import learncost as lc
 from decoding import MODELS, llama, rewritten
 from learncost.cli.command import main
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.ir.repeat import walk
 from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite_attention import with_visible
@@ -46,7 +46,7 @@ def test_published_sizes_of_caches(name, sizes, count):
 def test_the_cache_of_llama_2_at_4097_tokens():
     tables = inference(llama())
     sizes = {"n_layer": 32, "h": 32, "g": 1, "k": 128, "B": 1}
-    elements_cached = total(Count.of(array.axes) for array in tables.cache).at(
+    elements_cached = total(Polynomial.of(array.axes) for array in tables.cache).at(
         {**sizes, **tables.lengths(sizes, 4097, 1)}
     )
     assert elements_cached * 2 == 4097 * 524_288
@@ -61,7 +61,7 @@ def test_a_window_holds_no_more_however_long_the_context():
         lengths = tables.lengths(sizes, context, 1)
         assert lengths["T.window"] == min(context + 1, 128)
         assert lengths["T"] == context + 1
-        elements_cached = total(Count.of(array.axes) for array in tables.cache).at({**sizes, **lengths})
+        elements_cached = total(Polynomial.of(array.axes) for array in tables.cache).at({**sizes, **lengths})
         assert elements_cached == 18 * 2 * 8 * 64 * (context + min(context, 127))
 
 

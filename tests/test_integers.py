@@ -9,18 +9,18 @@ import pytest
 
 import learncost as lc
 from learncost.backends.c99.functions import without_comments
-from learncost.cli.emit_c99 import Settings, program_of
-from learncost.cli.verified_c99 import Parity, parity
+from learncost.cli.emit_c99 import FirmwareOptions, program_of
+from learncost.cli.verified_c99 import StepParity, parity
 from learncost.engines.boards import BOARDS
 from learncost.interpreter.operation import run_line
 from learncost.ir.count import shape_of
-from learncost.ir.line import Product, Tag
+from learncost.ir.line import Meta, Product
 from learncost.ir.term import Literal
 from learncost.ir.value import Value
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.passes.integer_functions import exponential, logarithm
-from learncost.passes.powers import HALF, WORD, Number, Power
+from learncost.passes.powers import HALF, WORD, Power, ScaledInteger
 from learncost.passes.shifts import Shifts
 
 NET = (Path(__file__).parent.parent / "examples" / "microcontroller" / "net.table").read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ SMALL = """small(X targets share; W1 b1 W2) -> loss
 """
 SHAPES = {"W1": (64, 64), "b1": (64,), "W2": (64, 32), "b2": (32,), "W3": (32, 10), "b3": (10,)}
 INTEGERS = {"procedure": "bp", "optimizer": "sgd", "precision": "integer-only"}
-IN_PRODUCT = Settings(plan="in-product", batch_size=4, dtype="int32")
+IN_PRODUCT = FirmwareOptions(plan="in-product", batch_size=4, dtype="int32")
 
 
 def network(text=NET, **sizes):
@@ -59,7 +59,7 @@ def ran(scope, **arrays):
 def test_an_exponential_is_near(power):
     numbers = -np.linspace(0, min(12, 2**30 * 2.0**power), 200)
     scope = Shifts({"X": Value(("n",))})
-    made = exponential(scope, Number("X", Power(power), WORD), ("n",), "Y", Tag())
+    made = exponential(scope, ScaledInteger("X", Power(power), WORD), ("n",), "Y", Meta())
     values = ran(scope, X=np.rint(numbers * 2.0**-power))
     assert np.max(np.abs(values["Y"] * 2.0**made.power.number - np.exp(numbers))) < 8e-4
     assert np.max(values["Y"]) < 2**HALF
@@ -69,7 +69,7 @@ def test_an_exponential_is_near(power):
 def test_a_logarithm_is_near(power):
     numbers = np.geomspace(1, 2**29, 200).round() * 2.0**power
     scope = Shifts({"X": Value(("n",))})
-    made = logarithm(scope, Number("X", Power(power), WORD), ("n",), "Y", Tag())
+    made = logarithm(scope, ScaledInteger("X", Power(power), WORD), ("n",), "Y", Meta())
     values = ran(scope, X=numbers * 2.0**-power)
     assert np.max(np.abs(values["Y"] * 2.0**made.power.number - np.log(numbers))) < 2e-3
 
@@ -79,7 +79,7 @@ def test_codes_have_the_highest_bits():
     for largest in (1, 127, 128, 254, 255, 256, 1016, 1019, 1020, 1023, 2**29 - 1):
         numbers = np.array([largest, -largest, largest // 2, 0.0])
         scope = Shifts({"X": Value(("n",))})
-        codes = scope.narrow(Number("X", Power(), WORD), ("n",), 7, "forward")
+        codes = scope.narrow(ScaledInteger("X", Power(), WORD), ("n",), 7, "forward")
         values = ran(scope, X=numbers)
         ((over, count),) = codes.power.scalars
         assert count == 1
@@ -92,9 +92,9 @@ def test_powers_are_added():
     assert power - Power.of("a") == Power(-3, (("b", 2),))
     assert power - power == Power()
     scope = Shifts({name: Value(()) for name in "abX"})
-    amount = scope.scalar(Power(5) - power, Tag())
+    amount = scope.scalar(Power(5) - power, Meta())
     assert ran(scope, a=7.0, b=-4.0, X=[0])[amount.names[0]] == 5 - (7 - 8 - 3)
-    assert scope.scalar(Power(4), Tag()) == Literal(4.0)
+    assert scope.scalar(Power(4), Meta()) == Literal(4.0)
 
 
 def test_a_step_is_one_of_whole_numbers():
@@ -174,7 +174,7 @@ def test_what_has_no_room_is_refused():
     with pytest.raises(
         lc.InputError, match="sum of 600 numbers may need more than 32 bits; 512 have room, in line: dW"
     ):
-        program_of(network(SMALL), Settings("step", plan="in-product", batch_size=600, dtype="int32"), INTEGERS)
+        program_of(network(SMALL), FirmwareOptions("step", plan="in-product", batch_size=600, dtype="int32"), INTEGERS)
 
 
 OTHERS = {
@@ -261,7 +261,7 @@ def test_other_tables_step_as_numbers_do(name):
 def test_a_weight_that_multiplies_numbers_one_by_one_learns(plan):
     """It is read in 16 bits, and updated in 32, under every plan."""
     text = SMALL.replace("U[B e] = H[B e] +", "G[B e] = H[B e] g[e]\n  U[B e] = G[B e] +").replace("W1 b1", "W1 g b1")
-    program = program_of(network(text), Settings("step", plan=plan, batch_size=4, dtype="int32"), INTEGERS)
+    program = program_of(network(text), FirmwareOptions("step", plan=plan, batch_size=4, dtype="int32"), INTEGERS)
     found = parity(program, 3, ("-O0",))
     assert (found.losses, found.weights) == (0, 0), found
     made = [name for line in program.tables["step"].lines for name in line.makes]
@@ -272,4 +272,4 @@ def test_frozen_matrices_are_codes_in_flash():
     program = program_of(network(SMALL), IN_PRODUCT, {**INTEGERS, "train": "W2"})
     assert program.firmware.rooms.constants == 16 * 12 + 4 * 12 + 4 * 4 + 2 * 4  # W1, b1, shares, powers
     assert program.firmware.rooms.weights == 12 * 4
-    assert parity(program, 2, ("-O1",)) == Parity(0.0, 0.0, "W2.codes", ())
+    assert parity(program, 2, ("-O1",)) == StepParity(0.0, 0.0, "W2.codes", ())

@@ -99,10 +99,10 @@ def gradients_of_head(model, sizes, arrays):
     from dataclasses import replace
 
     from learncost.autodiff.derive import derive
-    from learncost.ir.repeat import Repeat
+    from learncost.ir.repeat import Loop
 
     table = model.table
-    at = max(place for place, line in enumerate(table.lines) if isinstance(line, Repeat))
+    at = max(place for place, line in enumerate(table.lines) if isinstance(line, Loop))
     final = table.lines[at].carry[0].final
     values = values_of(replace(table, outputs=(*table.outputs, final)), arrays, sizes)
     head = replace(table, lines=table.lines[at + 1 :], inputs=(*table.inputs, final))

@@ -16,7 +16,7 @@ from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, masks_of, run_sizes
 from learncost.models.module import module_of
-from learncost.program.autograd import Asked, Tape, run_step
+from learncost.program.autograd import StepOptions, Tape, run_step
 from learncost.reports.memory.engines import autograd
 from sampling import sampled
 from unrolled import unrolled
@@ -156,7 +156,7 @@ def test_a_repeat_and_the_same_blocks_one_by_one_take_the_same(model, module):
     peaks = []
     for model_built in (built, unrolled(built)):
         sizes = run_sizes(model_built, 2, 16, None)
-        settings = Asked(
+        settings = StepOptions(
             module_of(model_built, module),
             0,
             4,

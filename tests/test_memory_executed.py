@@ -9,7 +9,7 @@ import scipy.special  # noqa: F401 - what a program imports while it runs would 
 
 import learncost as lc
 from learncost.backends.executed import executed
-from learncost.engines.emitted import Emitted
+from learncost.engines.emitted import EmittedProgram
 from learncost.ir.count import shape_of
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
@@ -45,7 +45,7 @@ def seen(table, sizes, dtype, device=None):
             for name, shape_of_input in shape.items()
         }
 
-    program = Emitted(table, sizes)
+    program = EmittedProgram(table, sizes)
     devices = (device(program.namespace["Device"]),) if device else ()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -151,9 +151,9 @@ def test_the_rooms_of_the_peak_add_up_to_it():
 
 
 def test_nothing_is_held_when_a_program_is_done():
-    account = rooms.Account()
+    account = rooms.AllocationLog()
     names = rooms.loaded("import numpy as np\ndef f(X):\n    Y = X + X\n    return Y * Y - X", account)
-    X = rooms.Array.new(account, (512, 512), np.float32)
+    X = rooms.FakeArray.new(account, (512, 512), np.float32)
     # Y, and Y * Y, in whose place the difference is written: NumPy takes temporaries of 256 KiB and more.
     result = names["f"](X)
     objects = 3 * (np.ndarray.__basicsize__ + 32)  # with two sizes and two strides
@@ -187,9 +187,9 @@ def operations():
 def test_every_operation_takes_what_numpy_takes(text, given):
     # One buffer of 8,192 elements more or less, and Python's own objects, are within 64 KiB.
     program = f"def f({', '.join('XYZ'[: len(given)])}):\n    return {text}\n"
-    account = rooms.Account()
+    account = rooms.AllocationLog()
     namespace = rooms.loaded(program, account)
-    arrays = [rooms.Array.new(account, *arguments) for arguments in given]
+    arrays = [rooms.FakeArray.new(account, *arguments) for arguments in given]
     before = account.now
     result = namespace["f"](*arrays)
     predicted, stays = account.peak - before, account.now - before

@@ -7,7 +7,7 @@ from learncost.engines import in_place
 from learncost.engines.compiler import compiler
 from learncost.ir.count import base
 from learncost.ir.precision import precision_of
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.step import MemoryStep
 from learncost.reports.run import prepare
 from sampling import sampled
 
@@ -59,7 +59,7 @@ def test_the_predicted_peak_is_that_of_the_allocator(
         pytest.skip("there is no C compiler")
     needs = lc.memory(model, procedure, batch, length, None, optimizer, 0, dtype, plan=plan, engine="torch", **sizes)
     run = prepare(model, "run", batch, length, None, None, "sgd", 0, "fp32", sizes, (procedure,), plan=plan)
-    table = Step(run, procedure, precision_of(dtype), optimizer).executed_table()
+    table = MemoryStep(run, procedure, precision_of(dtype), optimizer).executed_table()
     states = [name for name in table.inputs if f"{name}.new" in table.outputs]
 
     def zeros(name):

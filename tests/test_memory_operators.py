@@ -11,7 +11,7 @@ from learncost.ir.count import shape_of
 from learncost.ir.precision import precision_of
 from learncost.program import rooms
 from learncost.program.rooms.layout import chosen
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.step import MemoryStep
 from learncost.reports.run import prepare
 from sampling import sampled
 
@@ -80,7 +80,7 @@ def test_the_predicted_peak_is_that_of_the_allocator(model, sizes, procedure, op
     settings = {"optimizer": optimizer, "dtype": dtype, "plan": plan, "engine": "torch-operators"}
     needs = lc.memory(model, procedure, batch, length, **settings, **sizes)
     run = prepare(model, "run", batch, length, None, None, "sgd", 0, "fp32", sizes, (procedure,), plan=plan)
-    table = Step(run, procedure, precision_of(dtype), optimizer).executed_table()
+    table = MemoryStep(run, procedure, precision_of(dtype), optimizer).executed_table()
     # What differs are single numbers that Python's become, of 4 or 8 bytes.
     assert needs.peak > 4 * MIB
     assert abs(most_of_a_step(table, run.axes, dtype) - needs.peak) < 64
@@ -118,8 +118,8 @@ def test_every_operation_takes_what_pytorch_takes(text, shapes):
     program = (
         f"import torch\nfrom torch.nn import functional\ndef f({', '.join('XYZ'[: len(shapes)])}):\n    return {text}\n"
     )
-    account = rooms.Account()
-    tensors = [rooms.Tensor.new(account, shape, "float32") for shape in shapes]
+    account = rooms.AllocationLog()
+    tensors = [rooms.ShapeTensor.new(account, shape, "float32") for shape in shapes]
     before = account.now
     result = rooms.loaded_on_torch(program, account)["f"](*tensors)
     names = {}

@@ -18,7 +18,7 @@ import pytest
 
 import learncost as lc
 from learncost.cost_models import elements, executed
-from learncost.ir.line import Product, Sum, Word
+from learncost.ir.line import Op, Product, Sum
 from learncost.ir.term import Literal, Term, terms_of
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.products import matrix_maccs
@@ -169,7 +169,7 @@ def changed_word_lines(line):
             yield replace(line, right=(*rest[0], other, *rest[1]))
         elif "n" in term.axes and "n'" not in term.axes:
             yield replace(line, right=(*rest[0], Term(term.name, tuple(a for a in term.axes if a != "n")), *rest[1]))
-        if len(line.right) > 1 and not isinstance(line, Word):
+        if len(line.right) > 1 and not isinstance(line, Op):
             more = {"signs": (*line.signs[:i], *line.signs[i + 1 :])} if isinstance(line, Sum) else {}
             yield replace(line, right=(*rest[0], *rest[1]), **more)
     if isinstance(line, Product):
@@ -181,7 +181,7 @@ def changed_word_lines(line):
         for i in range(len(line.signs)):
             yield replace(line, signs=tuple(-s if i == j else s for j, s in enumerate(line.signs)))
         yield Product(line.left, line.right)
-    if isinstance(line, Word):
+    if isinstance(line, Op):
         if line.word in TWINS:
             yield replace(line, word=TWINS[line.word])
         for i in range(len(line.right) - 1):

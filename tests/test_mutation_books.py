@@ -9,7 +9,7 @@ import pytest
 import test_paper_book
 from learncost.cost_models import Override, WordPrice
 from learncost.cost_models.books import BOOKS
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.reports import run
 from sampling import sampled
 
@@ -45,7 +45,7 @@ CASES = list(cases())
 def changed_books(name):
     """The book with one of its numbers or names changed, and what was changed."""
     book = BOOKS[name]
-    extra = Count.of(())
+    extra = Polynomial.of(())
     for word, price in book.words.items():
         for field in fields(WordPrice):
             number = getattr(price, field.name)
@@ -55,7 +55,7 @@ def changed_books(name):
     for key, override in book.overrides.items():
         for field in fields(Override):
             count = getattr(override, field.name)
-            if isinstance(count, Count):
+            if isinstance(count, Polynomial):
                 other = replace(override, **{field.name: count + extra})
                 yield f"{key} {field.name}", replace(book, overrides={**book.overrides, key: other})
         yield f"{key} left out", replace(book, overrides={k: v for k, v in book.overrides.items() if k != key})

@@ -6,11 +6,11 @@ import pytest
 import learncost as lc
 from learncost.engines.compiler import compiler
 from learncost.interpreter import execute as run
-from learncost.ir.repeat import Repeat, walk
+from learncost.ir.repeat import Loop, walk
 from learncost.models.from_layer import from_layer
 from learncost.passes.lower import lower
 from learncost.passes.plan import planned
-from learncost.passes.split import Part, split
+from learncost.passes.split import LoopPart, split
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from planned import given, results, sizes_of, table_of
@@ -132,8 +132,8 @@ def test_in_place(dtype, near):
 
 def test_turns_are_split_with_the_repeats_in_them():
     table = lc.layer(NESTED).table
-    (repeat,) = (line for line in table.lines if isinstance(line, Repeat))
-    apart = split(table, repeat, [Part(0, 0, repeat), Part(1, 1, repeat)])
+    (repeat,) = (line for line in table.lines if isinstance(line, Loop))
+    apart = split(table, repeat, [LoopPart(0, 0, repeat), LoopPart(1, 1, repeat)])
     values = {**arrays(table), "dloss": np.array(1.0)}
     other = {**values, **{f"{name}@{turn}": values[name][turn : turn + 1] for name in "WU" for turn in range(2)}}
     first, second = lc.run(table, values, SIZES), lc.run(apart, other, SIZES)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.models.from_layer import from_layer
 from learncost.procedures.procedure import procedure
 from learncost.reports.rows import ledger
@@ -64,7 +64,7 @@ def test_a_constant_of_it_has_no_gradient():
 def test_a_call_renames_the_sizes_of_what_is_stated():
     inner = lc.layer("inner(X; A) -> Y\n  Y[B d] = opaque(X[B d], A[d n]) forward 3 B d n^2 + 1\n")
     outer = lc.layer("outer(X; A) -> Y\n  Y[B e] = inner(X; A, n = k)\n", {"inner": inner})
-    assert lc.price(outer, {}, lc.book("run")).flops == Count.parse("3 B e k^2 + 1")
+    assert lc.price(outer, {}, lc.book("run")).flops == Polynomial.parse("3 B e k^2 + 1")
 
 
 def test_it_costs_its_turns_in_a_repeat():
@@ -149,7 +149,7 @@ def test_what_is_written_wrong_is_refused(line, said):
 
 @pytest.mark.parametrize("text", ["0", "1", "3 B^2 M + 2 M - 7", "-2 B", "1/2 M^2 + 1/2 M"])
 def test_a_polynomial_is_read_as_it_is_written(text):
-    assert str(Count.parse(text)) == text
+    assert str(Polynomial.parse(text)) == text
 
 
 def test_of_a_module_that_cannot_be_exported_the_greatest_parts_are_read():

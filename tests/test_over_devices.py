@@ -5,7 +5,7 @@ import pytest
 import learncost as lc
 from learncost.backends.placed import placed
 from learncost.devices.collective import CALL
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
 from learncost.liveness import live
 from learncost.models.configuration import configure
@@ -389,4 +389,4 @@ def test_what_is_sent_is_a_formula():
     found = lc.place("gpt2", "dp=2", placement="ddp", batch_size=2, **SIZES)
     (of_data,) = found.formulas
     sizes = {**found.over.sizes, **found.over.placed.sizes}
-    assert Count.parse(of_data["numbers"]).at(sizes) == lc.cost("gpt2", **SIZES).parameters + 1
+    assert Polynomial.parse(of_data["numbers"]).at(sizes) == lc.cost("gpt2", **SIZES).parameters + 1

@@ -11,7 +11,7 @@ import sympy
 import learncost as lc
 from learncost.cost_models import Price
 from learncost.cost_models.books import BOOKS
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build
@@ -163,11 +163,11 @@ def symbols(expression: str) -> sympy.Expr:
     return sympy.expand(sympy.sympify(expression, locals={"N": sympy.Symbol("N")}).subs("d_model", "h*d_k"))
 
 
-def polynomial(count: Count | int) -> sympy.Expr:
+def polynomial(count: Polynomial | int) -> sympy.Expr:
     """A count of one sequence under the paper's names of sizes."""
     names = {"d": "h*d_k", "k": "d_k", "f": "d_ff", "v": "voc", "B": "1", "n_layer": "n_enc"}
     result = sympy.Integer(0)
-    for monomial, coefficient in count.terms.items() if isinstance(count, Count) else [((), count)]:
+    for monomial, coefficient in count.terms.items() if isinstance(count, Polynomial) else [((), count)]:
         factors = [sympy.sympify(names.get(n, n), locals={"N": sympy.Symbol("N")}) for n in monomial]
         result += coefficient * sympy.prod(factors)
     return sympy.expand(result)
@@ -185,7 +185,7 @@ def book_of(row: dict) -> str:
     return "paper-corrected" if row["variant"] == "corrected" else "paper"
 
 
-def quantity(price: Price, name: str) -> Count | int:
+def quantity(price: Price, name: str) -> Polynomial | int:
     return {"MACCs": price.maccs, "FLOPs": price.flops}[name]
 
 
@@ -623,7 +623,7 @@ def sum_of(text: str) -> sympy.Expr:
     return sympy.Add(*(sympy.Mul(*map(sympy.sympify, term.split())) for term in text.split(" + ")))
 
 
-def polynomial_of(count: Count) -> sympy.Expr:
+def polynomial_of(count: Polynomial) -> sympy.Expr:
     return sympy.Add(*(c * sympy.Mul(*map(sympy.Symbol, names)) for names, c in count.terms.items()))
 
 

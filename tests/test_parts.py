@@ -9,9 +9,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import learncost as lc
-from learncost.models.storage import NOTHING, Kept
+from learncost.models.storage import NOTHING, WriteAdvice
 from learncost.training import parts
-from learncost.training.parts import Part
+from learncost.training.parts import ArrayPart
 
 ARRAYS = {
     "model.w": np.arange(24.0).reshape(4, 6),
@@ -22,7 +22,7 @@ ARRAYS = {
 
 
 def wholes(arrays):
-    return {name: (Part(array, (0,) * array.ndim, array.shape),) for name, array in arrays.items()}
+    return {name: (ArrayPart(array, (0,) * array.ndim, array.shape),) for name, array in arrays.items()}
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_what_was_saved_is_read_whole_and_in_other_parts(saved):
     for name, array in ARRAYS.items():
         kind, _, rest = name.partition(".")
         np.testing.assert_array_equal((weights if kind == "model" else state)[rest], array)
-    corner, row = Part(np.zeros((2, 3)), (2, 3), (4, 6)), Part(np.zeros((1, 6)), (0, 0), (4, 6))
+    corner, row = ArrayPart(np.zeros((2, 3)), (2, 3), (4, 6)), ArrayPart(np.zeros((1, 6)), (0, 0), (4, 6))
     parts.read(saved, {"model.w": (corner, row)}, "")
     np.testing.assert_array_equal(corner.array, ARRAYS["model.w"][2:, 3:])
     np.testing.assert_array_equal(row.array, ARRAYS["model.w"][:1])
@@ -46,7 +46,7 @@ def test_what_was_saved_is_read_whole_and_in_other_parts(saved):
 
 def test_parts_that_lie_apart_are_saved(tmp_path):
     whole = ARRAYS["model.w"]
-    apart = tuple(Part(whole[first : first + 2], (first, 0), whole.shape) for first in (2, 0))
+    apart = tuple(ArrayPart(whole[first : first + 2], (first, 0), whole.shape) for first in (2, 0))
     parts.save(tmp_path, {"model.w": apart}, 7, {}, NOTHING)
     np.testing.assert_array_equal(parts.read_whole(parts.newest(tmp_path, ""), "")["model"]["w"], whole)
 
@@ -63,9 +63,9 @@ def test_pytorch_reads_it_without_us(saved, tmp_path):
 
 def test_what_is_damaged_or_does_not_fit_is_refused(saved):
     with pytest.raises(lc.InputError, match=r"model.w is \(4, 6\), but must be \(4, 8\)"):
-        parts.read(saved, {"model.w": (Part(np.zeros((4, 8)), (0, 0), (4, 8)),)}, "")
+        parts.read(saved, {"model.w": (ArrayPart(np.zeros((4, 8)), (0, 0), (4, 8)),)}, "")
     with pytest.raises(lc.InputError, match=r"model.v is missing"):
-        parts.read(saved, {"model.v": (Part(np.zeros((4, 8)), (0, 0), (4, 8)),)}, "")
+        parts.read(saved, {"model.v": (ArrayPart(np.zeros((4, 8)), (0, 0), (4, 8)),)}, "")
     for name in saved.digests:
         path = saved.path / name
         content = bytearray(path.read_bytes())
@@ -86,7 +86,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(saved, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     try:
         with pytest.raises(lc.InputError, match=r"cannot write .*checkpoint-9: File too large; step 7 is kept"):
-            parts.save(tmp_path, large, 9, {}, Kept("step 7 is kept", "again"))
+            parts.save(tmp_path, large, 9, {}, WriteAdvice("step 7 is kept", "again"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-7"]

@@ -13,7 +13,7 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.program.log import Log
+from learncost.program.log import AllocationHistory
 from learncost.reports.question import flags_of
 from learncost.viz.data.bridge import bridge
 from learncost.viz.data.curve import curve
@@ -86,7 +86,7 @@ def test_arrays_of_the_peak_are_the_witnesses_found_otherwise() -> None:
 
 
 def test_a_fold_keeps_the_worst_of_every_turn() -> None:
-    log = Log()
+    log = AllocationHistory()
     level = 0
     for turn in range(5):
         for label, size in (("a", 10), ("b", 3 + turn % 2)):

@@ -10,8 +10,8 @@ import learncost as lc
 from learncost.interpreter import collected as run_collected
 from learncost.ir.count import first_of, size_of
 from learncost.ir.errors import InputError
-from learncost.ir.line import Word
-from learncost.ir.repeat import Repeat, walk
+from learncost.ir.line import Op
+from learncost.ir.repeat import Loop, walk
 from learncost.ir.term import Term
 from learncost.ir.zigzag import position
 from learncost.models.adaptation import Adaptation, adapted
@@ -277,9 +277,9 @@ def test_rows_that_are_sent_to_the_owner_of_another_part_are_refused():
     def by(part, words, lines):
         return tuple(
             replace(line, lines=by(part, words, line.lines))
-            if isinstance(line, Repeat)
+            if isinstance(line, Loop)
             else replace(line, axes=("ep", part))
-            if isinstance(line, Word) and line.word in words
+            if isinstance(line, Op) and line.word in words
             else line
             for line in lines
         )
@@ -308,7 +308,7 @@ def without(table, gone):
     def lines(several):
         result = []
         for line in several:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 inner = replace(line, lines=tuple(lines(line.lines)))
                 result.append(inner.renamed({gone.name: gone.right[0].name}))
             elif line is not gone:
@@ -331,9 +331,9 @@ def test_a_placed_table_without_one_of_its_collectives_is_refused(family, mesh_t
     table, sizes, _, _ = whole(family)
     grid = mesh(mesh_text)
     placed = place(table, grid, chosen(None, names), sizes).table
-    every = [line for line, _ in walk(placed.lines) if isinstance(line, Word) and entry(line.word).kind == "collective"]
-    handed = {name for line in placed.lines if isinstance(line, Repeat) for c in line.carry for name in (c.end,)}
-    handed |= {name for line in placed.lines if isinstance(line, Repeat) for name, _ in line.keep}
+    every = [line for line, _ in walk(placed.lines) if isinstance(line, Op) and entry(line.word).kind == "collective"]
+    handed = {name for line in placed.lines if isinstance(line, Loop) for c in line.carry for name in (c.end,)}
+    handed |= {name for line in placed.lines if isinstance(line, Loop) for name, _ in line.keep}
     tried = [line for line in every if line.name not in handed and line.name not in placed.outputs]
     assert len(tried) > 5
     for line in tried:
@@ -346,7 +346,7 @@ def test_turns_on_several_devices_that_read_slices_of_a_whole_are_refused():
     table, sizes, _, _ = whole("llama")
     table = planned(table, "head", sizes)
     placed = place(table, mesh("dp=2"), clauses("B over dp of values"), sizes).table
-    (cut,) = (line for line in placed.lines if isinstance(line, Word) and line.name == "targets.shard")
+    (cut,) = (line for line in placed.lines if isinstance(line, Op) and line.name == "targets.shard")
     with pytest.raises(InputError, match="read the slices of targets, which all of them have"):
         check_placed(without(placed, cut), [("dp", 2)])
 
@@ -374,18 +374,18 @@ def test_clipping_takes_the_norm_of_parts_that_are_filled_up():
 
 def test_what_is_not_0_where_parts_are_filled_up_is_not_summed_and_not_kept():
     _, placed, _ = clipped()
-    lines = [line for line in placed.table.lines if not isinstance(line, Repeat)]
+    lines = [line for line in placed.table.lines if not isinstance(line, Loop)]
     squares = next(line for line in lines if line.name.endswith(".square"))  # of clipping's norm
     assert "v/dp" in squares.right[0].axes
     first = squares.right[0]
-    shifted = Word((Term("shifted", first.axes),), (first,), (), squares.tag, "exp", (), "body", ("X",), ("Y",))
+    shifted = Op((Term("shifted", first.axes),), (first,), (), squares.tag, "exp", (), "body", ("X",), ("Y",))
     read = replace(squares, right=(Term("shifted", first.axes),) * 2)
     for text, change in (("what stands there cannot be shown", squares), ("is 0 there", None)):
         lines = []
         for line in placed.table.lines:
             if change is not None and line is squares:
                 lines += [shifted, read]
-            elif change is None and isinstance(line, Word) and entry(line.word).name == "adamw":
+            elif change is None and isinstance(line, Op) and entry(line.word).name == "adamw":
                 lines += [replace(line, right=(line.right[-2], *line.right[1:]))]
             else:
                 lines.append(line)

@@ -9,7 +9,7 @@ import learncost as lc
 from kernels_in_c import Case, check, needs_compiler
 from learncost.backends.executed import executed
 from learncost.interpreter import execute as definition
-from learncost.ir.line import Kernel
+from learncost.ir.line import FusedKernel
 from learncost.passes.lower import lower
 from learncost.verification.sample import random_arrays, small_sizes
 from learncost.verification.verify import with_jax, with_torch
@@ -76,7 +76,7 @@ def test_kernels_in_c_mean_it():
                 groups.append((lower(forward, joins=False).lines, forward.outputs))
             for number, (lines, outputs) in enumerate(groups):
                 for turns in {("B",) if "B" in lines[0].left[0].axes else (), ("B",) if len(lines) > 1 else ()}:
-                    tag = Kernel(f"{name}_{number}_{len(turns)}", turns)
+                    tag = FusedKernel(f"{name}_{number}_{len(turns)}", turns)
                     cases.append(
                         Case(lines, {**step.axes, **lower(forward, joins=False).axes}, outputs, sizes, tag, dtype)
                     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import learncost as lc
-from learncost.ir.line import Kernel
+from learncost.ir.line import FusedKernel
 from learncost.ir.repeat import each_line
 from learncost.layers.active import parameters
 from learncost.models.configuration import configure
@@ -78,7 +78,7 @@ def test_gradients_never_lie_together_when_weights_are_updated_at_once():
 
 def test_what_stays_inside_of_a_kernel_takes_no_memory():
     table = lc.layer("f(X) -> Y\n A[b c] = exp(X[b c])\n D[b c] = tanh(A[b c])\n Y[b c] = log(D[b c])").table
-    kernel = Kernel("all", ("b",))
+    kernel = FusedKernel("all", ("b",))
     changed = replace(
         table, lines=each_line(table.lines, lambda line: (replace(line, tag=replace(line.tag, kernel=kernel)),))
     )

@@ -10,9 +10,9 @@ import pytest
 import learncost as lc
 from counting import counting, tally_of
 from learncost.cli.command import main
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Repeat, walk
+from learncost.ir.repeat import Loop, walk
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import PLANS, plan_of, planned
@@ -24,7 +24,7 @@ PARTS = ["gelu+norm", "silu+norm", "attention", "feed_forward", "softmax+add_nor
 
 
 def repeats(table):
-    return [line for line in table.lines if isinstance(line, Repeat)]
+    return [line for line in table.lines if isinstance(line, Loop)]
 
 
 def test_a_row_that_is_read_from_another_turn_is_made_by_another_kernel():
@@ -205,8 +205,8 @@ def test_the_head_takes_turns_over_sequences(model):
         "gpt2": {"wte"}, "llama-2-7b": {"head.W"}, "gemma-2-2b": {"wte"}, "mixtral-8x7b": {"head.W"},
         "bert-base": {"wte", "head.b"}, "bart-base": {"wte"}, "albert-base-v2": {"wte", "head.b"},
     }[model]  # fmt: skip
-    additions = Count.of(("B",)) - Count.of(())
-    sums = total(Count.of(table.axes[name]) * additions for name in weights)
+    additions = Polynomial.of(("B",)) - Polynomial.of(())
+    sums = total(Polynomial.of(table.axes[name]) * additions for name in weights)
     assert turned_price.flops == plain.flops + sums + additions
 
 
@@ -241,7 +241,7 @@ def test_weights_are_updated_at_once(model):
         updated = set()
         for line in lines:
             assert updated.isdisjoint(line.reads)
-            if not isinstance(line, Repeat) and line.tag.macro == "optimizer_step":
+            if not isinstance(line, Loop) and line.tag.macro == "optimizer_step":
                 updated.add(line.right[0].name)
 
 

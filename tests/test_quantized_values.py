@@ -8,7 +8,7 @@ import pytest
 
 import learncost as lc
 from learncost.engines.quantize import constants, dequantized, quantize
-from learncost.ir.precision import BLOCKS, PRECISIONS, Blocks
+from learncost.ir.precision import BLOCKS, PRECISIONS, BlockScales
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
@@ -28,7 +28,7 @@ KINDS = [
 @pytest.fixture
 def precision(request, monkeypatch):
     """fp32 with frozen matrices in a type of blocks."""
-    short = Blocks(SHORT, 4, 3, "uint8-256", "a test", BLOCKS["nf4-64"].levels)
+    short = BlockScales(SHORT, 4, 3, "uint8-256", "a test", BLOCKS["nf4-64"].levels)
     monkeypatch.setitem(BLOCKS, SHORT, short)
     monkeypatch.setitem(PRECISIONS, "fp32-test", replace(PRECISIONS["fp32"], name="fp32-test", frozen=request.param))
     return PRECISIONS["fp32-test"]

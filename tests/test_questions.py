@@ -18,7 +18,7 @@ from learncost.models.presets import preset
 from learncost.models.wording import BYTES, whole_number
 from learncost.procedures.optimizer_state import STATES
 from learncost.reports.columns import write_csv
-from learncost.training.progress import Lines
+from learncost.training.progress import ProgressLines
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "questions.md"
 NO_LENGTH = ("vit", "whisper")  # families whose encoder has one length
@@ -338,7 +338,7 @@ def test_a_wrong_optimizer_is_answered_with_all(command, capsys):
 
 def test_a_line_of_progress_is_no_wider_than_the_screen(capsys):
     text = "engine torch, plan flash,fused,at-once,recompute=silu+norm, kernels compiled by cc -O3"
-    Lines().say(text)
+    ProgressLines().say(text)
     lines = capsys.readouterr().err.splitlines()
     assert max(map(len, lines)) <= 80
     assert " ".join(line.strip() for line in lines) == text

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import learncost as lc
 from learncost.cli.boards import _read, files, inputs_of, on_host
 from learncost.cli.command import main
-from learncost.cli.emit_c99 import Source
+from learncost.cli.emit_c99 import FirmwareSource
 from learncost.devices.device import STACK, devices
 from learncost.engines.boards import BOARDS, build, run
 from learncost.ir.errors import InputError
@@ -70,10 +70,10 @@ def written(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def emitted(net: str, on: str, **options: object) -> Source:
+def emitted(net: str, on: str, **options: object) -> FirmwareSource:
     options = {"backend": "c99", "optimizer": "sgd", "prefix": "net", **options}
     text = lc.emit(net, on=on, **options)
-    assert isinstance(text, Source)
+    assert isinstance(text, FirmwareSource)
     return text
 
 

@@ -7,8 +7,8 @@ import pytest
 import learncost as lc
 from learncost.ir.count import came_from, first_of, size_of
 from learncost.ir.errors import InputError
-from learncost.ir.line import Sum, Word
-from learncost.ir.repeat import Repeat, walk
+from learncost.ir.line import Op, Sum
+from learncost.ir.repeat import Loop, walk
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.passes.plan import planned
@@ -38,7 +38,7 @@ def test_keys_values_and_their_gradients_go_round_once():
     assert sum(one.payload_bytes * one.times for one in moved) * 4 == 6 * 3 * whole * sizes["n_layer"]
     assert {one.macro for one in moved} == {"forward", "recomputation", "backward"}
     assert sum(one.times for one in moved) == 6 * 3 * sizes["n_layer"]
-    words = {line.word for line, turns in walk(placed.table.lines) if turns and isinstance(line, Word)}
+    words = {line.word for line, turns in walk(placed.table.lines) if turns and isinstance(line, Op)}
     assert not words & {"all_gather", "reduce_scatter"}
 
 
@@ -49,7 +49,7 @@ def test_keys_of_a_block_that_runs_again_go_round_once_more(plan):
     moved = [one for one in collectives(placed, sizes) if one.role == "values" and one.word == "pass_on"]
     whole = 4 * sizes["B"] * sizes["M"] * sizes["g"] * sizes["k"]
     assert sum(one.payload_bytes * one.times for one in moved) * 4 == 8 * 3 * whole * sizes["n_layer"]
-    forward = next(line for line in placed.table.lines if isinstance(line, Repeat))
+    forward = next(line for line in placed.table.lines if isinstance(line, Loop))
     assert [name for name, _ in forward.keep] == ["X"]
 
 
@@ -94,7 +94,7 @@ def changed(lines, change):
     """Lines with every repeat round a mesh as `change` has it."""
     result = []
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             line = replace(line, lines=tuple(changed(line.lines, change)))
             line = change(line) if line.around else line
         result.append(line)
@@ -102,7 +102,7 @@ def changed(lines, change):
 
 
 def without_a_step(repeat):
-    moved = next(line for line in repeat.lines if isinstance(line, Word) and line.word == "pass_on")
+    moved = next(line for line in repeat.lines if isinstance(line, Op) and line.word == "pass_on")
     lines = tuple(line.renamed({moved.name: moved.right[0].name}) for line in repeat.lines if line is not moved)
     ends = {moved.name: moved.right[0].name}
     return replace(
@@ -131,7 +131,7 @@ def test_a_sum_without_the_own_part_is_refused():
 
     def own_left_out(lines):
         for line in lines:
-            if isinstance(line, Repeat) and not line.around:
+            if isinstance(line, Loop) and not line.around:
                 yield replace(line, lines=tuple(own_left_out(line.lines)))
             elif isinstance(line, Sum) and line.name == "dattn.Q":
                 yield replace(line, right=line.right[:1], signs=(1,))
@@ -167,7 +167,7 @@ def test_what_cannot_go_round_is_refused(family, grid, names, plan, message):
 
 def test_over_one_device_scores_are_made_again():
     table = lc.place("gpt2", "cp=1,dp=1", placement="cp", plan="ring", n_layer=2).over.placed.table
-    assert not [line for line, _ in walk(table.lines) if isinstance(line, Word) and line.word == "pass_on"]
+    assert not [line for line, _ in walk(table.lines) if isinstance(line, Op) and line.word == "pass_on"]
 
 
 def test_parts_go_round_beside_the_lines_of_their_turns():

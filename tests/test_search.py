@@ -5,10 +5,10 @@ import json
 import pytest
 
 import learncost as lc
-from learncost.autoshard.account import Account
-from learncost.autoshard.candidates import MICROBATCHES, Reading, axes_of, meshes, structures, ways
+from learncost.autoshard.account import MeshAccount
+from learncost.autoshard.candidates import MICROBATCHES, StructureCost, axes_of, meshes, structures, ways
 from learncost.autoshard.segments import parts_of
-from learncost.autoshard.step import Way, memory_of, step_of
+from learncost.autoshard.step import ParallelConfig, memory_of, step_of
 from learncost.cli.command import main
 from learncost.devices.sustained import sustained
 from learncost.ir.precision import PRECISIONS
@@ -120,7 +120,10 @@ def account(text, shape, stages=1, batch=None, **more):
     grid = mesh(shape)
     number = grid.sizes.get("dp", 1) * (batch or 1)
     sizes = {**model.sizes, **run_sizes(model, number, 64, None)}
-    return Account(model, sizes, grid, clauses(text), BF16, "flash"), {**model.sizes, **run_sizes(model, 1, 64, None)}
+    return MeshAccount(model, sizes, grid, clauses(text), BF16, "flash"), {
+        **model.sizes,
+        **run_sizes(model, 1, 64, None),
+    }
 
 
 def test_closed_forms_are_near_what_is_read_exactly():
@@ -129,7 +132,7 @@ def test_closed_forms_are_near_what_is_read_exactly():
     sizes = {**model.sizes, **run_sizes(model, 1, 64, None)}
     cluster = lc.cluster("DGX H100")
     axes = axes_of(model, sizes)
-    reading = Reading(model, sizes, structures(model, [BF16], ["flash"], axes)[0], cluster)
+    reading = StructureCost(model, sizes, structures(model, [BF16], ["flash"], axes)[0], cluster)
     rates = sustained(cluster.device, "bf16")
     whole = reading.account.sizes.cut_over("tp")
     several = [way for shape in meshes(8, axes, sizes, 8, 8, 64, whole) for way in ways(shape, 64, 8)]
@@ -147,7 +150,7 @@ def test_many_points_at_once_take_as_long_as_each_alone():
     cluster = lc.cluster("DGX H100")
     rates = sustained(cluster.device, "bf16")
     structure = structures(model, [BF16], ["flash,fused"], ("dp", "ep", "tp"))[0]
-    reading = Reading(model, lengths, structure, cluster)
+    reading = StructureCost(model, lengths, structure, cluster)
     several = [way for shape in meshes(8, structure.axes, lengths, 8, 8, 16, ()) for way in ways(shape, 16, 8)][::9]
     reading.prepare(several, rates)
     together = [reading.seconds(way, rates) for way in several]
@@ -169,7 +172,7 @@ def test_a_ring_sends_what_the_placed_table_of_so_many_devices_does(devices):
     words = [row for row in placed.collectives if row.word == "pass_on"]
     model = build(configure("llama-2-7b", SMALL), "fp32")
     lengths = run_sizes(model, 1, 64, None)
-    account = Account(model, lengths, mesh(f"cp={devices}"), clauses("M over cp"), PRECISIONS["fp32"], "ring")
+    account = MeshAccount(model, lengths, mesh(f"cp={devices}"), clauses("M over cp"), PRECISIONS["fp32"], "ring")
     sizes = account.sizes.filled({**lengths, "B": 1, "cp": devices})
     sent = [each for each in account.sendings if each.rounds]
     assert sum(int(each.turns.at(sizes)) for each in sent) == sum(row.times for row in words)
@@ -185,8 +188,8 @@ def test_gathers_between_the_lines_of_a_kernel_do_not_part_it():
     rates = sustained(cluster.device, "bf16")
     seconds = []
     for plan in ("flash,fused,zigzag", "flash,fused,zigzag,ring"):
-        account = Account(model, lengths, mesh("cp=2"), clauses("M over cp"), BF16, plan)
-        step = step_of(account, Way({"cp": 2}), lengths, cluster, rates, 65536)
+        account = MeshAccount(model, lengths, mesh("cp=2"), clauses("M over cp"), BF16, plan)
+        step = step_of(account, ParallelConfig({"cp": 2}), lengths, cluster, rates, 65536)
         seconds.append(step.computing)
     assert seconds[0] == pytest.approx(seconds[1], 0.02)
 
@@ -205,14 +208,14 @@ def test_one_structure_is_every_mesh():
     text = "h f v over tp, M over tp of values, B over dp, * over dp of states"
     small, sizes = account(text, "dp=2,tp=2")
     large, _ = account(text, "dp=4,tp=4")
-    way = Way({"dp": 4, "tp": 4}, 1, 2)
+    way = ParallelConfig({"dp": 4, "tp": 4}, 1, 2)
     assert memory_of(small, way, sizes) == memory_of(large, way, sizes)
 
 
 def test_weights_and_activations_are_those_of_one_device():
     """Without a mesh: what the whole table keeps, and Adam's bytes of every parameter."""
     found, sizes = account("B over dp", "dp=1")
-    stage = memory_of(found, Way({"dp": 1}, 1, 1), sizes)[0]
+    stage = memory_of(found, ParallelConfig({"dp": 1}, 1, 1), sizes)[0]
     parameters = int(found.model.parameters.at(found.model.sizes))
     assert stage.static.total == parameters * (2 + 2 + 8 + 4)
     widths = {"weight": 0, "gradient": 0, "index": 4} | dict.fromkeys(found.placed.scores, 4)
@@ -241,13 +244,13 @@ def test_segments_are_the_stages_that_tables_are_cut_into():
 def test_uneven_stages_are_said_by_their_blocks():
     """Llama 3 405B takes a block off the first and the last stage (Dubey et al. 2024, section 3.3.2)."""
     found, sizes = account("B over dp", "dp=1")
-    way = Way({"pp": 4}, 1, 8, layers=(1, 3, 3, 1))
+    way = ParallelConfig({"pp": 4}, 1, 8, layers=(1, 3, 3, 1))
     stages = memory_of(found, way, sizes)
     assert [stage.layers for stage in stages] == [1, 3, 3, 1]
-    even = memory_of(found, Way({"pp": 4}, 1, 8), sizes)
+    even = memory_of(found, ParallelConfig({"pp": 4}, 1, 8), sizes)
     assert max(stage.peak for stage in stages) != max(stage.peak for stage in even)
     with pytest.raises(lc.InputError, match="3 numbers of blocks are not one for each of the 4 stages"):
-        memory_of(found, Way({"pp": 4}, 1, 8, layers=(2, 3, 3)), sizes)
+        memory_of(found, ParallelConfig({"pp": 4}, 1, 8, layers=(2, 3, 3)), sizes)
 
 
 def test_flat_parts_need_not_divide():

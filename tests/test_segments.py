@@ -10,7 +10,7 @@ from counting import counting, tally_of
 from learncost.backends.executed import executed
 from learncost.cli.command import main
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.passes.plan import planned
 from learncost.reports.memory.planner import chosen, memory
 from planned import given, results, sizes_of, table_of
@@ -69,7 +69,7 @@ def test_segments_keep_their_input_alone():
     table, sizes = table_of("gpt2", **DEEP["gpt2"]), sizes_of("gpt2", **DEEP["gpt2"])
     for turns in (2, 3, 4, 6):
         again = planned(table, f"recompute=block/{turns}")
-        forward = next(line for line in again.lines if isinstance(line, Repeat))
+        forward = next(line for line in again.lines if isinstance(line, Loop))
         assert {inside for inside, _ in forward.keep} == {"X"}
         (array,) = [candidate for candidate in lc.live(again, sizes).kept if candidate.axes[0] == f"n_layer/{turns}"]
         assert array.bytes == 12 // turns * sizes["B"] * sizes["M"] * sizes["d"] * 4

@@ -29,7 +29,7 @@ from learncost.viz.serve.app import application
 from learncost.viz.serve.command import _listening as listening
 from learncost.viz.serve.command import server as making
 from learncost.viz.serve.guard import BODY
-from learncost.viz.serve.pool import BESIDE, Here, Kept, Pool
+from learncost.viz.serve.pool import BESIDE, AnswerCache, Here, ProcessPool
 from learncost.viz.serve.replies import Answer
 from learncost.viz.serve.runs import thinned
 from learncost.viz.views import VIEWS
@@ -355,7 +355,7 @@ def test_what_is_not_there_is_one_line(client):
 
 def test_an_answer_that_takes_too_long_ends_and_the_next_one_comes():
     async def ask():
-        pool = Pool(1, seconds=0.01)
+        pool = ProcessPool(1, seconds=0.01)
         try:
             late = await pool.answer("document", [("model", "gpt2")])
             pool.seconds = 60
@@ -383,7 +383,7 @@ def test_answers_are_kept_within_so_many_bytes():
 
     async def ask():
         counted_answers = Counted()
-        cached = Kept(counted_answers, 3 * BESIDE + 35)
+        cached = AnswerCache(counted_answers, 3 * BESIDE + 35)
         for number in [0, 0, 1, 2, 0, 3, 0, 1]:  # 1 is the oldest when 3 comes
             await cached.answer("good", [("a", str(number))])
         for route in ("bad", "bad", "busy", "busy"):  # a refusal lasts, and that nobody has time does not
@@ -407,7 +407,7 @@ def test_who_asks_at_once_is_given_one_answer():
 
     async def ask():
         answers = Slow()
-        kept_answers = Kept(answers)
+        kept_answers = AnswerCache(answers)
         first_asker = asyncio.create_task(kept_answers.answer("page", ()))
         await asyncio.sleep(0.005)
         first_asker.cancel()  # who asked first has gone
@@ -424,7 +424,7 @@ def test_a_worker_that_has_no_room_says_nothing(capfd):
     """An answer that takes more bytes than it may is refused, and nothing is printed where the server was started."""
 
     async def ask():
-        pool = Pool(1, seconds=60, room=2**25)  # too little for what an answer imports
+        pool = ProcessPool(1, seconds=60, room=2**25)  # too little for what an answer imports
         try:
             return await pool.answer("document", [("model", "gpt2")])
         finally:

@@ -8,7 +8,7 @@ import pytest
 import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.ir.count import shape_of
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.models.from_layer import from_layer
 from learncost.models.model import build
 from learncost.models.small import small
@@ -83,10 +83,10 @@ def test_skip_gives_every_block_the_last_gradient():
     sizes, arrays = setting(model, n_layer=3)
     found = gradients(model, "skip", sizes, arrays)
     kept = derive(model.table).step
-    repeat = next(line for line in kept.lines if isinstance(line, Repeat))
+    repeat = next(line for line in kept.lines if isinstance(line, Loop))
     given = values_of(replace(kept, outputs=(*kept.outputs, "X*", "dX.4")), arrays, sizes)
     inputs = values_of(_keeping(kept, "X"), arrays, sizes)["X.kept"]
-    body = next(line for line in model.table.lines if isinstance(line, Repeat))
+    body = next(line for line in model.table.lines if isinstance(line, Loop))
     names = tuple(inner for inner, _ in body.each)
     own = replace(model.table, lines=body.lines, values=body.values, inputs=("X",), weights=names, outputs=("X.3",))
     assert repeat.count == "n_layer"
@@ -100,7 +100,7 @@ def test_skip_gives_every_block_the_last_gradient():
 
 def _keeping(table, name):
     """The table in which the first repeat keeps a value of every turn in a stack of its own."""
-    at = next(place for place, line in enumerate(table.lines) if isinstance(line, Repeat))
+    at = next(place for place, line in enumerate(table.lines) if isinstance(line, Loop))
     repeat = table.lines[at]
     stack = replace(repeat.values[name], axes=(repeat.count, *repeat.values[name].axes))
     lines = list(table.lines)
@@ -114,7 +114,7 @@ def test_dfa_with_exact_matrices_is_bp():
     model = build(small("gpt2"))
     sizes, arrays = setting(model, n_layer=2, B=1, M=1)
     plain = step(model, "bp")
-    at = max(place for place, line in enumerate(plain.lines) if isinstance(line, Repeat))
+    at = max(place for place, line in enumerate(plain.lines) if isinstance(line, Loop))
     back = plain.lines[at]
     lines = list(plain.lines)
     lines[at] = replace(back, keep=(*back.keep, ("dX", "dX.kept")))

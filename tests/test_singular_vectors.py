@@ -9,7 +9,7 @@ from learncost.cost_models import price
 from learncost.cost_models.books import book
 from learncost.engines.emitted import Programs
 from learncost.interpreter.interpreter import execute
-from learncost.ir.line import Tag
+from learncost.ir.line import Meta
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -19,7 +19,7 @@ from learncost.passes.lower import lower
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.singular_vectors import singular_vectors
 from learncost.procedures.step import step
-from learncost.training.contest.entrant import Entrant, Setting, Training, costs
+from learncost.training.contest.entrant import Entrant, EntrantTraining, Setting, costs
 from learncost.training.contest.images import vit
 from learncost.verification.check import sound_arrays, tally
 
@@ -87,7 +87,7 @@ def test_its_weights_are_those_of_the_papers_algorithm(file, runner):
 def _found(X, side, rank):
     axes = ("a", "f")[: X.ndim]
     made = Term("P", (*side, str(rank)))
-    lines, values = singular_vectors(Term("X", axes), (), "a", side, made, Tag())
+    lines, values = singular_vectors(Term("X", axes), (), "a", side, made, Meta())
     known = {"X": X}
     execute(
         lower(Table(tuple(lines), {**values, "X": Value(axes)}, ("X",), (), ("P",))),
@@ -169,7 +169,7 @@ def test_where_they_are_found_in_every_step_nothing_is_kept_and_c99_has_no_other
 def test_a_contest_counts_the_mean_of_a_round(file):
     sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 4}
     setting, entrant = Setting(vit(sizes), "adamw"), Entrant(file(held=3))
-    tables, at = Training(setting, entrant).tables(), setting.problem.sizes(8)
+    tables, at = EntrantTraining(setting, entrant).tables(), setting.problem.sizes(8)
     first, between = (price(table, at, book("run")).flops for table, _ in tables)
     assert [steps for _, steps in tables] == [1, 2]
     assert first > between

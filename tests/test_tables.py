@@ -14,7 +14,7 @@ import learncost as lc
 from learncost.ir.stated import size_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.program.rooms import Account, Array
+from learncost.program.rooms import AllocationLog, FakeArray
 from learncost.verification.sample import small_sizes
 from learncost.viz.document import document
 from learncost.viz.serve.answers import answer
@@ -100,8 +100,8 @@ def test_a_table_is_written_as_what_devices_run(mlp):
 
 
 def test_places_that_numpy_moves_onto_an_axis_are_an_array_more():
-    account = Account()
-    places = Array.new(account, (3, 4), np.int64)
+    account = AllocationLog()
+    places = FakeArray.new(account, (3, 4), np.int64)
     before = account.now
     moved = places.clip(0, 2)
     assert account.now - before >= np.arange(12).reshape(3, 4).clip(0, 2).nbytes == moved.nbytes

@@ -11,7 +11,7 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.autodiff.tangent import tangent
 from learncost.interpreter import functions
-from learncost.layers.cuts import Elsewhere
+from learncost.layers.cuts import GradientSource
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.models.model import build
 from learncost.models.small import small
@@ -94,7 +94,7 @@ def test_the_mean_over_all_directions_of_a_few_entries_is_the_gradient():
     model, sizes, arrays = setting("gpt2")
     expected = gradients(model, "bp", sizes, arrays)["ln_f.g"].ravel()
     entries_moved = expected[: min(5, expected.size)].size
-    moved = tangent(model.table, {(): {"ln_f.g": Elsewhere("ln_f.g>")}})[0]
+    moved = tangent(model.table, {(): {"ln_f.g": GradientSource("ln_f.g>")}})[0]
     values = {**moved.values, "ln_f.g>": moved.values["ln_f.g"]}
     table = replace(moved, values=values, inputs=(*moved.inputs, "ln_f.g>"))
     mean = np.zeros_like(expected)

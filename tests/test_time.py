@@ -7,9 +7,9 @@ import pytest
 import learncost as lc
 from learncost.cost_models import price
 from learncost.cost_models.books import book
-from learncost.ir.line import Kernel
+from learncost.ir.line import FusedKernel
 from learncost.models.configuration import configure
-from learncost.timing import Curve, Grid, time, works
+from learncost.timing import MatmulGrid, RateCurve, time, works
 from timings import GPT2, SIZES, flat, model_rows, rows_of
 
 PRODUCT = "own(X; W) -> Y\nY[B M f] = X[B M d] W[d f]"
@@ -66,7 +66,7 @@ TWO = "own(X; b) -> Y\nU[B M d] = X[B M d] + b[d]\nY[B M d] = relu(U[B M d])"
 def test_what_stays_inside_of_a_kernel_moves_no_bytes():
     # Apart: X, b, U written; U read, Y. In a kernel: X, b, Y. Each of X, U, Y has 256 numbers, b has 16.
     rates = flat(bandwidth=1e6, operators=False, launch=1.0)
-    apart, together = (time(rows_of(TWO, kernel), SIZES, rates) for kernel in (None, Kernel("own", ("B", "M"))))
+    apart, together = (time(rows_of(TWO, kernel), SIZES, rates) for kernel in (None, FusedKernel("own", ("B", "M"))))
     assert apart.total == pytest.approx(4e-6 * (4 * 256 + 16) + 2)
     assert together.total == pytest.approx(4e-6 * (2 * 256 + 16) + 1)
 
@@ -159,7 +159,7 @@ def test_the_interval_is_around_the_time():
 def test_what_was_touched_lately_comes_from_the_cache():
     # X and b were touched a step ago, which is 4 (256 + 16 + 256 + 256 + 256) bytes; U just before, with 4 x 528 since.
     rates = flat(operators=False)
-    rates = replace(rates, bandwidth=Curve((3000.0, 3001.0), (1e9, 1e3)))
+    rates = replace(rates, bandwidth=RateCurve((3000.0, 3001.0), (1e9, 1e3)))
     predicted = time(rows_of(TWO), SIZES, rates)
     assert [part.memory for part in predicted.parts] == pytest.approx([2_112 / 1e3, 1_024 / 1e9 + 1_024 / 1e3])
 
@@ -175,9 +175,11 @@ def test_large_results_lie_in_new_memory():
 
 
 def test_curves_and_grids_are_straight_in_logarithms():
-    curve = Curve((1e3, 1e5), (1e9, 1e7))
+    curve = RateCurve((1e3, 1e5), (1e9, 1e7))
     assert [curve(place) for place in (1, 1e3, 1e4, 1e5, 1e9)] == pytest.approx([1e9, 1e9, 1e8, 1e7, 1e7])
-    grid = Grid((10, 1000), (1e6, 1e8, 1e8, 1e10, 1e8, 1e10, 1e10, 1e12))  # of each size its square root times ten
+    grid = MatmulGrid(
+        (10, 1000), (1e6, 1e8, 1e8, 1e10, 1e8, 1e10, 1e10, 1e12)
+    )  # of each size its square root times ten
     assert grid.rate(10, 10, 1000) == pytest.approx(1e8)
     assert grid.rate(100, 10, 10) == pytest.approx(1e7)
     assert grid.rate(100, 100, 100) == pytest.approx(1e9)

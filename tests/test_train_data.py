@@ -16,7 +16,7 @@ from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.training.data import text
 from learncost.training.data.examples import Examples
-from learncost.training.data.lists import Line
+from learncost.training.data.lists import ListLine
 from learncost.training.data.sounds import log_mel, resampled, samples
 from learncost.training.data.tasks import task
 from learncost.training.folder import Folder
@@ -183,7 +183,7 @@ def test_samples_of_every_width(width, tmp_path):
     with wave.open(str(tmp_path / "a.wav"), "wb") as file:
         file.setparams((2, width, 16000, 0, "NONE", ""))
         file.writeframes(b"".join(int(n).to_bytes(width, "little", signed=width > 1) for n in whole.ravel()))
-    found = samples(Line(tmp_path / "l.tsv", 1, "a.wav", ""), (tmp_path / "a.wav").read_bytes())
+    found = samples(ListLine(tmp_path / "l.tsv", 1, "a.wav", ""), (tmp_path / "a.wav").read_bytes())
     assert found == pytest.approx(sound.mean(axis=1), abs=2**-7)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.passes.plan import planned
@@ -34,7 +34,7 @@ def test_of_one_block_the_streams_are_those_of_the_published_equations():
     sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 10, "seed": 1}
     both, plain = (lc.Training("gpt2", name, **sizes) for name in ("reversible", "bp"))
     tokens = np.arange(6).reshape(1, 6)
-    (carry,) = next(line for line in plain.model.table.lines if isinstance(line, Repeat)).carry
+    (carry,) = next(line for line in plain.model.table.lines if isinstance(line, Loop)).carry
     found, expected = both.forward(tokens), plain.forward(tokens)
     x, y = expected[carry.initial], expected[carry.final]
     np.testing.assert_allclose(2 * found[carry.final] - x, y, 1e-12, 1e-14)

@@ -21,7 +21,7 @@ from learncost.passes.plan import planned
 from learncost.procedures.step import step
 from learncost.verification import engine_operators
 from learncost.verification.engine import BLOCKS, places
-from learncost.verification.engine_in_place import Watch
+from learncost.verification.engine_in_place import StatementWatch
 from learncost.verification.engine_run import verify_engine
 from tiny_models import GPT2 as SHORT
 from tiny_models import LLAMA
@@ -153,13 +153,13 @@ def test_a_wrong_program_is_found(monkeypatch: pytest.MonkeyPatch, old: str, new
 @compiled
 def test_a_kernel_that_multiplies_too_often_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every product in a kernel ran twice: 8 turns of 2 layers, heads 6 wide."""
-    once = Watch.product
+    once = StatementWatch.product
 
-    def twice(self: Watch, *extents: int) -> None:
+    def twice(self: StatementWatch, *extents: int) -> None:
         once(self, *extents)
         once(self, *extents)
 
-    monkeypatch.setattr(Watch, "product", twice)
+    monkeypatch.setattr(StatementWatch, "product", twice)
     failure = _checked(GPT2, plan="flash,fused").failed[0]
     assert f"MACCs executed, {2 * 8 * 6 * _pairs():,} priced, of attention: attn" in failure.found
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import learncost as lc
 from learncost.autodiff.derive import derive
-from learncost.cli.emit_c99 import Settings, program_of
+from learncost.cli.emit_c99 import FirmwareOptions, program_of
 from learncost.cli.verified_c99 import NEAR, parity
 from learncost.engines.alone import compiled
 from learncost.engines.compiler import compiler
@@ -101,7 +101,7 @@ def test_products_of_codes_are_counted_where_those_of_numbers_are(precision, boo
 @pytest.mark.parametrize("precision", ["int8-products", "int8-learned-products"])
 def test_convolutions_of_codes_in_c99_are_numpys(precision):
     learning = {"optimizer": "sgd", "precision": precision}
-    settings = Settings("both", "net", "in-product", 4, dtype="fp64")
+    settings = FirmwareOptions("both", "net", "in-product", 4, dtype="fp64")
     program = program_of(configure(lc.layer(NET)), settings, learning)
     products = [line for line in program.tables["step"].lines if str(line).count(".codes[") == 2]
     assert len([line for line in products if "sum" in line.name]) == 8
@@ -131,7 +131,9 @@ def test_convolutions_in_whole_numbers_take_less_than_in_fp32(text):
     programs = {}
     for precision in ("fp32", "integer-only"):
         learning = {"optimizer": "sgd"} | ({"precision": precision} if precision != "fp32" else {})
-        settings = Settings("step", "net", "in-product", 4, dtype="int32" if precision == "integer-only" else "fp32")
+        settings = FirmwareOptions(
+            "step", "net", "in-product", 4, dtype="int32" if precision == "integer-only" else "fp32"
+        )
         programs[precision] = program_of(configure(lc.layer(text)), settings, learning)
     ram = {precision: compiled(program.firmware).ram for precision, program in programs.items()}
     assert ram == {precision: program.firmware.rooms.ram for precision, program in programs.items()}

@@ -10,7 +10,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.timing import Curve, Grid, Rates
+from learncost.timing import MatmulGrid, RateCurve, Rates
 
 GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 24, "n_head": 2, "n_positions": 16, "vocab_size": 40}
 SIZES = {"B": 2, "M": 8, "d": 16, "f": 32}
@@ -18,10 +18,10 @@ SIZES = {"B": 2, "M": 8, "d": 16, "f": 32}
 
 def flat(flops=1e9, bandwidth=1e9, launch=0.0, **others):
     """A device with the same rates at every shape and distance, so that times can be computed by hand."""
-    grid = Grid((1, 10**6), (flops,) * 8)
+    grid = MatmulGrid((1, 10**6), (flops,) * 8)
     ways = dict.fromkeys(("NN", "TN", "NT"), grid)
     overheads = {"launch": launch, "launch_backward": launch, "optimizer": launch} | others
-    return Rates(ways, grid, Curve((1.0,), (bandwidth,)), **overheads)
+    return Rates(ways, grid, RateCurve((1.0,), (bandwidth,)), **overheads)
 
 
 def rows_of(text, kernel=None):

@@ -4,21 +4,21 @@ from dataclasses import replace
 
 from learncost.ir.count import size_of
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.passes.nested import flat, is_nested
-from learncost.passes.split import Part, split
+from learncost.passes.split import LoopPart, split
 
 
 def unrolled(model: Model) -> Model:
     """The model with every turn of its repeats as lines of their own, on weights of their own."""
     table = model.table
-    if any(isinstance(line, Repeat) and is_nested(line) for line in table.lines):
+    if any(isinstance(line, Loop) and is_nested(line) for line in table.lines):
         table = flat(table, model.sizes)
-    for repeat in [line for line in table.lines if isinstance(line, Repeat)]:
+    for repeat in [line for line in table.lines if isinstance(line, Loop)]:
         turns = int(size_of(repeat.count, model.sizes))
-        table = split(table, repeat, [Part(turn, turn, repeat) for turn in range(turns)])
+        table = split(table, repeat, [LoopPart(turn, turn, repeat) for turn in range(turns)])
     return replace(model, table=_inlined(table))
 
 

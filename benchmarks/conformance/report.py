@@ -10,7 +10,7 @@ import torch
 from conformance.cases import Case
 from conformance.counter import Counter
 from conformance.verdict import QUANTITIES, Result
-from learncost.reports.sheet import WIDTH, Row, Sheet, number
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number
 
 _HEADS = {"forward": "forward", "training": "both passes", "parameters": "parameters", "trained": "trained"}
 _LEGEND = (
@@ -32,7 +32,7 @@ def markdown(counters: Sequence[Counter], cases: Sequence[Case], results: Sequen
         cells = {(r.counter, r.case): r.verdict.cell for r in results if r.quantity == quantity}
         own = [c for c in counters if any(cells[c.name, case.name] not in ("-", "") for case in cases)]
         rows = [
-            Row((f"`{case.name}`", number(truth), *(cells[counter.name, case.name] for counter in own)))
+            SheetRow((f"`{case.name}`", number(truth), *(cells[counter.name, case.name] for counter in own)))
             for case in cases
             if (truth := getattr(case.truth, quantity)) is not None
         ]
@@ -54,7 +54,7 @@ def summary(counters: Sequence[Counter], results: Sequence[Result]) -> Sheet:
             kinds = [r.verdict.kind for r in results if r.counter == counter.name and r.quantity == quantity]
             asked = [kind for kind in kinds if kind not in ("not offered", "no case")]
             cells.append(f"{asked.count('right')} of {len(asked)}" if asked else "-")
-        rows.append(Row((counter.name, _version(counter), counter.unit.value, *cells)))
+        rows.append(SheetRow((counter.name, _version(counter), counter.unit.value, *cells)))
     columns = ("right", "version", "unit", *_HEADS.values())
     return Sheet("What counters have right", columns, tuple(rows), left=frozenset({0, 1, 2}))
 
@@ -66,7 +66,7 @@ def _version(counter: Counter) -> str:
 
 def _sheet_of(counter: Counter, cases: Iterable[Case], results: Sequence[Result]) -> Sheet:
     cells = {(result.case, result.quantity): result.verdict.cell for result in results}
-    rows = [Row((case.name, *(cells[case.name, quantity] for quantity in _HEADS))) for case in cases]
+    rows = [SheetRow((case.name, *(cells[case.name, quantity] for quantity in _HEADS))) for case in cases]
     title = f"{counter.name}, version {counter.version}, counts {counter.unit.value}s"
     return Sheet(title, ("case", *_HEADS.values()), tuple(rows), tuple(_notes(counter, results)))
 

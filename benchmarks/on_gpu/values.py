@@ -12,7 +12,7 @@ import torch
 
 import learncost as lc
 import learncost.torch as lt
-from learncost.engines.emitted import Emitted
+from learncost.engines.emitted import EmittedProgram
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
 from learncost.models.families import FAMILIES
@@ -51,7 +51,7 @@ def _emitted(name: str, device: str) -> Row:
     prepared = training.prepare(**data)
     table = without_gradients(prepared.table)
     tensors = {name: torch.as_tensor(np.array(array), device=device) for name, array in prepared.values.items()}
-    results = Emitted(table, prepared.sizes, "torch")(tensors)
+    results = EmittedProgram(table, prepared.sizes, "torch")(tensors)
     training.step(**data)
     return {"off": max(_off(results[new], training.weights[name]) for name, new in table.renewed.items()
                        if name in training.weights)}  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from learncost.autoshard.step import Way
+from learncost.autoshard.step import ParallelConfig
 from learncost.ir.errors import InputError
 from learncost.models.wording import nearest, shown
 from published_trainings.case import (
@@ -68,7 +68,7 @@ def any_source(row: Mapping[str, Any]) -> Case:
     overlap = fully or not old
     schedule = str(config.get("schedule") or ("interleaved" if chunks > 1 else "1f1b")).lower()
     layers = tuple(map(int, config.get("stages") or ()))
-    way = Way(axes, micro, microbatches, schedule, chunks, layers, overlap, **FRAMEWORKS[framework].of_a_way)
+    way = ParallelConfig(axes, micro, microbatches, schedule, chunks, layers, overlap, **FRAMEWORKS[framework].of_a_way)
     plan = _with(FRAMEWORKS[framework].plan, _recomputed(config))
     text = _placement(config, axes, old, fully, framework in WITH_THE_SEQUENCE)
     key = key_of(name, overrides, False, way, text, plan, framework, seq)

@@ -10,8 +10,8 @@ from itertools import takewhile
 from math import prod
 from typing import Any
 
-from learncost.autoshard.account import Account
-from learncost.autoshard.step import Way
+from learncost.autoshard.account import MeshAccount
+from learncost.autoshard.step import ParallelConfig
 from learncost.devices.cluster import Cluster, clusters
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure, family_of
@@ -32,7 +32,7 @@ class Case:
     """
 
     key: tuple[Any, ...]
-    way: Way
+    way: ParallelConfig
     seq: int
     framework: str
     on: str = ""
@@ -40,7 +40,7 @@ class Case:
     watts: float | None = None
     network_gbps: float | None = None
 
-    def account(self) -> Account:
+    def account(self) -> MeshAccount:
         return account(self.key)
 
     def sizes(self) -> dict[str, int]:
@@ -49,14 +49,14 @@ class Case:
 
 
 @cache
-def account(setting: tuple[Any, ...]) -> Account:
+def account(setting: tuple[Any, ...]) -> MeshAccount:
     """The account of a placed step, one for all rows that have it."""
     name, overrides, dropout, inner, text, plan, framework, seq, microbatch = setting
     model = _model(name, overrides, dropout)
     batch = microbatch * prod(size for axis, size in inner if axis in ("dp", "ep"))
     sizes = {**model.sizes, **run_sizes(model, max(1, batch), seq, None)}
     shape = ",".join(f"{axis}={size}" for axis, size in inner) or "dp=1"
-    return Account(model, sizes, mesh(shape), clauses(text or ZERO_1), FRAMEWORKS[framework].kind, plan)
+    return MeshAccount(model, sizes, mesh(shape), clauses(text or ZERO_1), FRAMEWORKS[framework].kind, plan)
 
 
 @cache
@@ -66,7 +66,14 @@ def _model(name: str, overrides: tuple[tuple[str, Any], ...], dropout: bool) -> 
 
 
 def key_of(
-    name: str, overrides: Mapping[str, Any], dropout: bool, way: Way, text: str, plan: str, framework: str, seq: int
+    name: str,
+    overrides: Mapping[str, Any],
+    dropout: bool,
+    way: ParallelConfig,
+    text: str,
+    plan: str,
+    framework: str,
+    seq: int,
 ) -> tuple[Any, ...]:
     """What `account` is asked for."""
     inner = tuple((axis, size) for axis, size in way.mesh.items() if axis != "pp")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.autoshard.segments import Part
+from learncost.autoshard.segments import StagePart
 from learncost.autoshard.step import memory_of, sizes_of, stages_of
 from learncost.program.pipeline import peak, schedule
 from published_trainings.case import Case
@@ -21,7 +21,7 @@ def held(case: Case) -> float:
     account, way, sizes = case.account(), case.way, case.sizes()
     inner = sizes_of(account, way, sizes)
     several = stages_of(account, way, sizes)[:: way.stages]
-    return float(sum(account.weights.static(inner, Part(each.turns, frozenset())).total for each in several))
+    return float(sum(account.weights.static(inner, StagePart(each.turns, frozenset())).total for each in several))
 
 
 def activations(case: Case) -> float:
@@ -34,8 +34,8 @@ def activations(case: Case) -> float:
     return peak(schedule(way.schedule, way.stages, most, way.chunks), 0, kept)
 
 
-def _blocks(part: Part) -> Part:
-    return Part(part.turns, frozenset())
+def _blocks(part: StagePart) -> StagePart:
+    return StagePart(part.turns, frozenset())
 
 
 def in_mode(row: Mapping[str, Any], mode: str) -> dict[str, Any]:

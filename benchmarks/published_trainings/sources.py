@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.autoshard.step import Way
+from learncost.autoshard.step import ParallelConfig
 from learncost.ir.errors import InputError
 from published_trainings.any_source import any_source
 from published_trainings.case import Case, key_of, mesh_of, told
@@ -28,7 +28,7 @@ def korthikanti(row: Mapping[str, Any]) -> Case:
     tensor = SEQUENCE if "sequence" in mode or "SP" in mode else TENSOR
     tensor = tensor if config["tp"] > 1 else ""
     pipeline, chunks = config["pp"], config["interleave"]
-    way = Way(
+    way = ParallelConfig(
         mesh_of(pp=pipeline, tp=config["tp"]),
         config["micro_batch"],
         config["global_batch"] // config["micro_batch"] // config["dp"],
@@ -53,7 +53,9 @@ def simumax(row: Mapping[str, Any]) -> Case:
         overrides["num_key_value_heads"] = config["kv_heads"]
     experts = config["ep"]
     axes = mesh_of(pp=config["pp"], dp=config["dp"] // experts, ep=experts, cp=config["cp"], tp=config["tp"])
-    way = Way(axes, config["micro_batch"], config["micro_batches"], overlap=False, **FRAMEWORKS["megatron-te"].of_a_way)
+    way = ParallelConfig(
+        axes, config["micro_batch"], config["micro_batches"], overlap=False, **FRAMEWORKS["megatron-te"].of_a_way
+    )
     plan = FRAMEWORKS["megatron-te"].plan
     key = key_of(names[config["model"]], overrides, False, way, cut(axes, ZERO_1), plan, "megatron-te", config["seq"])
     return Case(key, way, config["seq"], "megatron-te", "DGX B200")
@@ -74,7 +76,7 @@ def torchtitan(row: Mapping[str, Any]) -> Case:
     pipeline = axes.get("pp", 1)
     batch = config["local_batch"]
     several = config.get("schedule") == "Interleaved1F1B"
-    way = Way(axes, 1 if pipeline > 1 else batch, batch if pipeline > 1 else 1,
+    way = ParallelConfig(axes, 1 if pipeline > 1 else batch, batch if pipeline > 1 else 1,
               "interleaved" if several else "1f1b", 2 if several else 1,
               beside=("tp",) if "async" in config.get("mode", "").lower() else ())  # fmt: skip
     overrides = {"max_position_embeddings": config["seq"]}
@@ -97,7 +99,8 @@ def bridge(row: Mapping[str, Any]) -> Case:
     text = cut(axes, ZERO_3 if config["fsdp"] else ZERO_1)
     # What some rows print as accumulation is not what batch and mesh leave; the batch is taken.
     microbatches = max(1, config["gbs"] // config["mbs"] // (axes.get("dp", 1) * axes.get("ep", 1)))
-    way = Way(axes, config["mbs"], microbatches, "interleaved" if chunks > 1 and config["pp"] > 1 else "1f1b",
+    schedule = "interleaved" if chunks > 1 and config["pp"] > 1 else "1f1b"
+    way = ParallelConfig(axes, config["mbs"], microbatches, schedule,
               chunks if config["pp"] > 1 else 1, **FRAMEWORKS["bridge"].of_a_way)  # fmt: skip
     plan = FRAMEWORKS["bridge"].plan
     key = key_of(names[config["model"]], {}, False, way, text, plan, "bridge", config["seq"])
@@ -120,7 +123,7 @@ def bigscience(row: Mapping[str, Any]) -> Case:
     axes = mesh_of(pp=parallel["pp"], dp=parallel["dp"], tp=parallel["tp"])
     text = cut(axes, ZERO_1 if parallel["zero"] else "B over dp", TENSOR)
     microbatches = told(config, "global_batch") // told(config, "micro_batch") // parallel["dp"]
-    way = Way(axes, config["micro_batch"], max(1, microbatches), overlap=False)
+    way = ParallelConfig(axes, config["micro_batch"], max(1, microbatches), overlap=False)
     framework = "deepspeed-fp32" if "fp32 grad" in config["precision"] else "deepspeed"
     key = key_of("gpt2", overrides, False, way, text, plan, framework, config["seq"])
     return Case(key, way, config["seq"], framework, "DGX A100")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from learncost.autoshard.step import StepTakes, step_of
+from learncost.autoshard.step import StepUsage, step_of
 from learncost.cost_models import Price, price
 from learncost.cost_models.books import book
 from learncost.devices.cluster import Cluster, cluster
@@ -19,7 +19,7 @@ from published_trainings.case import Case, settings_of
 from published_trainings.frameworks import FRAMEWORKS
 
 
-def step_takes(case: Case) -> StepTakes:
+def step_takes(case: Case) -> StepUsage:
     """One step. Raises `InputError` where the row names no device."""
     machine = _machine(case)
     rates = sustained(machine.device, _type(case))
@@ -74,23 +74,23 @@ def flops_of(case: Case, again: bool) -> float:
     return float(priced.flops) * sequences
 
 
-def _teraflops(case: Case, takes: StepTakes, row: Mapping[str, Any]) -> float:
+def _teraflops(case: Case, takes: StepUsage, row: Mapping[str, Any]) -> float:
     """Of a device: with what is repeated where the row says so, as hardware's are."""
     said = " ".join(str(row.get(key, "")) for key in ("quantity", "notes", "unit")).lower()
     again = "recompute=block" in case.key[5] and ("hardware" in said or "recomput" in said)
     return flops_of(case, again) / takes.seconds / takes.way.devices / 1e12
 
 
-def _utilization(case: Case, takes: StepTakes, row: Mapping[str, Any]) -> float:
+def _utilization(case: Case, takes: StepUsage, row: Mapping[str, Any]) -> float:
     peak = _machine(case).device.peak_tflops[_type(case)]
     return flops_of(case, again=False) / takes.seconds / takes.way.devices / 1e12 / peak
 
 
-def _sequences(case: Case, takes: StepTakes, row: Mapping[str, Any]) -> float:
+def _sequences(case: Case, takes: StepUsage, row: Mapping[str, Any]) -> float:
     return takes.tokens / case.seq / takes.seconds
 
 
-UNITS: Mapping[str, Callable[[Case, StepTakes, Mapping[str, Any]], float]] = {
+UNITS: Mapping[str, Callable[[Case, StepUsage, Mapping[str, Any]], float]] = {
     "s": lambda case, takes, row: takes.seconds,
     "ms": lambda case, takes, row: 1e3 * takes.seconds,
     "tok/s/GPU": lambda case, takes, row: takes.tokens_per_second,

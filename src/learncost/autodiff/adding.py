@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.ir.line import Line, Product, Sum, Tag
+from learncost.ir.line import Line, Meta, Product, Sum
 from learncost.ir.repeat import Statement
 from learncost.ir.term import Axis, Term
 from learncost.ir.value import Value
@@ -27,7 +27,7 @@ class Adding:
     made: MutableMapping[str, int]
     values: MutableMapping[str, Value]
     sizes: Mapping[str, int]
-    tag: Tag
+    tag: Meta
 
     def add(self, name: str, parts: Sequence[str]) -> None:
         """A gradient of all of its parts, one behind another or added."""

@@ -14,13 +14,13 @@ from functools import lru_cache
 from learncost.autodiff.reverse import Reverse
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
-from learncost.ir.line import Tag
-from learncost.ir.repeat import Repeat, Statement, each_line
+from learncost.ir.line import Meta
+from learncost.ir.repeat import Loop, Statement, each_line
 from learncost.ir.table import Table
-from learncost.ir.value import Same
-from learncost.layers.cuts import NONE, Cuts
+from learncost.ir.value import IdentityKey
+from learncost.layers.cuts import NONE, GradientOverrides
 from learncost.layers.layer import Layer
-from learncost.layers.reach import Reach, beside_weights
+from learncost.layers.reach import GradientPlan, beside_weights
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def part(table: Table, macro: str, within: Table) -> Table:
 def _drop_empty(lines: Iterable[Statement]) -> tuple[Statement, ...]:
     result: list[Statement] = []
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             line = replace(line, lines=_drop_empty(line.lines))
             if not line.lines:
                 continue
@@ -98,7 +98,7 @@ def derive(
     wanted: Iterable[str] | None = None,
     jacobian: bool = False,
     given: Iterable[str] | None = None,
-    cuts: Cuts = NONE,
+    cuts: GradientOverrides = NONE,
 ) -> Derived:
     """The backward pass and the weight update of a layer.
 
@@ -143,7 +143,7 @@ def derive(
         if name not in possible:
             raise InputError(f"no gradient of {name!r}: the table has {', '.join(possible)}")
     seeds = table.outputs if given is None else tuple(given)
-    reach = Reach(frozenset(table.weights), cuts=cuts, constants=beside_weights(table))
+    reach = GradientPlan(frozenset(table.weights), cuts=cuts, constants=beside_weights(table))
     reach.needs(table.lines, set(chosen))
     reach.live(table.lines, set(seeds))
     scope = Reverse(table.values, reach, jacobian, table.sizes)
@@ -151,7 +151,7 @@ def derive(
         scope.seed(name)
     scope.reverse(table.lines)
     for name in chosen:
-        scope.finish(name, Tag(macro="weight_update" if name in table.weights else "backward"))
+        scope.finish(name, Meta(macro="weight_update" if name in table.weights else "backward"))
     values = dict(table.values)
     forward = replace(table, lines=scope.keeping(table.lines, values), values=values)
     gradients = {name: f"d{name}" for name in chosen if f"d{name}" in scope.derived_values}
@@ -168,9 +168,9 @@ def derive(
 
 def derive_once(table: Table, wanted: tuple[str, ...], jacobian: bool = False) -> Derived:
     """As `derive`, and remembered: the steps of several procedures and price books begin with one derivation."""
-    return _derived(Same(table), wanted, jacobian)
+    return _derived(IdentityKey(table), wanted, jacobian)
 
 
 @lru_cache(maxsize=8)
-def _derived(same: Same[Table], wanted: tuple[str, ...], jacobian: bool) -> Derived:
+def _derived(same: IdentityKey[Table], wanted: tuple[str, ...], jacobian: bool) -> Derived:
     return derive(same.content, wanted, jacobian)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from learncost.autodiff.adding import Adding
 from learncost.ir.axes import settle, show_declared
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Tag, Word
-from learncost.ir.repeat import Carry, Repeat, Statement, walk
+from learncost.ir.line import Line, Meta, Op, Product, Sum
+from learncost.ir.repeat import Carry, Loop, Statement, walk
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Role, Value, axes_of
-from learncost.layers.cuts import Elsewhere
-from learncost.layers.reach import Reach
+from learncost.layers.cuts import GradientSource
+from learncost.layers.reach import GradientPlan
 from learncost.layers.spelling import merging, operand, primed, spell
 from learncost.ops import entry
 
@@ -23,7 +23,7 @@ class Reverse:
     """One scope on its way backwards: the parts of the gradients, the lines made so far."""
 
     values: Mapping[str, Value]
-    reach: Reach
+    reach: GradientPlan
     jacobian: bool
     sizes: Mapping[str, int] = field(default_factory=dict)  # those that are known
     made: dict[str, int] = field(default_factory=dict)  # of a part that a line gives: which of the lines
@@ -31,7 +31,7 @@ class Reverse:
     seeded: set[str] = field(default_factory=set)
     out: list[Statement] = field(default_factory=list)
     derived_values: dict[str, Value] = field(default_factory=dict)  # the gradients
-    readers: dict[str, Tag] = field(default_factory=dict)  # of a value: the tag of the first line that reads it
+    readers: dict[str, Meta] = field(default_factory=dict)  # of a value: the tag of the first line that reads it
     # By the names that a line or a repeat makes:
     exposed: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = field(default_factory=dict)
     inner: dict[tuple[str, ...], Reverse] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Reverse:
         parts.append(self._make(*arguments))
         return parts[-1]
 
-    def finish(self, name: str, tag: Tag) -> str | None:
+    def finish(self, name: str, tag: Meta) -> str | None:
         """Add the parts of a gradient once all of them are there; the gradient's name."""
         if self.reach.is_given(name):
             return self._given(name) if self.reach.wants(name) else None
@@ -90,7 +90,7 @@ class Reverse:
             self._elsewhere(self.reach.cuts.given[self.reach.scope][name])
         return f"d{name}"
 
-    def _elsewhere(self, source: Elsewhere) -> str:
+    def _elsewhere(self, source: GradientSource) -> str:
         """The lines of what comes from elsewhere; its name."""
         self.derived_values |= {key: value for key, value in source.values.items() if key not in self.derived_values}
         self.out += source.lines
@@ -100,16 +100,16 @@ class Reverse:
 
     def reverse(self, lines: Iterable[Statement]) -> None:
         for line in reversed(tuple(lines)):
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 self._repeat(line)
                 continue
             if not any(self.reach.wants(term.name) for term in line.left):
                 continue
             gradients = {t.name: self.finish(t.name, line.tag) for t in line.left if self.reach.wants(t.name)}
             targets = [i for i in self.reach.through(line) if self.reach.wants(operand(line, i).name)]
-            if isinstance(line, Word) and line.opaque:
+            if isinstance(line, Op) and line.opaque:
                 self._opaque(line, gradients, targets)
-            elif isinstance(line, Word):
+            elif isinstance(line, Op):
                 self._word(line, gradients, targets)
             else:
                 name = gradients[line.name]
@@ -157,7 +157,7 @@ class Reverse:
             sign: tuple[Operand, ...] = (Literal(-1.0),) if line.signs[i] < 0 else ()
             self._emit(Product(left, (*sign, gradient)), line, i)
 
-    def _word(self, line: Word, gradients: Mapping[str, str | None], targets: list[int]) -> None:
+    def _word(self, line: Op, gradients: Mapping[str, str | None], targets: list[int]) -> None:
         word = entry(line.word)
         operands = {i: line.given[i] for i in targets}
         if not operands:
@@ -187,12 +187,12 @@ class Reverse:
                 self.derived_values[name] = Value(full, "unsummed", line.name)
                 left.append(Term(name, full))
                 spread.append((i, Product((Term(self.part(target.name), target.axes),), (left[-1],))))
-        derived = Word(tuple(left), right, word=word.name, axes=line.axes, part="gradient", given=reads, gives=gives)
+        derived = Op(tuple(left), right, word=word.name, axes=line.axes, part="gradient", given=reads, gives=gives)
         self._emit(derived, line, targets[0])
         for i, product in spread:
             self._emit(product, line, i)
 
-    def _opaque(self, line: Word, gradients: Mapping[str, str | None], targets: list[int]) -> None:
+    def _opaque(self, line: Op, gradients: Mapping[str, str | None], targets: list[int]) -> None:
         """All gradients of a line that is not derived in one line, which reads what the line read."""
         if not targets:
             return
@@ -209,12 +209,12 @@ class Reverse:
             part="gradient",
             given=(*(name for name, _ in known), *line.given),
             gives=tuple(f"d{line.given[i]}" for i in targets),
-            tag=Tag(),
+            tag=Meta(),
         )
         values = [i for i in targets if operand(line, i).name not in self.reach.weights]
         self._emit(derived, line, next(iter(values), targets[0]))
 
-    def _through_jacobian(self, line: Word, bindings: Mapping[str, Operand], i: int) -> None:
+    def _through_jacobian(self, line: Op, bindings: Mapping[str, Operand], i: int) -> None:
         """J[_ n n'], priced as its own line, then dX[_ n'] = dY[_ n] J[_ n n']."""
         word, target = entry(line.word), operand(line, i)
         second: dict[str, str] = {}
@@ -226,7 +226,7 @@ class Reverse:
         name = f"J{target.name}"
         axes = (*loops, *line.axes, *second.values())
         self.derived_values[name] = Value(axes, "inner", line.name)
-        derived = Word(
+        derived = Op(
             (Term(name, axes),),
             right,
             word=word.name,
@@ -235,13 +235,13 @@ class Reverse:
             given=reads,
             gives=("J",),
         )
-        tag = Tag(local=f"J{line.tag.locals[i]}", equation=line.tag.jacobian)
+        tag = Meta(local=f"J{line.tag.locals[i]}", equation=line.tag.jacobian)
         self._emit(replace(derived, tag=tag), line, i)
         gradient = bindings[f"d{word.outputs[0]}"]
         left = Term(self.part(target.name), target.axes).renamed({}, second)
         self._emit(Product((left,), (gradient, Term(name, axes))), line, i)
 
-    def _expose(self, line: Word, name: str) -> Term:
+    def _expose(self, line: Op, name: str) -> Term:
         """A line of the word's body that the gradient reads: the forward gives it as one more result."""
         (result,) = (body.left[0] for body in entry(line.word).body if body.name == name)
         axes = spell(result.declared, line)
@@ -251,7 +251,7 @@ class Reverse:
 
     # Repeats.
 
-    def _repeat(self, line: Repeat) -> None:
+    def _repeat(self, line: Loop) -> None:
         inner = Reverse({**self.values, **line.values}, self.reach.inner[line.makes], self.jacobian, self.sizes)
         self.inner[line.makes] = inner
         carries = [c for c in line.carry if inner.reach.wants(c.end)]
@@ -259,22 +259,22 @@ class Reverse:
             return
         for carry in carries:
             if self.reach.wants(carry.final):
-                self.finish(carry.final, Tag())
+                self.finish(carry.final, Meta())
             inner.seed(carry.end)
         slices = [
-            (inner.part(inside), str(self.finish(outer, Tag())))
+            (inner.part(inside), str(self.finish(outer, Meta())))
             for inside, outer in line.keep
             if self.reach.wants(outer) and inner.reach.wants(inside)
         ]
         inner.reverse(line.lines)
-        tag = Tag()
+        tag = Meta()
         starts = {c.start: inner.finish(c.start, tag) for c in carries}
         each = [(i, o) for i, o in line.each if inner.reach.wants(i)]
         keep = [(inner.finish(i, tag), self.part(o)) for i, o in each]
         totals = [self._accumulate(inner, name) for name in line.shared if inner.reach.wants(name)]
         for c in carries:
             if starts[c.start] is None and line.count != "1":  # no line of a turn makes anything of what it was handed
-                starts[c.start] = inner._zeros(inner._make(f"d{c.start}", c.start), Tag(macro="backward"))
+                starts[c.start] = inner._zeros(inner._make(f"d{c.start}", c.start), Meta(macro="backward"))
         carry_lines = tuple(
             carried for c in carries for carried in self._carried(c, starts[c.start], str(self._initial(c)), inner)
         )
@@ -291,7 +291,7 @@ class Reverse:
         values = {**line.values, **inner.derived_values, **inner.stacks}
         self.stacks |= {stack: Value((line.count, *values[name].axes), "kept", name) for name, stack in stacked_now}
         self.out.append(
-            Repeat(
+            Loop(
                 line.count,
                 tuple(inner.out),
                 values,
@@ -334,21 +334,21 @@ class Reverse:
             return f"d{carry.final}.total"
         if self.parts.get(carry.final):
             return f"d{carry.final}"
-        return self._zeros(self._make(f"d{carry.final}", carry.final), Tag(macro="backward"))
+        return self._zeros(self._make(f"d{carry.final}", carry.final), Meta(macro="backward"))
 
-    def _zeros(self, name: str, tag: Tag) -> str:
-        self.out.append(Word((Term(name, self.derived_values[name].axes),), (), (), tag, word="zeros", gives=("Y",)))
+    def _zeros(self, name: str, tag: Meta) -> str:
+        self.out.append(Op((Term(name, self.derived_values[name].axes),), (), (), tag, word="zeros", gives=("Y",)))
         return name
 
     def _accumulate(self, inner: Reverse, name: str) -> Carry:
         """The gradient of a value that all turns share: a carried total."""
         macro = "weight_update" if name in self.reach.weights else "backward"
-        turn = str(inner.finish(name, Tag()))
+        turn = str(inner.finish(name, Meta()))
         part = self.part(name)
         axes = self.derived_values[part].axes
         zero = self._make(f"{part}:zero", name, "part")
         start, end = (inner._make(f"{part}:{sum}", name, "part") for sum in ("sum", "sum.2"))
-        reader = inner.readers.get(name, Tag())
+        reader = inner.readers.get(name, Meta())
         tag = merging(reader, macro)
         self._zeros(zero, tag)
         inner.out.append(Sum((Term(end, axes),), (Term(start, axes), Term(turn, axes)), (), tag, (1, 1)))
@@ -358,7 +358,7 @@ class Reverse:
         """The forward lines with the results that the backward lines read besides."""
         result: list[Statement] = []
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 own_values = dict(line.values)
                 inner = self.inner.get(line.makes)
                 body = inner.keeping(line.lines, own_values) if inner else line.lines
@@ -366,7 +366,7 @@ class Reverse:
                 values |= {stack: self.stacks[stack] for _, stack in stacked}
                 line = replace(line, lines=body, values=own_values, keep=(*line.keep, *stacked))
             elif line.makes in self.exposed:
-                assert isinstance(line, Word)
+                assert isinstance(line, Op)
                 more = self.exposed[line.makes]
                 terms = tuple(Term(f"{line.name}:{name}", own_axes) for name, own_axes in more.items())
                 values.update({term.name: Value(term.declared, "inner", line.name) for term in terms})

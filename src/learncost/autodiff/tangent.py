@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Tag, Word
-from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.line import Line, Meta, Op, Product, Sum
+from learncost.ir.repeat import Carry, Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Term
 from learncost.ir.value import Value
-from learncost.layers.cuts import Elsewhere, Scope
+from learncost.layers.cuts import GradientSource, Scope
 from learncost.layers.spelling import differentiable, operand, spell
 from learncost.ops import entry
 
@@ -26,7 +26,7 @@ MARK = ">"
 
 def tangent(
     table: Table,
-    along: Mapping[Scope, Mapping[str, Elsewhere]],
+    along: Mapping[Scope, Mapping[str, GradientSource]],
     slices: Mapping[Scope, Mapping[str, Value]] = {},
     by_row: Mapping[str, tuple[str, ...]] = {},
 ) -> tuple[Table, Mapping[str, str]]:
@@ -47,7 +47,7 @@ def tangent(
 def along_inputs(table: Table, names: Iterable[str]) -> Table:
     """The table with tangents along directions that come in beside inputs and weights, `X>` beside X."""
     names = tuple(names)
-    moved, _ = tangent(table, {(): {name: Elsewhere(f"{name}{MARK}") for name in names}})
+    moved, _ = tangent(table, {(): {name: GradientSource(f"{name}{MARK}") for name in names}})
     directions = {f"{name}{MARK}": Value(table.axes[name], "tangent", name) for name in names}
     return replace(moved, values={**moved.values, **directions}, inputs=(*moved.inputs, *directions))
 
@@ -58,7 +58,7 @@ class _Tangents:
 
     values: dict[str, Value]
     scope: Scope
-    along: Mapping[Scope, Mapping[str, Elsewhere]]
+    along: Mapping[Scope, Mapping[str, GradientSource]]
     slices: Mapping[Scope, Mapping[str, Value]]
     known: dict[str, str]
     by_row: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class _Tangents:
 
     def through(self, lines: Iterable[Statement]) -> list[Statement]:
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 self.repeat(line)
             else:
                 self.line(line)
@@ -81,7 +81,7 @@ class _Tangents:
             self.known[name] = source.name
         return self.known.get(name)
 
-    def take(self, source: Elsewhere) -> None:
+    def take(self, source: GradientSource) -> None:
         self.values |= source.values
         self.out += source.lines
 
@@ -91,7 +91,7 @@ class _Tangents:
         return name
 
     def line(self, line: Line) -> None:
-        if isinstance(line, Word) and line.opaque is not None:
+        if isinstance(line, Op) and line.opaque is not None:
             raise InputError(f"{line.tag.operator or line.word} is not derived, so it has no tangent, in line: {line}")
         moved = [i for i in differentiable(line) if self.of(operand(line, i).name)]
         at = len(self.out)
@@ -100,18 +100,18 @@ class _Tangents:
         parts: list[Line] = []
         rows = self.by_row.get(name, ())
         if moved:
-            if isinstance(line, Word) and len(entry(line.word).outputs) > 1:
+            if isinstance(line, Op) and len(entry(line.word).outputs) > 1:
                 raise InputError(f"{line} gives several results, of which no tangent is derived")
             if isinstance(line, Product):
                 parts = [self.product(line, i, rows) for i in moved]
             elif isinstance(line, Sum):
                 parts = [self.sum(line, moved)]
             else:
-                assert isinstance(line, Word)
+                assert isinstance(line, Op)
                 parts = [part for i in moved for part in self.word(line, i)]
         forward: Line = line
         if more := self.exposed.get(line.makes):
-            assert isinstance(line, Word)
+            assert isinstance(line, Op)
             terms = tuple(Term(f"{line.name}:{inner}", axes) for inner, axes in more.items())
             forward = replace(line, left=(*line.left, *terms), gives=(*line.gives, *more))
         self.out.insert(at, forward)
@@ -132,7 +132,7 @@ class _Tangents:
             self.out.append(Sum((Term(target, axes),), right, (), self.tag(line, "merge"), (1,) * len(right)))
         self.known[name] = target
 
-    def tag(self, line: Line, local: str = "") -> Tag:
+    def tag(self, line: Line, local: str = "") -> Meta:
         local = local or f"{line.tag.local}{MARK}"
         return replace(line.tag, local=local, locals=(), gradients=(), jacobian="", equation="", cached=None)
 
@@ -152,11 +152,11 @@ class _Tangents:
         signs = [line.signs[i] for i in moved]
         if all(set(term.loops) < set(line.left[0].loops) for term in terms):
             zeros = Term(self.make(f"{line.name}{MARK}:zeros", line.name), line.left[0].axes)
-            self.out.append(Word((zeros,), (), (), self.tag(line), word="zeros", gives=("Y",)))
+            self.out.append(Op((zeros,), (), (), self.tag(line), word="zeros", gives=("Y",)))
             terms, signs = [zeros, *terms], [1, *signs]
         return Sum((self.part(line, 0),), tuple(terms), line.where, self.tag(line), tuple(signs))
 
-    def word(self, line: Word, i: int) -> list[Line]:
+    def word(self, line: Op, i: int) -> list[Line]:
         word, given = entry(line.word), line.given[i]
         bindings: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
         bindings |= dict(zip(line.gives, line.left, strict=True))
@@ -171,9 +171,9 @@ class _Tangents:
         bindings[f"d{word.outputs[0]}"] = moving
         right = tuple(bindings[name] if name in bindings else self.expose(line, name) for name in reads)
         left = self.part(line, i)
-        return [Word((left,), right, line.where, self.tag(line), word.name, line.axes, "gradient", reads, gives)]
+        return [Op((left,), right, line.where, self.tag(line), word.name, line.axes, "gradient", reads, gives)]
 
-    def written(self, line: Word, i: int, lines: Iterable[Line], bindings: dict[str, Operand]) -> list[Line]:
+    def written(self, line: Op, i: int, lines: Iterable[Line], bindings: dict[str, Operand]) -> list[Line]:
         """The lines of a word's tangent table, as lines of their own."""
         result: list[Line] = []
         for tangent_line in lines:
@@ -184,12 +184,12 @@ class _Tangents:
             else:
                 left = Term(self.make(f"{line.name}{MARK}:{line.given[i]}.{tangent_line.name}", line.name, axes), axes)
             right = tuple(self.bound(bindings, line, t) if isinstance(t, Term) else t for t in tangent_line.right)
-            acts = isinstance(tangent_line, Word) and bool(tangent_line.axes)
+            acts = isinstance(tangent_line, Op) and bool(tangent_line.axes)
             loops = {axis for term in (left, *right) for axis in term.loops}
             bounded = isinstance(tangent_line, Product) or acts or (last and isinstance(tangent_line, Sum))
             where = tuple(c for c in line.where if c.axes <= loops) if bounded else ()
             made = replace(tangent_line, left=(left,), right=right, where=where, tag=self.tag(line))
-            if isinstance(made, Word):
+            if isinstance(made, Op):
                 word = entry(made.word)
                 acted = tuple(axis for name in made.axes for axis in spell((name,), line))
                 made = replace(made, word=word.name, axes=acted, given=word.inputs, gives=word.outputs)
@@ -197,12 +197,12 @@ class _Tangents:
             result.append(made)
         return result
 
-    def bound(self, bindings: Mapping[str, Operand], line: Word, term: Term) -> Term:
+    def bound(self, bindings: Mapping[str, Operand], line: Op, term: Term) -> Term:
         bound_term = bindings[term.name] if term.name in bindings else self.expose(line, term.name)
         assert isinstance(bound_term, Term)
         return bound_term
 
-    def expose(self, line: Word, name: str) -> Term:
+    def expose(self, line: Op, name: str) -> Term:
         """A line of the word's body that the tangent reads: the forward line gives it as one more result."""
         (result,) = (body.left[0] for body in entry(line.word).body if body.name == name)
         axes = spell(result.declared, line)
@@ -213,7 +213,7 @@ class _Tangents:
 
     # Repeats.
 
-    def repeat(self, line: Repeat) -> None:
+    def repeat(self, line: Loop) -> None:
         for name in (*line.shared, *(stack for _, stack in line.each)):
             self.of(name)
         moved = {carry.start for carry in line.carry if self.of(carry.initial)}
@@ -250,7 +250,7 @@ class _Tangents:
             )
         )
 
-    def inside(self, line: Repeat, moved: set[str]) -> _Tangents:
+    def inside(self, line: Loop, moved: set[str]) -> _Tangents:
         """The turns of a repeat, of which these carried values move."""
         known = {name: moving for name, moving in self.known.items() if name not in line.inside}
         values = dict(line.values)
@@ -265,8 +265,8 @@ class _Tangents:
         inner.through(line.lines)
         return inner
 
-    def zeros(self, name: str, line: Repeat) -> str:
+    def zeros(self, name: str, line: Loop) -> str:
         target = self.make(f"{name}{MARK}", name)
         axes = self.values[name].axes
-        self.out.append(Word((Term(target, axes),), (), (), Tag(), word="zeros", gives=("Y",)))
+        self.out.append(Op((Term(target, axes),), (), (), Meta(), word="zeros", gives=("Y",)))
         return target

@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from learncost.autoshard.cut_sizes import CutSizes
-from learncost.autoshard.held import Weights
-from learncost.autoshard.passes import Passes
+from learncost.autoshard.held import StepWeights
+from learncost.autoshard.passes import MicrobatchPasses
 from learncost.autoshard.placed_step import placed_step
 from learncost.autoshard.segments import Walker
 from learncost.autoshard.sent import Sending, sendings
-from learncost.cost_models import Row, price
+from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
 from learncost.ir.precision import Precision
 from learncost.models.model import Model
@@ -31,7 +31,7 @@ PASSES = {"forward": "F", "recomputation": "B", "backward": "B", "weight_update"
 """Macro-operations by the pass of a pipeline that they are of; O is the optimizer, once a step."""
 
 
-class Where(NamedTuple):
+class SegmentPass(NamedTuple):
     """Where time goes: the segment, the letter of the pass, and whether in turns of a ring of devices."""
 
     segment: int
@@ -39,7 +39,7 @@ class Where(NamedTuple):
     rounds: bool = False
 
 
-class Account:
+class MeshAccount:
     """The account of a placed step.
 
     model      its table is that of one device; `clauses` cut it over axes of `mesh`
@@ -61,8 +61,8 @@ class Account:
     ) -> None:
         self.step = placed_step(model, sizes, mesh, clauses, kind, plan, procedure, optimizer)
         self.sizes = CutSizes(self.step)
-        self.weights = Weights(self.step, self.sizes)
-        self.passes = Passes(self.step, self.sizes)
+        self.weights = StepWeights(self.step, self.sizes)
+        self.passes = MicrobatchPasses(self.step, self.sizes)
 
     @property
     def model(self) -> Model:
@@ -86,24 +86,24 @@ class Account:
         return sendings(self.step, self.sizes, self.weights.held)
 
     @cached_property
-    def _rows(self) -> tuple[Row, ...]:
+    def _rows(self) -> tuple[PricedLine, ...]:
         return price(self.placed.table, {}, book("run")).rows
 
-    def seconds(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[Where, Any]:
+    def seconds(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[SegmentPass, Any]:
         """Seconds of one turn of each segment in each pass, computing alone; arrays where sizes are."""
-        by_place: dict[Where, Any] = {}
+        by_place: dict[SegmentPass, Any] = {}
         for where, _, seconds in self._at(sizes, rates, dtype):
             by_place[where] = by_place.get(where, 0.0) + seconds
         return by_place
 
-    def products(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[Where, Any]:
+    def products(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[SegmentPass, Any]:
         """FLOPs of the matrix products of one turn of each segment in each pass."""
-        by_place: dict[Where, Any] = {}
+        by_place: dict[SegmentPass, Any] = {}
         for where, flops, _ in self._at(sizes, rates, dtype):
             by_place[where] = by_place.get(where, 0) + flops
         return by_place
 
-    def _at(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> Iterator[tuple[Where, Any, Any]]:
+    def _at(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> Iterator[tuple[SegmentPass, Any, Any]]:
         """What runs at once: where, the FLOPs of its products in one turn of its segment, and its seconds."""
         walker = Walker(self.blocks)
         places = [
@@ -119,7 +119,7 @@ class Account:
             if is_collective(line):
                 continue  # its time is that of the links
             turns = sizes[self.blocks[segment // 2]] if segment % 2 else 1
-            where = Where(
+            where = SegmentPass(
                 segment, PASSES.get(work.macro, "F"), bool(self.sizes.turns_round & self._rows[work.main].repeat.sizes)
             )
             flops = work.turns * work.share * sum(product.flops for product in work.products)

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from learncost.autoshard.account import PASSES, Account, Where
-from learncost.autoshard.segments import Part
-from learncost.autoshard.step import PIPELINE, Spent, Way, carried
+from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass
+from learncost.autoshard.segments import StagePart
+from learncost.autoshard.step import PIPELINE, ParallelConfig, PassTime, carried
 from learncost.devices.cluster import Cluster
-from learncost.devices.collective import Group, groups, transfer
+from learncost.devices.collective import MeshGroup, groups, transfer
 from learncost.ir.count import base, size_of
 from learncost.ir.line import Line
 from learncost.ir.precision import Precision
-from learncost.ir.repeat import Repeat, walk
+from learncost.ir.repeat import Loop, walk
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model
 from learncost.sharding.clauses import Clause, clauses
@@ -34,7 +34,7 @@ EXPERTS = "e over ep of experts, B over ep"
 
 
 @dataclass(frozen=True)
-class Context:
+class ContextParallel:
     """How sequences that are cut attend: clauses of cp, a plan beside the others, and what screens say of it."""
 
     place: str
@@ -43,9 +43,9 @@ class Context:
 
 
 CONTEXTS = {
-    "gathered": Context("M over cp", "zigzag", ""),
-    "ring": Context("M over cp", "zigzag,ring", "keys in a ring"),
-    "ulysses": Context("h g over cp of scores, M over cp", "", "heads cut in attention"),
+    "gathered": ContextParallel("M over cp", "zigzag", ""),
+    "ring": ContextParallel("M over cp", "zigzag,ring", "keys in a ring"),
+    "ulysses": ContextParallel("h g over cp of scores, M over cp", "", "heads cut in attention"),
 }
 """Keys and values gathered, or parts of them in a ring, with parts of causal sequences that take as long as each other;
 or heads in the place of sequences (Jacobs et al. 2023, DeepSpeed Ulysses)."""
@@ -73,7 +73,7 @@ LONG = 16384
 
 
 @dataclass(frozen=True)
-class Structure:
+class ShardedStructure:
     """What is placed once: the clauses, over axes of which each has at least one device, the plan and the types."""
 
     zero: str
@@ -84,7 +84,7 @@ class Structure:
     context: str = WHOLE
     again: str = ""
 
-    def over(self, model: Model, axes: Sequence[str]) -> Structure:
+    def over(self, model: Model, axes: Sequence[str]) -> ShardedStructure:
         """The same over these axes alone: without lines that only the others need."""
         several = structures(model, [self.kind], [self.again], axes, [self.context])
         return next(each for each in several if each.zero == self.zero)
@@ -98,15 +98,15 @@ class Structure:
 class Candidate:
     """A way with its structure; bytes on the fullest device, and seconds of a step as closed forms have them."""
 
-    structure: Structure
-    way: Way
+    structure: ShardedStructure
+    way: ParallelConfig
     memory: int = 0
     seconds: float = 0.0
 
 
 def structures(
     model: Model, kinds: Sequence[Precision], plans: Sequence[str], axes: Sequence[str], contexts: Sequence[str] = ()
-) -> list[Structure]:
+) -> list[ShardedStructure]:
     """The structures of a model over some mesh axes."""
     result = []
     several = (contexts or tuple(CONTEXTS)) if "cp" in axes else (WHOLE,)
@@ -117,7 +117,7 @@ def structures(
         text += [f"{EXPERTS}, * over ep of {cut}"] if "ep" in axes else []
         text += [f"B over dp, * over dp of {cut}"] if "dp" in axes else []
         said = ",".join(filter(None, (plan, attends.plan if "cp" in axes else "")))
-        result.append(Structure(zero, said, kind, tuple(axes), ", ".join(text), context, plan))
+        result.append(ShardedStructure(zero, said, kind, tuple(axes), ", ".join(text), context, plan))
     return result
 
 
@@ -191,7 +191,7 @@ def _even(size: int) -> bool:
     return size & (size - 1) == 0
 
 
-def ways(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[Way]:
+def ways(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[ParallelConfig]:
     """The schedules and microbatches of a mesh for a batch."""
     each = batch // (shape["dp"] * shape["ep"])
     cut_mesh = {axis: size for axis, size in shape.items() if size > 1} or {"dp": 1}
@@ -201,33 +201,33 @@ def ways(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[Way]:
             continue
         number = each // microbatch
         if stages == 1:
-            yield Way(cut_mesh, microbatch, number)
+            yield ParallelConfig(cut_mesh, microbatch, number)
             continue
-        yield Way(cut_mesh, microbatch, number, "1f1b")
-        yield Way(cut_mesh, microbatch, number, "zb-h1")
+        yield ParallelConfig(cut_mesh, microbatch, number, "1f1b")
+        yield ParallelConfig(cut_mesh, microbatch, number, "zb-h1")
         for chunks in CHUNKS:
             if number % stages == 0 and layers // stages >= chunks and layers % (stages * chunks) == 0:
-                yield Way(cut_mesh, microbatch, number, "interleaved", chunks)
+                yield ParallelConfig(cut_mesh, microbatch, number, "interleaved", chunks)
 
 
-class Reading:
+class StructureCost:
     """A structure placed, and what its ways take."""
 
     def __init__(
         self,
         model: Model,
         sizes: Mapping[str, int],
-        structure: Structure,
+        structure: ShardedStructure,
         cluster: Cluster,
-        times: dict[tuple[Any, ...], dict[Where, float]] | None = None,
+        times: dict[tuple[Any, ...], dict[SegmentPass, float]] | None = None,
     ) -> None:
         self.times = {} if times is None else times  # of all structures: what is computed is the same
         self.model, self.sizes, self.structure, self.cluster = model, dict(sizes), structure, cluster
         two = mesh(",".join(f"{axis}=2" for axis in structure.axes))
         batch = 2 ** sum(axis in ("dp", "ep") for axis in structure.axes)
         placed_sizes = {**sizes, "B": batch}
-        self.account = Account(model, placed_sizes, two, structure.clauses, structure.kind, structure.plan)
-        self._moved: dict[tuple[Any, ...], dict[str, Spent]] = {}
+        self.account = MeshAccount(model, placed_sizes, two, structure.clauses, structure.kind, structure.plan)
+        self._moved: dict[tuple[Any, ...], dict[str, PassTime]] = {}
 
     @cached_property
     def turns(self) -> dict[str, int]:
@@ -235,14 +235,14 @@ class Reading:
         return {
             base(line.count).partition("/")[0]: int(size_of(line.count, self.sizes))
             for line in self.model.table.lines
-            if isinstance(line, Repeat)
+            if isinstance(line, Loop)
         }
 
     @property
     def layers(self) -> int:
         return sum(self.turns.values())
 
-    def sizes_of(self, way: Way) -> dict[str, int]:
+    def sizes_of(self, way: ParallelConfig) -> dict[str, int]:
         """The sizes of a microbatch under a way, every axis of the structure told."""
         shape = {axis: way.mesh.get(axis, 1) for axis in self.structure.axes}
         batch = way.microbatch * shape.get("dp", 1) * shape.get("ep", 1)
@@ -254,13 +254,13 @@ class Reading:
         batch = shape.get("dp", 1) * shape.get("ep", 1)
         return shape.get("cp", 1) > 1 and not self.account.sizes.divides({**sizes, "B": batch})
 
-    def _sizes_of_all(self, several: Sequence[Way]) -> dict[str, Any]:
+    def _sizes_of_all(self, several: Sequence[ParallelConfig]) -> dict[str, Any]:
         """The sizes of a microbatch of each of many ways, as arrays."""
         shapes = {axis: np.array([way.mesh.get(axis, 1) for way in several], float) for axis in self.structure.axes}
         batch = np.array([way.microbatch for way in several], float) * shapes.get("dp", 1) * shapes.get("ep", 1)
         return self.account.sizes.filled({**self.sizes, **shapes, "B": batch})
 
-    def memory(self, several: Sequence[Way]) -> np.ndarray[Any, Any]:
+    def memory(self, several: Sequence[ParallelConfig]) -> np.ndarray[Any, Any]:
         """Bytes on the fullest device of every way: the first stage of a pipeline, or the last one.
 
         The largest number of blocks of a stage is taken for all; the exact cut is read of those that are shown.
@@ -287,22 +287,22 @@ class Reading:
     def _outside(self) -> list[int]:
         return list(range(0, 2 * len(self.account.blocks) + 1, 2))
 
-    def _part(self, outside: frozenset[int], stages: Any) -> Part:
+    def _part(self, outside: frozenset[int], stages: Any) -> StagePart:
         total = float(self.layers)
         blocks = np.ceil(total / stages)
         if len(self.turns) == 1:
-            return Part(dict.fromkeys(self.account.blocks, blocks), outside)
+            return StagePart(dict.fromkeys(self.account.blocks, blocks), outside)
         # Of several kinds of blocks the most there are: a stage has them in proportion.
-        return Part({name: blocks * turns / total for name, turns in self.turns.items()}, outside)
+        return StagePart({name: blocks * turns / total for name, turns in self.turns.items()}, outside)
 
-    def _bytes(self, sizes: Mapping[str, Any], part: Part) -> tuple[Any, ...]:
+    def _bytes(self, sizes: Mapping[str, Any], part: StagePart) -> tuple[Any, ...]:
         """What a stage holds, keeps of a microbatch, has at most; what waits for updates apart, and the most then."""
         values, apart = (self.account.passes.activations(sizes, part, updates_apart) for updates_apart in (False, True))
         most = np.maximum(values.forward, values.backward)
         most_apart = np.maximum(np.maximum(apart.forward, apart.backward), apart.update)
         return self.account.weights.static(sizes, part).total, values.kept, most, apart.waiting, most_apart
 
-    def seconds(self, way: Way, rates: Rates) -> float:
+    def seconds(self, way: ParallelConfig, rates: Rates) -> float:
         """Seconds of a step, every stage taken as the mean one: as the printed formulas of bubbles have it."""
         way_sizes = self.sizes_of(way)
         times = self._computed(way, way_sizes, rates)
@@ -310,7 +310,7 @@ class Reading:
         stages, number = way.stages, way.microbatches
         passes = dict.fromkeys("FBW", 0.0)
         for name in passes:
-            spent = replace(moved.get(name, Spent()), shared=self.cluster.shared)
+            spent = replace(moved.get(name, PassTime()), shared=self.cluster.shared)
             for where, each in times.items():
                 if where.letter == name:
                     seconds = each * (self.turns_of(where.segment) if where.segment % 2 else 1)
@@ -326,7 +326,7 @@ class Reading:
             mesh_groups = groups(way.mesh, self.cluster.devices)
             size = float(carried(self.account).at(way_sizes)) * self.account.kind.value
             send = 2 * (stages * way.chunks - 1) * transfer("send", size, mesh_groups[PIPELINE], self.cluster).seconds
-        last = moved.get("O", Spent())
+        last = moved.get("O", PassTime())
         once = self._optimizer(way_sizes, rates) / stages
         exposed = max(0.0, last.beside / stages - passes["B"] - passes["W"]) + last.waits / stages
         return float(number * total + bubble + send + once + exposed)
@@ -335,7 +335,7 @@ class Reading:
         """Turns of a repeat."""
         return self.sizes[self.account.blocks[segment // 2]]
 
-    def _computed(self, way: Way, way_sizes: Mapping[str, int], rates: Rates) -> dict[Where, float]:
+    def _computed(self, way: ParallelConfig, way_sizes: Mapping[str, int], rates: Rates) -> dict[SegmentPass, float]:
         """Seconds of one turn of each segment in each pass, on a line between the fewest and the most sequences."""
         inner = tuple((axis, way_sizes[axis]) for axis in self.structure.axes if axis != "dp")
         first, last = MICROBATCHES[0], MICROBATCHES[-1]
@@ -343,13 +343,13 @@ class Reading:
         share = (way.microbatch - first) / (last - first)
         return {where: few[where] + share * (many[where] - few[where]) for where in few}
 
-    def _at(self, inner: tuple[tuple[str, int], ...], microbatch: int, rates: Rates) -> dict[Where, float]:
+    def _at(self, inner: tuple[tuple[str, int], ...], microbatch: int, rates: Rates) -> dict[SegmentPass, float]:
         key = *self._alike(rates), inner, microbatch
         if key not in self.times:
             self._compute([(inner, microbatch)], rates)
         return self.times[key]
 
-    def prepare(self, several: Sequence[Way], rates: Rates) -> None:
+    def prepare(self, several: Sequence[ParallelConfig], rates: Rates) -> None:
         """Read what the ways compute and send all at once, as `seconds` of each would."""
         if not several:
             return
@@ -377,13 +377,13 @@ class Reading:
             key = *self._alike(rates), *point
             self.times[key] = {where: several[number] for where, several in along.items()}
 
-    def _sent(self, way: Way) -> dict[str, Spent]:
+    def _sent(self, way: ParallelConfig) -> dict[str, PassTime]:
         """Seconds of the collectives of a microbatch, by pass."""
         if _moves(way) not in self._moved:
             self._move([way])
         return self._moved[_moves(way)]
 
-    def _move(self, several: Sequence[Way]) -> None:
+    def _move(self, several: Sequence[ParallelConfig]) -> None:
         """Seconds of the collectives of all of these ways, as `_sent` has them of each."""
         alike = {_moves(way): way for way in several}
         several = [way for key, way in alike.items() if key not in self._moved]
@@ -392,34 +392,36 @@ class Reading:
         sizes = self._sizes_of_all(several)
         of_ways = [groups(way.mesh, self.cluster.devices) for way in several]
         links: dict[tuple[str, str], Any] = {}
-        passes: dict[str, Spent] = {}
+        passes: dict[str, PassTime] = {}
         for sending in self.account.sendings:
             key = sending.word, sending.mesh_axis
             if key not in links:
-                links[key] = self._link(sending.word, [each.get(sending.mesh_axis, Group(1, 1)) for each in of_ways])
+                links[key] = self._link(
+                    sending.word, [each.get(sending.mesh_axis, MeshGroup(1, 1)) for each in of_ways]
+                )
             latency, per_byte = links[key]
             name = PASSES.get(sending.macro, "F")
             calls = 1 if name == "O" else sending.turns.at(sizes)
             seconds = calls * (latency + per_byte * sending.payload.at(sizes))
-            passes.setdefault(name, Spent()).send(sending, seconds, several[0])
+            passes.setdefault(name, PassTime()).send(sending, seconds, several[0])
         for number, way in enumerate(several):
             self._moved[_moves(way)] = {
-                name: Spent(*(float(np.broadcast_to(each, len(several))[number]) for each in vars(spent).values()))
+                name: PassTime(*(float(np.broadcast_to(each, len(several))[number]) for each in vars(spent).values()))
                 for name, spent in passes.items()
             }
 
-    def _link(self, word: str, several: Sequence[Group]) -> tuple[Any, Any]:
+    def _link(self, word: str, several: Sequence[MeshGroup]) -> tuple[Any, Any]:
         """Seconds of a call, and of a byte, of a collective in each of some groups."""
         known = {group: transfer(word, 1.0, group, self.cluster) for group in {*several}}
         latency, moving = ([getattr(known[group], name) for group in several] for name in ("latency", "moving"))
         return np.array(latency), np.array(moving)
 
     def _optimizer(self, way_sizes: Mapping[str, int], rates: Rates) -> float:
-        whole = Part({name: self.sizes[name] for name in self.account.blocks}, frozenset(self._outside))
+        whole = StagePart({name: self.sizes[name] for name in self.account.blocks}, frozenset(self._outside))
         return self.account.weights.optimizer_seconds(way_sizes, whole, rates)
 
 
-def _is_apart(reading: Reading, shape: Mapping[str, int]) -> bool:
+def _is_apart(reading: StructureCost, shape: Mapping[str, int]) -> bool:
     """Whether a structure is a way of its own on a mesh: the devices have the weights that zero-3 cuts, none of them as
     stages of a pipeline, and the sequences that a context cuts.
     """
@@ -428,13 +430,13 @@ def _is_apart(reading: Reading, shape: Mapping[str, int]) -> bool:
     return (structure.zero == "zero-1" or cuts) and (structure.context == WHOLE or reading.attends(shape))
 
 
-def _moves(way: Way) -> tuple[Any, ...]:
+def _moves(way: ParallelConfig) -> tuple[Any, ...]:
     """What of a way says what its collectives take for a microbatch."""
     return way.microbatch, tuple(way.mesh.items())
 
 
 def candidates(
-    readings: Sequence[Reading],
+    readings: Sequence[StructureCost],
     shapes: Sequence[Mapping[str, int]],
     batch: int,
     rates: Mapping[str, Rates],

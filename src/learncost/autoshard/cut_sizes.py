@@ -8,8 +8,8 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from learncost.autoshard.placed_step import PlacedStep, turns_round
-from learncost.autoshard.segments import Part
+from learncost.autoshard.placed_step import ShardedStep, turns_round
+from learncost.autoshard.segments import StagePart
 from learncost.ir.count import base, size_of
 from learncost.ir.repeat import repeats
 from learncost.sharding.padding import Padded, padded_of
@@ -19,7 +19,7 @@ from learncost.sharding.padding import Padded, padded_of
 class CutSizes:
     """What follows of the sizes of a step, of a mesh among them."""
 
-    step: PlacedStep
+    step: ShardedStep
 
     @cached_property
     def _rings(self) -> tuple[str, ...]:
@@ -96,6 +96,6 @@ class CutSizes:
         """The mesh axes that cut the batch."""
         return tuple(dict.fromkeys(each for axis in self.cuts if axis.startswith("B/") for each in axis.split("/")[1:]))
 
-    def of_stage(self, sizes: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    def of_stage(self, sizes: Mapping[str, Any], part: StagePart) -> dict[str, Any]:
         """The sizes of a stage: its turns are those of its repeats."""
         return {**self.filled(sizes), **{name: part.turns.get(name, 0) for name in self.step.blocks}}

@@ -8,22 +8,22 @@ from functools import cached_property
 from typing import Any
 
 from learncost.autoshard.cut_sizes import CutSizes
-from learncost.autoshard.placed_step import PlacedStep
-from learncost.autoshard.segments import Part
-from learncost.ir.count import Count, base, size_of
+from learncost.autoshard.placed_step import ShardedStep
+from learncost.autoshard.segments import StagePart
+from learncost.ir.count import Polynomial, base, size_of
 from learncost.procedures.optimizer import state_of
-from learncost.sharding.layout import Layout
+from learncost.sharding.layout import ShardLayout
 from learncost.timing import Rates
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredWeight:
     """A weight on a device: its elements, those of its gradient, of the optimizer's state; and where it stands."""
 
     name: str
-    weight: Count
-    gradient: Count
-    state: Count
+    weight: Polynomial
+    gradient: Polynomial
+    state: Polynomial
     segments: tuple[int, ...]
     learns: bool
 
@@ -43,14 +43,14 @@ class Static:
 
 
 @dataclass(frozen=True)
-class Weights:
+class StepWeights:
     """The weights of a placed step."""
 
-    step: PlacedStep
+    step: ShardedStep
     sizes: CutSizes
 
     @cached_property
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[StoredWeight, ...]:
         """The weights."""
         table, whole = self.step.placed.table, self.step.placed.whole
         where: dict[str, list[int]] = {name: [] for name in table.weights}
@@ -70,18 +70,25 @@ class Weights:
             home = axes
             if gradient in whole.known:
                 value = whole.known[gradient]
-                cut = Layout(self.step.homes.home(gradient, value)).cut(value.axes)
+                cut = ShardLayout(self.step.homes.home(gradient, value)).cut(value.axes)
                 if len(cut) == len(axes):
                     home = cut
                 elif len(cut) + 1 == len(axes):
                     home = (axes[0], *cut)
             state = table.axes[states[weight][0]] if weight in states else axes
             result.append(
-                Held(weight, Count.of(axes), Count.of(home), Count.of(state), tuple(where[weight] or [0]), learns)
+                StoredWeight(
+                    weight,
+                    Polynomial.of(axes),
+                    Polynomial.of(home),
+                    Polynomial.of(state),
+                    tuple(where[weight] or [0]),
+                    learns,
+                )
             )
         return tuple(result)
 
-    def static(self, sizes: Mapping[str, Any], part: Part) -> Static:
+    def static(self, sizes: Mapping[str, Any], part: StagePart) -> Static:
         """Bytes that a stage holds all the time; arrays where sizes are."""
         kind, per_point = self.step.kind, self.bytes_of_state
         weights: Any = 0
@@ -119,7 +126,7 @@ class Weights:
             most = max(most, size)
         return most * self.step.kind.weight
 
-    def optimizer_seconds(self, sizes: Mapping[str, int], part: Part, rates: Rates) -> float:
+    def optimizer_seconds(self, sizes: Mapping[str, int], part: StagePart, rates: Rates) -> float:
         """Seconds of the optimizer in a stage: every number of a state is read and written, at the bandwidth."""
         part_sizes = self.sizes.of_stage(sizes, part)
         kind, learning = self.step.kind, set(self.step.model.learning)

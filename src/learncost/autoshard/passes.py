@@ -8,17 +8,17 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from learncost.autoshard.cut_sizes import CutSizes
-from learncost.autoshard.placed_step import PlacedStep
-from learncost.autoshard.segments import BACKWARD, Part, Walker
-from learncost.ir.count import Count, base, larger
-from learncost.ir.line import Word
-from learncost.ir.repeat import Repeat, walk
+from learncost.autoshard.placed_step import ShardedStep
+from learncost.autoshard.segments import BACKWARD, StagePart, Walker
+from learncost.ir.count import Polynomial, base, larger
+from learncost.ir.line import Op
+from learncost.ir.repeat import Loop, walk
 from learncost.ir.table import Table
-from learncost.liveness import Stretch, stretches
+from learncost.liveness import SymbolicInterval, stretches
 from learncost.passes.parted import parted
 
 
-class Moment(NamedTuple):
+class PassLine(NamedTuple):
     """A line of the passes: the letter of its pass, and its segment."""
 
     letter: str
@@ -26,7 +26,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Activations:
+class StageActivations:
     """Bytes of a microbatch in a stage: what is kept from forward to backward, and the most while either runs.
 
     Of weight updates that are apart: what waits for them behind the backward pass, and the most while they run.
@@ -40,20 +40,20 @@ class Activations:
 
 
 @dataclass(frozen=True)
-class Passes:
+class MicrobatchPasses:
     """The passes of a placed step."""
 
-    step: PlacedStep
+    step: ShardedStep
     sizes: CutSizes
 
     @cached_property
     def _passes(self) -> Table:
         """What a microbatch runs, without the optimizer."""
         table = self.step.placed.table
-        lines = tuple(line for line in table.lines if isinstance(line, Repeat) or line.tag.macro != "optimizer_step")
+        lines = tuple(line for line in table.lines if isinstance(line, Loop) or line.tag.macro != "optimizer_step")
         read = {name for line in lines for name in line.reads}
         made = {name for line in lines for name in line.makes}
-        updates = [line for line in table.lines if isinstance(line, Word) and line.tag.macro == "optimizer_step"]
+        updates = [line for line in table.lines if isinstance(line, Op) and line.tag.macro == "optimizer_step"]
         gradients = {name for line in updates for name in line.reads if name in made}
         outputs = tuple(name for name in table.outputs if name in made)
         inputs = tuple(name for name in table.inputs if name in read)
@@ -66,21 +66,21 @@ class Passes:
         )
 
     @cached_property
-    def _stretches(self) -> tuple[tuple[Moment, ...], tuple[Stretch, ...]]:
+    def _stretches(self) -> tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]:
         """The moments of the passes, and the arrays over them."""
         return self._read(self._passes, frozenset())
 
     @cached_property
-    def _stretches_parted(self) -> tuple[tuple[Moment, ...], tuple[Stretch, ...]]:
+    def _stretches_parted(self) -> tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]:
         """The same where weight updates are a pass of their own."""
         apart = parted(self._passes)
         updates = apart.table.lines[len(apart.table.lines) - apart.updates :]
         return self._read(apart.table, frozenset(name for line, _ in walk(updates) for name in line.makes))
 
-    def _read(self, passes: Table, late: frozenset[str]) -> tuple[tuple[Moment, ...], tuple[Stretch, ...]]:
+    def _read(self, passes: Table, late: frozenset[str]) -> tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]:
         """The moments of passes, and the arrays over them; `late` is what weight updates make that are apart."""
         table, kind = self.step.placed.table, self.step.kind
-        updates = [line for line in table.lines if isinstance(line, Word) and line.tag.macro == "optimizer_step"]
+        updates = [line for line in table.lines if isinstance(line, Op) and line.tag.macro == "optimizer_step"]
         gradients = {name for line in updates for name in line.reads} & {*passes.outputs}
         persistent = {f"d{weight}" for weight in table.weights} | gradients
         widths = {"weight": 0, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": 4}
@@ -93,12 +93,12 @@ class Passes:
         for at in instants:
             counts, macro = tuple(count for _, count in at.loops), at.line.tag.macro
             if at.line.name in late and macro in BACKWARD:  # what is made again has the name that it had
-                moments.append(Moment("W", again.segment("weight_update", counts)))
+                moments.append(PassLine("W", again.segment("weight_update", counts)))
             else:
-                moments.append(Moment("B" if macro in BACKWARD else "F", walker.segment(macro, counts)))
+                moments.append(PassLine("B" if macro in BACKWARD else "F", walker.segment(macro, counts)))
         return tuple(moments), arrays
 
-    def activations(self, sizes: Mapping[str, Any], part: Part, updates_apart: bool = False) -> Activations:
+    def activations(self, sizes: Mapping[str, Any], part: StagePart, updates_apart: bool = False) -> StageActivations:
         """Bytes of a microbatch in a stage; arrays where sizes are.
 
         updates_apart  whether its weight updates are a pass of their own
@@ -133,11 +133,11 @@ class Passes:
             if mine[number]:
                 most[moment.letter] = larger(most[moment.letter], level)
         masks = sum(
-            Count.of(self.step.placed.table.axes[name]).at(part_sizes)
+            Polynomial.of(self.step.placed.table.axes[name]).at(part_sizes)
             for name, segment in self._masks.items()
             if self.step.within((segment,), part)
         )
-        return Activations(kept + masks, most["F"] + masks, most["B"] + masks, waiting, most["W"])
+        return StageActivations(kept + masks, most["F"] + masks, most["B"] + masks, waiting, most["W"])
 
     @cached_property
     def _masks(self) -> dict[str, int]:

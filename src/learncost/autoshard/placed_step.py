@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.autoshard.segments import Part, Walker, blocks_of
+from learncost.autoshard.segments import StagePart, Walker, blocks_of
 from learncost.ir.line import Line
 from learncost.ir.precision import Precision
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.passes.plan import planned
 from learncost.passes.rewrite_padded import paddable
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.sharding.clauses import Clause, Homes
+from learncost.sharding.clauses import Clause, ShardSpecs
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed, place
 
 
 @dataclass(frozen=True)
-class PlacedStep:
+class ShardedStep:
     """A placed step with what it was placed of.
 
     model      its table is that of one device
@@ -37,7 +37,7 @@ class PlacedStep:
     blocks: tuple[str, ...]
     paddable: frozenset[str]
     placed: Placed
-    homes: Homes
+    homes: ShardSpecs
 
     def width(self, name: str, role: str) -> int:
         """Bytes of a number of an array of the placed table, by the role of what it holds."""
@@ -55,10 +55,10 @@ class PlacedStep:
         walker = Walker(self.blocks)
 
         def visit(
-            lines: Sequence[Line | Repeat], counts: tuple[str, ...], stacks: Mapping[str, str]
+            lines: Sequence[Line | Loop], counts: tuple[str, ...], stacks: Mapping[str, str]
         ) -> Iterator[tuple[Line, int, list[str]]]:
             for line in lines:
-                if isinstance(line, Repeat):
+                if isinstance(line, Loop):
                     inner = {**stacks, **{inside: stacks.get(outer, outer) for inside, outer in line.each}}
                     yield from visit(line.lines, (*counts, line.count), inner)
                 else:
@@ -67,7 +67,7 @@ class PlacedStep:
 
         return visit(table.lines, (), {})
 
-    def within(self, segments: Sequence[int], part: Part) -> bool:
+    def within(self, segments: Sequence[int], part: StagePart) -> bool:
         """Whether a stage has one of these segments."""
         return any(
             segment in part.outside if segment % 2 == 0 else self.blocks[segment // 2] in part.turns
@@ -84,7 +84,7 @@ def placed_step(
     plan: str,
     procedure: str,
     optimizer: str,
-) -> PlacedStep:
+) -> ShardedStep:
     """Place a step. Raises `InputError` for what clauses cut and does not divide."""
     # Placed over two devices an axis, all meshes have one structure; what `*` cuts lies in flat parts, padded.
     two = Mesh(tuple((axis, min(size, 2)) for axis, size in mesh.axes))
@@ -92,19 +92,19 @@ def placed_step(
     sizes = {**sizes, "B": mesh.devices * sizes["B"]}
     sizes |= {axis: sizes[axis] + -sizes[axis] % mesh.devices for axis in filled_up & sizes.keys()}
     stepped = planned(without_gradients(step(model, procedure, optimizer)), plan, sizes)
-    homes = Homes(stepped, mesh, clauses, sizes)
+    homes = ShardSpecs(stepped, mesh, clauses, sizes)
     for name, value in stepped.known.items():
         homes.winners(name, value)  # refuses what does not divide
     large = {axis: size * two.devices if size > 1 else 1 for axis, size in sizes.items()}  # two divide it, whatever
     placed = place(stepped, two, clauses, large)
-    return PlacedStep(
+    return ShardedStep(
         model,
         kind,
         optimizer,
         blocks_of(model.table),
         filled_up,
         replace(placed, table=replace(placed.table, lines=_of_any_ring(placed.table.lines))),
-        Homes(stepped, two, clauses, large),
+        ShardSpecs(stepped, two, clauses, large),
     )
 
 
@@ -117,7 +117,7 @@ def _of_any_ring(lines: Sequence[Statement]) -> tuple[Statement, ...]:
     """The lines with the turns of their rings by name, where they were placed over two devices."""
     return tuple(
         replace(line, lines=_of_any_ring(line.lines), count=turns_round(line.around) if line.around else line.count)
-        if isinstance(line, Repeat)
+        if isinstance(line, Loop)
         else line
         for line in lines
     )

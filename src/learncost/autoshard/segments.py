@@ -20,7 +20,7 @@ BACKWARD = frozenset(("backward", "weight_update", "recomputation"))
 
 
 @dataclass(frozen=True, eq=False)
-class Part(Displayed):
+class StagePart(Displayed):
     """A stage: the turns of every repeat that it has, by its count, and the segments outside of repeats."""
 
     turns: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Part(Displayed):
         return tuple(sorted(self.turns.items())), self.outside
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Part) and self._key() == other._key()
+        return isinstance(other, StagePart) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -45,7 +45,7 @@ def blocks_of(table: Table) -> tuple[str, ...]:
     return tuple(base(line.count).partition("/")[0] for line in table.repeats)
 
 
-def parts_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> tuple[Part, ...]:
+def parts_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> tuple[StagePart, ...]:
     """The stages of a model by how many blocks each has: `passes/stages.py` cuts its table so.
 
     Raises `InputError` where the blocks are not all that there are.
@@ -67,7 +67,7 @@ def parts_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> t
             stages[stage][0][name] = stages[stage][0].get(name, 0) + taken * int(several or 1)
             left, turns = left - taken, turns - taken
         stages[stage if number < len(counts) - 1 else -1][1].add(2 * number + 2)
-    return tuple(Part(dict(turns_of), frozenset(outside)) for turns_of, outside in stages)
+    return tuple(StagePart(dict(turns_of), frozenset(outside)) for turns_of, outside in stages)
 
 
 class Walker:

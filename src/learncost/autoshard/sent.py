@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from learncost.autoshard.cut_sizes import CutSizes
-from learncost.autoshard.held import Held
-from learncost.autoshard.placed_step import PlacedStep
+from learncost.autoshard.held import StoredWeight
+from learncost.autoshard.placed_step import ShardedStep
 from learncost.autoshard.segments import Walker
-from learncost.ir.count import Count
-from learncost.ir.line import Word
+from learncost.ir.count import Polynomial
+from learncost.ir.line import Op
 from learncost.ir.repeat import walk
 from learncost.ir.term import Term
 from learncost.ir.value import INDICES
@@ -30,17 +30,17 @@ class Sending:
 
     word: str
     mesh_axis: str
-    payload: Count
-    turns: Count
+    payload: Polynomial
+    turns: Polynomial
     macro: str
     segment: int
     role: str
     line: str
     rounds: bool = False
-    copies: Count | None = None
+    copies: Polynomial | None = None
 
 
-def sendings(step: PlacedStep, sizes: CutSizes, held: Sequence[Held]) -> tuple[Sending, ...]:
+def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -> tuple[Sending, ...]:
     """The collectives of a step of one microbatch, in the order of the lines."""
     placed, table, result = step.placed, step.placed.table, []
     indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
@@ -61,8 +61,8 @@ def sendings(step: PlacedStep, sizes: CutSizes, held: Sequence[Held]) -> tuple[S
             Sending(
                 line.word,
                 line.axes[0],
-                Count.of(_larger(sides), width),
-                Count.of(counts),
+                Polynomial.of(_larger(sides), width),
+                Polynomial.of(counts),
                 line.tag.macro,
                 segment,
                 role,
@@ -74,12 +74,12 @@ def sendings(step: PlacedStep, sizes: CutSizes, held: Sequence[Held]) -> tuple[S
     return tuple(result)
 
 
-def _copies(line: Word) -> Count | None:
+def _copies(line: Op) -> Polynomial | None:
     """Of rows that are sent by a choice, how many each has: the last axis of what chooses."""
     if line.word not in ("dispatch", "combine"):
         return None
     choice = line.right[-1]
-    return Count.of(choice.declared[-1:]) if isinstance(choice, Term) else None
+    return Polynomial.of(choice.declared[-1:]) if isinstance(choice, Term) else None
 
 
 def _larger(sides: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

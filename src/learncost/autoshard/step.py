@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from learncost.autoshard.account import PASSES, Account
+from learncost.autoshard.account import PASSES, MeshAccount
 from learncost.autoshard.held import Static
-from learncost.autoshard.passes import Activations
-from learncost.autoshard.segments import Part, parts_of
+from learncost.autoshard.passes import StageActivations
+from learncost.autoshard.segments import StagePart, parts_of
 from learncost.autoshard.sent import Sending
 from learncost.devices.cluster import Cluster
-from learncost.devices.collective import Group, Transfer, groups, transfer
-from learncost.ir.count import Count, base
+from learncost.devices.collective import MeshGroup, Transfer, groups, transfer
+from learncost.ir.count import Polynomial, base
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.program.pipeline import KINDS, peak, schedule, seconds
 from learncost.sharding.clauses import check_timed
 from learncost.sharding.padding import Padded
@@ -42,7 +42,7 @@ ASSUMED = {
 
 
 @dataclass(frozen=True)
-class Way:
+class ParallelConfig:
     """How a step is run on many devices.
 
     mesh          devices by axis, the last one between neighbours; `pp` is the pipeline
@@ -82,7 +82,7 @@ class Way:
 
 
 @dataclass
-class Spent:
+class PassTime:
     """Seconds of a pass: what is computed, in turns of rings too; collectives that wait, and those beside either.
 
     shared  of the device, what collectives take from that which is computed beside them
@@ -95,7 +95,7 @@ class Spent:
     beside_rounds: Any = 0.0
     shared: float = 0.0
 
-    def send(self, sending: Sending, seconds: Any, way: Way) -> None:
+    def send(self, sending: Sending, seconds: Any, way: ParallelConfig) -> None:
         """Add what a collective takes where it belongs."""
         if sending.rounds:
             self.beside_rounds = self.beside_rounds + seconds
@@ -114,7 +114,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class StageTakes(Displayed):
+class StageUsage(Displayed):
     """What a device with a stage, or with several, takes: bytes by what they are for, and seconds of a microbatch."""
 
     layers: int
@@ -133,7 +133,7 @@ class StageTakes(Displayed):
 
 
 @dataclass(frozen=True)
-class Sent(Displayed):
+class StepTraffic(Displayed):
     """What a device sends over a mesh axis in a step by one word, for one purpose: calls, bytes and seconds."""
 
     word: str
@@ -148,7 +148,7 @@ class Sent(Displayed):
 
 
 @dataclass(frozen=True)
-class StepTakes(Displayed):
+class StepUsage(Displayed):
     """One step on many devices.
 
     stages     of each device of the pipeline
@@ -160,10 +160,10 @@ class StepTakes(Displayed):
     padded     sizes that the mesh does not divide and that are filled up
     """
 
-    way: Way
+    way: ParallelConfig
     cluster: Cluster
-    stages: tuple[StageTakes, ...]
-    sent: tuple[Sent, ...]
+    stages: tuple[StageUsage, ...]
+    sent: tuple[StepTraffic, ...]
     seconds: float
     once: float
     bubble: float
@@ -173,7 +173,7 @@ class StepTakes(Displayed):
     flops: float = 0.0
     low: float = 1.0
     high: float = 1.0
-    groups: Mapping[str, Group] = field(default_factory=dict)
+    groups: Mapping[str, MeshGroup] = field(default_factory=dict)
     passes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     padded: tuple[Padded, ...] = ()
 
@@ -198,7 +198,7 @@ class StepTakes(Displayed):
         }
 
 
-def stages_of(account: Account, way: Way, sizes: Mapping[str, int]) -> tuple[Part, ...]:
+def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StagePart, ...]:
     """The stages of a way, by the number of the stage. Raises `InputError` where blocks cannot be cut so."""
     number = way.stages * way.chunks
     turns = [sizes[name] for name in account.blocks]
@@ -212,21 +212,21 @@ def stages_of(account: Account, way: Way, sizes: Mapping[str, int]) -> tuple[Par
     return parts_of(account.model.table, sizes, layers)
 
 
-def _several(account: Account, name: str) -> str:
+def _several(account: MeshAccount, name: str) -> str:
     for line in account.model.table.lines:
-        if isinstance(line, Repeat) and base(line.count).partition("/")[0] == name:
+        if isinstance(line, Loop) and base(line.count).partition("/")[0] == name:
             return base(line.count).partition("/")[2] or "1"
     return "1"
 
 
-def sizes_of(account: Account, way: Way, sizes: Mapping[str, int]) -> dict[str, int]:
+def sizes_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
     """Sizes of one microbatch, all devices of the mesh but the pipeline's together."""
     batch = way.microbatch * prod(way.mesh.get(axis, 1) for axis in account.sizes.batch_axes)
     one_of_each = dict.fromkeys(account.placed.mesh.names, 1)
     return {**sizes, **one_of_each, **{axis: size for axis, size in way.mesh.items() if axis != PIPELINE}, "B": batch}
 
 
-def memory_of(account: Account, way: Way, sizes: Mapping[str, int]) -> tuple[StageTakes, ...]:
+def memory_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StageUsage, ...]:
     """What every device of the pipeline holds; seconds are left out."""
     way_sizes = account.sizes.filled(sizes_of(account, way, sizes))
     parts = stages_of(account, way, sizes)
@@ -234,14 +234,14 @@ def memory_of(account: Account, way: Way, sizes: Mapping[str, int]) -> tuple[Sta
 
 
 def _memory(
-    account: Account,
-    way: Way,
+    account: MeshAccount,
+    way: ParallelConfig,
     way_sizes: Mapping[str, int],
-    parts: Sequence[Part],
+    parts: Sequence[StagePart],
     times: Mapping[int, tuple[float, ...]],
-) -> tuple[StageTakes, ...]:
-    statics: dict[Part, Static] = {}
-    values: dict[Part, Activations] = {}
+) -> tuple[StageUsage, ...]:
+    statics: dict[StagePart, Static] = {}
+    values: dict[StagePart, StageActivations] = {}
     for part in parts:
         if part not in statics:
             statics[part] = account.weights.static(way_sizes, part)
@@ -263,7 +263,7 @@ def _memory(
         static = Static(*(int(sum(getattr(each, name) for each in several)) for name in names))
         seconds_of = times.get(device, (0.0, 0.0, 0.0, 0.0))
         result.append(
-            StageTakes(
+            StageUsage(
                 sum(part.layers for part in mine),
                 static,
                 int(peak(order, device, kept, forward, backward, *apart)),
@@ -275,8 +275,8 @@ def _memory(
 
 
 def step_of(
-    account: Account, way: Way, sizes: Mapping[str, int], cluster: Cluster, rates: Rates, tokens: int
-) -> StepTakes:
+    account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int], cluster: Cluster, rates: Rates, tokens: int
+) -> StepUsage:
     """A step of a model on a cluster.
 
     sizes   of the model, with the lengths of a sequence
@@ -293,13 +293,13 @@ def step_of(
     mesh_groups = groups(way.mesh, cluster.devices)
     computed = account.seconds(way_sizes, rates, account.kind.values)
     transfers = [(each, _moved(each, way_sizes, mesh_groups, cluster, way)) for each in account.sendings]
-    made: dict[Part, dict[str, tuple[float, float]]] = {}  # stages that are alike take as long
+    made: dict[StagePart, dict[str, tuple[float, float]]] = {}  # stages that are alike take as long
     for part in parts:
         if part in made:
             continue
         by_pass = {}
         for name in "FBWO":
-            spent = Spent(shared=cluster.shared)
+            spent = PassTime(shared=cluster.shared)
             for where, each in computed.items():
                 if where.letter == name:
                     seconds_of = each * _turns(account, part, where.segment)
@@ -342,7 +342,7 @@ def step_of(
     low = rates.low
     if rates.most and total:
         low = min(1.0, max(low, way.microbatches * _most_products(account, way, way_sizes, parts, rates) / total))
-    return StepTakes(
+    return StepUsage(
         way,
         cluster,
         _memory(account, way, way_sizes, parts, times),
@@ -362,7 +362,7 @@ def step_of(
 
 
 def _most_products(
-    account: Account, way: Way, way_sizes: Mapping[str, int], parts: Sequence[Part], rates: Rates
+    account: MeshAccount, way: ParallelConfig, way_sizes: Mapping[str, int], parts: Sequence[StagePart], rates: Rates
 ) -> float:
     """Seconds of the products of one microbatch on the busiest device, at the highest rate that was ever measured."""
     flops = account.products(way_sizes, rates, account.kind.values)
@@ -376,7 +376,7 @@ def _most_products(
     return float(max(of_devices)) / rates.most
 
 
-def _joined(by_pass: Mapping[str, Spent], overlap: bool) -> dict[str, tuple[float, float]]:
+def _joined(by_pass: Mapping[str, PassTime], overlap: bool) -> dict[str, tuple[float, float]]:
     """Seconds that each pass computes, and those that it waits for what does not fit beside it.
 
     What is sent once a step, behind the last backward pass, fits beside that.
@@ -388,13 +388,13 @@ def _joined(by_pass: Mapping[str, Spent], overlap: bool) -> dict[str, tuple[floa
     return result
 
 
-def _turns(account: Account, part: Part, segment: int) -> int:
+def _turns(account: MeshAccount, part: StagePart, segment: int) -> int:
     if segment % 2 == 0:
         return int(segment in part.outside)
     return int(part.turns.get(account.blocks[segment // 2], 0))
 
 
-def _calls(account: Account, sending: Sending, way_sizes: Mapping[str, int], part: Part) -> int:
+def _calls(account: MeshAccount, sending: Sending, way_sizes: Mapping[str, int], part: StagePart) -> int:
     """How often a stage makes a collective for one microbatch."""
     if not account.step.within((sending.segment,), part):
         return 0
@@ -402,33 +402,39 @@ def _calls(account: Account, sending: Sending, way_sizes: Mapping[str, int], par
 
 
 def _moved(
-    sending: Sending, way_sizes: Mapping[str, int], mesh_groups: Mapping[str, Group], cluster: Cluster, way: Way
+    sending: Sending,
+    way_sizes: Mapping[str, int],
+    mesh_groups: Mapping[str, MeshGroup],
+    cluster: Cluster,
+    way: ParallelConfig,
 ) -> Transfer:
-    group = mesh_groups.get(sending.mesh_axis, Group(1, 1))
+    group = mesh_groups.get(sending.mesh_axis, MeshGroup(1, 1))
     copies = int(sending.copies.at(way_sizes)) if sending.copies and way.once_a_node else 0
     return transfer(sending.word, float(sending.payload.at(way_sizes)), group, cluster, copies=copies)
 
 
-def carried(account: Account) -> Count:
+def carried(account: MeshAccount) -> Polynomial:
     """Elements of what a stage sends to the next one, of a device: what the repeats of blocks carry."""
     for line in account.placed.table.lines:
-        if isinstance(line, Repeat) and line.carry and not isinstance(line, Line):
+        if isinstance(line, Loop) and line.carry and not isinstance(line, Line):
             axes = line.values[line.carry[0].start].axes
-            return Count.of(axes)
-    return Count()
+            return Polynomial.of(axes)
+    return Polynomial()
 
 
-def _send(account: Account, way_sizes: Mapping[str, int], mesh_groups: Mapping[str, Group], cluster: Cluster) -> float:
+def _send(
+    account: MeshAccount, way_sizes: Mapping[str, int], mesh_groups: Mapping[str, MeshGroup], cluster: Cluster
+) -> float:
     size = float(carried(account).at(way_sizes)) * account.kind.value
     return transfer("send", size, mesh_groups[PIPELINE], cluster).seconds
 
 
 def _tied(
-    account: Account,
+    account: MeshAccount,
     way_sizes: Mapping[str, int],
-    parts: Sequence[Part],
+    parts: Sequence[StagePart],
     cluster: Cluster,
-    mesh_groups: Mapping[str, Group],
+    mesh_groups: Mapping[str, MeshGroup],
 ) -> float:
     """Seconds for the gradients of weights that the first and the last stage have: an all_reduce between two."""
     total = 0.0
@@ -437,21 +443,21 @@ def _tied(
             segment % 2 == 0 for segment in held.segments
         ):
             size = float(held.gradient.at(way_sizes)) * account.kind.gradient
-            total += transfer("all_reduce", size, Group(2, min(2, mesh_groups[PIPELINE].inside)), cluster).seconds
+            total += transfer("all_reduce", size, MeshGroup(2, min(2, mesh_groups[PIPELINE].inside)), cluster).seconds
     return total
 
 
 def _sent(
-    account: Account,
+    account: MeshAccount,
     way_sizes: Mapping[str, int],
-    parts: Sequence[Part],
-    way: Way,
-    mesh_groups: Mapping[str, Group],
+    parts: Sequence[StagePart],
+    way: ParallelConfig,
+    mesh_groups: Mapping[str, MeshGroup],
     cluster: Cluster,
     several: bool,
-) -> tuple[Sent, ...]:
+) -> tuple[StepTraffic, ...]:
     """What the device sends that sends the most, by word, axis and purpose, in a step."""
-    best: tuple[Sent, ...] = ()
+    best: tuple[StepTraffic, ...] = ()
     seen: set[tuple[object, ...]] = set()
     for device in range(way.stages):
         mine = [chunk * way.stages + device for chunk in range(way.chunks)]
@@ -460,7 +466,7 @@ def _sent(
         if alike in seen:
             continue
         seen.add(alike)
-        table: dict[tuple[str, str, str], Sent] = {}
+        table: dict[tuple[str, str, str], StepTraffic] = {}
         for chunk in range(way.chunks):
             part = parts[chunk * way.stages + device]
             for sending in account.sendings:
@@ -477,7 +483,7 @@ def _sent(
             moved = transfer("send", size, mesh_groups[PIPELINE], cluster)
             calls = way.microbatches * ends
             key = "send", PIPELINE, "values"
-            table[key] = Sent(
+            table[key] = StepTraffic(
                 *key, calls, calls * size, calls * moved.sent, moved.link, moved.algorithm, calls * moved.seconds
             )
         rows = tuple(table.values())
@@ -486,10 +492,10 @@ def _sent(
     return best
 
 
-def _add(table: dict[tuple[str, str, str], Sent], sending: Sending, moved: Transfer, calls: int) -> None:
+def _add(table: dict[tuple[str, str, str], StepTraffic], sending: Sending, moved: Transfer, calls: int) -> None:
     key = sending.word, sending.mesh_axis, sending.role
-    old = table.get(key, Sent(*key, 0, 0.0, 0.0, moved.link, moved.algorithm, 0.0))
-    table[key] = Sent(
+    old = table.get(key, StepTraffic(*key, 0, 0.0, 0.0, moved.link, moved.algorithm, 0.0))
+    table[key] = StepTraffic(
         *key,
         old.calls + calls,
         old.payload + calls * moved.payload,

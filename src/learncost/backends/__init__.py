@@ -2,6 +2,6 @@
 
 from learncost.backends.backend import BACKENDS
 from learncost.backends.program import Program, program
-from learncost.backends.records import Node, Tree, fill, leaves, unfold
+from learncost.backends.records import RecordNode, Tree, fill, leaves, unfold
 
-__all__ = ["BACKENDS", "Node", "Program", "Tree", "fill", "leaves", "program", "unfold"]
+__all__ = ["BACKENDS", "Program", "RecordNode", "Tree", "fill", "leaves", "program", "unfold"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from learncost.backends.between import MESH, SENT
 from learncost.backends.expression import Code, shape
-from learncost.backends.scope import Scope
+from learncost.backends.scope import FunctionScope
 from learncost.ir.count import base, cuts, place_cut
 from learncost.ir.errors import InputError
-from learncost.ir.line import Word
+from learncost.ir.line import Op
 from learncost.ir.term import Term
 from learncost.ops.collectives import place_changed
 
@@ -15,7 +15,7 @@ _ROWS = ("dispatch", "combine")
 _ENDS = ("send", "receive")
 
 
-def collected(scope: Scope, line: Word) -> Code:
+def collected(scope: FunctionScope, line: Op) -> Code:
     """The call of a collective. Raises `InputError` for a library or a word that has none."""
     name = f"{line.word}_among" if line.word not in _ENDS and len(line.axes) > 1 + (line.word in _ROWS) else line.word
     if name not in scope.backend.helpers:
@@ -48,7 +48,7 @@ def _place_moved(term: Term, other: Term, mesh_axis: str) -> int | None:
     return None if term.declared == other.declared else place
 
 
-def _stages(scope: Scope, line: Word, name: str) -> Code:
+def _stages(scope: FunctionScope, line: Op, name: str) -> Code:
     """What goes from one stage of a pipeline to another one, or is summed between some of them."""
     for helper in ("along", name):
         scope.helpers.library(helper)
@@ -70,7 +70,7 @@ def _stages(scope: Scope, line: Word, name: str) -> Code:
     return Code(f"receive({scope.like}.new_empty({', '.join(asked)}), {over}, {way})")
 
 
-def _part(scope: Scope, line: Word) -> Code:
+def _part(scope: FunctionScope, line: Op) -> Code:
     """The places of an axis that a part has."""
     place = place_changed(line)
     axis, (before,) = line.left[0].declared[place], line.right
@@ -80,7 +80,7 @@ def _part(scope: Scope, line: Word) -> Code:
     return Code(f"{line.word}({', '.join(arguments)})")
 
 
-def _rows(scope: Scope, line: Word) -> Code:
+def _rows(scope: FunctionScope, line: Op) -> Code:
     """Rows that are sent to who owns what they read at an index: their axes stand first, in the order of the index."""
     (mesh_axis, read), (before, index), after = line.axes, line.right, line.left[0]
     assert isinstance(before, Term)

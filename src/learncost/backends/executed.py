@@ -9,23 +9,31 @@ from typing import Any
 
 from learncost.backends import Program, fill, leaves, program
 from learncost.backends.placed import TYPES as IN_PLACE
-from learncost.backends.placed import Placed as InPlace
+from learncost.backends.placed import InPlaceProgram as InPlace
 from learncost.ir.count import shape_of
 from learncost.ir.table import Table
-from learncost.program.rooms import Account, Array, Device, DeviceMesh, Tensor, loaded, loaded_on_torch
+from learncost.program.rooms import (
+    AllocationLog,
+    DeviceMesh,
+    FakeArray,
+    FakeDevice,
+    ShapeTensor,
+    loaded,
+    loaded_on_torch,
+)
 
 TYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
 """The data types in which NumPy and PyTorch compute what tables say; PyTorch also in bf16, with fp32 given."""
 
 LIBRARIES: Mapping[str, Any] = {
-    "numpy": (loaded, Array.new, Device),
-    "torch": (loaded_on_torch, Tensor.new, DeviceMesh),
+    "numpy": (loaded, FakeArray.new, FakeDevice),
+    "torch": (loaded_on_torch, ShapeTensor.new, DeviceMesh),
 }
 """How a library's program is loaded, what it is given, and the mesh of which it is one device."""
 
 
 @dataclass(frozen=True)
-class Taken:
+class AllocatedArray:
     """A room at the worst moment: its bytes, the program's line that took it, and the function that this stands in.
 
     Both are empty for what the program was given.
@@ -42,7 +50,7 @@ class Executed:
 
     peak: int
     line: str
-    rooms: tuple[Taken, ...] = ()
+    rooms: tuple[AllocatedArray, ...] = ()
 
 
 def executed(
@@ -62,7 +70,7 @@ def executed(
     Indices are of 8 bytes, all other arrays of the data type.
     """
     written = program(table, library, sizes=sizes, dtype="bf16" if dtype == "bf16" else None)
-    first = _run(written, table, sizes, dtype, Account(), library, mesh)
+    first = _run(written, table, sizes, dtype, AllocationLog(), library, mesh)
     text = written.text.splitlines()
 
     def line_name(at: int | str) -> str:
@@ -70,10 +78,10 @@ def executed(
 
     if not rooms:
         return Executed(first.peak, line_name(first.line))
-    second = _run(written, table, sizes, dtype, Account(stop_at=first.peak), library, mesh)
+    second = _run(written, table, sizes, dtype, AllocationLog(stop_at=first.peak), library, mesh)
     functions = [line.removeprefix("def ").partition("(")[0] if line.startswith("def ") else "" for line in text]
     around = list(accumulate(functions, lambda before, name: name or before, initial=""))
-    rooms_taken = [Taken(size, line_name(at), around[int(at)] if at else "") for size, at in second.rooms]
+    rooms_taken = [AllocatedArray(size, line_name(at), around[int(at)] if at else "") for size, at in second.rooms]
     return Executed(first.peak, line_name(first.line), tuple(sorted(rooms_taken, key=lambda room: -room.bytes)))
 
 
@@ -82,10 +90,10 @@ def _run(
     table: Table,
     sizes: Mapping[str, int],
     dtype: str,
-    account: Account,
+    account: AllocationLog,
     library: str,
     mesh: Mapping[str, int] | None,
-) -> Account:
+) -> AllocationLog:
     load, new, devices_of = LIBRARIES[library]
     names = load(written.text, account)
     parameters = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
@@ -113,13 +121,13 @@ class _Idle:
 
 def beside_the_arena(program: InPlace, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> int:
     """What a step in place takes beside its arena at most, where it packs what it sends over a mesh in messages."""
-    account = Account()
+    account = AllocationLog()
     names = loaded_on_torch(program.text, account)
     given = {
-        name: Tensor.new(account, shape_of(axes, sizes), getattr(names["torch"], IN_PLACE[kind]))
+        name: ShapeTensor.new(account, shape_of(axes, sizes), getattr(names["torch"], IN_PLACE[kind]))
         for name, (axes, kind) in program.given.items()
     }
-    arena = Tensor.new(account, (program.bytes,), "uint8")
+    arena = ShapeTensor.new(account, (program.bytes,), "uint8")
     before = account.now
     names["step"](names["lay_out"](given, arena), _Idle(), DeviceMesh(mesh))
     return account.peak - before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from learncost.backends.scope import Mask, Scope, Statement
+from learncost.backends.scope import EmittedStatement, FunctionScope, Mask
 from learncost.ir.count import base, cuts, whole
 
 COLUMN = 64
@@ -14,7 +14,7 @@ WIDEST = 118
 
 
 @dataclass(frozen=True)
-class Parameter:
+class FunctionParameter:
     """A parameter, its type or the axes of its array, and what the caller gives for it."""
 
     name: str
@@ -28,14 +28,14 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Source:
+class SizeSource:
     """An array that a function is given, from which sizes are read."""
 
     text: str
     axes: tuple[str, ...]
 
 
-def sizes(scope: Scope, sources: Sequence[Source]) -> tuple[list[Statement], list[str]]:
+def sizes(scope: FunctionScope, sources: Sequence[SizeSource]) -> tuple[list[EmittedStatement], list[str]]:
     """Statements that read the sizes which a function needs off its arrays, and the sizes that none of them has."""
     needed = dict(scope.sizes)
     chosen: dict[int, list[str]] = {}
@@ -52,27 +52,27 @@ def sizes(scope: Scope, sources: Sequence[Source]) -> tuple[list[Statement], lis
         source = sources[place]
         if len(sizes_read) == 1:
             at = [base(axis) for axis in source.axes].index(sizes_read[0])
-            statements.append(Statement(f"{needed[sizes_read[0]]} = {source.text}.shape[{at}]"))
+            statements.append(EmittedStatement(f"{needed[sizes_read[0]]} = {source.text}.shape[{at}]"))
             continue
         targets, rest = [], set(sizes_read)
         for axis in map(base, source.axes):
             targets.append(needed[axis] if axis in rest else "_")
             rest.discard(axis)
-        statements.append(Statement(f"{', '.join(targets)} = {source.text}.shape"))
+        statements.append(EmittedStatement(f"{', '.join(targets)} = {source.text}.shape"))
     return statements, missing
 
 
-def masks(scope: Scope, chosen: Set[Mask] | None = None) -> list[Statement]:
+def masks(scope: FunctionScope, chosen: Set[Mask] | None = None) -> list[EmittedStatement]:
     """Statements that make the masks of a function, each once; of some of them, where these are told."""
     statements = []
     for key, name in scope.masks.items():
         if chosen is not None and key not in chosen:
             continue
-        statements.append(Statement(f"{name} = {_inside(scope, key)}", comment=scope.conditions[key]))
+        statements.append(EmittedStatement(f"{name} = {_inside(scope, key)}", comment=scope.conditions[key]))
     return statements
 
 
-def _inside(scope: Scope, key: Mask) -> str:
+def _inside(scope: FunctionScope, key: Mask) -> str:
     """Lower <= upper (or <, =, !=), and upper - lower < window."""
     upper, lower, relation, window = key
     ahead = "".join(f" {sign} {scope.first(axis)}" for sign, axis in (("+", upper), ("-", lower)) if cuts(axis))
@@ -91,7 +91,7 @@ def _inside(scope: Scope, key: Mask) -> str:
     return text
 
 
-def _positions(scope: Scope, side: str) -> str:
+def _positions(scope: FunctionScope, side: str) -> str:
     """The positions of an axis, counted over all devices; a number as it is."""
     if side.isdigit():
         return side
@@ -110,7 +110,7 @@ def _size(axis: str) -> str:
     return base(whole(axis))
 
 
-def freed(scope: Scope, keep: set[str]) -> list[Statement]:
+def freed(scope: FunctionScope, keep: set[str]) -> list[EmittedStatement]:
     """The statements, with those between them that release what nothing reads any more."""
     if not scope.backend.releases:
         return scope.statements
@@ -135,12 +135,16 @@ def freed(scope: Scope, keep: set[str]) -> list[Statement]:
         dead = [scope.variables.get(name) or scope.identifiers.of(name) for name in dict.fromkeys(last.get(place, ()))]
         dead = [name for name in dead if name]
         if dead:
-            result.append(Statement(f"del {', '.join(dead)}"))
+            result.append(EmittedStatement(f"del {', '.join(dead)}"))
     return result
 
 
 def text(
-    name: str, parameters: Sequence[Parameter], about: str, first: Sequence[Statement], rest: Sequence[Statement]
+    name: str,
+    parameters: Sequence[FunctionParameter],
+    about: str,
+    first: Sequence[EmittedStatement],
+    rest: Sequence[EmittedStatement],
 ) -> str:
     """The whole function."""
     lines = [f"def {name}(", *(f"    {parameter}" for parameter in parameters), "):", f'    """{about}"""']
@@ -151,7 +155,7 @@ def text(
     return "\n".join(lines)
 
 
-def _block(statements: Sequence[Statement]) -> list[str]:
+def _block(statements: Sequence[EmittedStatement]) -> list[str]:
     lines: list[str] = []
     for statement in statements:
         if statement.heading:

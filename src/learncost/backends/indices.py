@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from learncost.backends.expression import Code, number, shape
-from learncost.backends.scope import Scope
+from learncost.backends.scope import FunctionScope
 from learncost.ir.affine import Affine
 from learncost.ir.count import cuts
 from learncost.ir.line import Line, Product
 from learncost.ir.term import Read, Term
 
 
-class Place:
+class IndexPlace:
     """How an indexed term reads its array, or a line writes its result."""
 
     def __init__(self, term: Term) -> None:
@@ -34,14 +34,14 @@ class Place:
         self.affine = all(isinstance(axis.at, Affine) for _, axis in reads) and not alone
         self.affine = self.affine and len({*loops, *plain}) == len(loops) + len(plain)
 
-    def index(self, scope: Scope) -> str:
+    def index(self, scope: FunctionScope) -> str:
         """What stands in the brackets of a slice."""
         return ", ".join((*self.before, scope.positions(self.read).text))
 
 
-def gathered(scope: Scope, term: Term, want: tuple[str, ...]) -> Code:
+def gathered(scope: FunctionScope, term: Term, want: tuple[str, ...]) -> Code:
     """A value read at indices."""
-    place, array = Place(term), scope.settled(term.name).atom
+    place, array = IndexPlace(term), scope.settled(term.name).atom
     if place.slices:
         code, have = Code(f"{array}[{place.index(scope)}]"), term.loops
     elif place.one_a_row:
@@ -69,10 +69,10 @@ def is_taken(line: Line) -> bool:
     if not isinstance(line, Product) or len(line.right) != 1 or line.left[0].indexed:
         return False
     (term,) = line.right
-    return isinstance(term, Term) and term.indexed and Place(term).affine
+    return isinstance(term, Term) and term.indexed and IndexPlace(term).affine
 
 
-def take(scope: Scope, line: Line, remark: str, heading: str) -> None:
+def take(scope: FunctionScope, line: Line, remark: str, heading: str) -> None:
     """A value read at places that positions give, one axis after another, the last one first: a statement each."""
     left, (term,) = line.left[0], line.right
     assert isinstance(term, Term)
@@ -97,7 +97,7 @@ def take(scope: Scope, line: Line, remark: str, heading: str) -> None:
     scope.read.pop()
 
 
-def _laid(scope: Scope, left: Term, value: Code) -> Code:
+def _laid(scope: FunctionScope, left: Term, value: Code) -> Code:
     """A value over all axes of a term, added at places that positions give, one axis after another."""
     for place, at in left.beyond:
         scope.helpers.library("laid")
@@ -106,12 +106,12 @@ def _laid(scope: Scope, left: Term, value: Code) -> Code:
     return value
 
 
-def scatter(scope: Scope, line: Line, remark: str, heading: str) -> None:
+def scatter(scope: FunctionScope, line: Line, remark: str, heading: str) -> None:
     """A value written at indices: added where several meet."""
     left, (term,) = line.left[0], line.right
     assert isinstance(term, Term)
     scope.layouts.pop(left.name, None)
-    name, place = scope.identifiers.of(left.name), Place(left)
+    name, place = scope.identifiers.of(left.name), IndexPlace(left)
     code, have = scope.squeezed(term)
     value = scope.spread(code, have, left.loops)
     if place.affine and len(left.beyond) == len([axis for axis in left.axes if isinstance(axis, Read)]):
@@ -138,11 +138,11 @@ def scatter(scope: Scope, line: Line, remark: str, heading: str) -> None:
     scope.put(f"{name} = {zeros}{write(scope, left, place, value)}", (left.name,), remark, heading)
 
 
-def _points(scope: Scope, left: Term) -> str:
+def _points(scope: FunctionScope, left: Term) -> str:
     return scope.index(left, left.loops, scope.axes[left.name])
 
 
-def _into(scope: Scope, left: Term, place: Place, name: str, value: Code) -> str:
+def _into(scope: FunctionScope, left: Term, place: IndexPlace, name: str, value: Code) -> str:
     """NumPy's statement, which fills an array of zeros."""
     if place.slices and place.fixed:
         return f"{name}[{place.index(scope)}] = {value.text}"
@@ -158,13 +158,13 @@ def _into(scope: Scope, left: Term, place: Place, name: str, value: Code) -> str
     return f"np.add.at({name}, {index}, {value.text})"
 
 
-def _added(scope: Scope, left: Term, place: Place, value: Code) -> str:
+def _added(scope: FunctionScope, left: Term, place: IndexPlace, value: Code) -> str:
     """JAX's method."""
     index = place.index(scope) if place.slices else _points(scope, left)
     return f".at[{index}].{'set' if left.apart else 'add'}({value.text})"
 
 
-def _added_in_place(scope: Scope, left: Term, place: Place, value: Code) -> str:
+def _added_in_place(scope: FunctionScope, left: Term, place: IndexPlace, value: Code) -> str:
     """PyTorch's method, each the fastest that means it."""
     if place.slices and place.count:
         positions, at = scope.positions(place.read).atom, place.first

@@ -9,23 +9,23 @@ from learncost.backends.collected import collected
 from learncost.backends.expression import PRODUCT, SUM, WIDTH, Code, binary, call, shape
 from learncost.backends.indices import gathered, is_taken, scatter, take
 from learncost.backends.precision import contraction
-from learncost.backends.scope import Layout, Scope
+from learncost.backends.scope import FunctionScope, Layout
 from learncost.backends.words import is_along, primitive
 from learncost.ir.count import base
-from learncost.ir.line import Line, Product, Sum, Word, alias
+from learncost.ir.line import Line, Op, Product, Sum, alias
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ops import entry
 from learncost.ops.collectives import KIND
-from learncost.program.calls import Item, Loop
+from learncost.program.calls import CallLoop, Item
 
 
-def write(scope: Scope, line: Line, heading: str = "") -> None:
+def write(scope: FunctionScope, line: Line, heading: str = "") -> None:
     """Add the statements of a line to a function."""
-    if isinstance(line, Word) and _is_whole(line):
+    if isinstance(line, Op) and _is_whole(line):
         _whole(scope, line, heading)
         return
     left = line.left[0]
-    if isinstance(line, Word) and line.word == "send":  # which makes nothing here
+    if isinstance(line, Op) and line.word == "send":  # which makes nothing here
         scope.put(collected(scope, line).text, (), comment(line), heading)
         return
     if left.indexed:
@@ -57,8 +57,8 @@ def headed(items: Iterable[Item]) -> Iterator[tuple[Item, str | None]]:
     """The items of a scope, each with what stands above it; None where it goes on under the last, and for loops."""
     before = ""
     for item in items:
-        heading = "" if isinstance(item, Loop) else heading_of(item.lines[0])
-        yield item, None if isinstance(item, Loop) or heading == before else heading
+        heading = "" if isinstance(item, CallLoop) else heading_of(item.lines[0])
+        yield item, None if isinstance(item, CallLoop) or heading == before else heading
         before = heading
 
 
@@ -69,17 +69,17 @@ def comment(line: Line) -> str:
     return axes + where + (f"  ({line.tag.equation})" if line.tag.equation else "")
 
 
-def _other(scope: Scope, line: Line) -> Code:
+def _other(scope: FunctionScope, line: Line) -> Code:
     if isinstance(line, Sum):
         return _sum(scope, line)
-    assert isinstance(line, Word)
+    assert isinstance(line, Op)
     return _primitive(scope, line)
 
 
 # Products.
 
 
-def _product(scope: Scope, line: Line) -> Code:
+def _product(scope: FunctionScope, line: Line) -> Code:
     left = line.left[0]
     want = left.loops
     if len(line.right) == 1:
@@ -120,7 +120,7 @@ def _matrix(a: Code, a_axes: tuple[str, ...], b: Code, b_axes: tuple[str, ...], 
 
 
 def _einsum(
-    scope: Scope, a: Code, a_axes: tuple[str, ...], b: Code, b_axes: tuple[str, ...], want: tuple[str, ...]
+    scope: FunctionScope, a: Code, a_axes: tuple[str, ...], b: Code, b_axes: tuple[str, ...], want: tuple[str, ...]
 ) -> Code:
     letters = _letters((*a_axes, *b_axes))
     equation = ",".join("".join(letters[axis] for axis in axes) for axes in (a_axes, b_axes))
@@ -143,7 +143,7 @@ def _letters(axes: tuple[str, ...]) -> dict[str, str]:
 # Moves.
 
 
-def _move(scope: Scope, line: Line, term: Operand) -> Code:
+def _move(scope: FunctionScope, line: Line, term: Operand) -> Code:
     """One factor: a gather, a reduction, a transposition, a spread."""
     want = line.left[0].loops
     if isinstance(term, Literal):
@@ -156,7 +156,7 @@ def _move(scope: Scope, line: Line, term: Operand) -> Code:
     return scope.backend.broadcast(code, scope.shape(want)) if set(want) - set(have) else code
 
 
-def _summed(scope: Scope, code: Code, have: tuple[str, ...], want: tuple[str, ...], kind: str = "sum") -> Code:
+def _summed(scope: FunctionScope, code: Code, have: tuple[str, ...], want: tuple[str, ...], kind: str = "sum") -> Code:
     """The sum over the axes that are not wanted."""
     remaining = [axis for axis in have if axis in want]
     if len(remaining) < len(have):
@@ -170,7 +170,7 @@ def _summed(scope: Scope, code: Code, have: tuple[str, ...], want: tuple[str, ..
 # Sums and words.
 
 
-def _sum(scope: Scope, line: Sum) -> Code:
+def _sum(scope: FunctionScope, line: Sum) -> Code:
     want = line.left[0].loops
     first = scope.operand(line.right[0], want)
     if len(line.right) == 1:
@@ -178,11 +178,11 @@ def _sum(scope: Scope, line: Sum) -> Code:
     return binary(first, "+" if line.signs[1] > 0 else "-", scope.operand(line.right[1], want), SUM)
 
 
-def _is_whole(line: Word) -> bool:
+def _is_whole(line: Op) -> bool:
     return line.word != "inside" and (line.part == "gradient" or bool(entry(line.word).body))
 
 
-def _primitive(scope: Scope, line: Word) -> Code:
+def _primitive(scope: FunctionScope, line: Op) -> Code:
     left = line.left[0]
     want = left.loops
     if line.word == "inside":
@@ -226,7 +226,7 @@ def _primitive(scope: Scope, line: Word) -> Code:
     return primitive(scope.backend, line.word, operands, numbers)
 
 
-def _whole(scope: Scope, line: Word, heading: str) -> None:
+def _whole(scope: FunctionScope, line: Op, heading: str) -> None:
     """A word as a call; what it gives without the axes that it acts on keeps these with length 1."""
     word = entry(line.word)
     terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from learncost.backends.expression import Code
-from learncost.backends.records import Group, Weights
-from learncost.backends.scope import Scope
-from learncost.ir.line import Line, Word
+from learncost.backends.records import WeightGroup, WeightRecords
+from learncost.backends.scope import FunctionScope
+from learncost.ir.line import Line, Op
 from learncost.ops import entry
 from learncost.ops.collectives import is_collective
 
 
-def collapsed(scope: Scope, lines: Sequence[Line], weights: Weights) -> Iterator[tuple[Line | None, str]]:
+def collapsed(scope: FunctionScope, lines: Sequence[Line], weights: WeightRecords) -> Iterator[tuple[Line | None, str]]:
     """Write the groups that can be written as one; the lines that are left over, with the heading of the first."""
     heading = "optimizer"
     left = list(lines)
     for group in weights.groups:
-        words = [line for line in left if isinstance(line, Word) and line.right and not is_collective(line)]
+        words = [line for line in left if isinstance(line, Op) and line.right and not is_collective(line)]
         stepped_lines = [line for line in words if line.right[0].name in group.names]
         if _record(scope, stepped_lines, group, heading):
             left = [line for line in left if line not in stepped_lines]
@@ -27,7 +27,7 @@ def collapsed(scope: Scope, lines: Sequence[Line], weights: Weights) -> Iterator
         heading = ""
 
 
-def _record(scope: Scope, lines: Sequence[Word], group: Group, heading: str) -> bool:
+def _record(scope: FunctionScope, lines: Sequence[Op], group: WeightGroup, heading: str) -> bool:
     """One statement for all lines, if they are one word of fields of the same records; whether it was written."""
     names, kind = group.names, group.record
     if [line.right[0].name for line in lines] != list(names) or len({line.word for line in lines}) != 1:

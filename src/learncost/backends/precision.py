@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
-from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.precision import BLOCKS, Precision, precision_of
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -60,7 +60,7 @@ def contraction(line: Line) -> bool:
     return bool(line.sides.summed) and bool(line.sides.rows or line.sides.columns or line.sides.lone)
 
 
-OPERATORS = Rounding(contraction, lambda line: isinstance(line, Word) and bool(line.axes))
+OPERATORS = Rounding(contraction, lambda line: isinstance(line, Op) and bool(line.axes))
 """Of a program of a library's operators: softmax and norms give fp32, as they do under PyTorch's autocast."""
 
 
@@ -121,7 +121,7 @@ def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
 def _of_stacks(lines: Iterable[Statement], types: dict[str, str]) -> None:
     """Give slices the types of their stacks, and stacks those of what they collect."""
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             types |= {inside: types[outer] for inside, outer in line.each}
             _of_stacks(line.lines, types)
             types |= {outer: types[inside] for inside, outer in line.keep}
@@ -134,7 +134,7 @@ def _streams(table: Table) -> set[str]:
 
     def collect(lines: Sequence[Statement]) -> None:
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 for carry in line.carry:
                     names.update((carry.start, carry.end, carry.initial, carry.final))
                 collect(line.lines)
@@ -167,7 +167,7 @@ class _Mixed:
         result: list[Statement] = []
         copied = set(around)
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 for name in line.shared:
                     if name not in self.low and self._multiplies(line.lines, name) and name not in copied:
                         copied.add(name)
@@ -212,7 +212,7 @@ class _Mixed:
         """Whether a product reads a name, in a turn of a repeat as well."""
         return any(
             name in line.shared and self._multiplies(line.lines, name)
-            if isinstance(line, Repeat)
+            if isinstance(line, Loop)
             else name in line.reads and self.rounding.product(line)
             for line in lines
         )

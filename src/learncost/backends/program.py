@@ -11,22 +11,22 @@ from learncost.backends import function
 from learncost.backends.backend import Backend, backend
 from learncost.backends.between import JAX_MESH, MESH, NUMPY_MESH, SENT, TORCH_MESH
 from learncost.backends.expression import PRODUCT, SUM, WIDTH, Code, binary, call, returned
-from learncost.backends.function import Parameter, Source
+from learncost.backends.function import FunctionParameter, SizeSource
 from learncost.backends.identifiers import Identifiers
 from learncost.backends.lines import heading_of, write
 from learncost.backends.optimizer import collapsed
 from learncost.backends.precision import typed
-from learncost.backends.records import Node, Tree, Weights, leaves, renamed
-from learncost.backends.scope import FIRST, Scope
-from learncost.backends.scope import Statement as Made
+from learncost.backends.records import RecordNode, Tree, WeightRecords, leaves, renamed
+from learncost.backends.scope import FIRST, FunctionScope
+from learncost.backends.scope import EmittedStatement as Made
 from learncost.backends.shard_map import NAME as OVER
-from learncost.backends.turns import Turns
+from learncost.backends.turns import LoopsWriter
 from learncost.backends.words import Helpers
 from learncost.ir.count import cuts, size_of, whole
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.precision import precision_of
-from learncost.ir.repeat import Repeat, Statement, check_derived, walk, windows
+from learncost.ir.repeat import Loop, Statement, check_derived, walk, windows
 from learncost.ir.table import Table
 from learncost.layers.spelling import condition_names
 from learncost.ops import entries
@@ -101,7 +101,7 @@ def program(
     """
     library = backend(backend_name)
     table, low = in_types(table, library, dtype)
-    return Writer(closed(table), library, function_name, title, dict(sizes or {}), low).program()
+    return FunctionWriter(closed(table), library, function_name, title, dict(sizes or {}), low).program()
 
 
 def in_types(table: Table, library: Backend, dtype: str | None) -> tuple[Table, frozenset[str]]:
@@ -153,7 +153,7 @@ class Stops:
 
 
 @dataclass
-class Writer:
+class FunctionWriter:
     """A function while it is written, with those of the turns of its repeats."""
 
     table: Table
@@ -163,7 +163,7 @@ class Writer:
     given: dict[str, int]
     low: frozenset[str]
     reserved: tuple[str, ...] = ()  # what the text around it calls its classes and functions
-    before: Writer | None = None  # of the same text: the function of the same weights, whose records it has
+    before: FunctionWriter | None = None  # of the same text: the function of the same weights, whose records it has
     is_part: bool = False  # whether it is a function of a step in several: its results are always a tuple
     stops: Stops | None = None  # where it stops, and goes on when it is asked to
     stopped: int = 0  # how often it has done so
@@ -178,8 +178,10 @@ class Writer:
         reserved = (*_RESERVED, *words, *gradients, self.function, *self.reserved)
         self.identifiers: Identifiers = before.identifiers if before else Identifiers(reserved)
         self.helpers = Helpers(self.backend)
-        self.weights: Weights = (
-            before.weights if before else Weights.of(table, self.identifiers, self.backend.array, self._stack_title)
+        self.weights: WeightRecords = (
+            before.weights
+            if before
+            else WeightRecords.of(table, self.identifiers, self.backend.array, self._stack_title)
         )
         axes = {axis for declared in self.lowered.axes.values() for axis in declared} | set(windows(self.lowered.lines))
         self.w = self.identifiers.of("weights" if "w" in axes else "w", "record") if self.weights.tree else ""
@@ -189,7 +191,9 @@ class Writer:
         paths = {name: f"{self.w}.{end}" for name, end in self.weights.paths.items()}
         for part, names in self.states.items():
             paths |= {identifier: f"{part}.{self.weights.paths[name]}" for name, identifier in names.items()}
-        self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low)
+        self.scope = FunctionScope(
+            self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low
+        )
         self.scope.filled = frozenset(name for name in self.given if cuts(name))
         self.scope.codes = _codes(table)
         self.scope.zigzag = table.zigzag or {}
@@ -199,7 +203,7 @@ class Writer:
         self.scope.weights_of = {
             paths.get(name) or self.identifiers.of(name): table.axes[name] for name in table.weights
         }
-        self.turns = Turns(self.lowered, self.weights, self.w, self.statements)
+        self.turns = LoopsWriter(self.lowered, self.weights, self.w, self.statements)
 
     def _stack_title(self, names: Sequence[str]) -> str:
         """What the turns of a group are called: block, encoder_block, decoder_block."""
@@ -266,7 +270,7 @@ class Writer:
         inputs, _, results, sizes = self.written()
         return Program(self._text(), self.function, self.identifiers.values, inputs, results, sizes, self.scope.meets)
 
-    def written(self) -> tuple[tuple[Tree, ...], list[Parameter], tuple[Tree, ...], dict[str, str]]:
+    def written(self) -> tuple[tuple[Tree, ...], list[FunctionParameter], tuple[Tree, ...], dict[str, str]]:
         """Write the function: what it takes, its parameters, what it returns, and the sizes among its parameters."""
         table, scope = self.table, self.scope
         inputs, parameters = self._parameters()
@@ -274,18 +278,18 @@ class Writer:
         results = self._results()
         scope.put(self._return(results), ())
         arguments = [*table.weights, *table.inputs]
-        sources = [Source(scope.paths.get(n) or self.identifiers.of(n), table.axes[n]) for n in arguments]
+        sources = [SizeSource(scope.paths.get(n) or self.identifiers.of(n), table.axes[n]) for n in arguments]
         mask_lines = function.masks(scope)
         places = self._places(scope)
         first, missing = function.sizes(scope, sources)
         numbers = {name: number for name in missing if (number := self._number(name)) is not None}
         constants = [Made(f"{scope.sizes[name]} = {number}") for name, number in numbers.items()]
         missing = [name for name in missing if name not in numbers and not name.endswith(FIRST)]
-        parameters += [Parameter(scope.sizes[name], "int") for name in missing]
+        parameters += [FunctionParameter(scope.sizes[name], "int") for name in missing]
         if scope.meets:
-            parameters.append(Parameter(MESH, self.backend.mesh.type))
+            parameters.append(FunctionParameter(MESH, self.backend.mesh.type))
         if self.stops:
-            parameters.append(Parameter(SENT, "list"))
+            parameters.append(FunctionParameter(SENT, "list"))
         stops = f"Stops behind the {' and the '.join(self.stops.behind)} pass. Gives" if self.stops else "Returns"
         about = f"{stops} "
         about += f"{', '.join(self._says(tree) for tree in results)}."
@@ -320,7 +324,7 @@ class Writer:
         except KeyError:
             return None
 
-    def _places(self, scope: Scope) -> list[Made]:
+    def _places(self, scope: FunctionScope) -> list[Made]:
         """Where this device stands on axes that are cut: the first position of each that it has."""
         statements = []
         for name in [name for name in scope.sizes if name.endswith(FIRST)]:
@@ -334,7 +338,7 @@ class Writer:
             statements.append(Made(f"{scope.sizes[name]} = {place.at(PRODUCT)} * {scope.size(axis)}"))
         return statements
 
-    def _parameters(self) -> tuple[tuple[Tree, ...], list[Parameter]]:
+    def _parameters(self) -> tuple[tuple[Tree, ...], list[FunctionParameter]]:
         table, names = self.table, self.identifiers
         tree = self.weights.tree
         state = {state_name for group in self.states.values() for state_name in group.values()}
@@ -347,16 +351,16 @@ class Writer:
         trees: tuple[Tree, ...] = (*weights, *states, *before, *after) if tree else (*before, *weights, *after)
         parameters = []
         for array_or_record in trees:
-            if isinstance(array_or_record, Node):
+            if isinstance(array_or_record, RecordNode):
                 name = self.w if array_or_record is tree else list(self.states)[states.index(array_or_record)]
-                parameters.append(Parameter(name, array_or_record.record))
+                parameters.append(FunctionParameter(name, array_or_record.record))
             elif array_or_record is not None:
-                parameters.append(Parameter(names.of(array_or_record), axes=table.axes[array_or_record]))
+                parameters.append(FunctionParameter(names.of(array_or_record), axes=table.axes[array_or_record]))
         return trees, parameters
 
     # Statements.
 
-    def statements(self, scope: Scope, lines: Sequence[Statement], handed: set[str]) -> None:
+    def statements(self, scope: FunctionScope, lines: Sequence[Statement], handed: set[str]) -> None:
         """The lines of one function; `handed` are the names that leave it."""
         scope.once = _read_once(lines, self.steps) - handed
         scope.handed = handed
@@ -374,7 +378,7 @@ class Writer:
                 for behind in self.stops.behind[self.stopped : self.stops.passed(line, self.table)]:
                     scope.put("yield", (), heading=f"behind the {behind} pass")
                     self.stopped += 1
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 self.turns.write(scope, line, lines, handed)
                 before = ""
                 continue
@@ -418,7 +422,7 @@ class Writer:
         more = "yield\n" * (len(self.stops.behind) - self.stopped)
         return more + text.replace("return", "yield", 1)
 
-    def built(self, scope: Scope, tree: Tree) -> str:
+    def built(self, scope: FunctionScope, tree: Tree) -> str:
         """A tree of names as Python: a record's own name where all its fields are that record's."""
         if tree is None:
             return "None"
@@ -431,10 +435,10 @@ class Writer:
             return start
         return f"{tree.record}({', '.join(texts)})"
 
-    def _part(self, scope: Scope, tree: Tree) -> str:
+    def _part(self, scope: FunctionScope, tree: Tree) -> str:
         """A part of a record; a record that is too long for its place gets a line of its own and a name."""
         text, name = self.built(scope, tree), next(leaves(tree), None)
-        if not isinstance(tree, Node) or name is None or len(text) < WIDTH // 2:
+        if not isinstance(tree, RecordNode) or name is None or len(text) < WIDTH // 2:
             return text
         group = next(group for group in self.weights.groups if group.record == tree.record)
         first = self._belongs(name)[1] or name
@@ -500,7 +504,7 @@ def _read_once(lines: Iterable[Statement], steps: Set[str]) -> set[str]:
     reads: Counter[str] = Counter()
     barred: set[str] = set()
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             barred |= set(line.reads)
         else:
             reads.update(name for term in (*line.left, *line.right) for name in term.names if name in steps)

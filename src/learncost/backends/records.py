@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from learncost.backends.identifiers import Identifiers
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.ir.table import Table
 
 FEW = 6
@@ -15,19 +15,19 @@ FEW = 6
 
 
 @dataclass(frozen=True)
-class Node:
+class RecordNode:
     """A record or a part of one: its class and its fields, each a name of the table, a part, or nothing."""
 
     record: str
     fields: tuple[Tree, ...]
 
 
-Tree: TypeAlias = "str | Node | None"
+Tree: TypeAlias = "str | RecordNode | None"
 
 
 def leaves(tree: Tree) -> Iterator[str]:
     """The names in a tree."""
-    if isinstance(tree, Node):
+    if isinstance(tree, RecordNode):
         for part in tree.fields:
             yield from leaves(part)
     elif tree is not None:
@@ -36,21 +36,21 @@ def leaves(tree: Tree) -> Iterator[str]:
 
 def renamed(tree: Tree, names: Mapping[str, str]) -> Tree:
     """The tree with other names; those that have none are left empty."""
-    if isinstance(tree, Node):
-        return Node(tree.record, tuple(renamed(part, names) for part in tree.fields))
+    if isinstance(tree, RecordNode):
+        return RecordNode(tree.record, tuple(renamed(part, names) for part in tree.fields))
     return names.get(tree) if tree is not None else None
 
 
 def fill(tree: Tree, values: Mapping[str, Any], namespace: Mapping[str, Any]) -> Any:
     """The argument that a tree describes, made of arrays by name, with the classes of an executed program."""
-    if isinstance(tree, Node):
+    if isinstance(tree, RecordNode):
         return namespace[tree.record](*(fill(part, values, namespace) for part in tree.fields))
     return None if tree is None else values[tree]
 
 
 def unfold(tree: Tree, value: Any) -> Iterator[tuple[str, Any]]:
     """The arrays of a result, each with its name in the table."""
-    if isinstance(tree, Node):
+    if isinstance(tree, RecordNode):
         for part, field_value in zip(tree.fields, value, strict=True):
             yield from unfold(part, field_value)
     elif tree is not None:
@@ -78,7 +78,7 @@ def groups(table: Table) -> list[tuple[str, ...]]:
     """Weights that the turns of the same repeats slice, group by group, in the order of the table's weights."""
     merged: list[set[str]] = []
     for line in table.lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             sliced = {outer for _, outer in line.each if outer in table.weights}
             for other in [group for group in merged if group & sliced]:
                 merged.remove(other)
@@ -89,7 +89,7 @@ def groups(table: Table) -> list[tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class Group:
+class WeightGroup:
     """Weights of which every turn of some repeats has its own: a record of stacks, a field of the whole."""
 
     field: str
@@ -97,25 +97,25 @@ class Group:
     names: tuple[str, ...]
 
     @property
-    def node(self) -> Node:
-        return Node(self.record, self.names)
+    def node(self) -> RecordNode:
+        return RecordNode(self.record, self.names)
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightRecords:
     """How the weights of a program come in: each as an argument, or as one record with a part for each group."""
 
-    tree: Node | None = None
+    tree: RecordNode | None = None
     records: tuple[Record, ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: tuple[WeightGroup, ...] = ()
     paths: Mapping[str, str] = field(default_factory=dict)  # of a weight, in the record: wte, block.attn_WQ
 
     @staticmethod
-    def of(table: Table, names: Identifiers, array: str, titled: Callable[[Sequence[str]], str]) -> Weights:
+    def of(table: Table, names: Identifiers, array: str, titled: Callable[[Sequence[str]], str]) -> WeightRecords:
         """The records that the weights of a table need; `titled` says what the turns of a group are called."""
         slices_together = groups(table)
         if len(table.weights) <= FEW or not slices_together:
-            return Weights()
+            return WeightRecords()
         record_name = names.of("Weights", "class")
         used_names = {names.of(name) for name in table.weights}
         grouped = [_group(group, titled(group), names, used_names) for group in slices_together]
@@ -141,16 +141,16 @@ class Weights:
             parts[group.field], paths[name] = group.node, f"{group.field}.{field_name}"
         about = "All weights, or what belongs to each of them: gradients, an optimizer's state."
         records.append(Record(record_name, about, tuple(fields.values())))
-        return Weights(Node(record_name, tuple(parts.values())), tuple(records), tuple(grouped), paths)
+        return WeightRecords(RecordNode(record_name, tuple(parts.values())), tuple(records), tuple(grouped), paths)
 
 
-def _group(weights: tuple[str, ...], title: str, names: Identifiers, used_names: set[str]) -> Group:
+def _group(weights: tuple[str, ...], title: str, names: Identifiers, used_names: set[str]) -> WeightGroup:
     record = names.of(title.title().replace("_", ""), f"class {weights[0]}")
     field_name, number = title, 2
     while field_name in used_names:
         field_name, number = f"{title}_{number}", number + 1
     used_names.add(field_name)
-    return Group(field_name, record, weights)
+    return WeightGroup(field_name, record, weights)
 
 
 def _axes(axes: Iterable[str]) -> str:

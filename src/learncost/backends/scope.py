@@ -10,7 +10,7 @@ from learncost.backends.backend import Backend
 from learncost.backends.expression import COMPARISON, POWER, PRODUCT, SUM, Code, number, shape
 from learncost.backends.identifiers import Identifiers
 from learncost.backends.words import Helpers
-from learncost.ir.affine import Affine, Part
+from learncost.ir.affine import Affine, AffineTerm
 from learncost.ir.count import base, cuts, factors, marked, summands
 from learncost.ir.line import Condition
 from learncost.ir.term import Literal, Operand, Read, Term
@@ -26,7 +26,7 @@ FIRST = ":first"
 
 
 @dataclass
-class Statement:
+class EmittedStatement:
     """A statement with the names that it makes and reads; `heading` stands over it, `comment` behind it."""
 
     text: str
@@ -37,7 +37,7 @@ class Statement:
 
 
 @dataclass
-class Scope:
+class FunctionScope:
     """One function. `paths` are names that are fields of a record, such as w.attn_WQ."""
 
     backend: Backend
@@ -48,7 +48,7 @@ class Scope:
     paths: dict[str, str] = field(default_factory=dict)
     weights_of: dict[str, tuple[str, ...]] = field(default_factory=dict)  # weights of the function, with their axes
     layouts: dict[str, Layout] = field(default_factory=dict)
-    statements: list[Statement] = field(default_factory=list)
+    statements: list[EmittedStatement] = field(default_factory=list)
     sizes: dict[str, str] = field(default_factory=dict)  # that the function needs, with their identifiers
     masks: dict[Mask, str] = field(default_factory=dict)
     conditions: dict[Mask, str] = field(default_factory=dict)  # how a mask's condition is written
@@ -189,7 +189,7 @@ class Scope:
         self.conditions.setdefault(key, f"[{' '.join(axes)}] where {condition}")
         return self.spread(Code(name), axes, want)
 
-    def own_mask(self, key: Mask, inner: Scope) -> str:
+    def own_mask(self, key: Mask, inner: FunctionScope) -> str:
         """The mask that a function which is called from here needs."""
         self.conditions.setdefault(key, inner.conditions[key])
         return self.masks.setdefault(key, inner.masks[key])
@@ -230,7 +230,7 @@ class Scope:
         first = self._total([part for part in at.parts if not part.axis])
         return f"{shape(self.shape(at.loops))}, {shape(factors)}, {first}"
 
-    def _total(self, parts: Sequence[Part], positions: Mapping[str, str] = {}) -> str:
+    def _total(self, parts: Sequence[AffineTerm], positions: Mapping[str, str] = {}) -> str:
         """The sum of the parts of a place: of what positions are multiplied with, or with the positions themselves."""
         terms = []
         for part in parts:
@@ -281,7 +281,7 @@ class Scope:
 
     def put(self, text: str, makes: Sequence[str], comment: str = "", heading: str = "") -> None:
         """Add a statement; what was read since the one before is read by this one."""
-        self.statements.append(Statement(text, tuple(makes), tuple(self.read), comment, heading))
+        self.statements.append(EmittedStatement(text, tuple(makes), tuple(self.read), comment, heading))
         self.read = []
 
     def wait(self, name: str, code: Code) -> None:

@@ -7,7 +7,7 @@ from textwrap import fill
 
 from learncost.backends.between import JAX_MESH, MESH
 from learncost.backends.expression import WIDTH
-from learncost.backends.records import Node, Tree
+from learncost.backends.records import RecordNode, Tree
 from learncost.ir.count import cuts, whole
 
 NAME, PARTS = "over", "parts"
@@ -57,7 +57,9 @@ def sharded(
     filled    the sizes of the axes of which parts are filled up; of other axes none
     """
     texts = [_tree(tree, axes) for tree in (*given, *results)]
-    record = next((text for tree, text in zip((*given, *results), texts, strict=True) if isinstance(tree, Node)), "")
+    record = next(
+        (text for tree, text in zip((*given, *results), texts, strict=True) if isinstance(tree, RecordNode)), ""
+    )
     said = [PARTS if text == record else text for text in texts]
     first, then = said[: len(given)], said[len(given) :]
     body = f"    {PARTS} = {record}\n" if record else ""
@@ -99,7 +101,7 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def _tree(tree: Tree, axes: Mapping[str, tuple[str, ...]], said: Callable[[Sequence[str]], str] | None = None) -> str:
-    if isinstance(tree, Node):
+    if isinstance(tree, RecordNode):
         return f"{tree.record}({', '.join(_tree(part, axes, said) for part in tree.fields)})"
     return "None" if tree is None else (said or _spec)(axes[tree])
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from learncost.backends.backend import backend
 from learncost.backends.between import ALONG
 from learncost.backends.expression import shape
-from learncost.backends.program import Stops, Writer, closed, in_types
-from learncost.backends.records import Node, Tree, leaves
+from learncost.backends.program import FunctionWriter, Stops, closed, in_types
+from learncost.backends.records import RecordNode, Tree, leaves
 from learncost.ir.count import base, whole
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective
@@ -135,7 +135,7 @@ def stages_program(
     functions: list[str] = []
     rows, described, batch, reserved = [], [], dict[str, int](), list(_NAMES)
     for number, (tables, numbers) in enumerate(zip(stages, sizes, strict=True)):
-        stage = _Stage(number, tables, numbers, reserved, dtype, schedule.parted)
+        stage = _StageWriter(number, tables, numbers, reserved, dtype, schedule.parted)
         described.append(stage.functions)
         rows.append(stage.row)
         batch |= stage.batch
@@ -174,7 +174,7 @@ def _ways(stages: Iterable[StageTables]) -> str:
     return shape(('("forth",)', '("back",)', *among))
 
 
-class _Stage:
+class _StageWriter:
     """The functions of one stage, written."""
 
     def __init__(
@@ -192,16 +192,16 @@ class _Stage:
         passes = parted(tables.gather).table if updates_apart else tables.gather
         gather, low = in_types(passes, library, dtype)
         stops = Stops(parted(gather).updates if updates_apart else None)  # a precision has copies among the lines
-        self.gather = Writer(closed(gather), library, first, "", given, low, names, None, True, stops)
+        self.gather = FunctionWriter(closed(gather), library, first, "", given, low, names, None, True, stops)
         taken, parameters, made, _ = self.gather.written()
         update, low = in_types(tables.update, library, dtype)
-        self.update = Writer(closed(update), library, last, "", given, low, (), self.gather, True)
+        self.update = FunctionWriter(closed(update), library, last, "", given, low, (), self.gather, True)
         updated, more, new, _ = self.update.written()
         of = self.gather.identifiers.of
         self.takes = {
             p.name: tree for p, tree in (*zip(parameters, taken, strict=False), *zip(more, updated, strict=False))
         }
-        gives = [self._record(tree) if isinstance(tree, Node) else of(str(tree)) for tree in made]
+        gives = [self._record(tree) if isinstance(tree, RecordNode) else of(str(tree)) for tree in made]
         renews = [self._renewed(tree) for tree in new]
         shown = {name: tree for name, tree in zip(gives, made, strict=True) if name not in self.takes}
         taken_here = {name: tree for name, tree in self.takes.items() if name not in gives}
@@ -212,7 +212,7 @@ class _Stage:
         texts = (*self.gather.weights.records, *self.gather.turns.records, *self.gather.turns.functions)
         self.defined = [str(text).partition("(")[0].split()[1] for text in texts]
 
-    def _record(self, tree: Node) -> str:
+    def _record(self, tree: RecordNode) -> str:
         """What the update calls a record of arrays that it takes, of which this one has some or is new."""
         table, some = self.update.table, next(leaves(tree))
         some = some if some in table.inputs else table.values[some].of
@@ -221,7 +221,7 @@ class _Stage:
 
     def _renewed(self, tree: Tree) -> str:
         """The parameter in whose place a new array or record comes."""
-        if isinstance(tree, Node):
+        if isinstance(tree, RecordNode):
             return self._record(tree)
         return self.gather.identifiers.of(self.update.table.values[str(tree)].of)
 

@@ -9,21 +9,21 @@ from itertools import count
 from learncost.backends import function
 from learncost.backends.between import MESH
 from learncost.backends.expression import POWER, PRODUCT, SUM, Code, binary, call, returned
-from learncost.backends.function import Parameter, Source
-from learncost.backends.records import Group, Record, Weights
-from learncost.backends.scope import FIRST, Layout, Scope
-from learncost.backends.scope import Statement as Made
+from learncost.backends.function import FunctionParameter, SizeSource
+from learncost.backends.records import Record, WeightGroup, WeightRecords
+from learncost.backends.scope import FIRST, FunctionScope, Layout
+from learncost.backends.scope import EmittedStatement as Made
 from learncost.ir.count import base, comes_round, cuts
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import INDICES
-from learncost.program.calls import Loop, every_call
+from learncost.program.calls import CallLoop, every_call
 
 Pair = tuple[str, str]  # a name inside a repeat and the name of its stack outside
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedList:
     """A list of what the turns of a loop keep for a later loop: objects with a field for each name, or plain arrays."""
 
     variable: str
@@ -34,42 +34,44 @@ class Kept:
 
 
 @dataclass
-class Turns:
+class LoopsWriter:
     """Writes the loops of a program. `statements` writes the lines of a function, given the names that leave it."""
 
     table: Table
-    weights: Weights
+    weights: WeightRecords
     record: str  # what the record of the weights is called
-    statements: Callable[[Scope, Sequence[Statement], set[str]], None]
+    statements: Callable[[FunctionScope, Sequence[Statement], set[str]], None]
     records: list[Record] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
-    kept_objects: dict[str, Kept] = field(default_factory=dict)  # by the name of a stack
+    kept_objects: dict[str, SavedList] = field(default_factory=dict)  # by the name of a stack
     numbers: Iterator[int] = field(default_factory=count)  # of the loops
 
-    def write(self, scope: Scope, line: Repeat, around: Sequence[Statement], handed: set[str]) -> None:
+    def write(self, scope: FunctionScope, line: Loop, around: Sequence[Statement], handed: set[str]) -> None:
         """Add the loop to a function, and the function of one turn to the program.
 
         around   the statements among which the repeat stands
         handed   names that leave these
         """
-        _Loop(self, scope, line, around, handed).write()
+        _LoopWriter(self, scope, line, around, handed).write()
 
 
-class _Loop:
+class _LoopWriter:
     """One repeat while it is written: what the turn takes, what it gives, and the lists that collect it."""
 
-    def __init__(self, turns: Turns, scope: Scope, line: Repeat, around: Sequence[Statement], handed: set[str]) -> None:
+    def __init__(
+        self, turns: LoopsWriter, scope: FunctionScope, line: Loop, around: Sequence[Statement], handed: set[str]
+    ) -> None:
         self.around, self.handed = around, handed
         self.turns, self.scope, self.line, self.names = turns, scope, line, scope.identifiers
         self.turn, self.number = self.names.of("turn", "loop"), next(turns.numbers)
         self.title = title(line, turns.table)
         slices = {inside: scope.axes[outer][1:] for inside, outer in line.each if outer in scope.axes}
         axes = {**scope.axes, **slices, **line.axes}
-        self.inner = Scope(scope.backend, self.names, scope.helpers, axes, low=scope.low, codes=scope.codes)
+        self.inner = FunctionScope(scope.backend, self.names, scope.helpers, axes, low=scope.low, codes=scope.codes)
         self.inner.filled = scope.filled
         self.inner.narrow, self.inner.zigzag = scope.narrow, scope.zigzag
-        self.parameters: list[Parameter] = []
-        self.sources: list[Source] = []
+        self.parameters: list[FunctionParameter] = []
+        self.sources: list[SizeSource] = []
         self.returned: list[str] = []
         self.targets: list[str] = []
         self.lists: dict[str, str] = {}  # variables that collect, each with the name that stands for its array
@@ -110,9 +112,9 @@ class _Loop:
 
     def _take(self, name: str, axes: tuple[str, ...], argument: str) -> None:
         """A value as a parameter; where it lies as it is declared, sizes are read off it."""
-        self.parameters.append(Parameter(self.names.of(name), axes=axes, argument=argument))
+        self.parameters.append(FunctionParameter(self.names.of(name), axes=axes, argument=argument))
         if self.inner.layout(name) == tuple(range(len(axes))):
-            self.sources.append(Source(self.names.of(name), axes))
+            self.sources.append(SizeSource(self.names.of(name), axes))
 
     def _slices(self) -> list[Made]:
         """Slices of stacks: weights as one record, kept objects, other arrays; the statements that open the objects."""
@@ -130,11 +132,11 @@ class _Loop:
                     break
             if slices:
                 argument = f"{group.record}(*(stack[{self._at(*next(iter(slices.items())))}] for stack in {stacks}))"
-                self.parameters.append(Parameter(self.turns.record, group.record, argument=argument))
+                self.parameters.append(FunctionParameter(self.turns.record, group.record, argument=argument))
                 inner.paths |= {
                     inside: f"{self.turns.record}.{self.names.of(outer)}" for inside, outer in slices.items()
                 }
-                self.sources += [Source(inner.paths[inside], inner.axes[inside]) for inside in slices]
+                self.sources += [SizeSource(inner.paths[inside], inner.axes[inside]) for inside in slices]
                 rest = {inside: outer for inside, outer in rest.items() if inside not in slices}
         for record in dict.fromkeys(
             self.turns.kept_objects[outer] for outer in rest.values() if outer in self.turns.kept_objects
@@ -156,7 +158,7 @@ class _Loop:
         backend = self.inner.backend
         return backend.join if self.line.part(inside, self.scope.axes.get(outer, ())) else f"{backend.module}.stack"
 
-    def _open(self, record: Kept, inside_of: dict[str, str]) -> list[Made]:
+    def _open(self, record: SavedList, inside_of: dict[str, str]) -> list[Made]:
         """A kept object as a parameter, its fields as variables, so that each is released when it was read."""
         inner = self.inner
         self.scope.read.append(f"record {record.variable}")
@@ -169,9 +171,9 @@ class _Loop:
             (inside,) = inside_of.values()
             self._take(inside, self.inner.axes[inside], argument)
             return []
-        self.parameters.append(Parameter(record.variable, record.record, argument=argument))
+        self.parameters.append(FunctionParameter(record.variable, record.record, argument=argument))
         self.sources += [
-            Source(self.names.of(inside), self.inner.axes[inside])
+            SizeSource(self.names.of(inside), self.inner.axes[inside])
             for inside in inside_of.values()
             if inner.layout(inside) == tuple(range(len(self.inner.axes[inside])))
         ]
@@ -222,12 +224,12 @@ class _Loop:
         layouts = tuple(inner.layout(name) for name, _ in pairs)
         values = [inner.value(name).text for name, _ in pairs]
         if len(pairs) == 1:
-            kept_object = Kept(names.of(outers[0]), "", outers, layouts, line.reverse)
+            kept_object = SavedList(names.of(outers[0]), "", outers, layouts, line.reverse)
             text = values[0]
         else:
             wish = "Kept" if self.title == "block" else f"Kept{self.title.title().replace('_', '')}"
             record = names.of(wish, f"class {key}")
-            kept_object = Kept(names.of("kept", f"record {key}"), record, outers, layouts, line.reverse)
+            kept_object = SavedList(names.of("kept", f"record {key}"), record, outers, layouts, line.reverse)
             axes = {axes_text: f"[{' '.join(inner.axes[axes_text])}]" for axes_text, _ in pairs}
             fields = tuple((names.of(name), inner.backend.array, axes[name]) for name, _ in pairs)
             self.turns.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
@@ -235,7 +237,7 @@ class _Loop:
         self.turns.kept_objects |= dict.fromkeys(outers, kept_object)
         self._collect(kept_object.variable, f"record {kept_object.variable}", text)
 
-    def _gradients(self, group: Group, inside_of: Mapping[str, str]) -> None:
+    def _gradients(self, group: WeightGroup, inside_of: Mapping[str, str]) -> None:
         """The gradients of a group's weights, each by its stack: a record each turn, then a record of stacks."""
         inner, names = self.inner, self.names
         outer, inside = next(iter(inside_of.items()))
@@ -245,23 +247,23 @@ class _Loop:
         self.stacked[variable] = f"{group.record}(*map({self._joins(inside, outer)}, zip(*{variable}, strict=True)))"
         self.scope.open_record(variable, dict(zip(inside_of, map(names.of, group.names), strict=True)))
 
-    def _readers(self, stacks: Sequence[str]) -> list[Repeat]:
+    def _readers(self, stacks: Sequence[str]) -> list[Loop]:
         """The loops that read what another one keeps."""
-        repeats = (line for line in self.around if isinstance(line, Repeat))
+        repeats = (line for line in self.around if isinstance(line, Loop))
         return [line for line in repeats if not {outer for _, outer in line.each}.isdisjoint(stacks)]
 
     def _read_whole(self) -> set[str]:
         """Names that are read other than slice by slice."""
         names = set(self.handed)
         for line in self.around:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 names |= {carry.initial for carry in line.carry} | set(line.shared)
             else:
                 names |= set(line.reads)
         return names
 
     def _read_in_slices(self) -> set[str]:
-        return {outer for line in self.around if isinstance(line, Repeat) for _, outer in line.each}
+        return {outer for line in self.around if isinstance(line, Loop) for _, outer in line.each}
 
     # The texts.
 
@@ -272,13 +274,13 @@ class _Loop:
         masks = function.masks(inner, own)
         sizes, missing = function.sizes(inner, self.sources)
         self.parameters += [
-            Parameter(name, argument=self.scope.own_mask(key, inner))
+            FunctionParameter(name, argument=self.scope.own_mask(key, inner))
             for key, name in inner.masks.items()
             if key not in own
         ]
-        self.parameters += [Parameter(inner.sizes[size], "int", argument=self._size(size)) for size in missing]
+        self.parameters += [FunctionParameter(inner.sizes[size], "int", argument=self._size(size)) for size in missing]
         if inner.meets:
-            self.parameters.append(Parameter(MESH, self.scope.backend.mesh.type, argument=MESH))
+            self.parameters.append(FunctionParameter(MESH, self.scope.backend.mesh.type, argument=MESH))
             self.scope.meets = True
         starts = {carry.start for carry in line.carry} | {name for name, _ in line.each if name not in inner.releasable}
         body = function.freed(inner, starts)
@@ -328,7 +330,7 @@ class _Loop:
             scope.put(f"{variable} = {text}", (self.lists[variable],))
 
 
-def title(line: Repeat, table: Table) -> str:
+def title(line: Loop, table: Table) -> str:
     """What one turn is called: block, decoder_block_backward."""
     blocks = {inner.tag.block for inner, _ in walk(line.lines) if inner.tag.block}
     every = {inner.tag.block for inner, _ in walk(table.lines) if inner.tag.block}
@@ -342,7 +344,7 @@ def title(line: Repeat, table: Table) -> str:
     return f"{title}_update" if "weight_update" in macros else title
 
 
-def loop_title(loop: Loop, table: Table) -> str:
+def loop_title(loop: CallLoop, table: Table) -> str:
     """What one turn of a scheduled loop is called; of a loop over sequences by the layers in it."""
     if loop.repeat.count != "B":
         return title(loop.repeat, table)
@@ -350,6 +352,6 @@ def loop_title(loop: Loop, table: Table) -> str:
     return "_".join(layer for layer in layers if layer) or "turn"
 
 
-def _what(line: Repeat) -> str:
+def _what(line: Loop) -> str:
     """What its turns are: blocks, or several of them."""
     return "segment" if line.count.partition("/")[2].isdigit() else "block"

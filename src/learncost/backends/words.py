@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from learncost.backends.backend import Backend
 from learncost.backends.expression import COMPARISON, POWER, PRODUCT, SUM, Code, binary, number, shape
-from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.term import Literal, Operand
 from learncost.ops import entry
-from learncost.ops.entry import Entry
+from learncost.ops.entry import OpDef
 
 SHAPE = "{shape}"
 """In the call of a function: the sizes of the axes that it acts along, which are the last ones."""
@@ -56,7 +56,7 @@ def _at_the_end(spelled: str, operand_of: dict[str, str], axis: str) -> str:
     return f"{spelled.format(**moved, shape=sizes)}.movedim({to}, {axis})"
 
 
-def is_along(word: Entry) -> bool:
+def is_along(word: OpDef) -> bool:
     """Whether the word acts along axes, so that its helper has to be told which."""
     return not word.pointwise and bool(word.body or word.kind in ("reduction", "scan"))
 
@@ -89,7 +89,9 @@ class Helpers:
             )
         name = self._name(entry_of_word, part, gives)
         if name not in self.texts:
-            text = _Writer(self, entry_of_word, part, gives).function(name)  # the helpers that it calls come before it
+            text = _HelperWriter(self, entry_of_word, part, gives).function(
+                name
+            )  # the helpers that it calls come before it
             self.texts[name] = text
         return f"{name}({', '.join((*operands, axis) if is_along(entry_of_word) else operands)})"
 
@@ -99,7 +101,7 @@ class Helpers:
             return operands[0].isidentifier()
         return self.backend.name != "torch" or "softmax" not in word or not axis.startswith("(")
 
-    def _name(self, word: Entry, part: str, gives: tuple[str, ...]) -> str:
+    def _name(self, word: OpDef, part: str, gives: tuple[str, ...]) -> str:
         if part == "body":
             more = [name for name in gives if name not in word.outputs]
             return "_with_".join((word.name, "_".join(more))) if more else word.name
@@ -109,13 +111,13 @@ class Helpers:
         return f"{word.name}_gradient" + ("" if set(gives) == set(every) else "_" + "_".join(gives))
 
 
-class _Writer:
+class _HelperWriter:
     """One helper: the lines of a word's part, what is read once written into its reader."""
 
-    def __init__(self, helpers: Helpers, word: Entry, part: str, gives: tuple[str, ...]) -> None:
+    def __init__(self, helpers: Helpers, word: OpDef, part: str, gives: tuple[str, ...]) -> None:
         self.helpers, self.backend, self.word, self.part, self.gives = helpers, helpers.backend, word, part, gives
         self.lines = word.lines(part, gives)
-        self.conditions = {line.name for line in self.lines if isinstance(line, Word) and entry(line.word).truth}
+        self.conditions = {line.name for line in self.lines if isinstance(line, Op) and entry(line.word).truth}
         self.inputs = word.inputs if part == "body" else word.gradient_reads(gives)
         self.values: dict[str, Code] = {name: Code(name) for name in self.inputs}
         self.summed: dict[str, Code] = {}  # of a sum along the axes: what is summed
@@ -158,7 +160,7 @@ class _Writer:
             return self.product(line, operands)
         if isinstance(line, Sum):
             return binary(operands[0], "+" if line.signs[1] > 0 else "-", operands[1], SUM)
-        assert isinstance(line, Word)
+        assert isinstance(line, Op)
         inner = entry(line.word)
         if inner.kind == "reduction":
             return self.backend.reduce(inner.name, operands[0], "axis", keep=True)

@@ -10,19 +10,19 @@ from learncost.cost_models.books import book
 from learncost.ir.line import Line
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.step import step
-from learncost.timing import MatrixProduct, matrix_product
+from learncost.timing import MatmulShape, matrix_product
 
 OPTIMIZER_BYTES = 4 * (3 + 2 * len(OPTIMIZERS["adamw"].state))
 """A parameter's, of AdamW: weight, gradient and two moments read, all but the gradient written, each of 4 bytes."""
 
 
-def products(subject: Subject) -> dict[MatrixProduct, Fraction]:
+def products(subject: Subject) -> dict[MatmulShape, Fraction]:
     """Every matrix product of a step of backpropagation, and how often it is done; causal ones count as halves.
 
     They are read off the step's table, line by line as the price book `matmul` counts them.
     """
     table, sizes = step(subject.built, "bp", "adamw"), subject.sizes
-    times_of: dict[MatrixProduct, Fraction] = {}
+    times_of: dict[MatmulShape, Fraction] = {}
     pairs = zip(price(table, sizes, book("matmul")).rows, price(table, sizes, book("causal-half")).rows, strict=True)
     for full, half in pairs:
         if flops := full.flops.at(sizes):

@@ -13,7 +13,7 @@ import torch
 from learncost.bench.floor import OPTIMIZER_BYTES, products
 from learncost.bench.subject import Subject
 from learncost.bench.torch_side import facts, start
-from learncost.timing import MatrixProduct
+from learncost.timing import MatmulShape
 
 ROUTES = ("highest", "medium")
 """Of torch.set_float32_matmul_precision. On a processor without AMX `medium` is fp32 too, done by oneDNN."""
@@ -58,7 +58,7 @@ class FloorSide:
     def peak(self) -> int | None:
         return None
 
-    def _factors(self, product: MatrixProduct) -> tuple[Any, Any, Any]:
+    def _factors(self, product: MatmulShape) -> tuple[Any, Any, Any]:
         """Factors as they lie in memory, seen as m x k and k x n, and their product's place."""
         shapes = ((product.m, product.k), (product.k, product.n))
         arrays = []
@@ -70,7 +70,7 @@ class FloorSide:
         first, second = arrays
         return (first, second, place) if product.batch > 1 else (first[0], second[0], place[0])
 
-    def _accurate(self, product: MatrixProduct) -> tuple[str, ...]:
+    def _accurate(self, product: MatmulShape) -> tuple[str, ...]:
         """The routes that are as exact as the type says; for bf16 there is one."""
         if self.dtype is not torch.float32:
             return ROUTES[:1]
@@ -85,7 +85,7 @@ class FloorSide:
                 exact_routes.append(route)
         return tuple(exact_routes) or ROUTES[:1]
 
-    def _product(self, product: MatrixProduct) -> float:
+    def _product(self, product: MatmulShape) -> float:
         """Seconds of the product by its best route."""
         factors = self._factors(product)
         return min(self._timed(partial(_multiply, route, *factors)) for route in self.routes[product])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from learncost.bench.machine import described
 from learncost.bench.result import Bench, Case, SideFound
 from learncost.bench.sides import ENGINE, FLOOR
-from learncost.reports.sheet import WIDTH, Row, Sheet, significant
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, significant
 
 COLUMNS = ("", "ms a step", "tokens/s", "of best peer", "of floor", "peak MiB", "beyond MiB", "of leanest peer")
 
@@ -56,18 +56,18 @@ def _rounds(case: Case) -> str:
     return f"{count} round{'' if count == 1 else 's'}{each}"
 
 
-def _row(case: Case, side: SideFound) -> Row:
+def _row(case: Case, side: SideFound) -> SheetRow:
     name, style = side.name, "bold" if side.name == ENGINE else ""
     step = "-" if side.step is None else significant(1000 * side.step)
     if name == FLOOR:
-        return Row((name, step, *[""] * (len(COLUMNS) - 2)), "dim")
+        return SheetRow((name, step, *[""] * (len(COLUMNS) - 2)), "dim")
     memory, beyond = (None, None) if side.memory is None else (side.memory.peak, case.beyond(name))
     cells = (
         *(step, "-" if side.step is None else f"{case.subject.tokens / side.step:,.0f}"),
         *(_ratio(case.over_peers(name)), _ratio(case.over_floor(name))),
         *(_mib(memory), _mib(beyond), _ratio(case.beyond_over_peers(name))),
     )
-    return Row((name, *cells), style)
+    return SheetRow((name, *cells), style)
 
 
 def _ratio(value: float | None) -> str:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from learncost.calibration.operations import Bench, Doing
 from learncost.devices.calibration import Calibration
 from learncost.engines import processor
-from learncost.timing import Curve, Grid, Rates
+from learncost.timing import MatmulGrid, RateCurve, Rates
 from learncost.timing.rates import FRESH, ORIENTATIONS
 
 Tell: TypeAlias = Callable[[str], None]
@@ -97,7 +97,7 @@ class _Measuring:
         low, high = self._interval(rates)
         return replace(rates, low=low, high=high)
 
-    def _mean_of_rounds(self, product: float, launch: float) -> tuple[dict[str, Grid], Grid, Curve]:
+    def _mean_of_rounds(self, product: float, launch: float) -> tuple[dict[str, MatmulGrid], MatmulGrid, RateCurve]:
         """Products by orientation, those inside of kernels, and bandwidth: by the mean of some rounds."""
         rounds = []
         for number in range(1, ROUNDS + 1):
@@ -110,7 +110,7 @@ class _Measuring:
         ways = {way: _mean([grids[way] for grids, _, _ in rounds]) for way in ORIENTATIONS}
         curves = [curve for _, _, curve in rounds]
         values = tuple(map(harmonic_mean, zip(*(curve.values for curve in curves), strict=True)))
-        return ways, _mean([inner for _, inner, _ in rounds]), Curve(curves[0].places, values)
+        return ways, _mean([inner for _, inner, _ in rounds]), RateCurve(curves[0].places, values)
 
     def _time(self, doing: Doing) -> float:
         return seconds(doing, self.bench.wait)
@@ -129,7 +129,7 @@ class _Measuring:
         doing, several = self.bench.inner(m, n, k)
         return (self.bench.busy or self._time)(doing) / several
 
-    def _grid(self, name: str, timed: Callable[[int, int, int], float]) -> Grid:
+    def _grid(self, name: str, timed: Callable[[int, int, int], float]) -> MatmulGrid:
         """FLOP/s at every shape of the grid."""
         self.tell(name)
         rates: dict[tuple[int, ...], float] = {}
@@ -142,16 +142,16 @@ class _Measuring:
                 rates[shape] = known
             else:
                 rates[shape] = 2 * prod(shape) / timed(*shape)
-        return Grid(self.sizes, tuple(rates.values()))
+        return MatmulGrid(self.sizes, tuple(rates.values()))
 
-    def _bandwidth(self, launch: float) -> Curve:
+    def _bandwidth(self, launch: float) -> RateCurve:
         self.tell("bandwidth")
         places, values = [], []
         for bytes_ in WORKING_SETS:
             taken_seconds = self._ran(self.bench.move(bytes_ // 12), launch)
             places.append(float(bytes_))
             values.append(bytes_ / taken_seconds)
-        return Curve(tuple(places), tuple(values))
+        return RateCurve(tuple(places), tuple(values))
 
     def _fresh(self) -> float:
         """Seconds a byte that new memory takes more than memory that is there."""
@@ -178,9 +178,9 @@ class _Measuring:
         return BESIDE[0] * min(1.0, ends[0]), BESIDE[1] * max(1.0, ends[-1])
 
 
-def _mean(grids: Sequence[Grid]) -> Grid:
+def _mean(grids: Sequence[MatmulGrid]) -> MatmulGrid:
     """The rate of each shape in the mean of its times."""
-    return Grid(grids[0].sizes, tuple(map(harmonic_mean, zip(*(grid.rates for grid in grids), strict=True))))
+    return MatmulGrid(grids[0].sizes, tuple(map(harmonic_mean, zip(*(grid.rates for grid in grids), strict=True))))
 
 
 def _without(launch: float, taken_seconds: float) -> float:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from learncost.autodiff.derive import derive
-from learncost.backends.c import Function, kernel
+from learncost.backends.c import KernelFunction, kernel
 from learncost.calibration.operations import Doing, operands, timed_words
 from learncost.calibration.torch import COLUMNS, ROWS, TorchBench, factors
-from learncost.engines.compiler import Kernels
+from learncost.engines.compiler import CompiledKernels
 from learncost.engines.in_place import library_products
-from learncost.ir.line import Kernel, Line, Word
+from learncost.ir.line import FusedKernel, Line, Op
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.layer import layer
@@ -56,16 +56,16 @@ class KernelBench(TorchBench):
         for word, text in timed_words().items():
             word_layer = layer(f"own({operands(text)};) -> Y\nY[B d] = {text}")
             tables[word] = derive(word_layer).step if entry(word).body else word_layer.table
-        functions: dict[str, tuple[Function, Mapping[str, tuple[str, ...]]]] = {}
+        functions: dict[str, tuple[KernelFunction, Mapping[str, tuple[str, ...]]]] = {}
         for name, table in tables.items():
             for line, _ in walk(table.lines):
-                title = f"{name}'" if isinstance(line, Word) and line.part == "gradient" else name
+                title = f"{name}'" if isinstance(line, Op) and line.part == "gradient" else name
                 functions[title] = _function(f"one_{len(functions)}", (line,), table), table.axes
-        kernels = Kernels([function for function, _ in functions.values()])
+        kernels = CompiledKernels([function for function, _ in functions.values()])
         for name, (function, axes) in functions.items():
             yield name, self._calling(kernels, function, axes), ROWS * COLUMNS
 
-    def _calling(self, kernels: Kernels, function: Function, axes: Mapping[str, Sequence[str]]) -> Doing:
+    def _calling(self, kernels: CompiledKernels, function: KernelFunction, axes: Mapping[str, Sequence[str]]) -> Doing:
         """A kernel with arrays of its own."""
         sizes = {"B": ROWS, "d": COLUMNS}
         arrays = [self._random(*(sizes[axis] for axis in axes[name])) for name in (*function.reads, *function.writes)]
@@ -78,7 +78,7 @@ class KernelBench(TorchBench):
     def calls(self) -> Mapping[str, tuple[Doing, int]]:
         table = _table("own(X Z;) -> Y\nY[B d] = X[B d] + Z[B d]")
         function = _function("smallest", [line for line, _ in walk(table.lines)], table, {"B": 4, "d": 8})
-        call = self._calling(Kernels([function]), function, table.axes)
+        call = self._calling(CompiledKernels([function]), function, table.axes)
         left, right = factors("NN", 4, 4, 4, self.dtype, self.device)
         product = partial(torch.mm, left, right, out=torch.empty(4, 4))
         return {
@@ -93,9 +93,9 @@ def _table(text: str) -> Table:
     return layer(text).table
 
 
-def _function(name: str, lines: Sequence[Line], table: Table, sizes: Mapping[str, int] | None = None) -> Function:
+def _function(name: str, lines: Sequence[Line], table: Table, sizes: Mapping[str, int] | None = None) -> KernelFunction:
     """Lines as one kernel, which takes a row a turn."""
-    tag_kernel = Kernel(name, ("B",))
+    tag_kernel = FusedKernel(name, ("B",))
     tagged = [replace(line, tag=replace(line.tag, kernel=tag_kernel)) for line in lines]
     results = frozenset(term.name for line in tagged for term in line.left)
     types = dict.fromkeys(table.axes, "fp32")

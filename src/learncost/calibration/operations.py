@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeAlias
 
 from learncost.ops import entries
-from learncost.ops.entry import Entry
+from learncost.ops.entry import OpDef
 
 Doing: TypeAlias = Callable[[], object]
 
@@ -29,7 +29,7 @@ def timed_words() -> dict[str, str]:
     return lines
 
 
-def _is_of_a_line(row: Entry) -> bool:
+def _is_of_a_line(row: OpDef) -> bool:
     """Whether a word gives as many numbers as it is given, each with a gradient."""
     made = {term.name: term.axes for line in row.body for term in line.left}
     turned = {term.name for line in row.gradient for term in line.left}

@@ -25,7 +25,7 @@ POWERCAP = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True)
-class Counter:
+class EnergyCounter:
     """A counter of energy: joules since some start; where it starts again from 0 beyond `wraps_at` joules."""
 
     name: str
@@ -62,7 +62,7 @@ class Energy:
         return {"joules": self.joules, "label": "measured", "by_counter": dict(self.by_counter)}
 
 
-def counters(powercap: Path = POWERCAP, nvml: Any = None) -> tuple[Counter, ...]:
+def counters(powercap: Path = POWERCAP, nvml: Any = None) -> tuple[EnergyCounter, ...]:
     """The counters of this machine, none of which contains another. `nvml`: the module, by default pynvml if it is
     installed. Empty where there are none. Raises `InputError` for a counter that may not be read."""
     return (*_rapl(powercap), *_nvml(nvml))
@@ -81,7 +81,7 @@ def measured(powercap: Path = POWERCAP, nvml: Any = None) -> Iterator[Energy]:
         energy.by_counter[counter.name] = counter.between(start, counter.read())
 
 
-def _rapl(powercap: Path) -> Iterator[Counter]:
+def _rapl(powercap: Path) -> Iterator[EnergyCounter]:
     """Packages and their memory. psys is left out, which has the packages in it, as are a package's core and uncore."""
     for zone in sorted(powercap.glob("intel-rapl:*")):  # AMD's processors have the same names
         kind = _text(zone / "name")
@@ -89,7 +89,7 @@ def _rapl(powercap: Path) -> Iterator[Counter]:
             continue
         package = f"{_text(zone.parent / zone.name.rpartition(':')[0] / 'name')} " if kind == "dram" else ""
         most = _joules(zone / "max_energy_range_uj")
-        yield Counter(f"RAPL {package}{kind}", _reader(zone / "energy_uj"), most)
+        yield EnergyCounter(f"RAPL {package}{kind}", _reader(zone / "energy_uj"), most)
 
 
 def _reader(file: Path) -> Callable[[], float]:
@@ -113,7 +113,7 @@ def _text(file: Path) -> str:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
 
 
-def _nvml(nvml: Any) -> Iterator[Counter]:
+def _nvml(nvml: Any) -> Iterator[EnergyCounter]:
     """NVIDIA's devices, in the order of their numbers."""
     if nvml is None:
         try:
@@ -127,7 +127,7 @@ def _nvml(nvml: Any) -> Iterator[Counter]:
         return
     for place, handle in enumerate(handles):
         name = f"NVML device {place}"
-        yield Counter(name, _millijoules(nvml, handle, name))
+        yield EnergyCounter(name, _millijoules(nvml, handle, name))
 
 
 def _millijoules(nvml: Any, handle: Any, name: str) -> Callable[[], float]:

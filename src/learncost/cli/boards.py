@@ -15,7 +15,7 @@ import numpy as np
 from learncost.backends.c99.layout import given
 from learncost.cost_models import Book, price
 from learncost.devices.device import STACK
-from learncost.engines.boards import BOARDS, Board, Built, build, run
+from learncost.engines.boards import BOARDS, Board, LinkedProgram, build, run
 from learncost.engines.inputs import random_batch
 from learncost.engines.made import names_made
 from learncost.ir.errors import InputError
@@ -23,7 +23,7 @@ from learncost.verification.report import Check
 
 if TYPE_CHECKING:
     from learncost.backends.c99 import Firmware
-    from learncost.cli.emit_c99 import Program
+    from learncost.cli.emit_c99 import FirmwareProgram
 
 MEMORY = 2**22
 """Bytes of RAM and of flash that the emulated boards have."""
@@ -90,7 +90,7 @@ _WHOLE = {"int64": "int32_t", "int32": "int32_t", "bool": "uint8_t", "uint8": "u
 
 
 @dataclass(frozen=True)
-class Ran:
+class BoardRun:
     """What a program said on a board, and how it was linked there; on this machine it has no board.
 
     numbers       of every loss and weight, as bits
@@ -100,7 +100,7 @@ class Ran:
     numbers: tuple[str, ...]
     instructions: int
     stack: int
-    built: Built | None = None
+    built: LinkedProgram | None = None
 
 
 def files(firmware: Firmware, inputs: Mapping[str, Any], steps: int, folder: Path) -> list[Path]:
@@ -137,7 +137,7 @@ def files(firmware: Firmware, inputs: Mapping[str, Any], steps: int, folder: Pat
     return [folder / f"{prefix}.c", folder / "main.c"]
 
 
-def on_host(sources: Sequence[Path], folder: Path) -> Ran:
+def on_host(sources: Sequence[Path], folder: Path) -> BoardRun:
     """The same text, compiled and run here."""
     from learncost.engines.boards.board import FLAGS, HERE
 
@@ -159,13 +159,13 @@ def on_board(
     ram: int = 2**18,
     flash: int = 2**21,
     flags: Sequence[str] = (),
-) -> Ran:
+) -> BoardRun:
     """Compiled for an emulated board of so many bytes, with flags beside the usual ones, and run there."""
     built = build(board, sources, folder, ram, flash, flags)
     return _read(run(built, 600), built)
 
 
-def _read(said: str, built: Built | None = None) -> Ran:
+def _read(said: str, built: LinkedProgram | None = None) -> BoardRun:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     counts: dict[str, list[int]] = {}
     for line in lines:
@@ -174,10 +174,10 @@ def _read(said: str, built: Built | None = None) -> Ran:
     numbers = tuple(line for line in lines if not line.startswith(("instructions ", "stack ")))
     if "fault" in lines or "stack" not in counts:
         raise InputError(f"the program ended with a fault after {len(numbers)} numbers")
-    return Ran(numbers, int(median_low(counts["instructions"])), counts["stack"][0], built)
+    return BoardRun(numbers, int(median_low(counts["instructions"])), counts["stack"][0], built)
 
 
-def inputs_of(program: Program) -> dict[str, Any]:
+def inputs_of(program: FirmwareProgram) -> dict[str, Any]:
     """A batch for a program, drawn from a seed, by the names of its inputs in the table."""
     training = program.training
     batch = random_batch(training.model, program.sizes)
@@ -191,7 +191,7 @@ def inputs_of(program: Program) -> dict[str, Any]:
     }
 
 
-def checks(subject: str, program: Program, steps: int = 3) -> Iterator[Check]:
+def checks(subject: str, program: FirmwareProgram, steps: int = 3) -> Iterator[Check]:
     """What emulated boards say of a program beside this machine; not made where one is not installed.
 
     Of a step in microbatches each is a call of the program's step, and most calls gather alone.
@@ -201,7 +201,7 @@ def checks(subject: str, program: Program, steps: int = 3) -> Iterator[Check]:
     call = "step" if parts == 1 else "microbatch"
     maccs = price(next(iter(program.tables.values())), program.sizes, Book("run", "", "", "executed")).maccs
     inputs = inputs_of(program)
-    here: Ran | None = None
+    here: BoardRun | None = None
     with TemporaryDirectory() as name:
         folder = Path(name)
         for board in BOARDS.values():

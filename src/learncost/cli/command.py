@@ -257,7 +257,7 @@ def _answer(name: str, words: Sequence[str]) -> Any:
             _save(each, text)
         return GOOD
     if chosen_format != "table" or path:
-        answer = _Written(
+        answer = _WrittenAnswer(
             answer if isinstance(answer, str) else answer.show(chosen_format), getattr(answer, "exit_code", GOOD)
         )
     if path:
@@ -317,7 +317,7 @@ class _Plotted:
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenAnswer:
     """An answer as text, with the exit code of what it tells."""
 
     text: str

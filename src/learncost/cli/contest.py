@@ -17,7 +17,7 @@ from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import several
 from learncost.reports.question import question
 from learncost.training.contest.budget import budget as read_budget
-from learncost.training.contest.contest import Contest, Report
+from learncost.training.contest.contest import Contest, ContestReporter
 from learncost.training.contest.contest import contest as compete
 from learncost.training.contest.entrant import BOOKS, DTYPES, Setting, entrants
 from learncost.training.contest.problem import Problem
@@ -192,20 +192,20 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def reporter() -> Iterator[Report]:
+def reporter() -> Iterator[ContestReporter]:
     """Who is told, on standard error: a bar on a terminal, a line for each training elsewhere."""
     if not sys.stderr.isatty():
-        yield Lines()
+        yield ContestLines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=Console(stderr=True, highlight=False)) as progress:
-        yield Bar(progress)
+        yield ContestBar(progress)
 
 
-class Lines:
+class ContestLines:
     """For files and pipes."""
 
     def begin(self, steps: int) -> None:
@@ -218,7 +218,7 @@ class Lines:
         """A line for each step would be too many."""
 
 
-class Bar:
+class ContestBar:
     """For a terminal."""
 
     def __init__(self, progress: Any) -> None:

@@ -13,7 +13,7 @@ from learncost.backends import program
 from learncost.backends.placed import placed, standalone
 from learncost.backends.precision import check_runs
 from learncost.cli.emit_c99 import Freestanding, freestanding, parameters_of_alone
-from learncost.cli.emit_mesh import Asked, refuse_filled, refuse_zigzag
+from learncost.cli.emit_mesh import MeshRequest, refuse_filled, refuse_zigzag
 from learncost.cli.emit_stages import pipelined
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, either, precision_of
@@ -203,7 +203,7 @@ def emit(
         table, about = _model(subject, *flags_of_step)
         constants = subject.sizes
         if mesh is not None:
-            asked = Asked(mesh, place, placement, batch_size, seq_len, schedule, microbatches)
+            asked = MeshRequest(mesh, place, placement, batch_size, seq_len, schedule, microbatches)
             if asked.has_stages(subject):
                 if backend != "torch":
                     raise InputError(
@@ -265,7 +265,7 @@ def _in_place(
     return standalone(program, _title(about, "PyTorch on a processor, with kernels in C", written))
 
 
-def _over(model: Model, step_of: Callable[[Model], Table], asked: Asked) -> tuple[Table, Mapping[str, int]]:
+def _over(model: Model, step_of: Callable[[Model], Table], asked: MeshRequest) -> tuple[Table, Mapping[str, int]]:
     """The table of each device of a mesh, and its sizes."""
     _, table, sizes, padded = padded_step(model, step_of, asked.grid, asked.clauses, asked.sizes(model))
     refuse_filled(model, padded)

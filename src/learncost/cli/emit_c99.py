@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.backends.c99 import Firmware, Given, firmware
+from learncost.backends.c99 import Firmware, FirmwareInputs, firmware
 from learncost.backends.c99.layout import varies
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
@@ -21,7 +21,7 @@ from learncost.engines.hugging_face import from_theirs, to_theirs
 from learncost.engines.inputs import data, random_batch
 from learncost.engines.made import names_made
 from learncost.engines.numpy_engine import Training
-from learncost.engines.state import Stored, evaluated, from_state, stored, to_state
+from learncost.engines.state import StateArray, evaluated, from_state, stored, to_state
 from learncost.engines.weights import DEVIATION, deviations, initial_weights
 from learncost.ir.errors import InputError
 from learncost.ir.line import Product
@@ -116,7 +116,7 @@ class Freestanding:
 
 
 @dataclass(frozen=True)
-class Settings:
+class FirmwareOptions:
     """How a program in C99 is written: each as the flag of `learncost emit` says."""
 
     entry: str = "both"
@@ -129,17 +129,17 @@ class Settings:
     device: Device | None = None
 
 
-class Source(str):
+class FirmwareSource(str):
     """A file in C, and the header and the linker script that belong beside it.
 
     program     what it was made of
     is_unnamed  whether names in it begin as the file is called that it is written to
     """
 
-    program: Program
+    program: FirmwareProgram
     is_unnamed: bool
 
-    def __new__(cls, program: Program, is_unnamed: bool = False) -> Source:
+    def __new__(cls, program: FirmwareProgram, is_unnamed: bool = False) -> FirmwareSource:
         text = super().__new__(cls, program.firmware.source)
         text.program, text.is_unnamed = program, is_unnamed
         return text
@@ -164,7 +164,7 @@ class Source(str):
 
     def files(self, path: Path) -> dict[Path, str]:
         """What is written where a file of this name is asked for."""
-        named = Source(self.program.named(prefix_of(path.name))) if self.is_unnamed else self
+        named = FirmwareSource(self.program.named(prefix_of(path.name))) if self.is_unnamed else self
         header = path.with_suffix(".h")
         include = f'#include "{named.program.firmware.prefix}.h"'
         script = {path.with_suffix(".ld"): named.script} if named.script else {}
@@ -172,7 +172,7 @@ class Source(str):
 
 
 @dataclass(frozen=True)
-class Program:
+class FirmwareProgram:
     """A program with what it was made of.
 
     training  on NumPy, of which the program's step is one
@@ -187,7 +187,7 @@ class Program:
     tables: Mapping[str, Table]
     sizes: Mapping[str, int]
     plan: str
-    content: Given
+    content: FirmwareInputs
     title: tuple[str, ...]
     firmware: Firmware
     begin: Begin
@@ -208,12 +208,12 @@ class Program:
         return to_state(self.stored, weights, like)
 
     @property
-    def stored(self) -> dict[str, Stored]:
+    def stored(self) -> dict[str, StateArray]:
         """The arrays of a layer that is the model, by their names, with where a state_dict has them."""
         configuration = self.training.configuration
         return _stored(configuration) if configuration.layer is not None else {}
 
-    def named(self, prefix: str) -> Program:
+    def named(self, prefix: str) -> FirmwareProgram:
         """The same, with names that begin so."""
         dtype = self.firmware.dtype
         return replace(self, firmware=firmware(self.tables, self.sizes, dtype, prefix, self.content, self.title))
@@ -221,13 +221,13 @@ class Program:
 
 def program_of(
     configuration: Configuration,
-    settings: Settings,
+    settings: FirmwareOptions,
     learning: Mapping[str, Any],
     weights: Mapping[str, Any] | None = None,
     title: tuple[str, ...] = (),
     said: str = "",
     others: Mapping[str, Any] = MappingProxyType({}),
-) -> Program:
+) -> FirmwareProgram:
     """The program of a model.
 
     learning  what `Training` takes: procedure, optimizer, clip, accumulate, train and others
@@ -270,7 +270,7 @@ def program_of(
     flash = settings.device.flash if settings.device else None
     if flash is not None and written.rooms.constants > flash:
         raise InputError(f"constants take {written.rooms.constants:,} bytes of the flash, which has {flash:,}")
-    return Program(training, tables, sizes, plan, content, title, written, begin, settings.device)
+    return FirmwareProgram(training, tables, sizes, plan, content, title, written, begin, settings.device)
 
 
 def _of_weights(step: Table) -> list[str]:
@@ -284,7 +284,7 @@ def _of_weights(step: Table) -> list[str]:
 
 
 def _tables(
-    training: Training, batch: Mapping[str, Any], settings: Settings
+    training: Training, batch: Mapping[str, Any], settings: FirmwareOptions
 ) -> tuple[dict[str, Table], dict[str, int], str]:
     """The tables of the entries under the plan, and the sizes of one call."""
     prepared = training.prepare(**batch)
@@ -325,7 +325,7 @@ def _fitting(plan: str, entry: str) -> str:
 
 def _constants(
     training: Training, batch: Mapping[str, Any], tables: Mapping[str, Table], sizes: Mapping[str, int], begin: Begin
-) -> Given:
+) -> FirmwareInputs:
     """What the program is given beside its tables."""
     model = training.model
     values = dict(training.prepare(**batch).values)
@@ -355,7 +355,7 @@ def _constants(
         values.pop(name, None)
     stays = frozenset(learns) if begin.arrays else frozenset[str]()
     stays -= {name for name in training.state if name not in beside and values_of_optimizer(training, name)}
-    return Given(values, begins, fixed, training.settings.accumulate, training.dropout, stays=stays)
+    return FirmwareInputs(values, begins, fixed, training.settings.accumulate, training.dropout, stays=stays)
 
 
 def values_of_optimizer(training: Training, name: str) -> bool:
@@ -391,7 +391,7 @@ def begun(configuration: Configuration) -> Begin:
     return Begin({}, "", deviations(model.table, model.sizes))
 
 
-def _stored(configuration: Configuration) -> dict[str, Stored]:
+def _stored(configuration: Configuration) -> dict[str, StateArray]:
     """The arrays of a layer and of its pass in evaluation, by their names."""
     assert configuration.layer is not None
     evaluation = evaluated(configuration)
@@ -400,7 +400,7 @@ def _stored(configuration: Configuration) -> dict[str, Stored]:
     return {**stored(evaluation.layer, sizes), **stored(configuration.layer, build(configuration).sizes)}
 
 
-def _with_lengths(configuration: Configuration, settings: Settings) -> Configuration:
+def _with_lengths(configuration: Configuration, settings: FirmwareOptions) -> Configuration:
     """A layer that is the model with the lengths of the program in the place of those that it fixes."""
     layer = configuration.layer
     if layer is None:
@@ -462,7 +462,7 @@ def freestanding(
     lengths: Mapping[str, Any],
     alone: Mapping[str, Any],
     sizes: Mapping[str, Any],
-) -> Source:
+) -> FirmwareSource:
     """The answer of `learncost emit MODEL --backend c99`. Raises `InputError`."""
     flags = Freestanding(**alone)
     if flags.entry not in ENTRIES:
@@ -501,11 +501,13 @@ def freestanding(
     if device and not device.core:
         raise InputError(f"--on is for microcontrollers, and {device.name} has no core in its data")
     configuration, name = subject, name or subject.name
-    settings = Settings(flags.entry, flags.prefix or "model", plan, dtype=dtype, device=device, **checked)
+    settings = FirmwareOptions(flags.entry, flags.prefix or "model", plan, dtype=dtype, device=device, **checked)
     given, others = _read(_with_lengths(subject, settings), flags.weights)
     title = (f"{name}: one step of {learning['procedure']} with {learning['optimizer']}, by learncost {__version__}.",)
     said = f"{Path(flags.weights).name} has them" if flags.weights else ""
-    source = Source(program_of(configuration, settings, learning, given, title, said, others), flags.prefix is None)
+    source = FirmwareSource(
+        program_of(configuration, settings, learning, given, title, said, others), flags.prefix is None
+    )
     if flags.state_dict is not None:
         path = path_of("state_dict", (".safetensors",), flags.state_dict)
         write_arrays(path, source.state_dict(), {"format": "pt"})

@@ -23,7 +23,7 @@ from learncost.sharding.stages import Pipeline, pipeline_of
 
 
 @dataclass(frozen=True)
-class Asked:
+class MeshRequest:
     """A mesh and its clauses, the sequences of a step and their length, and of a pipeline its schedule."""
 
     mesh: str

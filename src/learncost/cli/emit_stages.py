@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from learncost.cli.emit_mesh import Asked, refuse_filled, refuse_zigzag
+from learncost.cli.emit_mesh import MeshRequest, refuse_filled, refuse_zigzag
 from learncost.engines.in_stages import program_in_stages, step_in_stages
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
@@ -13,7 +13,7 @@ from learncost.sharding.padding import filled_up
 
 
 def pipelined(
-    model: Model, procedure: str, optimizer: str, plan: str, whole: Table, asked: Asked, dtype: str | None
+    model: Model, procedure: str, optimizer: str, plan: str, whole: Table, asked: MeshRequest, dtype: str | None
 ) -> tuple[Callable[[str], str], str]:
     """What writes the program of a model's stages under a title, and what that has to say.
 

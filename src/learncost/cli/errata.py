@@ -10,7 +10,7 @@ from learncost.cost_models.errata import errata as every
 from learncost.ir.errors import InputError
 from learncost.models.wording import mentions, nearest, shown
 from learncost.reports.question import question
-from learncost.reports.sheet import WIDTH, Row, Sheet, Shown
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 
 
 @question()
@@ -91,7 +91,7 @@ def _table(errata: tuple[Erratum, ...], in_full: bool) -> Sheet:
         columns = ("id", "total", "where, and what it does to a total")
         cells = [(e.id, "changes" if (e.maccs, e.flops) != ("0", "0") else "-", _short(e)) for e in errata]
     notes = ("learncost errata ID shows one whole: what is printed, what is right.",)
-    rows = tuple(Row(row) for row in cells)
+    rows = tuple(SheetRow(row) for row in cells)
     return Sheet(f"{len(errata)} errata of the publications", columns, rows, notes, frozenset(range(len(columns))))
 
 
@@ -112,6 +112,6 @@ def _whole(erratum: Erratum) -> Sheet:
         "FLOPs": erratum.flops if erratum.flops != "0" else "",
         "price books": ", ".join(f"{book}: {state}" for book, state in erratum.books.items()),
     }
-    rows = tuple(Row((name, text)) for name, text in cells.items() if text)
+    rows = tuple(SheetRow((name, text)) for name, text in cells.items() if text)
     notes = ("MACCs and FLOPs are right minus printed.",) if cells["MACCs"] or cells["FLOPs"] else ()
     return Sheet(erratum.id, ("", ""), rows, notes, frozenset({0, 1}))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.core import Prepared
-from learncost.engines.emitted import Emitted
+from learncost.engines.emitted import EmittedProgram
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
@@ -94,14 +94,14 @@ def _emit(backend: str, family: str) -> None:
 
 
 def _numpy(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    return Emitted(table, sizes)(values)
+    return EmittedProgram(table, sizes)(values)
 
 
 def _torch(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     import torch
 
     tensors = {name: torch.as_tensor(np.array(array)) for name, array in values.items()}
-    return Emitted(table, sizes, "torch")(tensors)
+    return EmittedProgram(table, sizes, "torch")(tensors)
 
 
 def _jax(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _jax(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> d
 
     with exact(np.dtype(np.float64)):
         arrays = {name: jax.numpy.asarray(array) for name, array in values.items()}
-        results = Emitted(table, sizes, "jax", jax.jit)(arrays)
+        results = EmittedProgram(table, sizes, "jax", jax.jit)(arrays)
         return {name: np.asarray(array) for name, array in results.items()}
 
 

@@ -45,7 +45,7 @@ def sweep(model: str, /, *, output: str | None = None, **sizes: Any) -> None:
     path = None if output is None else Path(output)
     if path is not None:
         check_path(path)
-    with _Bar() as bar:
+    with _SweepBar() as bar:
         combinations = compute(model, progress=bar.at, **sizes)
     if path is None:
         write_csv(combinations, sys.stdout)
@@ -69,7 +69,7 @@ def notes(combinations: Sweep, output: Path | None) -> list[str]:
     return result
 
 
-class _Bar:
+class _SweepBar:
     """Progress on standard error, which appears where a person waits."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _Bar:
         self.shown: Progress | None = None
         self.task: Any = None
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _SweepBar:
         return self
 
     def __exit__(self, *_: object) -> None:

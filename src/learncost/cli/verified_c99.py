@@ -12,8 +12,8 @@ import numpy as np
 from learncost.backends.c99 import masks
 from learncost.backends.c99.layout import in_all, together
 from learncost.cli import boards
-from learncost.cli.emit_c99 import Program, Settings, program_of
-from learncost.cost_models import Row, price
+from learncost.cli.emit_c99 import FirmwareOptions, FirmwareProgram, program_of
+from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
 from learncost.engines import alone
 from learncost.engines.compiler import compiler
@@ -29,7 +29,7 @@ from learncost.layers.layer import Layer
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build, run_sizes
-from learncost.verification.report import Check, Report
+from learncost.verification.report import Check, VerificationReport
 
 STEPS, BATCH_SIZE, SEQ_LEN = 5, 2, 8
 
@@ -63,7 +63,7 @@ def verify_c99(
     target_len: int | None = None,
     learned: Mapping[str, Any] | None = None,
     sizes: Mapping[str, Any] | None = None,
-) -> Report:
+) -> VerificationReport:
     """Compile the program of a model and hold it to its price, to NumPy, to its layout and to C99.
 
     learned  what of it learns, and in which precision frozen matrices are, as `Training` takes them
@@ -77,11 +77,11 @@ def verify_c99(
     title = f"verification of {configuration.name}, {procedure} with {optimizer} in C99"
     if compiler() is None:
         missing = Check(configuration.name, "everything", "there is no C compiler: none of cc, gcc, clang", None)
-        return Report(title, (missing,))
+        return VerificationReport(title, (missing,))
     length = seq_len or (None if target_len else _length(configuration))
-    settings = Settings(plan=plan, batch_size=batch_size, seq_len=length, target_len=target_len)
+    settings = FirmwareOptions(plan=plan, batch_size=batch_size, seq_len=length, target_len=target_len)
     learning = {"procedure": procedure, "optimizer": optimizer, **(learned or {})}
-    return Report(title, tuple(checks(configuration, settings, learning)))
+    return VerificationReport(title, tuple(checks(configuration, settings, learning)))
 
 
 def _length(configuration: Configuration) -> int | None:
@@ -94,7 +94,7 @@ def _length(configuration: Configuration) -> int | None:
 
 
 def checks(
-    configuration: Configuration, settings: Settings, learning: Mapping[str, Any], steps: int = STEPS
+    configuration: Configuration, settings: FirmwareOptions, learning: Mapping[str, Any], steps: int = STEPS
 ) -> Iterator[Check]:
     """The comparisons of one program."""
     kinds: tuple[str, ...] = ("fp64", "fp32")
@@ -111,7 +111,7 @@ def checks(
         yield from boards.checks(f"{name}, {kinds[-1]}", shipped)
 
 
-def _batches(program: Program, steps: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _batches(program: FirmwareProgram, steps: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Drawn data of steps as a training takes them, and the inputs of every call of the program."""
     training, parts = program.training, program.training.settings.accumulate
     whole = {**program.sizes, "B": program.sizes["B"] * parts}
@@ -126,14 +126,14 @@ def _batches(program: Program, steps: int) -> tuple[list[dict[str, Any]], list[d
     return drawn, calls
 
 
-def _part(program: Program, name: str, array: Any, part: int) -> Any:
+def _part(program: FirmwareProgram, name: str, array: Any, part: int) -> Any:
     """Of an input what a microbatch has."""
     shape = alone.shape(program.firmware, name)
     size = shape[0] if shape else 0
     return np.asarray(array)[part * size : (part + 1) * size] if np.shape(array) != shape else array
 
 
-def _begin(program: Program) -> dict[str, Any]:
+def _begin(program: FirmwareProgram) -> dict[str, Any]:
     training = program.training
     begin = {
         name: np.array(array) for name, array in (training.weights | training.weights_read | training.state).items()
@@ -144,7 +144,7 @@ def _begin(program: Program) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Parity:
+class StepParity:
     """How far a program is off NumPy after steps: losses, weights, scores, relative to the largest number of each.
 
     worst    the weight that is furthest off
@@ -160,7 +160,7 @@ class Parity:
     aside: float = 0.0
 
 
-def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZED) -> Parity:
+def parity(program: FirmwareProgram, steps: int, options: Sequence[str] = alone.SANITIZED) -> StepParity:
     """Run steps of a program and of its training on NumPy. Raises `InputError`, also for what a sanitizer finds."""
     training = program.training
     training.draw = _drawn
@@ -189,7 +189,7 @@ def parity(program: Program, steps: int, options: Sequence[str] = alone.SANITIZE
     off = errors.get(worst, 0.0)
     is_near = max(worst_loss, off, scores) <= NEAR or training.precision.is_whole
     aside = 0.0 if is_near else _aside(program, begin, drawn, nothing)
-    return Parity(worst_loss, off, worst, tuple(nothing), scores, aside)
+    return StepParity(worst_loss, off, worst, tuple(nothing), scores, aside)
 
 
 def _statistics(training: Training) -> dict[str, Any]:
@@ -198,7 +198,9 @@ def _statistics(training: Training) -> dict[str, Any]:
     return {name: array for name, array in training.state.items() if values[name].role == "running"}
 
 
-def _aside(program: Program, begin: Mapping[str, Any], drawn: Sequence[Mapping[str, Any]], nothing: list[str]) -> float:
+def _aside(
+    program: FirmwareProgram, begin: Mapping[str, Any], drawn: Sequence[Mapping[str, Any]], nothing: list[str]
+) -> float:
     """How far NumPy's weights are off its own after the same steps, where these begin one rounding aside."""
     training, rng = program.training, np.random.default_rng(0)
     expected = {name: np.array(array) for name, array in training.weights.items()}
@@ -214,7 +216,7 @@ def _aside(program: Program, begin: Mapping[str, Any], drawn: Sequence[Mapping[s
     )
 
 
-def _scores(program: Program, batch: Mapping[str, Any], scores: Any) -> float:
+def _scores(program: FirmwareProgram, batch: Mapping[str, Any], scores: Any) -> float:
     """How far a prediction of the last microbatch is off NumPy's, where both are finite."""
     if scores is None:
         return 0.0
@@ -233,7 +235,7 @@ def _drawn(steps: int) -> int:
     return (int(mixed(np.asarray(1), np.asarray(steps + 1))) >> 8) + 1
 
 
-def _masked(program: Program) -> None:
+def _masked(program: FirmwareProgram) -> None:
     """Let NumPy have the masks of the program, whose seed is 1 where nobody changes it."""
     training, firmware = program.training, program.firmware
     names = [name for name, (kind, _, _) in firmware.given.items() if kind == "masks"]
@@ -257,14 +259,14 @@ def mask(dropout: float, seed: int, step: int, number: int, shape: tuple[int, ..
     return np.where(numbers < masks.least(dropout), 0.0, masks.kept(dropout)).reshape(shape)
 
 
-def _without_gradient(program: Program, batch: Mapping[str, Any]) -> list[str]:
+def _without_gradient(program: FirmwareProgram, batch: Mapping[str, Any]) -> list[str]:
     """Weights whose gradient is zero but for rounding, as that of a key's bias, which a softmax does not see."""
     updates = program.training.updates(**batch)
     largest = max((float(np.max(np.abs(array))) for array in updates.values()), default=0.0)
     return [name for name, array in updates.items() if float(np.max(np.abs(array))) <= NOTHING * largest]
 
 
-def _parity(program: Program, name: str, steps: int) -> Iterator[Check]:
+def _parity(program: FirmwareProgram, name: str, steps: int) -> Iterator[Check]:
     is_whole = program.training.precision.is_whole
     numbers, near = ("whole numbers", 0.0) if is_whole else ("fp64", NEAR)
     compared = f"losses, weights and scores with NumPy's over {steps} steps in {numbers}, under sanitizers"
@@ -284,14 +286,14 @@ def _parity(program: Program, name: str, steps: int) -> Iterator[Check]:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _CallCounts:
     """MACCs and FLOPs of the lines of a call."""
 
     text: str
     priced: tuple[int, int]
 
 
-def _prices(program: Program, name: str) -> Iterator[Check]:
+def _prices(program: FirmwareProgram, name: str) -> Iterator[Check]:
     """What a number type counts in every call, against the price of its lines."""
     compared = "MACCs executed with the run price, call by call"
     _, batches = _batches(program, 1)
@@ -307,7 +309,7 @@ def _prices(program: Program, name: str) -> Iterator[Check]:
     yield Check(name, "FLOPs executed with the run price, told", _of_flops(flops), True)
 
 
-def _of_maccs(calls: list[tuple[_Call, int]]) -> tuple[str, bool]:
+def _of_maccs(calls: list[tuple[_CallCounts, int]]) -> tuple[str, bool]:
     total, priced = sum(in_run for _, in_run in calls), sum(call.priced[0] for call, _ in calls)
     text = f"{total:,} in {len(calls)} calls" if total == priced else f"{total:,}, {priced:,} priced"
     wrong = next(((call, in_run) for call, in_run in calls if in_run != call.priced[0]), None)
@@ -317,7 +319,7 @@ def _of_maccs(calls: list[tuple[_Call, int]]) -> tuple[str, bool]:
     return text, wrong is None
 
 
-def _of_flops(calls: list[tuple[_Call, int]]) -> str:
+def _of_flops(calls: list[tuple[_CallCounts, int]]) -> str:
     total, priced = sum(in_run for _, in_run in calls), sum(call.priced[1] for call, _ in calls)
     text = f"{total:,} executed, {priced:,} priced, {total / max(priced, 1) - 1:+.2%}"
     different = [(call, in_run) for call, in_run in calls if in_run != call.priced[1]]
@@ -331,9 +333,9 @@ def _of_flops(calls: list[tuple[_Call, int]]) -> str:
     return text
 
 
-def _calls(program: Program) -> dict[int, _Call]:
+def _calls(program: FirmwareProgram) -> dict[int, _CallCounts]:
     """The calls of a step by their numbers; those of microbatches stand for all of them."""
-    result: dict[int, _Call] = {}
+    result: dict[int, _CallCounts] = {}
     firmware = program.firmware
     for entry, layout in firmware.layouts.items():
         if entry == "predict":
@@ -345,15 +347,15 @@ def _calls(program: Program) -> dict[int, _Call]:
             if firmware.entries[number] == entry:
                 priced = [_counts(of_line[line.name], program.sizes, times) for line in call.lines]
                 maccs, flops = (sum(counts[unit] for counts in priced) for unit in (0, 1))
-                result[number] = _Call(f"{number}. {call.lines[0]}", (maccs, flops))
+                result[number] = _CallCounts(f"{number}. {call.lines[0]}", (maccs, flops))
     return result
 
 
-def _counts(row: Row, sizes: Mapping[str, int], times: int) -> tuple[int, int]:
+def _counts(row: PricedLine, sizes: Mapping[str, int], times: int) -> tuple[int, int]:
     return int(row.maccs.at(sizes)) * times, int(row.flops.at(sizes)) * times
 
 
-def _memory(program: Program, name: str) -> Iterator[Check]:
+def _memory(program: FirmwareProgram, name: str) -> Iterator[Check]:
     firmware = program.firmware
     layouts, arena = [*firmware.layouts.values()], firmware.rooms.arena
     alive = in_all(layouts, together(layout.alive for layout in layouts))

@@ -10,7 +10,7 @@ from learncost.layers.layer import Layer, shipped
 from learncost.models.argument import layer_or_model
 from learncost.reports.question import question
 from learncost.reports.run import check_probability, lengths_of
-from learncost.verification.report import Report
+from learncost.verification.report import VerificationReport
 from learncost.verification.verify import verify as compute
 
 FEW = 20
@@ -40,7 +40,7 @@ def verify(
     lora_rank: object = None,
     lora_alpha: object = None,
     **sizes: Any,
-) -> Report:
+) -> VerificationReport:
     """Run the tables and prove the counts and the gradients; exit code 1 if anything fails.
 
     At small, pairwise different sizes: values with foreign implementations, gradients with complex steps or
@@ -152,7 +152,7 @@ def _of_placement(
     placement: str | None,
     settings: dict[str, Any],
     sizes: dict[str, Any],
-) -> Report:
+) -> VerificationReport:
     """A step over many devices; at small sizes that divide, so that lengths do not go with it."""
     from learncost.models.configuration import configure
     from learncost.models.model import build
@@ -170,10 +170,12 @@ def _of_placement(
     checks = verify_placements(built, mesh, place, placement, **asked)
     over = f" over {mesh}" if mesh else ""
     subject = named.name if isinstance(named, Layer) else named or "every family"
-    return Report(f"verification of {subject}{over}, a thread for each device", tuple(checks))
+    return VerificationReport(f"verification of {subject}{over}, a thread for each device", tuple(checks))
 
 
-def _of_engine(model: str | Layer | None, engine: str, settings: dict[str, Any], sizes: dict[str, Any]) -> Report:
+def _of_engine(
+    model: str | Layer | None, engine: str, settings: dict[str, Any], sizes: dict[str, Any]
+) -> VerificationReport:
     """What an engine executes; its libraries are imported only here."""
     from learncost.verification.engine_run import verify_engine
 

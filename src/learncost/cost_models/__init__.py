@@ -6,7 +6,7 @@ one FLOP a point.
 
 from learncost.cost_models.book import Book, Override, WordPrice
 from learncost.cost_models.line import NOT_DERIVED, elements, kind, narrow_elements
-from learncost.cost_models.row import Price, Row
+from learncost.cost_models.row import Price, PricedLine
 from learncost.cost_models.running import executed
 from learncost.cost_models.tables import price
 
@@ -15,7 +15,7 @@ __all__ = [
     "Book",
     "Override",
     "Price",
-    "Row",
+    "PricedLine",
     "WordPrice",
     "elements",
     "executed",

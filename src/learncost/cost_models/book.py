@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.ir.displayed import Displayed
 
 
@@ -23,8 +23,8 @@ class WordPrice:
 class Override:
     """What a book says of one line, in the layer's own axes, instead of its rule."""
 
-    maccs: Count
-    flops: Count
+    maccs: Polynomial
+    flops: Polynomial
     source: str
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from learncost.cost_models import Book, Override, Price, WordPrice
 from learncost.cost_models import price as _price
-from learncost.ir.count import ZERO, Count, checked_sizes
+from learncost.ir.count import ZERO, Polynomial, checked_sizes
 from learncost.ir.errors import named_one
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
@@ -16,9 +16,9 @@ from learncost.layers.products import PRODUCT_OPERATORS
 PAPER = "Pau & Aymone 2024, Eng 5(1), 34-50"
 
 
-def points(axes: str) -> Count:
+def points(axes: str) -> Polynomial:
     """One per point of the axes."""
-    return Count.of(axes.split())
+    return Polynomial.of(axes.split())
 
 
 _NORM = "sections 5.5.1 and 5.5.2: per element mean, subtract, square, variance, subtract, divide; Jacobian 9"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 
-from learncost.cost_models import Book, Row, kind
-from learncost.ir.count import ZERO, Count, base, total
+from learncost.cost_models import Book, PricedLine, kind
+from learncost.ir.count import ZERO, Polynomial, base, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
 from learncost.ir.repeat import walk
@@ -28,7 +28,7 @@ BACKWARD = 2
 
 
 @dataclass(frozen=True)
-class Operation:
+class FormulaRow:
     """One row of a publication's formula: its FLOPs in the forward pass of a step, in the publication's letters."""
 
     layer: str
@@ -39,29 +39,29 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Formula:
+class PublishedFormula:
     """A publication's formula: what it is about, what its letters stand for, its rows."""
 
     book: Book
     needs: tuple[str, ...]
     letters: Mapping[str, str]
-    rows: tuple[Operation, ...]
+    rows: tuple[FormulaRow, ...]
     recomputes: bool = False
 
 
 @cache
-def formulas() -> Mapping[str, Formula]:
+def formulas() -> Mapping[str, PublishedFormula]:
     """The formulas by the names of their price books, in the order of formulas.toml."""
     text = (files("learncost.cost_models") / "formulas.toml").read_text(encoding="utf-8")
     by_name = {}
     for name, entry in tomllib.loads(text).items():
-        rows = tuple(Operation(**row) for row in entry.pop("rows"))
+        rows = tuple(FormulaRow(**row) for row in entry.pop("rows"))
         needs, book = tuple(entry.pop("needs")), Book(name, entry.pop("title"), entry.pop("source"), FORMULA)
-        by_name[name] = Formula(book, needs, rows=rows, **entry)
+        by_name[name] = PublishedFormula(book, needs, rows=rows, **entry)
     return by_name
 
 
-def priced(model: Model, book: Book, procedure: str) -> tuple[Row, ...]:
+def priced(model: Model, book: Book, procedure: str) -> tuple[PricedLine, ...]:
     """The rows of one step under a formula, as polynomials in the sizes of the model's axes.
 
     Raises `InputError` where the formula is not about such a model, or knows nothing of the procedure.
@@ -72,7 +72,7 @@ def priced(model: Model, book: Book, procedure: str) -> tuple[Row, ...]:
         raise InputError(f"price book {book.name} is a formula of {procedures}: it says nothing of {procedure}")
     if set(model.learning) != set(model.table.weights):
         raise InputError(f"price book {book.name} is a formula of models that learn as a whole, not of parts of them")
-    reading = Reading(model)
+    reading = FormulaValues(model)
     for need in formula.needs:
         if refusal := _NEEDS[need](reading):
             name = model.configuration.name
@@ -81,13 +81,15 @@ def priced(model: Model, book: Book, procedure: str) -> tuple[Row, ...]:
     return tuple(_rows(formula, letters, reading.blocks, procedure == "recompute"))
 
 
-def _rows(formula: Formula, letters: Mapping[str, Count], blocks: Count, again: bool) -> Iterator[Row]:
+def _rows(
+    formula: PublishedFormula, letters: Mapping[str, Polynomial], blocks: Polynomial, again: bool
+) -> Iterator[PricedLine]:
     times = {"forward": 1, "recomputation": int(again), "backward": BACKWARD}
     for macro, factor in times.items():
         for operation in formula.rows:
             if factor and (operation.blocks or macro != "recomputation"):
                 flops = value(operation.flops, letters) * factor
-                yield Row(
+                yield PricedLine(
                     operation.name,
                     operation.layer or "model",
                     None,
@@ -96,35 +98,35 @@ def _rows(formula: Formula, letters: Mapping[str, Count], blocks: Count, again: 
                     ZERO if operation.kind == "elementwise" else _half(flops),
                     flops,
                     ZERO,
-                    blocks if operation.blocks else Count.of(()),
+                    blocks if operation.blocks else Polynomial.of(()),
                     operation.kind,
                     source=f"{operation.name}: {operation.flops}",
                 )
 
 
-def _half(count: Count) -> Count:
-    return Count({monomial: coefficient // 2 for monomial, coefficient in count.terms.items()})
+def _half(count: Polynomial) -> Polynomial:
+    return Polynomial({monomial: coefficient // 2 for monomial, coefficient in count.terms.items()})
 
 
-def value(text: str, letters: Mapping[str, Count]) -> Count:
+def value(text: str, letters: Mapping[str, Polynomial]) -> Polynomial:
     """A product such as `4 B s^2 h l` with what its letters stand for."""
-    product = Count.of(())
+    product = Polynomial.of(())
     for factor in text.split():
         name, _, power = factor.partition("^")
         for _ in range(int(power or 1)):
-            product = product * (Count.of((), int(name)) if name.isdigit() else letters[name])
+            product = product * (Polynomial.of((), int(name)) if name.isdigit() else letters[name])
     return product
 
 
 @dataclass(frozen=True)
-class Reading:
+class FormulaValues:
     """What the formulas' letters stand for, read off a model's table."""
 
     model: Model
 
-    def quantity(self, meaning: str) -> Count:
+    def quantity(self, meaning: str) -> Polynomial:
         """A named quantity, or a product of axes."""
-        quantities: Mapping[str, Callable[[], Count]] = {
+        quantities: Mapping[str, Callable[[], Polynomial]] = {
             "blocks": lambda: self.blocks,
             "parameters": lambda: parameters(self.model.table),
             "parameters without positions": lambda: parameters(self.model.table) - self.positions,
@@ -133,7 +135,7 @@ class Reading:
             "attention matrices": lambda: self.matrices(attention=True),
             "other matrices": lambda: self.matrices(attention=False),
         }
-        return quantities[meaning]() if meaning in quantities else Count.of(meaning.split())
+        return quantities[meaning]() if meaning in quantities else Polynomial.of(meaning.split())
 
     @cached_property
     def lines(self) -> tuple[tuple[Line, tuple[str, ...]], ...]:
@@ -152,22 +154,24 @@ class Reading:
         return tuple(products)
 
     @cached_property
-    def blocks(self) -> Count:
+    def blocks(self) -> Polynomial:
         """How many blocks there are: those of attention."""
         layers = {line.tag.layer for line, _ in self.attention}
-        return total(Count.of(turns) for line, turns in self.lines if makes_shares(line) and line.tag.layer in layers)
+        return total(
+            Polynomial.of(turns) for line, turns in self.lines if makes_shares(line) and line.tag.layer in layers
+        )
 
     @cached_property
-    def heads(self) -> Count:
+    def heads(self) -> Polynomial:
         """The width of all heads of all blocks: MACCs of the products of scores for each pair of tokens."""
         return self.widths[0]
 
     @cached_property
-    def widths(self) -> tuple[Count, Count]:
+    def widths(self) -> tuple[Polynomial, Polynomial]:
         """MACCs for each pair of tokens, of the products that make scores and of those that read them."""
         scores, values = (
             total(
-                matrix_maccs(line) * Count.of(turns)
+                matrix_maccs(line) * Polynomial.of(turns)
                 for line, turns in self.attention
                 if (sum(base(axis) == "M" for axis in line.left[0].loops) > 1) is makes_pairs
             )
@@ -176,7 +180,7 @@ class Reading:
         return _of_a_pair(scores), _of_a_pair(values)
 
     @cached_property
-    def positions(self) -> Count:
+    def positions(self) -> Polynomial:
         """The parameters of learned positions: weights that are added at places of tokens, whatever the batch."""
         table = self.model.table
         found = {
@@ -187,10 +191,10 @@ class Reading:
             for term in terms_of(operand)
             if term.name in table.weights and any(map(_of_places, term.axes))
         }
-        return total(Count.of(table.axes[name]) for name in found)
+        return total(Polynomial.of(table.axes[name]) for name in found)
 
     @cached_property
-    def active(self) -> Count:
+    def active(self) -> Polynomial:
         """The parameters that one token meets: of the experts' weights those that it is led to."""
         return active_parameters(self.model.table)
 
@@ -199,7 +203,7 @@ class Reading:
         """The weights that tokens choose among."""
         return choices(self.model.table)
 
-    def matrices(self, attention: bool) -> Count:
+    def matrices(self, attention: bool) -> Polynomial:
         """The parameters of the blocks' matrices: those of attention, or the others."""
         table, layers = self.model.table, {line.tag.layer for line, _ in self.attention}
         is_attention: dict[str, bool] = {}
@@ -209,7 +213,7 @@ class Reading:
                     if name in table.weights:
                         is_attention[name] = line.tag.layer in layers
         return total(
-            Count.of(table.axes[name]) for name, of_attention in is_attention.items() if of_attention is attention
+            Polynomial.of(table.axes[name]) for name, of_attention in is_attention.items() if of_attention is attention
         )
 
 
@@ -220,8 +224,8 @@ def _of_places(axis: Axis) -> bool:
     return "B" not in axis.at.loops and "M" in map(base, axis.at.loops)
 
 
-def _of_a_pair(count: Count) -> Count:
-    return Count({_without(monomial, ("B", "M", "M")): n for monomial, n in count.terms.items()})
+def _of_a_pair(count: Polynomial) -> Polynomial:
+    return Polynomial({_without(monomial, ("B", "M", "M")): n for monomial, n in count.terms.items()})
 
 
 def _without(monomial: tuple[str, ...], axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -231,7 +235,7 @@ def _without(monomial: tuple[str, ...], axes: tuple[str, ...]) -> tuple[str, ...
     return tuple(left)
 
 
-def _several_stacks(reading: Reading) -> str:
+def _several_stacks(reading: FormulaValues) -> str:
     if reading.model.two_sided:
         return "has an encoder and a decoder"
     volumes = [monomial for line, _ in reading.attention for monomial in matrix_maccs(line).terms]
@@ -239,17 +243,17 @@ def _several_stacks(reading: Reading) -> str:
     return "" if among else "has another kind of attention"
 
 
-def _widths_of_heads(reading: Reading) -> str:
+def _widths_of_heads(reading: FormulaValues) -> str:
     sizes = reading.model.sizes  # in numbers: axes of keys and of values may have a name each
     scores, values = (width.at(sizes) for width in reading.widths)
     return "" if scores == values else "has keys and values of different widths"
 
 
-def _experts(reading: Reading) -> str:
+def _experts(reading: FormulaValues) -> str:
     return "has experts, of which a token meets a few" if reading.experts else ""
 
 
-def _shared_weights(reading: Reading) -> str:
+def _shared_weights(reading: FormulaValues) -> str:
     table = reading.model.table
     shared = any(
         name in table.weights and not set(turns) <= set(table.axes[name])
@@ -260,14 +264,14 @@ def _shared_weights(reading: Reading) -> str:
     return "has blocks that share their weights" if shared else ""
 
 
-def _other_blocks(reading: Reading) -> str:
+def _other_blocks(reading: FormulaValues) -> str:
     sizes, blocks = reading.model.sizes, reading.blocks  # in numbers: one head of queries for each of keys is an axis
-    heads = blocks * Count.of(("d", "h", "k"), 4) - reading.matrices(attention=True)
-    network = blocks * Count.of(("d", "f"), 2) - reading.matrices(attention=False)
+    heads = blocks * Polynomial.of(("d", "h", "k"), 4) - reading.matrices(attention=True)
+    network = blocks * Polynomial.of(("d", "f"), 2) - reading.matrices(attention=False)
     return "has other matrices in its blocks" if heads.at(sizes) or network.at(sizes) else ""
 
 
-def _other_widths(reading: Reading) -> str:
+def _other_widths(reading: FormulaValues) -> str:
     sizes = reading.model.sizes
     if not {"d", "h", "k", "f"} <= sizes.keys():
         return "has no axes that are called d, h, k and f"
@@ -275,7 +279,7 @@ def _other_widths(reading: Reading) -> str:
     return "" if d == a and f == 4 * d else f"has a width of {d}, heads of {a} together and a network of {f}"
 
 
-def _no_head(reading: Reading) -> str:
+def _no_head(reading: FormulaValues) -> str:
     words = (isinstance(line, Product) and "v" in line.left[0].loops for line, _ in reading.lines)
     if reading.model.learns and any(words):
         return ""
@@ -283,7 +287,7 @@ def _no_head(reading: Reading) -> str:
     return "has none" + (instead(reading.model.configuration.family) if is_of_words else "")
 
 
-_NEEDS: Mapping[str, Callable[[Reading], str]] = {
+_NEEDS: Mapping[str, Callable[[FormulaValues], str]] = {
     "one stack": _several_stacks,
     "dense": _experts,
     "own weights": _shared_weights,

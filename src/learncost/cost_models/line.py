@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from learncost.cost_models.row import Row, places
-from learncost.ir.count import ZERO, Count, total
-from learncost.ir.line import Line, Product, Word, alias
+from learncost.cost_models.row import PricedLine, places
+from learncost.ir.count import ZERO, Polynomial, total
+from learncost.ir.line import Line, Op, Product, alias
 from learncost.ir.table import Table
 from learncost.ir.term import terms_of
 from learncost.layers.products import matrix_maccs
@@ -15,30 +15,32 @@ NOT_DERIVED = "not derived"
 """The kind of a line that has a cost and no meaning."""
 
 
-def row_of(table: Table, line: Line, turns: Iterable[str], maccs: Count, flops: Count) -> Row:
+def row_of(table: Table, line: Line, turns: Iterable[str], maccs: Polynomial, flops: Polynomial) -> PricedLine:
     """The row of a line of which this is counted each time that it runs."""
     return with_counts(table, line, in_all((maccs, flops, elements(line)), turns))
 
 
-Once = tuple[Count, Count, Count]  # MACCs, FLOPs, elements of a line, each time that it runs
-Counts = tuple[Count, Count, Count, Count]  # these in all turns, and how many turns there are
+Once = tuple[Polynomial, Polynomial, Polynomial]  # MACCs, FLOPs, elements of a line, each time that it runs
+Counts = tuple[Polynomial, Polynomial, Polynomial, Polynomial]  # these in all turns, and how many turns there are
 
 
-def in_all(once: Once, turns: Iterable[str], spared: Count = ZERO) -> Counts:
+def in_all(once: Once, turns: Iterable[str], spared: Polynomial = ZERO) -> Counts:
     """`spared` are additions of a total that begins with its first part."""
-    times = Count.of(turns)
+    times = Polynomial.of(turns)
     maccs, flops, moved = once
     return maccs * times, flops * times - spared, moved * times, times
 
 
-def with_counts(table: Table, line: Line, counts: Counts, form: str | None = None) -> Row:
+def with_counts(table: Table, line: Line, counts: Counts, form: str | None = None) -> PricedLine:
     """The row of a line of which this is counted in all its turns."""
     tag, name = line.tag, line.tag.local or line.name
     value = table.known.get(line.name)
     part_of = value.of if value and value.role in ("part", "unsummed") else ""
     line_kind = kind(line, table, form)
     narrow = narrow_elements(line, table) * counts[-1]
-    return Row(name, tag.layer, tag.block, tag.macro, tag.equation, *counts, line_kind, narrow, part_of, source=line)
+    return PricedLine(
+        name, tag.layer, tag.block, tag.macro, tag.equation, *counts, line_kind, narrow, part_of, source=line
+    )
 
 
 def kind(line: Line, table: Table, form: str | None = None) -> str:
@@ -48,7 +50,7 @@ def kind(line: Line, table: Table, form: str | None = None) -> str:
 
     form   what `form_of` says of the line, where it is known
     """
-    if isinstance(line, Word) and line.opaque:
+    if isinstance(line, Op) and line.opaque:
         return NOT_DERIVED
     form = form_of(line) if form is None else form
     if not form:
@@ -68,7 +70,7 @@ def form_of(line: Line) -> str:
     return "indexed" if line.left[0].indexed or any(term.indexed for term in line.right) else ""
 
 
-def elements(line: Line) -> Count:
+def elements(line: Line) -> Polynomial:
     """Elements read and written by a line, each operand once. An alias moves nothing.
 
     Of an axis that is read at an index as many places are touched as the index has numbers, at most all of them.
@@ -78,7 +80,7 @@ def elements(line: Line) -> Count:
     return total(places(term.axes) for operand in (*line.left, *line.right) for term in terms_of(operand))
 
 
-def narrow_elements(line: Line, table: Table) -> Count:
+def narrow_elements(line: Line, table: Table) -> Polynomial:
     """Of what a line reads and writes the elements of values that have one byte each, whatever the run's type is."""
     names = {name for name in (*line.reads, *line.makes) if name in table.known and table.known[name].dtype}
     if not names or alias(line):

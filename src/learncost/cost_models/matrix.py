@@ -8,13 +8,13 @@ from typing import Any
 
 from learncost.cost_models.book import Book
 from learncost.cost_models.line import kind, row_of
-from learncost.cost_models.row import Row
-from learncost.ir.count import ZERO, Count
-from learncost.ir.line import Product, Word
+from learncost.cost_models.row import PricedLine
+from learncost.ir.count import ZERO, Polynomial
+from learncost.ir.line import Op, Product
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.products import (
-    Scores,
+    ScoreGradients,
     has_a_formula,
     in_blocks,
     in_half,
@@ -27,14 +27,14 @@ from learncost.layers.products import (
 )
 
 
-def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Row, ...]:
+def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[PricedLine, ...]:
     """The rows of a table of which matrix products alone cost something."""
-    charges: dict[str, Callable[[Product, Count], Count]]
+    charges: dict[str, Callable[[Product, Polynomial], Polynomial]]
     charges = {"half": in_half, "inside": inside, "blocks": partial(in_blocks, sizes=sizes)}
     charge = charges.get(book.causal)
     blocks = book.causal == "blocks"
     few = skipping(table.lines, table.outputs) if blocks else frozenset[tuple[str, str]]()
-    scores = Scores()
+    scores = ScoreGradients()
     rows = []
     for line, turns in walk(table.lines):
         operator = operator_name(line.tag.operator) if book.operators else ""
@@ -53,6 +53,6 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Row
             and (not operator or "attention" in operator)
         ):
             maccs = maccs * 2
-        opaque = line.opaque.flops(line.part) if isinstance(line, Word) and line.opaque else None
+        opaque = line.opaque.flops(line.part) if isinstance(line, Op) and line.opaque else None
         rows.append(row_of(table, line, turns, maccs, opaque or maccs * 2))
     return tuple(rows)

@@ -6,24 +6,24 @@ from dataclasses import replace
 
 from learncost.cost_models.book import Book, WordPrice
 from learncost.cost_models.line import row_of
-from learncost.cost_models.row import Row
+from learncost.cost_models.row import PricedLine
 from learncost.cost_models.running import executed_alone
-from learncost.ir.count import ZERO, Count
-from learncost.ir.line import Product, Sum, Word
+from learncost.ir.count import ZERO, Polynomial
+from learncost.ir.line import Op, Product, Sum
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read
 from learncost.ops import entry
 
 
-def printed_rows(table: Table, book: Book) -> tuple[Row, ...]:
+def printed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
     """The rows of a table as a publication prints what they cost."""
     rows = []
     for line, turns in walk(table.lines):
         tag = line.tag
         outside = False
         # Overrides speak of printed products and sums; a word in closed form is not what the publication prints.
-        override = None if isinstance(line, Word) else book.overrides.get((tag.layer, tag.local))
+        override = None if isinstance(line, Op) else book.overrides.get((tag.layer, tag.local))
         if override is not None:
             names = dict(tag.binding)
             maccs, flops = override.maccs.rename(names), override.flops.rename(names)
@@ -33,9 +33,9 @@ def printed_rows(table: Table, book: Book) -> tuple[Row, ...]:
             maccs, flops, outside = _printed_product(line, book, table)
         elif isinstance(line, Sum):
             adds = len(line.right) - 1 if tag.macro in ("forward", "recomputation") else 0
-            maccs, flops = ZERO, Count.of(line.left[0].loops, adds)
+            maccs, flops = ZERO, Polynomial.of(line.left[0].loops, adds)
         else:
-            assert isinstance(line, Word)
+            assert isinstance(line, Op)
             maccs, flops, outside = _printed_word(line, book, table)
         rows.append(replace(row_of(table, line, turns, maccs, flops), outside_paper=outside))
         if erratum := book.withdrawn.get((tag.layer, tag.local)):
@@ -45,13 +45,13 @@ def printed_rows(table: Table, book: Book) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _printed_product(line: Product, book: Book, table: Table) -> tuple[Count, Count, bool]:
+def _printed_product(line: Product, book: Book, table: Table) -> tuple[Polynomial, Polynomial, bool]:
     """A product by its shapes: one term for each point of the axes that it loops over."""
     left = {axis for axis in line.left[0].axes if isinstance(axis, str)}
     if len(line.right) == 1:
         (term,) = line.right
         if line.tag.layer in book.one_hot and term.indexed:
-            points = Count.of((*term.loops, *(axis.axis for axis in term.axes if isinstance(axis, Read))))
+            points = Polynomial.of((*term.loops, *(axis.axis for axis in term.axes if isinstance(axis, Read))))
             return points, points * 2, False
         if line.tag.macro not in ("forward", "recomputation"):
             # A sum of rows, such as a bias gradient, is left out (section 5.4.3), the rows of a look-up are updated
@@ -61,18 +61,18 @@ def _printed_product(line: Product, book: Book, table: Table) -> tuple[Count, Co
         return maccs, flops, bool(flops)
     loops = dict.fromkeys(axis for term in line.right for axis in term.loops)
     if set(loops) - left:
-        return Count.of(loops), Count.of(loops, 2), False
+        return Polynomial.of(loops), Polynomial.of(loops, 2), False
     constants = (table.within or table).constants
     if any(term.name in constants for term in line.right):
         return ZERO, ZERO, False  # masks, and scalars of the step such as one over the count of targets
-    return ZERO, Count.of(loops), False
+    return ZERO, Polynomial.of(loops), False
 
 
-def _printed_word(line: Word, book: Book, table: Table) -> tuple[Count, Count, bool]:
+def _printed_word(line: Op, book: Book, table: Table) -> tuple[Polynomial, Polynomial, bool]:
     prices = book.words.get(line.word, WordPrice())
     each = {"body": prices.body, "gradient": prices.gradient, "jacobian": prices.jacobian}[line.part]
     if each is not None:
-        return ZERO, Count.of(line.left[0].loops, each), False
+        return ZERO, Polynomial.of(line.left[0].loops, each), False
     if not line.right and entry(line.word).kind == "constant":
         return ZERO, ZERO, False
     return *executed_alone(line), True

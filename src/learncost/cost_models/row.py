@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from learncost.ir.count import ZERO, Count, least, total
+from learncost.ir.count import ZERO, Polynomial, least, total
 from learncost.ir.displayed import Displayed
-from learncost.ir.line import Line, Opaque, Word
+from learncost.ir.line import Line, Op, Opaque
 from learncost.ir.precision import BYTES
 from learncost.ir.term import Axis, Read, terms_of
 
 
 @dataclass(frozen=True)
-class Row:
+class PricedLine:
     """The price of one line, all turns of its repeats included, as polynomials in the sizes."""
 
     line: str
@@ -23,12 +23,12 @@ class Row:
     block: str | None
     macro_operation: str
     equation: str
-    maccs: Count
-    flops: Count
-    elements: Count
-    repeat: Count = field(default_factory=lambda: Count.of(()))
+    maccs: Polynomial
+    flops: Polynomial
+    elements: Polynomial
+    repeat: Polynomial = field(default_factory=lambda: Polynomial.of(()))
     kind: str = "elementwise"
-    narrow: Count = ZERO  # of the elements those of one byte
+    narrow: Polynomial = ZERO  # of the elements those of one byte
     part_of: str = ""  # the value of whose gradient the line makes a part
     place: int = 0  # among all rows
     outside_paper: bool = False
@@ -47,12 +47,12 @@ class Row:
     @property
     def opaque(self) -> Opaque | None:
         """What is said of the cost of a line that is not derived; of any other None."""
-        return self.source.opaque if isinstance(self.source, Word) else None
+        return self.source.opaque if isinstance(self.source, Op) else None
 
     @property
     def unknown(self) -> bool:
         """Whether nobody knows what it costs: a total with it is at least that much."""
-        return bool(self.opaque and isinstance(self.source, Word) and self.opaque.flops(self.source.part) is None)
+        return bool(self.opaque and isinstance(self.source, Op) and self.opaque.flops(self.source.part) is None)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Price(Displayed):
     """
 
     book: str
-    rows: tuple[Row, ...]
+    rows: tuple[PricedLine, ...]
     sizes: Mapping[str, Any]
     dtype: str = "fp32"
 
@@ -114,13 +114,13 @@ class Price(Displayed):
 
     def by(self, *fields: str) -> dict[tuple[Any, ...], Price]:
         """The same price split by fields of its rows, such as "layer" or "macro_operation"."""
-        groups: dict[tuple[Any, ...], list[Row]] = {}
+        groups: dict[tuple[Any, ...], list[PricedLine]] = {}
         for row in self.rows:
             groups.setdefault(tuple([getattr(row, name) for name in fields]), []).append(row)
         return {key: Price(self.book, tuple(rows), self.sizes, self.dtype) for key, rows in groups.items()}
 
 
-def _packed(row: Row, bits: int, sizes: Mapping[str, Any]) -> Any:
+def _packed(row: PricedLine, bits: int, sizes: Mapping[str, Any]) -> Any:
     """By how much a line that reads codes moves more bytes than so many bits an element; below 0: fewer."""
     from fractions import Fraction  # only where weights are quantized
 
@@ -131,12 +131,12 @@ def _packed(row: Row, bits: int, sizes: Mapping[str, Any]) -> Any:
     terms = [term for operand in (*row.source.left, *row.source.right) for term in terms_of(operand)]
     more = total(places(term.axes) * row.repeat * (bits_of_name[term.name] - bits) for term in terms)
     value = more.at(sizes)
-    return value // 8 if isinstance(value, int) else value * Count.of((), Fraction(1, 8))
+    return value // 8 if isinstance(value, int) else value * Polynomial.of((), Fraction(1, 8))
 
 
 @lru_cache(maxsize=4096)
-def places(axes: tuple[Axis, ...]) -> Count:
+def places(axes: tuple[Axis, ...]) -> Polynomial:
     """How many elements of a value a line touches that reads it at these axes."""
     direct = [axis for axis in axes if isinstance(axis, str)]
     reads = [(r.axis, [a for a in r.at.loops if a not in direct]) for r in axes if isinstance(r, Read)]
-    return Count.of((*direct, *(least(axis, index) for axis, index in reads if index)))
+    return Polynomial.of((*direct, *(least(axis, index) for axis, index in reads if index)))

@@ -8,9 +8,9 @@ from itertools import count
 
 from learncost.cost_models.book import Book
 from learncost.cost_models.line import Counts, Once, elements, form_of, in_all, with_counts
-from learncost.cost_models.row import Row
-from learncost.ir.count import ZERO, Count, total
-from learncost.ir.line import Line, Product, Sum, Word
+from learncost.cost_models.row import PricedLine
+from learncost.ir.count import ZERO, Polynomial, total
+from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.repeat import each_line, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
@@ -20,7 +20,7 @@ from learncost.passes.context_free import alone, shape
 from learncost.passes.lower import lower, lower_line
 
 
-def executed_rows(table: Table, book: Book) -> tuple[Row, ...]:
+def executed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
     """The rows of a table as it runs; lines of one shape are counted once."""
     shapes: dict[Hashable, tuple[Once, str]] = {}
     in_turns: dict[tuple[Hashable, ...], tuple[Counts, str]] = {}
@@ -33,7 +33,7 @@ def executed_rows(table: Table, book: Book) -> tuple[Row, ...]:
             (counts for other, counts in counted if other is line), None
         )  # a part has its lines in the whole's order
         begun = begins.get(id(line))
-        spared = ZERO if begun is None else Count.of((*line.loops, *begun))
+        spared = ZERO if begun is None else Polynomial.of((*line.loops, *begun))
         if pair is not None:
             in_place = in_all((*pair, elements(line)), turns, spared)
             rows.append(with_counts(table, line, in_place))
@@ -47,7 +47,7 @@ def executed_rows(table: Table, book: Book) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Count, Count] | None]]:
+def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Polynomial, Polynomial] | None]]:
     """MACCs and FLOPs of every line; None of one that stands alone.
 
     What stands outside a `where` may be known from lines before.
@@ -63,7 +63,7 @@ def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Count, Count] | None]]
         yield line, None if is_alone else _together(parts.get(next(places), ()))
 
 
-def _together(lines: Iterable[Line]) -> tuple[Count, Count]:
+def _together(lines: Iterable[Line]) -> tuple[Polynomial, Polynomial]:
     """MACCs and FLOPs of the lines of the normal form that one line has become."""
     executed_lines = tuple(lines)
     if len(executed_lines) == 1:
@@ -72,7 +72,7 @@ def _together(lines: Iterable[Line]) -> tuple[Count, Count]:
     return total((*(maccs for maccs, _ in pairs), _scattered(executed_lines))), total(flops for _, flops in pairs)
 
 
-def _scattered(lines: Iterable[Line]) -> Count:
+def _scattered(lines: Iterable[Line]) -> Polynomial:
     """MACCs of products that are summed where an index says, as the gradients of experts' weights are: one a term.
 
     The normal form multiplies in one line and adds at the index in another, a FLOP a term each.
@@ -89,7 +89,7 @@ def _scattered(lines: Iterable[Line]) -> Count:
         if not left.indexed:
             products.add(line.name)
         elif {*left.loops}.difference(axis for axis in left.axes if isinstance(axis, str)):
-            count += Count.of(left.loops)
+            count += Polynomial.of(left.loops)
     return count
 
 
@@ -97,10 +97,10 @@ def _covers(factors: Iterable[Term], loops: Iterable[str]) -> bool:
     return {axis for term in factors for axis in term.loops}.issuperset(loops)
 
 
-def executed(line: Line) -> tuple[Count, Count]:
+def executed(line: Line) -> tuple[Polynomial, Polynomial]:
     """MACCs and FLOPs of one line of the normal form, as NumPy executes it."""
     loops = tuple(dict.fromkeys([axis for term in line.right for axis in term.loops]))
-    points = Count.of(loops)
+    points = Polynomial.of(loops)
     if line.right and all(isinstance(term, Literal) for term in line.right):
         return ZERO, ZERO  # numbers alone: Python's own arithmetic, no array is touched
     if isinstance(line, Product):
@@ -113,7 +113,7 @@ def executed(line: Line) -> tuple[Count, Count]:
         return (points, points * 2) if summed else (ZERO, points)
     if isinstance(line, Sum):
         return ZERO, points if len(line.right) > 1 else ZERO
-    assert isinstance(line, Word)
+    assert isinstance(line, Op)
     if line.opaque:
         return ZERO, line.opaque.flops(line.part) or ZERO
     if line.word == "inside" or entry(line.word).kind in ("constant", "move", "collective"):
@@ -121,6 +121,6 @@ def executed(line: Line) -> tuple[Count, Count]:
     return ZERO, points
 
 
-def executed_alone(line: Line) -> tuple[Count, Count]:
+def executed_alone(line: Line) -> tuple[Polynomial, Polynomial]:
     """MACCs and FLOPs of a line by itself, whatever stands around it."""
     return _together(lower_line(line))

@@ -10,7 +10,7 @@ from typing import Any
 from learncost.cost_models.book import Book
 from learncost.cost_models.matrix import matrix_rows
 from learncost.cost_models.printed import printed_rows
-from learncost.cost_models.row import Price, Row
+from learncost.cost_models.row import Price, PricedLine
 from learncost.cost_models.running import executed_rows
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BYTES
@@ -28,7 +28,7 @@ def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str
         table = table.table
     if dtype not in BYTES:
         raise InputError(f"no data type is called {dtype!r}; there are {', '.join(BYTES)}")
-    rules: dict[str, Callable[[Table, Book], tuple[Row, ...]]]
+    rules: dict[str, Callable[[Table, Book], tuple[PricedLine, ...]]]
     rules = {"executed": executed_rows, "matrix": partial(matrix_rows, sizes=sizes), "printed": printed_rows}
     rule = rules.get(book.rule)
     if rule is None:

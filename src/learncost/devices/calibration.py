@@ -13,7 +13,7 @@ from typing import Any
 from learncost.ir.errors import InputError
 from learncost.models.files import read_path
 from learncost.models.wording import shown
-from learncost.timing import Curve, Grid, Rates
+from learncost.timing import MatmulGrid, RateCurve, Rates
 from learncost.timing.rates import ORIENTATIONS
 
 SCHEMA = 1
@@ -121,7 +121,7 @@ def _rates(row: Mapping[str, Any], where: str, name: str, dtype: str, source: st
     return Rates(
         products,
         _grid(row, "inner", where),
-        Curve(places, values),
+        RateCurve(places, values),
         words,
         threads=_whole(row.get("threads"), "threads", where),
         operators=row["operators"],
@@ -139,13 +139,13 @@ def _rates(row: Mapping[str, Any], where: str, name: str, dtype: str, source: st
     )
 
 
-def _grid(row: Mapping[str, Any], name: str, where: str) -> Grid:
+def _grid(row: Mapping[str, Any], name: str, where: str) -> MatmulGrid:
     table = _table(row, name, where)
     sizes = tuple(int(size) for size in _several(table, "sizes", where))
     rates = _several(table, "rates", where)
     if not 2 <= len(sizes) <= MOST or sorted(set(sizes)) != list(sizes) or len(rates) != len(sizes) ** 3:
         raise InputError(f"{where}: {name} needs sizes in rising order, and a rate for every three of them")
-    return Grid(sizes, rates)
+    return MatmulGrid(sizes, rates)
 
 
 def _table(row: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from math import ceil, log2
 from pathlib import Path
 
 from learncost.devices.cluster import Cluster, Link
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, named_one
 
@@ -41,8 +41,8 @@ class Algorithm(Displayed):
     name: str
     title: str
     source: str
-    sent_by_word: Mapping[str, Count]
-    steps_by_word: Mapping[str, Count]
+    sent_by_word: Mapping[str, Polynomial]
+    steps_by_word: Mapping[str, Polynomial]
 
     def sent(self, word: str, devices: int) -> Fraction:
         """The share of the payload that one device sends."""
@@ -78,8 +78,8 @@ def algorithms() -> Mapping[str, Algorithm]:
             name,
             row["title"],
             row["source"],
-            {word: Count.parse(row[word]["sent"]) for word in WORDS},
-            {word: Count.parse(row[word]["steps"]) for word in WORDS},
+            {word: Polynomial.parse(row[word]["sent"]) for word in WORDS},
+            {word: Polynomial.parse(row[word]["steps"]) for word in WORDS},
         )
         for name, row in rows.items()
     }
@@ -91,7 +91,7 @@ def algorithm(name: str) -> Algorithm:
 
 
 @dataclass(frozen=True)
-class Group(Displayed):
+class MeshGroup(Displayed):
     """The devices of one mesh axis that talk to each other: how many, and how many of them are in the same node."""
 
     devices: int
@@ -102,14 +102,14 @@ class Group(Displayed):
         return -(-self.devices // self.inside)
 
 
-def groups(mesh: Mapping[str, int], node: int) -> dict[str, Group]:
+def groups(mesh: Mapping[str, int], node: int) -> dict[str, MeshGroup]:
     """The group of every mesh axis, the last axis of the mesh on neighbouring devices.
 
     node  devices of a node
     """
     result, stride = {}, 1
     for axis, size in reversed(list(mesh.items())):
-        result[axis] = Group(size, max(1, min(size, node // stride)))
+        result[axis] = MeshGroup(size, max(1, min(size, node // stride)))
         stride *= size
     return {axis: result[axis] for axis in mesh}
 
@@ -119,7 +119,7 @@ class Transfer(Displayed):
     """One collective on a cluster: bytes that a device sends, the link that bounds it, the algorithm, its seconds."""
 
     word: str
-    group: Group
+    group: MeshGroup
     payload: float
     sent: float
     link: str
@@ -138,7 +138,9 @@ class Transfer(Displayed):
         return float(ring) * self.payload / self.seconds / 1e9 if self.seconds else 0.0
 
 
-def transfer(word: str, payload: float, group: Group, cluster: Cluster, name: str = "", copies: int = 0) -> Transfer:
+def transfer(
+    word: str, payload: float, group: MeshGroup, cluster: Cluster, name: str = "", copies: int = 0
+) -> Transfer:
     """How long one collective takes on a mesh axis of a cluster.
 
     payload  bytes of the whole array, as `collectives.toml` counts them
@@ -165,7 +167,7 @@ def transfer(word: str, payload: float, group: Group, cluster: Cluster, name: st
     return Transfer(word, group, payload, sent, link.name, chosen.name, latency, moving)
 
 
-def _bounding(kind: str, group: Group, cluster: Cluster, copies: int = 0) -> tuple[Link, float]:
+def _bounding(kind: str, group: MeshGroup, cluster: Cluster, copies: int = 0) -> tuple[Link, float]:
     """The link that bounds a collective, and the bytes a second at which a device sends there."""
     inside = cluster.inside.speed(group.inside)
     if group.nodes == 1:

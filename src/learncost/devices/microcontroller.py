@@ -10,7 +10,7 @@ from math import sqrt
 
 from learncost.devices.device import FILES, Device
 from learncost.ir.errors import InputError
-from learncost.timing import Curve, Grid, Rates
+from learncost.timing import MatmulGrid, RateCurve, Rates
 from learncost.timing.rates import ORIENTATIONS
 
 WORDS = 0.5
@@ -37,7 +37,7 @@ class Cycles:
 
 
 @dataclass(frozen=True)
-class Core:
+class ProcessorCore:
     """A core, and what is published of it.
 
     like  the core whose figures stand for it, where none of its own were found
@@ -66,18 +66,18 @@ class Core:
 
 
 @cache
-def cores() -> Mapping[str, Core]:
+def cores() -> Mapping[str, ProcessorCore]:
     """All cores by name."""
     rows = [row for file in FILES for row in tomllib.loads(file.read_text(encoding="utf-8")).get("core", ())]
     return {
-        row["name"]: Core(
+        row["name"]: ProcessorCore(
             **{**row, "cycles_per_macc": tuple(Cycles(**cycles) for cycles in row.get("cycles_per_macc", ()))}
         )
         for row in rows
     }
 
 
-def core_of(device: Device) -> Core:
+def core_of(device: Device) -> ProcessorCore:
     """The core of a microcontroller. Raises `InputError` for one that is not in the file."""
     if device.core not in cores():
         raise InputError(f"{device.name}: no core is called {device.core!r}; there are {', '.join(cores())}")
@@ -91,7 +91,7 @@ def rates_of(device: Device) -> Rates:
     if device.clock_mhz is None:
         raise InputError(f"{device.name} has no clock, so its time is not known")
     clock = device.clock_mhz * 1e6
-    grid = Grid((1,), (2 * clock / middle,))
+    grid = MatmulGrid((1,), (2 * clock / middle,))
     watts = None
     if device.ua_per_mhz is not None and device.volts is not None:
         watts = device.ua_per_mhz * 1e-6 * device.clock_mhz * device.volts
@@ -101,7 +101,7 @@ def rates_of(device: Device) -> Rates:
     return Rates(
         dict.fromkeys(ORIENTATIONS, grid),
         grid,
-        Curve((1.0,), (4 * WORDS * clock,)),
+        RateCurve((1.0,), (4 * WORDS * clock,)),
         operators=False,
         low=INTERVAL[0] * low / middle,
         high=INTERVAL[1] * high / middle,

@@ -15,7 +15,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.precision import check_stored
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import shown
-from learncost.timing import Curve, Grid, Rates
+from learncost.timing import MatmulGrid, RateCurve, Rates
 from learncost.timing.rates import ORIENTATIONS
 
 HERE = "here"
@@ -124,8 +124,8 @@ def published(device: Device, dtype: str | None = None, engine: str = "operators
     most = highest(device, dtype) * peak
     shares = {size: size / (size + TILE) for size in _SIZES}
     shapes = [*product(_SIZES, repeat=3)]
-    grid = Grid(_SIZES, tuple(best * shares[m] * shares[n] * shares[k] for m, n, k in shapes))
-    inner = Grid(_SIZES, tuple(best * shares[min(shape)] for shape in shapes))
+    grid = MatmulGrid(_SIZES, tuple(best * shares[m] * shares[n] * shares[k] for m, n, k in shapes))
+    inner = MatmulGrid(_SIZES, tuple(best * shares[min(shape)] for shape in shapes))
     drawn = assumptions.power(device)
     watts = None if drawn is None else (drawn.low or drawn.value, drawn.value, drawn.high or drawn.value)
     source = (
@@ -135,7 +135,7 @@ def published(device: Device, dtype: str | None = None, engine: str = "operators
     return Rates(
         dict.fromkeys(ORIENTATIONS, grid),
         inner,
-        Curve((1.0,), (BANDWIDTH * max(device.bandwidth_gbs) * 1e9,)),
+        RateCurve((1.0,), (BANDWIDTH * max(device.bandwidth_gbs) * 1e9,)),
         launch=LAUNCH,
         launch_backward=LAUNCH,
         optimizer=LAUNCH,

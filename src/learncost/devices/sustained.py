@@ -11,7 +11,7 @@ from typing import Any
 
 from learncost.devices.device import Device, devices
 from learncost.devices.rates import BANDWIDTH, TILE, highest, published
-from learncost.timing import Curve, Grid, Rates
+from learncost.timing import MatmulGrid, RateCurve, Rates
 from learncost.timing.rates import ORIENTATIONS
 
 LARGE = 2048
@@ -64,15 +64,15 @@ def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
         return min(1.0, size / (size + TILE) * (LARGE + TILE) / LARGE)
 
     rate = products * peak
-    grid = Grid(_SIZES, tuple(rate * filled(m) * filled(n) * filled(k) for m, n, k in product(_SIZES, repeat=3)))
-    flat = Grid((1, 2), (attention * peak,) * 8)
+    grid = MatmulGrid(_SIZES, tuple(rate * filled(m) * filled(n) * filled(k) for m, n, k in product(_SIZES, repeat=3)))
+    flat = MatmulGrid((1, 2), (attention * peak,) * 8)
     source = (
         f"products at {products:.0%} and attention at {attention:.0%} of the dense {peak / 1e12:,.0f} TFLOP/s in "
         f"{dtype} ({said}); {usual.source.partition('; ')[2]}"
     )
     moved = _measured().get(device.name, {}).get("bandwidth")
     if moved is not None:
-        usual = replace(usual, bandwidth=Curve((1.0,), (moved * max(device.bandwidth_gbs) * 1e9,)))
+        usual = replace(usual, bandwidth=RateCurve((1.0,), (moved * max(device.bandwidth_gbs) * 1e9,)))
         source = source.replace(f"{BANDWIDTH:.0%} of the published", f"{moved:.0%} (measured) of the published")
     products_of = dict.fromkeys(ORIENTATIONS, grid)
     most = max(usual.most, rate)  # as `most_of_peak`

@@ -12,7 +12,7 @@ from learncost.engines.weights import initial_weights
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product, Sum
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.models.model import Model
@@ -108,10 +108,10 @@ def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
 
 def _lines(table: Table) -> Iterator[tuple[Line, Mapping[str, Line], Mapping[str, str]]]:
     """Every line with those that make the values of its scope, and the stacks that names of its scope are slices of."""
-    scopes: list[Table | Repeat] = [table, *table.repeats]
+    scopes: list[Table | Loop] = [table, *table.repeats]
     for scope in scopes:
         makers = {name: line for line in scope.lines if isinstance(line, Line) for name in line.makes}
-        outer = dict(scope.each) if isinstance(scope, Repeat) else {}
+        outer = dict(scope.each) if isinstance(scope, Loop) else {}
         for line in scope.lines:
             if isinstance(line, Line):
                 yield line, makers, outer

@@ -70,7 +70,7 @@ _COUNTED = Path(__file__).with_name("counted.h")
 
 
 @dataclass(frozen=True)
-class Ran:
+class FirmwareRun:
     """What a program made: the loss of every step, what changed by its names in the table, the scores at the end."""
 
     losses: tuple[float, ...]
@@ -93,7 +93,7 @@ def cpp_compiler() -> str:
     return command
 
 
-def run(program: Firmware, begin: Arrays, batches: Sequence[Arrays], options: Sequence[str] = ("-O1",)) -> Ran:
+def run(program: Firmware, begin: Arrays, batches: Sequence[Arrays], options: Sequence[str] = ("-O1",)) -> FirmwareRun:
     """The steps of a program on batches, from weights and states by their names in the table, then a prediction.
 
     options  of the compiler, beside `STRICT`
@@ -117,7 +117,7 @@ def run(program: Firmware, begin: Arrays, batches: Sequence[Arrays], options: Se
         layout = program.layouts["predict"]
         scores = taken(program.dtype, layout.shape(layout.table.axes[layout.table.outputs[0]]))
     assert at == len(output), (at, len(output))
-    return Ran(tuple(map(float, losses)), arrays, scores)
+    return FirmwareRun(tuple(map(float, losses)), arrays, scores)
 
 
 def counted(program: Firmware, begin: Arrays, batches: Sequence[Arrays]) -> dict[int, tuple[int, int]]:

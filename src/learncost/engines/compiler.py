@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from learncost.backends.c import Function, source
+from learncost.backends.c import KernelFunction, source
 from learncost.ir.errors import InputError
 from learncost.models.files import user_folder
 
@@ -111,10 +111,10 @@ def _compile(command: Sequence[str], options: Sequence[str], text: str, library:
 Call = Callable[..., None]
 
 
-class Kernels:
+class CompiledKernels:
     """Compiled functions: `kernels[name](*addresses, *sizes)`, ints in the order that Function has."""
 
-    def __init__(self, functions: Sequence[Function]) -> None:
+    def __init__(self, functions: Sequence[KernelFunction]) -> None:
         self._library = compiled(source(functions))
         self._calls: dict[str, Call] = {}
         for function in functions:

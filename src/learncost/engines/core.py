@@ -23,7 +23,7 @@ from learncost.ir.line import Line
 from learncost.ir.precision import BLOCKS, precision_of
 from learncost.ir.repeat import check_derived, each_line
 from learncost.ir.table import Table
-from learncost.ir.value import RANDOM, Same
+from learncost.ir.value import RANDOM, IdentityKey
 from learncost.models.model import Model
 from learncost.passes.lower import lower
 from learncost.procedures.accumulation import Accumulated, accumulated
@@ -40,7 +40,7 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Settings:
+class OptimizerSettings:
     """How a training learns. `learning_rate` is all that may change from step to step, by `Core.learning_rate`."""
 
     procedure: str = "bp"
@@ -68,7 +68,7 @@ class Prepared:
     sizes: Mapping[str, int]
 
 
-class Runner(Protocol):
+class TableRunner(Protocol):
     """What executes the tables of a training.
 
     keeps_place  whether weights and state stay where they lie, in the types that they have there
@@ -88,7 +88,7 @@ class Core(Displayed):
 
     model: Model
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: OptimizerSettings) -> None:
         self._chosen = find_procedure(settings.procedure)
         if settings.mode not in MODES:
             raise InputError(f"no mode is called {settings.mode!r} (there are {', '.join(MODES)})")
@@ -102,10 +102,10 @@ class Core(Displayed):
         self._blocks = 1  # that take turns
         self.precision = precision_of("fp32")  # whose types the values of a step have, where they are not `dtype`
         self.low: frozenset[str] = frozenset()  # weights and state that are kept in bf16
-        self.runner: Runner = Interpreter(self)
+        self.runner: TableRunner = Interpreter(self)
         self.draw: Callable[[int], int] = self._drawn
         self.mask: Callable[..., Any] = self._mask
-        self._split: dict[Same[Table], Accumulated] = {}
+        self._split: dict[IdentityKey[Table], Accumulated] = {}
 
     def _drawn(self, steps: int) -> int:
         """The whole number that all drawn directions of a step follow from, so many steps being taken."""
@@ -215,9 +215,9 @@ class Core(Displayed):
 
     def _halves(self, table: Table) -> Accumulated:
         """The step's table in two halves, the same ones at every step."""
-        if Same(table) not in self._split:
-            self._split[Same(table)] = accumulated(table)
-        return self._split[Same(table)]
+        if IdentityKey(table) not in self._split:
+            self._split[IdentityKey(table)] = accumulated(table)
+        return self._split[IdentityKey(table)]
 
     def _projections(self, table: Table, sizes: Mapping[str, int]) -> Values:
         """The fixed random matrices, drawn once.
@@ -300,10 +300,10 @@ class Interpreter:
 
     def __init__(self, training: Core) -> None:
         self._training = training
-        self._lowered: dict[Same[Table], tuple[Table, frozenset[str]]] = {}
+        self._lowered: dict[IdentityKey[Table], tuple[Table, frozenset[str]]] = {}
 
     def __call__(self, prepared: Prepared) -> Values:
-        key = Same(prepared.table)
+        key = IdentityKey(prepared.table)
         if key not in self._lowered:
             self._lowered[key] = self._typed(prepared.table)
         table, low = self._lowered[key]

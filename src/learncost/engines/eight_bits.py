@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.ir.precision import Blocks
+from learncost.ir.precision import BlockScales
 
 EXPONENTS = 7
 
@@ -27,7 +27,7 @@ def levels(signed: bool) -> Any:
     return np.sort(np.array(numbers))
 
 
-def rounded(array: Any, kind: Blocks, turns: int = 1) -> Any:
+def rounded(array: Any, kind: BlockScales, turns: int = 1) -> Any:
     """A state whose blocks have a code a number and a scale each; of fewer numbers than `kind.least`, as it is.
 
     turns   how many weights the state is of, one after the other

@@ -11,17 +11,17 @@ from learncost.backends import fill, program, unfold
 from learncost.backends.executed import executed
 from learncost.engines.core import Core, Interpreter, Prepared, Values
 from learncost.ir.table import Table
-from learncost.ir.value import Same
+from learncost.ir.value import IdentityKey
 from learncost.procedures.optimizer import without_gradients
 
 TYPES: Mapping[str, str] = {"float32": "fp32", "float64": "fp64"}
 """NumPy's types by the names that predictions have for them."""
 
-_Key = tuple[Same[Table], tuple[tuple[str, int], ...]]
+_Key = tuple[IdentityKey[Table], tuple[tuple[str, int], ...]]
 """What a program was written of: a table, and the sizes of its axes."""
 
 
-class Emitted:
+class EmittedProgram:
     """A table's program, called with arrays by the table's names; its results by theirs.
 
     library   numpy, torch or jax, whose arrays it takes
@@ -60,7 +60,7 @@ class Programs:
 
     def __init__(self, training: Core) -> None:
         self._training, self._interpreter = training, Interpreter(training)
-        self._programs: dict[_Key, Emitted] = {}
+        self._programs: dict[_Key, EmittedProgram] = {}
         self._peaks: dict[_Key, int] = {}
 
     @property
@@ -71,10 +71,10 @@ class Programs:
     def __call__(self, prepared: Prepared) -> Values:
         if self._training.precision.values == "bf16":
             return self._interpreter(prepared)  # NumPy has no bf16 to emit: what the interpreter makes is rounded
-        key = (Same(prepared.table), tuple(prepared.sizes.items()))
+        key = (IdentityKey(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._programs:
             table = without_gradients(prepared.table)
-            self._programs[key] = Emitted(table, prepared.sizes)
+            self._programs[key] = EmittedProgram(table, prepared.sizes)
             self._peaks[key] = self._predicted(table, prepared.sizes)
         return self._programs[key](prepared.values)
 

@@ -25,7 +25,7 @@ WEIGHTS, INDEX, TORCH = "model.safetensors", "model.safetensors.index.json", "py
 
 
 @dataclass(frozen=True)
-class Layout:
+class CheckpointLayout:
     """Where the weights of a family stand in a checkpoint: layouts.toml says what the fields mean."""
 
     source: str
@@ -47,17 +47,17 @@ class Layout:
 
 
 @cache
-def layouts() -> Mapping[str, Layout]:
+def layouts() -> Mapping[str, CheckpointLayout]:
     """Every family whose checkpoints can be read and written."""
     text = Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8")
-    by_family: dict[str, Layout] = {}
+    by_family: dict[str, CheckpointLayout] = {}
     for family, table in tomllib.loads(text).items():
         also = table.pop("also", ())
-        by_family |= dict.fromkeys((family, *also), Layout(**{**table, "turned": tuple(table["turned"])}))
+        by_family |= dict.fromkeys((family, *also), CheckpointLayout(**{**table, "turned": tuple(table["turned"])}))
     return by_family
 
 
-def layout(family: str) -> Layout:
+def layout(family: str) -> CheckpointLayout:
     """The layout of a family's checkpoints. Raises InputError."""
     if family not in layouts():
         raise InputError(

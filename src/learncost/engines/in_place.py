@@ -14,7 +14,7 @@ import torch
 
 from learncost.backends.placed import TYPES, placed
 from learncost.engines import processor
-from learncost.engines.compiler import Call, Kernels
+from learncost.engines.compiler import Call, CompiledKernels
 from learncost.ir.count import shape_of
 from learncost.ir.table import Table
 
@@ -58,7 +58,7 @@ class InPlace:
             arena = _large(self.program.bytes)
         self.arena = arena
         self._memory: SimpleNamespace = namespace["lay_out"]({**self._given, **self._inputs}, arena)
-        kernels = Kernels(self.program.functions)
+        kernels = CompiledKernels(self.program.functions)
         names = [function.name for function in self.program.functions]
         self._kernels = SimpleNamespace(**{name: _on_tensors(kernels[name]) for name in names})
         self._step = namespace["step"]

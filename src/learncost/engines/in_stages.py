@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from learncost.backends.stages import StagesProgram, StageTables, stages_program
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Repeat, Statement, defined, walk
+from learncost.ir.repeat import Loop, Statement, defined, walk
 from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
@@ -89,7 +89,7 @@ def in_halves(table: Table, outputs: Collection[str]) -> StageTables:
     if any(turns and line.tag.macro == "optimizer_step" for line, turns in walk(table.lines)):
         raise InputError("stages update with the gradients of all microbatches: leave the plan at-once out")
     for line in table.lines:
-        updates = not isinstance(line, Repeat) and line.tag.macro == "optimizer_step"
+        updates = not isinstance(line, Loop) and line.tag.macro == "optimizer_step"
         if updates or {*line.reads} & defined(last):
             last.append(line)
     first = [line for line in table.lines if not any(line is each for each in last)]

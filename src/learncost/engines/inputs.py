@@ -20,7 +20,7 @@ from learncost.ir.count import base, shape_of, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.roles import indexed
 from learncost.ir.table import Table
-from learncost.ir.value import Same
+from learncost.ir.value import IdentityKey
 from learncost.models.model import Model, lengths_open, run_sizes
 
 Arrays = dict[str, Any]
@@ -53,7 +53,7 @@ class Datum:
 
 
 @lru_cache(maxsize=64)
-def _data(table: Same[Table], fixed: frozenset[str]) -> tuple[Datum, ...]:
+def _data(table: IdentityKey[Table], fixed: frozenset[str]) -> tuple[Datum, ...]:
     table_found, values = table.content, table.content.values
     places = indexed(table_found)
     answers = {values[name].of: values[name].axes for name in table_found.inputs if values[name].role == "share"}
@@ -79,7 +79,7 @@ def _data(table: Same[Table], fixed: frozenset[str]) -> tuple[Datum, ...]:
 def data(model: Model) -> tuple[Datum, ...]:
     """What a model is to be given, beside its weights: no more what positions say, and what codes stand for."""
     stored = {name for weight in model.quantized for name in weight.reads}
-    return _data(Same(model.table), names_made(model) | stored)
+    return _data(IdentityKey(model.table), names_made(model) | stored)
 
 
 def derived_inputs(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], unit: Any) -> Arrays:

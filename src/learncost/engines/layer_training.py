@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.engines.core import Core, Prepared, Settings, Values
+from learncost.engines.core import Core, OptimizerSettings, Prepared, Values
 from learncost.engines.inputs import with_derived
 from learncost.interpreter import infer_sizes
 from learncost.ir.errors import InputError
@@ -75,7 +75,7 @@ class LayerTraining(Core):
         projected: tuple[str, ...] = (),
         **settings: Any,
     ) -> None:
-        super().__init__(Settings(procedure, optimizer, **settings))
+        super().__init__(OptimizerSettings(procedure, optimizer, **settings))
         if isinstance(layer, Model):
             self.model = model = replace(layer, projected=projected or layer.projected)
         else:

@@ -12,9 +12,9 @@ import numpy as np
 
 from learncost.interpreter import execute
 from learncost.ir.errors import InputError
-from learncost.ir.parsed import Call, Header, Parsed
+from learncost.ir.parsed import Header, LayerCall, Parsed
 from learncost.ir.table import Table
-from learncost.ir.value import Same, Value
+from learncost.ir.value import IdentityKey, Value
 from learncost.layers.layer import defined
 from learncost.models.compose import making
 from learncost.models.configuration import Configuration, family_of
@@ -35,7 +35,7 @@ def input_table(configuration: Configuration) -> Table:
 
     Raises `InputError` for positions that the family does not have.
     """
-    return _made(Same(configuration))[0]
+    return _made(IdentityKey(configuration))[0]
 
 
 def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mapping[str, Any]:
@@ -46,12 +46,12 @@ def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mappi
     """
     if configuration.layer is not None:
         return {}
-    table, indices = _made(Same(configuration))
-    numbers_of = _Known(configuration, sizes)
+    table, indices = _made(IdentityKey(configuration))
+    numbers_of = _MadeValues(configuration, sizes)
     numbers = tuple((name, numbers_of.number(name)) for name in table.inputs)
     vectors = {table.axes[name][0]: len(number) for name, number in numbers if isinstance(number, tuple)}
     lengths = tuple((axis, vectors.get(axis) or numbers_of[axis]) for axis in axes_of(table))
-    return _run(Same(table), numbers, lengths, indices)
+    return _run(IdentityKey(table), numbers, lengths, indices)
 
 
 def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -62,19 +62,19 @@ def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str
         header, lines = making(configuration, build(replace(configuration, learned=None)).table.inputs)
     except InputError as refusal:
         return (f"{refusal}.",)
-    numbers_of = _Known(configuration, sizes)
+    numbers_of = _MadeValues(configuration, sizes)
     read = ((name, numbers_of.number(name)) for name in header.inputs)
     values_text = ", ".join(
         f"{name} = {len(v)} numbers" if isinstance(v, tuple) else f"{name} = {v:g}" for name, v in read
     )
     return (
-        *(line.text if isinstance(line, Call) else str(line) for line in lines),
+        *(line.text if isinstance(line, LayerCall) else str(line) for line in lines),
         *([f"{values_text}."] if values_text else []),
     )
 
 
 @lru_cache(maxsize=32)
-def _made(configuration: Same[Configuration]) -> tuple[Table, frozenset[str]]:
+def _made(configuration: IdentityKey[Configuration]) -> tuple[Table, frozenset[str]]:
     """The lines, and which of their outputs are places."""
     table = build(replace(configuration.content, learned=None)).table
     return _lines(*making(configuration.content, table.inputs)), table.indices
@@ -85,7 +85,7 @@ def _lines(header: Header, lines: tuple[Parsed, ...]) -> Table:
     return lower(defined(header, lines, {}, dict.fromkeys(header.inputs, Value((), "constant"))).table)
 
 
-class _Known(dict[str, Any]):
+class _MadeValues(dict[str, Any]):
     """The values that a configuration's expressions may read, and the sizes of axes."""
 
     def __init__(self, configuration: Configuration, sizes: Mapping[str, int]) -> None:
@@ -104,7 +104,7 @@ class _Known(dict[str, Any]):
 
 @lru_cache(maxsize=16)
 def _run(
-    table: Same[Table],
+    table: IdentityKey[Table],
     numbers: tuple[tuple[str, Number], ...],
     lengths: tuple[tuple[str, int], ...],
     indices: frozenset[str],

@@ -12,7 +12,7 @@ import numpy as np
 from learncost.backends.precision import check_runs, typed
 from learncost.engines.adapted import begun, merged
 from learncost.engines.bfloat16 import widened
-from learncost.engines.core import Core, Prepared, Settings, Values
+from learncost.engines.core import Core, OptimizerSettings, Prepared, Values
 from learncost.engines.fixed_point import real, whole
 from learncost.engines.inputs import Batch
 from learncost.engines.quantize import constants
@@ -135,7 +135,9 @@ class Training(Core):
         if dtype is None:
             dtype = np.float64 if precision is None else kind.array
         rates = (learning_rate, momentum, betas, epsilon, weight_decay)
-        super().__init__(Settings(procedure, optimizer, *rates, mode, sign, scale, seed, dtype, accumulate, clip))
+        super().__init__(
+            OptimizerSettings(procedure, optimizer, *rates, mode, sign, scale, seed, dtype, accumulate, clip)
+        )
         if not 0 <= dropout < 1:
             raise InputError(f"dropout must be a number from 0 to below 1, not {dropout!r}")
         others = {"accumulate": accumulate > 1, "clip": clip, "weight decay": weight_decay, "dropout": dropout}

@@ -258,7 +258,7 @@ def _check(name: str, value: Any, lowest: float, included: bool, highest: float,
 
 
 @dataclass(frozen=True)
-class Preset:
+class TrainingPreset:
     """A model to train: its keys of a config.json, and the options that suit it."""
 
     about: str
@@ -267,10 +267,10 @@ class Preset:
 
 
 @cache
-def presets() -> Mapping[str, Preset]:
+def presets() -> Mapping[str, TrainingPreset]:
     """The models that are there to be trained, by name."""
     text = Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
-    return {name: Preset(**table) for name, table in tomllib.loads(text).items()}
+    return {name: TrainingPreset(**table) for name, table in tomllib.loads(text).items()}
 
 
 USUAL: Mapping[str, Any] = {"batch_size": 8, "seq_len": 256, "learning_rate": 3e-4}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.count import shape_of
-from learncost.ir.precision import Blocks
+from learncost.ir.precision import BlockScales
 from learncost.passes.quantized import Quantized, levels_of, places_of
 
 Arrays = dict[str, Any]
@@ -124,7 +124,7 @@ def _spread(scales: Any, block: int, size: int) -> Any:
     return np.repeat(scales, block or size, axis=1)[:, :size]
 
 
-def _nearest(kind: Blocks, rows: Any, scales: Any) -> Any:
+def _nearest(kind: BlockScales, rows: Any, scales: Any) -> Any:
     """The codes of the nearest levels; of a block of zeros any code will do."""
     levels = np.asarray(kind.levels)
     middles = (levels[1:] + levels[:-1]) / 2

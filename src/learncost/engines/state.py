@@ -11,8 +11,8 @@ import numpy as np
 
 from learncost.ir.count import shape_of, size_of
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Repeat, Statement, repeats
-from learncost.ir.stated import Saved
+from learncost.ir.repeat import Loop, Statement, repeats
+from learncost.ir.stated import StateDictEntry
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, in_evaluation
 from learncost.models.configuration import Configuration
@@ -23,12 +23,12 @@ Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Stored:
+class StateArray:
     """An array of a table: its shape, whether its first axis is that of turns, and where a state_dict has it."""
 
     shape: tuple[int, ...]
     turns: int | None
-    entry: Saved
+    entry: StateDictEntry
 
     @property
     def shape_there(self) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ class Stored:
         return own if self.entry.shape is None else self.entry.shape
 
 
-def stored(layer: Layer, sizes: Mapping[str, int]) -> dict[str, Stored]:
+def stored(layer: Layer, sizes: Mapping[str, int]) -> dict[str, StateArray]:
     """Return the weights, the running statistics and the buffers of a layer, by their names in it."""
     table = with_statistics(layer.table, layer.table)
     counts = {outer: repeat.count for repeat in repeats(table.lines) for _, outer in repeat.each}
@@ -45,13 +45,13 @@ def stored(layer: Layer, sizes: Mapping[str, int]) -> dict[str, Stored]:
     result = {}
     for name in names:
         turns = int(size_of(counts[name], sizes)) if name in counts else None
-        entry = layer.stored.get(name, Saved(()))
-        entry = entry if entry.paths else replace(entry, paths=Saved.usual(name, turns).paths)
-        result[name] = Stored(shape_of(table.axes[name], sizes), turns, entry)
+        entry = layer.stored.get(name, StateDictEntry(()))
+        entry = entry if entry.paths else replace(entry, paths=StateDictEntry.usual(name, turns).paths)
+        result[name] = StateArray(shape_of(table.axes[name], sizes), turns, entry)
     return result
 
 
-def from_state(arrays: Mapping[str, Stored], state: Mapping[str, Any], where: str) -> Arrays:
+def from_state(arrays: Mapping[str, StateArray], state: Mapping[str, Any], where: str) -> Arrays:
     """Return the arrays of a table from the entries of a state_dict; what it does not have is left out.
 
     where  names it in an `InputError`, for an entry that has another number of elements
@@ -74,7 +74,7 @@ def from_state(arrays: Mapping[str, Stored], state: Mapping[str, Any], where: st
     return result
 
 
-def to_state(arrays: Mapping[str, Stored], values: Mapping[str, Any], like: Mapping[str, Any] = {}) -> Arrays:
+def to_state(arrays: Mapping[str, StateArray], values: Mapping[str, Any], like: Mapping[str, Any] = {}) -> Arrays:
     """Return the entries of a state_dict from the arrays of a table.
 
     like  entries of the module that it is for, and no others: those that no array has are taken as they are, and types
@@ -125,7 +125,7 @@ def renamed(table: Table, names: Mapping[str, str]) -> Table:
         return names.get(name, name)
 
     def with_names(line: Statement) -> Statement:
-        if isinstance(line, Repeat):  # the slice of a weight is called as its stack
+        if isinstance(line, Loop):  # the slice of a weight is called as its stack
             line = line.with_own({inside: names[outer] for inside, outer in line.each if inside == outer in names})
         return line.renamed(names)
 

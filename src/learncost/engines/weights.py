@@ -12,7 +12,7 @@ import numpy as np
 
 from learncost.ir.count import shape_of
 from learncost.ir.line import Line, Product, Sum
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 
@@ -49,7 +49,7 @@ def deviations(table: Table, sizes: Mapping[str, int]) -> dict[str, float]:
 def _with_stacks(lines: Iterable[Statement], outer: Mapping[str, str]) -> Iterator[tuple[Line, Mapping[str, str]]]:
     """Every line, with the stacks that names of its scope are slices of."""
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             stacks = {inside: outer.get(stack, stack) for inside, stack in line.each}
             yield from _with_stacks(line.lines, {**outer, **stacks})
         else:
@@ -112,7 +112,7 @@ def _kinds(lines: Iterable[Statement]) -> dict[str, str]:
     """What each name on the right of a line is there: a bias, a gain or a matrix; a matrix anywhere is a matrix."""
     kind_of: dict[str, str] = {}
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             outer = dict(line.each)
             kinds_inside = {outer.get(name, name): kind for name, kind in _kinds(line.lines).items()}
         else:

@@ -178,14 +178,14 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
         return traced, 0
     of_node: dict[Any, Any] = {}
 
-    class Kept(torch.fx.Interpreter):
+    class SavedInputs(torch.fx.Interpreter):
         def run_node(self, node: Any) -> Any:
             result = super().run_node(node)
             if node in wanted:
                 of_node[node] = result
             return result
 
-    Kept(traced).run(*copied(given))
+    SavedInputs(traced).run(*copied(given))
 
     def constant(before: Any, value: Any) -> Any:
         name = f"places_{before.name}_{len(of_node)}"

@@ -25,7 +25,7 @@ class ApartError(Exception):
 
 
 @dataclass(eq=False)
-class Axis:
+class AxisClass:
     """A class of axes. `parts` are what it is split into, outer ones first; `whole`: it is read at places of its own.
 
     letter   what a rule would call it
@@ -34,12 +34,12 @@ class Axis:
     size: Size
     letter: str = ""
     whole: bool = False
-    same: Axis | None = None
-    parts: tuple[Axis, ...] = ()
+    same: AxisClass | None = None
+    parts: tuple[AxisClass, ...] = ()
     number: int = field(default_factory=iter(range(1 << 62)).__next__)
 
     @property
-    def root(self) -> Axis:
+    def root(self) -> AxisClass:
         """What stands for the class."""
         axis = self
         while axis.same is not None:
@@ -49,7 +49,7 @@ class Axis:
         return axis
 
     @property
-    def leaves(self) -> tuple[Axis, ...]:
+    def leaves(self) -> tuple[AxisClass, ...]:
         """The classes that it is split into, itself where it is not."""
         root = self.root
         if not root.parts:
@@ -69,9 +69,9 @@ class Axis:
         inner = quotient(root.size, outer)
         if root.parts or root.whole or inner is None:
             raise ApartError
-        root.parts = Axis(outer), Axis(inner)
+        root.parts = AxisClass(outer), AxisClass(inner)
 
-    def join(self, other: Axis) -> None:
+    def join(self, other: AxisClass) -> None:
         """Make the same of two unsplit classes of equal size."""
         ours, theirs = self.root, other.root
         if ours is theirs:
@@ -199,13 +199,13 @@ def quotient(size: Size, divisor: Size) -> Size | None:
     return simple(ratio) if sympy.fraction(ratio)[1].is_Integer else None
 
 
-def leaves(axes: Sequence[Axis]) -> Iterator[Axis]:
+def leaves(axes: Sequence[AxisClass]) -> Iterator[AxisClass]:
     """The leaves of a sequence of classes, in their order."""
     for axis in axes:
         yield from axis.leaves
 
 
-def make_same(left: Sequence[Axis], right: Sequence[Axis]) -> None:
+def make_same(left: Sequence[AxisClass], right: Sequence[AxisClass]) -> None:
     """Make the same of two sequences of classes, splitting the coarser where the finer ends. Raises `ApartError`."""
     for _ in range(MOST_PARTS):
         ours, theirs = list(leaves(left)), list(leaves(right))
@@ -235,7 +235,7 @@ MOST_PARTS = 64
 """In so many steps two sequences have met, or symbols divide each other without an end."""
 
 
-def _split(axis: Axis, outer: Size, side: int) -> None:
+def _split(axis: AxisClass, outer: Size, side: int) -> None:
     try:
         axis.split(outer)
     except ApartError as error:

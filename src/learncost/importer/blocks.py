@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from learncost.importer.axes import Axis
+from learncost.importer.axes import AxisClass
 from learncost.importer.equations import Equation
-from learncost.importer.text import Writer
-from learncost.importer.views import Stored
+from learncost.importer.text import TextWriter
+from learncost.importer.views import StoredValue
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
@@ -25,12 +25,12 @@ def checkpoints_of(item: Equation) -> list[str]:
 class Looks:
     """What is known of all lines: which values learn, and how many lines are in a checkpoint, by its number."""
 
-    learns: Callable[[Stored], object]
+    learns: Callable[[StoredValue], object]
     lines: Mapping[str, int]
 
 
 @dataclass
-class Block:
+class ModuleBlock:
     """The lines of one numbered module, or of several that take turns, and what they look like.
 
     first   the number of its first module
@@ -40,9 +40,9 @@ class Block:
     containers: Sequence[str]
     first: int = 0
     signature: tuple[str, ...] = ()
-    externals: list[Stored] = field(default_factory=list)
-    made: list[Stored] = field(default_factory=list)
-    axes: list[Axis] = field(default_factory=list)
+    externals: list[StoredValue] = field(default_factory=list)
+    made: list[StoredValue] = field(default_factory=list)
+    axes: list[AxisClass] = field(default_factory=list)
 
     @cached_property
     def steps(self) -> list[tuple[str, str]]:
@@ -65,13 +65,13 @@ class Block:
 
 
 @dataclass
-class _Numbering(Writer):
-    made: set[Stored] = field(default_factory=set)
-    learns: Callable[[Stored], object] = bool
-    externals: list[Stored] = field(default_factory=list)
-    numbered: list[Stored] = field(default_factory=list)
+class _Numbering(TextWriter):
+    made: set[StoredValue] = field(default_factory=set)
+    learns: Callable[[StoredValue], object] = bool
+    externals: list[StoredValue] = field(default_factory=list)
+    numbered: list[StoredValue] = field(default_factory=list)
 
-    def name(self, stored: Stored) -> str:
+    def name(self, stored: StoredValue) -> str:
         if stored not in self.names:
             if stored in self.made:
                 self.names[stored] = f"made{len(self.numbered)}"
@@ -84,7 +84,7 @@ class _Numbering(Writer):
                 self.externals.append(stored)
         return self.names[stored]
 
-    def letter(self, axis: Axis) -> str:
+    def letter(self, axis: AxisClass) -> str:
         root = axis.root
         if root not in self.letters:
             self.letters[root] = f"a{len(self.letters)}_{root.size}_"

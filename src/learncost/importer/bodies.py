@@ -13,13 +13,13 @@ from functools import lru_cache
 from itertools import permutations
 from typing import TypeAlias
 
-from learncost.importer.equations import Equation, Number, Operand, Read, Where
+from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand, Operand
 from learncost.importer.operands import Masked
-from learncost.importer.views import At, Index, Place, Slot, Stored
-from learncost.ir.line import Line, Product, Sum, Word
+from learncost.importer.views import At, AxisIndex, Index, StoredValue, ViewAxis
+from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.term import Literal, Term
 from learncost.ops import entries
-from learncost.ops.entry import Entry
+from learncost.ops.entry import OpDef
 
 Loop: TypeAlias = tuple[Hashable, int]
 """What a line loops over: one of its letters, and which of the axes that this calls."""
@@ -29,7 +29,7 @@ EITHER_WAY = ("maximum", "minimum")
 
 
 @lru_cache(maxsize=1)
-def words() -> tuple[Entry, ...]:
+def words() -> tuple[OpDef, ...]:
     """Those that PyTorch has no function for, which act along axes."""
     return tuple(
         word
@@ -39,15 +39,15 @@ def words() -> tuple[Entry, ...]:
 
 
 def with_words(
-    equations: Sequence[Equation], outputs: Iterable[Stored], masked: Mapping[Stored, Masked]
+    equations: Sequence[Equation], outputs: Iterable[StoredValue], masked: Mapping[StoredValue, Masked]
 ) -> list[Equation]:
     """The lines with a word in the place of the last line of its body; the others are left there.
 
     outputs  what has to be there afterwards
     masked   of scores that a line masks: how they are masked
     """
-    makers: dict[Stored, list[Equation]] = {}
-    readers: dict[Stored, set[Equation]] = {}
+    makers: dict[StoredValue, list[Equation]] = {}
+    readers: dict[StoredValue, set[Equation]] = {}
     for equation in equations:
         for read in equation.left:
             makers.setdefault(read.view.stored, []).append(equation)
@@ -70,15 +70,15 @@ def with_words(
 
 
 @dataclass
-class _Known:
+class _ReadValue:
     """How a line reads a value: its loops by slot, and what they are in the last line, as far as that is known."""
 
-    read: Read
+    read: NamedView
     loops: dict[Loop, Loop]
-    of_slot: Mapping[Slot, Loop] = field(init=False)
+    of_slot: Mapping[ViewAxis, Loop] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.read = Read(self.read.view.fresh(), self.read.letters)
+        self.read = NamedView(self.read.view.fresh(), self.read.letters)
         self.of_slot = _of_slot(self.read)
 
     @property
@@ -86,18 +86,18 @@ class _Known:
         """The loops of the last line along which it has different numbers; None for one that is not known."""
         return {self.loops.get(self.of_slot[slot]) for slot in self.of_slot if slot not in self.read.view.spread}
 
-    def meets(self, other: _Known) -> bool:
+    def meets(self, other: _ReadValue) -> bool:
         """Whether both read the same numbers; what that says of loops is known from then on."""
         mine, theirs = self.read.view, other.read.view
         return mine.stored is theirs.stored and all(
             self._same(here, there, other) for here, there in zip(mine.index, theirs.index, strict=True)
         )
 
-    def _same(self, here: Index, there: Index, other: _Known) -> bool:
-        if isinstance(here, Slot) and isinstance(there, Slot):
+    def _same(self, here: Index, there: Index, other: _ReadValue) -> bool:
+        if isinstance(here, ViewAxis) and isinstance(there, ViewAxis):
             loop = other.loops[other.of_slot[there]]
             return self.loops.setdefault(self.of_slot[here], loop) == loop
-        if isinstance(here, Place) and isinstance(there, Place):
+        if isinstance(here, AxisIndex) and isinstance(there, AxisIndex):
             parts = zip(here.parts, there.parts, strict=False)
             alike = len(here.parts) == len(there.parts) and bool(here.start == there.start)
             return alike and all(a == b and self._same(mine, its, other) for (a, mine), (b, its) in parts)
@@ -107,7 +107,7 @@ class _Known:
             return mine.stored is theirs.stored and all(self._same(one, two, other) for one, two in pairs)
         return False
 
-    def as_the_last(self) -> Read | None:
+    def as_the_last(self) -> NamedView | None:
         """The same as the last line reads it, in its letters; None where these call other axes together."""
         letters: list[Hashable] = []
         for number, (letter, row) in enumerate(zip(self.read.letters, self.read.view.dims, strict=True)):
@@ -116,7 +116,7 @@ class _Known:
             if loops != [(called, place) for place in range(len(row))]:
                 return None
             letters.append(called)
-        return Read(self.read.view, tuple(letters))
+        return NamedView(self.read.view, tuple(letters))
 
 
 @dataclass
@@ -129,10 +129,10 @@ class _Body:
     lines   those that were found
     """
 
-    word: Entry
-    makers: Mapping[Stored, Equation]
+    word: OpDef
+    makers: Mapping[StoredValue, Equation]
     along: set[Loop] = field(default_factory=set)
-    values: dict[str, _Known | Number] = field(default_factory=dict)
+    values: dict[str, _ReadValue | NumberOperand] = field(default_factory=dict)
     lines: list[Equation] = field(default_factory=list)
 
     def ends_with(self, last: Equation) -> bool:
@@ -143,7 +143,7 @@ class _Body:
         if not self._is(self.word.body[-1], last, loops):
             return False
         first = self.values[self.word.inputs[0]]
-        return isinstance(first, _Known) and first.own == {*loops}
+        return isinstance(first, _ReadValue) and first.own == {*loops}
 
     def _is(self, told: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
         """Whether an equation is a line of the body, and what makes its operands are lines before it.
@@ -165,13 +165,15 @@ class _Body:
     def _takes(self, told: Term | Literal, operand: Operand, loops: dict[Loop, Loop]) -> bool:
         """Whether an operand is what a line of the body has there."""
         if isinstance(told, Literal):
-            return isinstance(operand, Number) and operand.value == told.value and not (operand.axes or told.sizes)
+            return (
+                isinstance(operand, NumberOperand) and operand.value == told.value and not (operand.axes or told.sizes)
+            )
         is_given = told.name in self.word.inputs
-        if isinstance(operand, Number):
+        if isinstance(operand, NumberOperand):
             return is_given and "n" not in told.declared and self.values.setdefault(told.name, operand) == operand
-        here, there = _Known(operand, loops), self.values.get(told.name)
+        here, there = _ReadValue(operand, loops), self.values.get(told.name)
         if there is not None:
-            return isinstance(there, _Known) and here.meets(there)
+            return isinstance(there, _ReadValue) and here.meets(there)
         unknown = [loop for loop in here.of_slot.values() if loop not in loops]
         if len(unknown) == len(self.along) == 1 and "n" in told.declared:
             loops[unknown[0]] = next(iter(self.along))
@@ -184,13 +186,13 @@ class _Body:
         """Whether an operand may be values that have a gradient."""
         return any(term.name == f"d{name}" for line in self.word.gradient for term in line.left)
 
-    def _is_made(self, name: str, here: _Known) -> bool:
+    def _is_made(self, name: str, here: _ReadValue) -> bool:
         """Whether a value is made by the lines of the body that make what has this name."""
         source = self.makers.get(here.read.view.stored)
         (told,) = (line for line in self.word.body if line.name == name)
         if source is None or not source.left[0].view.is_plain:
             return False
-        left = _Known(source.left[0], {})
+        left = _ReadValue(source.left[0], {})
         return left.meets(here) and self._is(told, source, left.loops)
 
     def _acts(self, told: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
@@ -204,20 +206,20 @@ class _Body:
         self.along = self.along or {loop for loop in acts if loop is not None}
         return bool(acts) and acts == self.along
 
-    def said(self, masked: Mapping[Stored, Masked]) -> Equation | None:
+    def said(self, masked: Mapping[StoredValue, Masked]) -> Equation | None:
         """The word in the place of the last line; None where it cannot be said there."""
         last = self.lines[0]
         letters = tuple(dict.fromkeys(letter for letter, _ in sorted(self.along, key=str)))
         if {loop for loop in _of_slot(last.left[0]).values() if loop[0] in letters} != self.along:
             return None
         values = [self.values[name] for name in self.word.inputs]
-        operands = [value if isinstance(value, Number) else value.as_the_last() for value in values]
+        operands = [value if isinstance(value, NumberOperand) else value.as_the_last() for value in values]
         given = [operand for operand in operands if operand is not None]
         if len(given) < len(operands):
             return None
         first = values[0]
-        assert isinstance(first, _Known)
-        where: tuple[Where, ...] = ()
+        assert isinstance(first, _ReadValue)
+        where: tuple[DimensionCondition, ...] = ()
         scores = masked.get(first.read.view.stored)
         if scores is not None and self.word.outside is not None and self.word.outside < 0:
             given[0], where = self._before_mask(first, scores, letters) or (given[0], ())
@@ -226,18 +228,20 @@ class _Body:
         )
 
     def _before_mask(
-        self, here: _Known, scores: Masked, letters: Sequence[Hashable]
-    ) -> tuple[Read, tuple[Where]] | None:
+        self, here: _ReadValue, scores: Masked, letters: Sequence[Hashable]
+    ) -> tuple[NamedView, tuple[DimensionCondition]] | None:
         """Masked scores as they are before, and where a mask lets them be seen."""
         line = self.makers[here.read.view.stored]
-        left = _Known(line.left[0], {})
-        reads = [each for each in line.operands if isinstance(each, Read) and each.view.stored is scores.view.stored]
+        left = _ReadValue(line.left[0], {})
+        reads = [
+            each for each in line.operands if isinstance(each, NamedView) and each.view.stored is scores.view.stored
+        ]
         if len(reads) != 1 or not left.meets(here):
             return None
-        read = _Known(reads[0], left.loops).as_the_last()
+        read = _ReadValue(reads[0], left.loops).as_the_last()
         if read is None or read.letters[-1:] != letters:
             return None
-        return read, (Where(read.letters[-1], "<=", read.letters[-2], scores.mask.window),)
+        return read, (DimensionCondition(read.letters[-1], "<=", read.letters[-2], scores.mask.window),)
 
 
 def _is_alike(told: Line, equation: Equation) -> bool:
@@ -248,7 +252,7 @@ def _is_alike(told: Line, equation: Equation) -> bool:
         return False
     if isinstance(told, Sum):
         return equation.kind == "sum" and equation.signs == told.signs
-    if isinstance(told, Word):
+    if isinstance(told, Op):
         return equation.kind == "word" and equation.word == told.word
     return equation.kind == "product"
 
@@ -257,19 +261,19 @@ def _operands(equation: Equation) -> tuple[Operand, ...]:
     """The operands, of a product without a factor of one."""
     if equation.kind != "product":
         return equation.operands
-    return tuple(each for each in equation.operands if each != Number(1.0))
+    return tuple(each for each in equation.operands if each != NumberOperand(1.0))
 
 
 def _orders(told: Line, equation: Equation) -> list[tuple[Operand, ...]]:
     """The operands of an equation in every order in which they mean the same."""
     operands = _operands(equation)
     free = isinstance(told, Product) or (isinstance(told, Sum) and set(told.signs) == {1})
-    if isinstance(told, Word):
+    if isinstance(told, Op):
         free = told.word in EITHER_WAY
     return list(permutations(operands)) if free else [operands]
 
 
-def _of_slot(read: Read) -> dict[Slot, Loop]:
+def _of_slot(read: NamedView) -> dict[ViewAxis, Loop]:
     """What a line calls the slots of a read."""
     rows = zip(read.letters, read.view.fresh().dims, strict=True)
     return {slot: (letter, place) for letter, row in rows for place, slot in enumerate(row)}
@@ -277,4 +281,4 @@ def _of_slot(read: Read) -> dict[Slot, Loop]:
 
 def _all_loops(equation: Equation) -> set[Loop]:
     reads = (*equation.left, *equation.operands)
-    return {loop for read in reads if isinstance(read, Read) for loop in _of_slot(read).values()}
+    return {loop for read in reads if isinstance(read, NamedView) for loop in _of_slot(read).values()}

@@ -9,9 +9,9 @@ from typing import Any
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported
 from learncost.importer.nodes import is_float, operator_name
-from learncost.importer.operands import Chosen, Complex, Masked, Outside
-from learncost.importer.reader import Reader
-from learncost.importer.views import Stored, View
+from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, Masked
+from learncost.importer.reader import GraphReader
+from learncost.importer.views import StoredValue, View
 from learncost.layers.products import PRODUCT_OPERATORS
 
 
@@ -24,7 +24,7 @@ class Change:
     node: str
 
 
-def changes(reader: Reader, exported: Exported, weights: Mapping[Stored, str]) -> list[Change]:
+def changes(reader: GraphReader, exported: Exported, weights: Mapping[StoredValue, str]) -> list[Change]:
     """The changes of floats that lines tell.
 
     No gradient comes back through them: an optimizer steps along those of what the module returns. What follows from
@@ -74,7 +74,9 @@ def _of_shape_alone(node: Any) -> bool:
     return name.startswith("new_") or name.endswith("_like")
 
 
-def following(equations: Iterable[Equation], exported: Exported, weights: Mapping[Stored, str]) -> set[Stored]:
+def following(
+    equations: Iterable[Equation], exported: Exported, weights: Mapping[StoredValue, str]
+) -> set[StoredValue]:
     """What has a gradient: weights and inputs that want one, and what follows from them."""
     learned = {stored for stored, path in weights.items() if exported.weights.learns[path]}
     for equation in equations:
@@ -84,13 +86,13 @@ def following(equations: Iterable[Equation], exported: Exported, weights: Mappin
     return learned
 
 
-def _parts(reader: Reader, value: Any, of: str) -> Iterator[tuple[View, str]]:
+def _parts(reader: GraphReader, value: Any, of: str) -> Iterator[tuple[View, str]]:
     """What is changed as views: of complex numbers two."""
-    if isinstance(value, Outside):
+    if isinstance(value, GivenTensor):
         value = reader.made(value)
     if isinstance(value, Complex):
         for part, called in ((value.real, "real"), (value.imaginary, "imaginary")):
             if isinstance(part, View):
                 yield part, f"{of}.{called}"
-    elif isinstance(value, View | Masked | Chosen):
+    elif isinstance(value, View | Masked | ChosenPlaces):
         yield reader.view(value), of

@@ -22,7 +22,7 @@ class Mask:
 
 
 @dataclass
-class Constants:
+class NodeConstants:
     """Values of nodes that no input gives, at sizes of one's choice.
 
     tensors   parameters, buffers and lifted constants by node

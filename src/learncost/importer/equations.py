@@ -6,35 +6,35 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from learncost.importer.axes import ApartError, Axis, Size, make_same, product
-from learncost.importer.views import At, Index, Place, Slot, Stored, View
+from learncost.importer.axes import ApartError, AxisClass, Size, make_same, product
+from learncost.importer.views import At, AxisIndex, Index, StoredValue, View, ViewAxis
 from learncost.ir.line import Opaque
 
 Letters: TypeAlias = Sequence[Hashable]
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberOperand:
     """A number among operands as the notation has it: `0.5[]`, `#k^-0.5[]` of the sizes of axes."""
 
     value: float = 1.0
-    axes: tuple[Axis, ...] = ()
+    axes: tuple[AxisClass, ...] = ()
     power: float = 1.0
 
 
 @dataclass(frozen=True)
-class Read:
+class NamedView:
     """A view with what its dimensions are called in a line."""
 
     view: View
     letters: tuple[Hashable, ...]
 
 
-Operand: TypeAlias = Read | Number
+Operand: TypeAlias = NamedView | NumberOperand
 
 
 @dataclass(frozen=True)
-class Where:
+class DimensionCondition:
     """Which pairs of two dimensions are inside, `M' <= M`; or those of one that are, or are not, at a number."""
 
     lower: Hashable
@@ -44,14 +44,14 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StatisticsUpdate:
     """The running statistics that a normalization keeps.
 
     statistics  mean, variance and, where batches are counted, their count, as they lie along its result
     momentum    the share of the new ones; None: their cumulative average
     """
 
-    statistics: tuple[Read, ...]
+    statistics: tuple[NamedView, ...]
     momentum: float | None
 
 
@@ -65,25 +65,25 @@ class Equation:
     """
 
     kind: str
-    left: tuple[Read, ...]
+    left: tuple[NamedView, ...]
     operands: tuple[Operand, ...]
     signs: tuple[int, ...] = ()
     word: str = ""
     acts: tuple[Hashable, ...] = ()
-    where: tuple[Where, ...] = ()
+    where: tuple[DimensionCondition, ...] = ()
     module: str = ""
     operator: str = ""
     place: str = ""  # where the user's code has it, for a message
     again: str = ""
     cost: Opaque | None = None  # of a line that is not derived, in the graph's symbols
-    running: Kept | None = None
+    running: StatisticsUpdate | None = None
 
     @property
-    def stored(self) -> Stored:
+    def stored(self) -> StoredValue:
         return self.left[0].view.stored
 
     @property
-    def reads(self) -> list[Stored]:
+    def reads(self) -> list[StoredValue]:
         """The values that it reads, those that it reads at included."""
         kept = self.running.statistics if self.running else ()
         return [
@@ -93,15 +93,15 @@ class Equation:
         ]
 
 
-def _stored_of(operand: Operand, left: bool) -> list[Stored]:
-    if isinstance(operand, Number):
+def _stored_of(operand: Operand, left: bool) -> list[StoredValue]:
+    if isinstance(operand, NumberOperand):
         return []
     return ([] if left else [operand.view.stored]) + indices_of(operand.view)
 
 
-def indices_of(view: View) -> list[Stored]:
+def indices_of(view: View) -> list[StoredValue]:
     """The index values that a view is read at."""
-    inner: list[Stored] = []
+    inner: list[StoredValue] = []
     for index in view.index:
         if isinstance(index, At):
             inner += [index.view.stored, *indices_of(index.view)]
@@ -131,20 +131,20 @@ class Recorder:
         """Let the next lines come from where they came from before others were taken down."""
         self.module, self.operator, self.place, self.name, self.again = origin
 
-    def stored(self, axes: Sequence[Axis], hint: str = "") -> Stored:
+    def stored(self, axes: Sequence[AxisClass], hint: str = "") -> StoredValue:
         """A new value of these axes."""
-        return Stored(hint or self.name, tuple(axes))
+        return StoredValue(hint or self.name, tuple(axes))
 
     def line(
         self,
         kind: str,
-        operands: Sequence[tuple[View, Letters] | Number],
+        operands: Sequence[tuple[View, Letters] | NumberOperand],
         out: Letters,
         *,
         signs: Sequence[int] = (),
         word: str = "",
         acts: Letters = (),
-        where: Sequence[Where] = (),
+        where: Sequence[DimensionCondition] = (),
         hint: str = "",
         more: Sequence[tuple[Letters, str]] = (),
         every: bool = False,
@@ -154,11 +154,14 @@ class Recorder:
         every   it is computed at every place of what all operands only spread, as an operator for matrix products does
         """
         reads = self.bound(
-            [operand if isinstance(operand, Number) else Read(operand[0], tuple(operand[1])) for operand in operands]
+            [
+                operand if isinstance(operand, NumberOperand) else NamedView(operand[0], tuple(operand[1]))
+                for operand in operands
+            ]
         )
         reads = [
-            Read(self.whole_spread(o.view, [p for p, n in enumerate(o.letters) if n in acts]), o.letters)
-            if acts and isinstance(o, Read)
+            NamedView(self.whole_spread(o.view, [p for p, n in enumerate(o.letters) if n in acts]), o.letters)
+            if acts and isinstance(o, NamedView)
             else o
             for o in reads
         ]
@@ -168,7 +171,7 @@ class Recorder:
         if kind == "product":
             reads = _with_spread_sums(reads, out)
         result = self.result(reads, out, hint)
-        left = (Read(result, tuple(out)), *(Read(self.result(reads, o, h), tuple(o)) for o, h in more))
+        left = (NamedView(result, tuple(out)), *(NamedView(self.result(reads, o, h), tuple(o)) for o, h in more))
         self.add(Equation(kind, left, tuple(reads), tuple(signs), word, tuple(acts), tuple(where)))
         return result
 
@@ -179,10 +182,10 @@ class Recorder:
         result, of_all = list(reads), set(_only_spread(reads))
         letters = set(of_all)
         for number, read in enumerate(result):
-            if isinstance(read, Read):
+            if isinstance(read, NamedView):
                 summed = {letter for letter in read.letters if letter not in out} - of_all
                 dims = [dim for dim, letter in enumerate(read.letters) if letter in letters | summed]
-                result[number] = Read(self.whole_spread(read.view, dims), read.letters)
+                result[number] = NamedView(self.whole_spread(read.view, dims), read.letters)
                 letters -= set(read.letters)
         return result
 
@@ -194,11 +197,11 @@ class Recorder:
     def write(self, left: View, right: View) -> None:
         """A line that writes a view at the places of another; both have the same slots in their dimensions."""
         letters = tuple(range(len(right.dims)))
-        self.add(Equation("product", (Read(left, letters),), (Read(right, letters),)))
+        self.add(Equation("product", (NamedView(left, letters),), (NamedView(right, letters),)))
 
     def result(self, reads: Sequence[Operand], out: Letters, hint: str = "") -> View:
         """The value that a line makes, along what any operand really has; a dimension that all only spread stays so."""
-        axes: list[Axis] = []
+        axes: list[AxisClass] = []
         index: list[Index] = []
         rows = []
         spread = set()
@@ -206,14 +209,14 @@ class Recorder:
             rows_read = [
                 (read.view, row)
                 for read in reads
-                if isinstance(read, Read)
+                if isinstance(read, NamedView)
                 for name, row in zip(read.letters, read.view.dims, strict=True)
                 if name == letter and row
             ]
             row = []
             for place in range(len(rows_read[0][1]) if rows_read else 0):
                 axis = rows_read[0][1][place].axis
-                slot = Slot(axis)
+                slot = ViewAxis(axis)
                 row.append(slot)
                 if any(their_row[place] not in view.spread for view, their_row in rows_read):
                     axes.append(axis)
@@ -230,7 +233,7 @@ class Recorder:
             first: dict[Hashable, tuple[int, int]] = {}
             again = False
             for number, read in enumerate(result):
-                if isinstance(read, Number):
+                if isinstance(read, NumberOperand):
                     continue
                 view = read.view.fresh()
                 for dim, (letter, row) in enumerate(zip(read.letters, view.dims, strict=True)):
@@ -244,7 +247,10 @@ class Recorder:
                 if again:
                     break
             if not again:
-                return [read if isinstance(read, Number) else Read(read.view.fresh(), read.letters) for read in result]
+                return [
+                    read if isinstance(read, NumberOperand) else NamedView(read.view.fresh(), read.letters)
+                    for read in result
+                ]
 
     def _meet(self, reads: list[Operand], one: tuple[int, int], other: tuple[int, int]) -> bool:
         """Make the same of two operands' dimensions; where one must be made anew for that, it is, and true is said."""
@@ -252,35 +258,35 @@ class Recorder:
         rows = []
         for number, dim in places:
             read = reads[number]
-            assert isinstance(read, Read)
+            assert isinstance(read, NamedView)
             rows.append([slot.axis for slot in read.view.fresh().dims[dim]])
         try:
             make_same(*rows)
         except ApartError as error:
             for side, (number, dim) in enumerate(places):
                 read = reads[number]
-                assert isinstance(read, Read)
+                assert isinstance(read, NamedView)
                 if error.side is None:
-                    reads[number] = Read(self.merged(read.view, dim), read.letters)
+                    reads[number] = NamedView(self.merged(read.view, dim), read.letters)
                 elif error.side == side:
-                    reads[number] = Read(self.regrouped(read.view), read.letters)
+                    reads[number] = NamedView(self.regrouped(read.view), read.letters)
             return True
         return False
 
     def regrouped(self, view: View) -> View:
         """The same values in an array of their own, with new axes that may be split; each is at a place of the old."""
         view = view.fresh()
-        taken: dict[Slot, Slot] = {}
+        taken: dict[ViewAxis, ViewAxis] = {}
         for row in view.dims:
             for slot in row:
-                taken[slot] = Slot(Axis(slot.axis.root.size, slot.axis.root.letter))
+                taken[slot] = ViewAxis(AxisClass(slot.axis.root.size, slot.axis.root.letter))
 
         def moved(index: Index) -> Index:
-            if isinstance(index, Slot):
+            if isinstance(index, ViewAxis):
                 index.axis.keep_whole()
-                return Place(((1, taken[index]),))
-            if isinstance(index, Place):
-                return Place(tuple((factor, taken[slot]) for factor, slot in index.parts), index.start)
+                return AxisIndex(((1, taken[index]),))
+            if isinstance(index, AxisIndex):
+                return AxisIndex(tuple((factor, taken[slot]) for factor, slot in index.parts), index.start)
             return At(View(index.view.stored, tuple(map(moved, index.view.index)), index.view.dims, index.view.spread))
 
         index = tuple(map(moved, view.index))
@@ -288,16 +294,16 @@ class Recorder:
         spread = frozenset(taken[slot] for slot in view.spread)
         reading = View(view.stored, index, rows_new, spread)
         letters = tuple(range(len(view.dims)))
-        result = self.result([Read(reading, letters)], letters, f"{view.stored.name}_moved")
-        self.add(Equation("product", (Read(result, letters),), (Read(reading, letters),)))
+        result = self.result([NamedView(reading, letters)], letters, f"{view.stored.name}_moved")
+        self.add(Equation("product", (NamedView(result, letters),), (NamedView(reading, letters),)))
         return result
 
     def regrouped_whole(self, view: View) -> View:
         """A view as an array of its own, axis by axis: what is read at places becomes axes that may be read so."""
         view = view.fresh()
         letters = tuple(range(len(view.dims)))
-        result = self.result([Read(view, letters)], letters, f"{view.stored.name}_taken")
-        self.add(Equation("product", (Read(result, letters),), (Read(view, letters),)))
+        result = self.result([NamedView(view, letters)], letters, f"{view.stored.name}_taken")
+        self.add(Equation("product", (NamedView(result, letters),), (NamedView(view, letters),)))
         return result
 
     def bounded(self, view: View, dim: int) -> View:
@@ -307,7 +313,7 @@ class Recorder:
         (slot,) = view.dims[dim]
         return view if any(index is slot for index in view.index) else self.regrouped_whole(view)
 
-    def same(self, one: Sequence[Slot], other: Sequence[Slot], *_: View) -> None:
+    def same(self, one: Sequence[ViewAxis], other: Sequence[ViewAxis], *_: View) -> None:
         """Make the same of the classes of two rows. Raises `ApartError`."""
         make_same([slot.axis for slot in one], [slot.axis for slot in other])
 
@@ -318,12 +324,12 @@ class Recorder:
         if len(row) < 2:
             return view
         size = product([slot.axis.root.size for slot in row])
-        whole = Axis(size, row[0].axis.root.letter, whole=True)
-        axes: list[Axis] = []
-        index: list[Slot] = []
-        rows: list[tuple[Slot, ...]] = []
+        whole = AxisClass(size, row[0].axis.root.letter, whole=True)
+        axes: list[AxisClass] = []
+        index: list[ViewAxis] = []
+        rows: list[tuple[ViewAxis, ...]] = []
         out_index: list[Index] = []
-        parts: list[tuple[Size, Slot]] = []
+        parts: list[tuple[Size, ViewAxis]] = []
         factor: Size = 1
         for slot in reversed(row):
             parts.insert(0, (factor, slot))
@@ -331,14 +337,14 @@ class Recorder:
         for place, others in enumerate(view.dims):
             if place == dim:
                 axes.append(whole)
-                out_index.append(Place(tuple(parts)))
-                slot = Slot(whole)
+                out_index.append(AxisIndex(tuple(parts)))
+                slot = ViewAxis(whole)
                 index.append(slot)
                 rows.append((slot,))
                 continue
             new_row = []
             for slot in others:
-                new = Slot(slot.axis)
+                new = ViewAxis(slot.axis)
                 new_row.append(new)
                 if slot not in view.spread:
                     axes.append(slot.axis)
@@ -363,27 +369,31 @@ class Recorder:
         letters = tuple(range(len(view.dims)))
         axes = [slot.axis for dim in dims for slot in view.dims[dim] if slot in view.spread]
         zeros = View.of(self.stored(axes, "zeros"))
-        self.add(Equation("word", (Read(zeros, tuple(range(len(axes)))),), (), word="zeros"))
+        self.add(Equation("word", (NamedView(zeros, tuple(range(len(axes)))),), (), word="zeros"))
         rest = iter(zeros.dims)
-        spread_rows: list[tuple[Slot, ...]] = []
+        spread_rows: list[tuple[ViewAxis, ...]] = []
         for dim, row in enumerate(view.dims):
             spread_rows.append(
-                tuple(next(rest)[0] if dim in dims and slot in view.spread else Slot(slot.axis) for slot in row)
+                tuple(next(rest)[0] if dim in dims and slot in view.spread else ViewAxis(slot.axis) for slot in row)
             )
         others = frozenset(
             slot for row in spread_rows for slot in row if slot not in {s for r in zeros.dims for s in r}
         )
         reading = View(zeros.stored, zeros.index, tuple(spread_rows), others)
-        result = self.result([Read(view, letters), Read(reading, letters)], letters)
-        self.add(Equation("sum", (Read(result, letters),), (Read(view, letters), Read(reading, letters)), (1, 1)))
+        result = self.result([NamedView(view, letters), NamedView(reading, letters)], letters)
+        self.add(
+            Equation(
+                "sum", (NamedView(result, letters),), (NamedView(view, letters), NamedView(reading, letters)), (1, 1)
+            )
+        )
         return result
 
 
-def _only_spread(reads: Sequence[Operand]) -> dict[Hashable, list[Axis]]:
+def _only_spread(reads: Sequence[Operand]) -> dict[Hashable, list[AxisClass]]:
     """The axes that every operand which has them only spreads, by the letter of their dimension."""
-    rows: dict[Hashable, list[tuple[View, tuple[Slot, ...]]]] = {}
+    rows: dict[Hashable, list[tuple[View, tuple[ViewAxis, ...]]]] = {}
     for read in reads:
-        if isinstance(read, Read):
+        if isinstance(read, NamedView):
             for letter, row in zip(read.letters, read.view.dims, strict=True):
                 if row:
                     rows.setdefault(letter, []).append((read.view, row))
@@ -403,11 +413,11 @@ def _with_spread_sums(reads: Sequence[Operand], out: Letters) -> list[Operand]:
     axes = [axis.root for letter, spread in _only_spread(reads).items() if letter not in out for axis in spread]
     result = list(reads)
     for number, read in enumerate(result):
-        if isinstance(read, Number) and read.power == -1.0:
+        if isinstance(read, NumberOperand) and read.power == -1.0:
             over = [axis.root for axis in read.axes]
             for axis in [each for each in axes if each in over]:
                 if axis in over:
                     over.remove(axis)
                     axes.remove(axis)
             result[number] = replace(read, axes=tuple(over))
-    return [*result, *([Number(axes=tuple(axes))] if axes else [])]
+    return [*result, *([NumberOperand(axes=tuple(axes))] if axes else [])]

@@ -37,7 +37,7 @@ class Letters:
 
 
 @dataclass
-class Weights:
+class ModuleParameters:
     """The parameters of a module.
 
     paths   by the graph's placeholders
@@ -67,7 +67,7 @@ class Exported:
     """
 
     program: Any
-    weights: Weights
+    weights: ModuleParameters
     inputs: Mapping[str, str]
     outputs: Sequence[str | None]
     selecting: Sequence[str]
@@ -177,8 +177,8 @@ def _limit(values: Any) -> Limit:
     return Limit(least if least is not None and least > 2 else 1, LARGEST if most is None else min(most, LARGEST))
 
 
-def _weights(module: Any, signature: Any) -> Weights:
-    weights = Weights({s.arg.name: s.target for s in signature.input_specs if s.kind.name == "PARAMETER"})
+def _weights(module: Any, signature: Any) -> ModuleParameters:
+    weights = ModuleParameters({s.arg.name: s.target for s in signature.input_specs if s.kind.name == "PARAMETER"})
     first: dict[int, str] = {}
     for path, parameter in module.named_parameters(remove_duplicate=False):
         if id(parameter) in first:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from learncost.importer.axes import equal
-from learncost.importer.blocks import Block, Looks, checkpoints_of, containers_of, numbered, starred
+from learncost.importer.blocks import Looks, ModuleBlock, checkpoints_of, containers_of, numbered, starred
 from learncost.importer.equations import Equation
-from learncost.importer.views import Stored
+from learncost.importer.views import StoredValue
 
 LONGEST_PATTERN = 8
 """Blocks that take turns, such as local and global attention, are looked for up to so many in a pattern."""
@@ -30,17 +30,19 @@ class Fold:
 
     count: int
     body: list[Item]
-    carry: list[tuple[Stored, Stored, Stored]]
-    each: dict[Stored, list[Stored]]
-    start: dict[Stored, Stored] = field(default_factory=dict)  # of what is carried: what the first turn is handed
+    carry: list[tuple[StoredValue, StoredValue, StoredValue]]
+    each: dict[StoredValue, list[StoredValue]]
+    start: dict[StoredValue, StoredValue] = field(
+        default_factory=dict
+    )  # of what is carried: what the first turn is handed
 
     @property
-    def made(self) -> list[Stored]:
+    def made(self) -> list[StoredValue]:
         """What it hands out: what its last turn makes of what it carries."""
         return [last for *_, last in self.carry]
 
     @property
-    def reads(self) -> list[Stored]:
+    def reads(self) -> list[StoredValue]:
         inside = {stored for item in self.body for stored in made_of(item)}
         first = {before for before, *_ in self.carry}
         of_blocks = [stored for several in self.each.values() for stored in several]
@@ -51,12 +53,12 @@ class Fold:
 Item: TypeAlias = Equation | Fold
 
 
-def made_of(item: Item) -> list[Stored]:
+def made_of(item: Item) -> list[StoredValue]:
     """What an item makes."""
     return item.made if isinstance(item, Fold) else [read.view.stored for read in item.left]
 
 
-def reads_of(item: Item) -> list[Stored]:
+def reads_of(item: Item) -> list[StoredValue]:
     """What an item reads."""
     return item.reads
 
@@ -70,7 +72,7 @@ def lines_of(items: Iterable[Item]) -> Iterator[Equation]:
             yield item
 
 
-def folded(items: list[Item], outputs: Sequence[Stored], learns: Callable[[Stored], object]) -> list[Item]:
+def folded(items: list[Item], outputs: Sequence[StoredValue], learns: Callable[[StoredValue], object]) -> list[Item]:
     """The lines with equal blocks of numbered containers as repeats."""
     plain = [item for item in items if isinstance(item, Equation)]
     every = containers_of(plain)
@@ -83,7 +85,9 @@ def folded(items: list[Item], outputs: Sequence[Stored], learns: Callable[[Store
     return items
 
 
-def _fold_loops(items: list[Item], containers: Sequence[str], outputs: Sequence[Stored], looks: Looks) -> list[Item]:
+def _fold_loops(
+    items: list[Item], containers: Sequence[str], outputs: Sequence[StoredValue], looks: Looks
+) -> list[Item]:
     """Turns of a loop over numbered modules, one container or several side by side, with the lines of the loop itself:
     `for layer, norm in zip(layers, norms): x = x + layer(norm(x))`.
     """
@@ -120,7 +124,7 @@ def _follows(number: int | None, later: int | None) -> bool:
     return number is not None and later is not None and later > number
 
 
-def _fold_container(items: list[Item], container: str, outputs: Sequence[Stored], looks: Looks) -> list[Item]:
+def _fold_container(items: list[Item], container: str, outputs: Sequence[StoredValue], looks: Looks) -> list[Item]:
     numbers = [_number(item, [container]) for item in items]
     result: list[Item] = []
     place = 0
@@ -147,7 +151,7 @@ def _fold_run(
     items: list[Item],
     container: str,
     others: Sequence[Item],
-    outputs: Sequence[Stored],
+    outputs: Sequence[StoredValue],
     looks: Looks,
 ) -> list[Item]:
     """Consecutive lines of a container, each run of equal blocks as a repeat."""
@@ -169,7 +173,7 @@ def _fold_blocks(
     blocks: list[tuple[int, list[Equation]]],
     containers: Sequence[str],
     others: Sequence[Item],
-    outputs: Sequence[Stored],
+    outputs: Sequence[StoredValue],
     looks: Looks,
     *,
     loop: bool = False,
@@ -195,7 +199,7 @@ def _fold_at(
     blocks: Sequence[tuple[int, list[Equation]]],
     period: int,
     containers: Sequence[str],
-    read_elsewhere: set[Stored],
+    read_elsewhere: set[StoredValue],
     every: Sequence[tuple[int, list[Equation]]],
     start: int,
     looks: Looks,
@@ -204,13 +208,13 @@ def _fold_at(
     """The repeat that begins with these blocks, how many it takes, and the lines of the last that are behind a `loop`;
     none where fewer than two turns are equal.
     """
-    turns: list[Block] = []
+    turns: list[ModuleBlock] = []
     rest: list[Equation] = []
     for place in range(0, len(blocks) - period + 1, period):
         group = blocks[place : place + period]
         if [number for number, _ in group] != list(range(group[0][0], group[0][0] + period)):
             break
-        block = Block([item for _, lines in group for item in lines], containers, group[0][0])
+        block = ModuleBlock([item for _, lines in group for item in lines], containers, group[0][0])
         if not turns:
             turns.append(block)
             continue
@@ -223,7 +227,7 @@ def _fold_at(
         if block.signature != turns[0].signature:
             if not loop or block.signature[:length] != turns[0].signature:
                 break
-            block, rest = Block(block.items[:length], containers, block.first), block.items[length:]
+            block, rest = ModuleBlock(block.items[:length], containers, block.first), block.items[length:]
             block.look(looks)
             if block.signature != turns[0].signature:  # a checkpoint of it goes on behind it
                 rest = []
@@ -244,9 +248,9 @@ def _fold_at(
 
 
 def _repeat(
-    turns: Sequence[Block],
+    turns: Sequence[ModuleBlock],
     containers: Sequence[str],
-    read_later: set[Stored],
+    read_later: set[StoredValue],
     *,
     loop: bool,
 ) -> Fold | None:
@@ -256,8 +260,8 @@ def _repeat(
            there, would be added to.
     """
     first, last = turns[0], turns[-1]
-    carry: list[tuple[Stored, Stored, Stored]] = []
-    each: dict[Stored, list[Stored]] = {}
+    carry: list[tuple[StoredValue, StoredValue, StoredValue]] = []
+    each: dict[StoredValue, list[StoredValue]] = {}
     for place, stored in enumerate(first.externals):
         several = [turn.externals[place] for turn in turns]
         if all(other is stored for other in several):
@@ -301,14 +305,14 @@ def _repeat(
     return Fold(len(turns), list(first.items), carry, each)
 
 
-def _alike(first: Stored, second: Stored) -> bool:
+def _alike(first: StoredValue, second: StoredValue) -> bool:
     """Whether two values have axes of the same sizes in the same order."""
     ours = [leaf for axis in first.axes for leaf in axis.leaves]
     theirs = [leaf for axis in second.axes for leaf in axis.leaves]
     return len(ours) == len(theirs) and all(equal(a.size, b.size) for a, b in zip(ours, theirs, strict=True))
 
 
-def carried_again(fold: Fold) -> Iterator[tuple[Stored, Stored]]:
+def carried_again(fold: Fold) -> Iterator[tuple[StoredValue, StoredValue]]:
     """Of what it carries, what a line of the body reads after it was made anew."""
     for before, made, _ in fold.carry:
         behind = False

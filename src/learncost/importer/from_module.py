@@ -114,9 +114,9 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
     """The table of a module with what it reads."""
     from learncost.importer.evaluated import evaluation_of, saved_of, values_of
     from learncost.importer.inputs import examples, sized
-    from learncost.importer.live import Live
+    from learncost.importer.live import LiveModule
     from learncost.importer.room import with_room, with_values
-    from learncost.importer.running import Stepping
+    from learncost.importer.running import ModuleStepping
     from learncost.importer.whole import table_of
     from learncost.importer.wrappers import readable
 
@@ -131,8 +131,10 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
         partial(saved_of, given_module),
         f"the {called} that was read has them",
     )
-    steps = Stepping(lambda: module, lambda sizes: sized(given, sizes, symbols))
-    live = partial(Live, partial(with_values, given_module, module), given, called, symbols, as_run, unknown, fold)
+    steps = ModuleStepping(lambda: module, lambda sizes: sized(given, sizes, symbols))
+    live = partial(
+        LiveModule, partial(with_values, given_module, module), given, called, symbols, as_run, unknown, fold
+    )
     return replace(layer(text), steps=steps, origin=origin, live=live)
 
 

@@ -209,7 +209,7 @@ def _gradients(function: Callable[..., Any], values: Sequence[Any], learns: Sequ
     return gradients(results, [each for each, asked in zip(given, wanted, strict=True) if asked])
 
 
-class _Context:
+class _ForwardContext:
     """Takes what a forward pass keeps."""
 
     needs_input_grad = (True,) * 64
@@ -223,4 +223,4 @@ def _forward(kind: Any, given: Sequence[Any]) -> Any:
     import torch
 
     apart = kind.setup_context is not torch.autograd.Function.setup_context
-    return kind.forward(*given) if apart else kind.forward(_Context(), *given)
+    return kind.forward(*given) if apart else kind.forward(_ForwardContext(), *given)

@@ -19,7 +19,7 @@ class OpenError(InputError):
 
 
 @dataclass(frozen=True)
-class Formula:
+class FlopFormula:
     """The FLOPs of an operation, given its arguments with shapes in the place of tensors.
 
     backward   those of its gradient in the same number of FLOPs; where it is not told, PyTorch's operations are counted
@@ -127,28 +127,30 @@ _ATEN = torch.ops.aten
 _FFT = "N log2 N for N points, as FFTW is measured (Frigo & Johnson 2005, The design and implementation of FFTW3)"
 _WRITTEN = "one for each number that is written; a gradient as PyTorch has it: compared, counted and multiplied"
 FORMULAS = (
-    Formula(_ATEN._fft_c2c, _complex, f"5 {_FFT}", 1),
-    Formula(_ATEN._fft_r2c, _from_real, f"2.5 {_FFT}", 2),
-    Formula(_ATEN._fft_c2r, _to_real, f"2.5 {_FFT}", 1),
-    Formula(_ATEN.linalg_cholesky_ex, _cubed(1), f"n^3/3, {_GOLUB}, chapter 4"),
-    Formula(_ATEN.linalg_inv_ex, _cubed(6), f"2 n^3, {_GOLUB}, chapter 3"),
-    Formula(_ATEN._linalg_det, _cubed(2), f"2 n^3/3 of its factors, {_GOLUB}, chapter 3"),
-    Formula(_ATEN._linalg_slogdet, _cubed(2), f"2 n^3/3 of its factors, {_GOLUB}, chapter 3"),
-    Formula(_ATEN.linalg_lu_factor_ex, _cubed(2), f"2 n^3/3, {_GOLUB}, chapter 3"),
-    Formula(_ATEN._linalg_solve_ex, _solved, f"2 n^3/3 + 2 n^2 for each column, {_GOLUB}, chapter 3"),
-    Formula(_ATEN.linalg_solve_triangular, _by_triangle(1, 0), f"n^2 for each column, {_GOLUB}, chapter 3", 3),
-    Formula(_ATEN.triangular_solve, _by_triangle(1, 1), f"n^2 for each column, {_GOLUB}, chapter 3", 3),
-    Formula(_ATEN.cholesky_solve, _by_triangle(2, 1), f"2 n^2 for each column, {_GOLUB}, chapter 3"),
-    Formula(_ATEN.linalg_lu_solve, lambda a, _p, b, *_r, **_n: 2 * prod(b[:-2]) * a[-1] ** 2 * b[-1],
+    FlopFormula(_ATEN._fft_c2c, _complex, f"5 {_FFT}", 1),
+    FlopFormula(_ATEN._fft_r2c, _from_real, f"2.5 {_FFT}", 2),
+    FlopFormula(_ATEN._fft_c2r, _to_real, f"2.5 {_FFT}", 1),
+    FlopFormula(_ATEN.linalg_cholesky_ex, _cubed(1), f"n^3/3, {_GOLUB}, chapter 4"),
+    FlopFormula(_ATEN.linalg_inv_ex, _cubed(6), f"2 n^3, {_GOLUB}, chapter 3"),
+    FlopFormula(_ATEN._linalg_det, _cubed(2), f"2 n^3/3 of its factors, {_GOLUB}, chapter 3"),
+    FlopFormula(_ATEN._linalg_slogdet, _cubed(2), f"2 n^3/3 of its factors, {_GOLUB}, chapter 3"),
+    FlopFormula(_ATEN.linalg_lu_factor_ex, _cubed(2), f"2 n^3/3, {_GOLUB}, chapter 3"),
+    FlopFormula(_ATEN._linalg_solve_ex, _solved, f"2 n^3/3 + 2 n^2 for each column, {_GOLUB}, chapter 3"),
+    FlopFormula(_ATEN.linalg_solve_triangular, _by_triangle(1, 0), f"n^2 for each column, {_GOLUB}, chapter 3", 3),
+    FlopFormula(_ATEN.triangular_solve, _by_triangle(1, 1), f"n^2 for each column, {_GOLUB}, chapter 3", 3),
+    FlopFormula(_ATEN.cholesky_solve, _by_triangle(2, 1), f"2 n^2 for each column, {_GOLUB}, chapter 3"),
+    FlopFormula(_ATEN.linalg_lu_solve, lambda a, _p, b, *_r, **_n: 2 * prod(b[:-2]) * a[-1] ** 2 * b[-1],
             f"2 n^2 for each column, {_GOLUB}, chapter 3"),
-    Formula(_ATEN.linalg_matrix_exp, _cubed(30), "10 n^3: 5 products of a Taylor polynomial of degree 18, without "
+    FlopFormula(_ATEN.linalg_matrix_exp, _cubed(30), "10 n^3: 5 products of a Taylor polynomial of degree 18, without "
             "squarings; a gradient 8 times that, of a matrix twice as wide (Bader, Blanes & Casas 2019)", 8),
-    Formula(_ATEN.linalg_householder_product, _reflected, "4 m n k - 2 (m + n) k^2 + 4 k^3/3 (LAPACK Working Note 41, "
-            "ORGQR), a gradient twice that", 2),
-    Formula(_ATEN.scatter_reduce, _compared, _WRITTEN, 3),
-    Formula(_ATEN.index_reduce, _compared, _WRITTEN, 3),
-    Formula(_ATEN.linalg_qr, _orthogonal, f"4 n^2 (m - n/3) for both factors, {_GOLUB}, chapter 5"),
-    Formula(_ATEN._linalg_eigh, _symmetric, f"9 n^3, 4 n^3/3 without vectors, {_GOLUB}, chapter 8"),
-    Formula(_ATEN._linalg_svd, _singular, f"14 m n^2 + 8 n^3, 4 m n^2 - 4 n^3/3 without vectors, {_GOLUB}, chapter 8"),
+    FlopFormula(_ATEN.linalg_householder_product, _reflected, "4 m n k - 2 (m + n) k^2 + 4 k^3/3 (LAPACK Working "
+            "Note 41, ORGQR), a gradient twice that", 2),
+    FlopFormula(_ATEN.scatter_reduce, _compared, _WRITTEN, 3),
+    FlopFormula(_ATEN.index_reduce, _compared, _WRITTEN, 3),
+    FlopFormula(_ATEN.linalg_qr, _orthogonal, f"4 n^2 (m - n/3) for both factors, {_GOLUB}, chapter 5"),
+    FlopFormula(_ATEN._linalg_eigh, _symmetric, f"9 n^3, 4 n^3/3 without vectors, {_GOLUB}, chapter 8"),
+    FlopFormula(
+        _ATEN._linalg_svd, _singular, f"14 m n^2 + 8 n^3, 4 m n^2 - 4 n^3/3 without vectors, {_GOLUB}, chapter 8"
+    ),
 )  # fmt: skip
 """What PyTorch's own table of formulas does not have."""

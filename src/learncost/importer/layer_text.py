@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from learncost.importer.equations import Equation
 from learncost.importer.export import Exported
 from learncost.importer.fold import Fold, Item, carried_again, made_of, reads_of
-from learncost.importer.text import Writer, identifier, tail
-from learncost.importer.views import Stored
-from learncost.ir.count import Count
-from learncost.ir.stated import Limit, Saved
+from learncost.importer.text import TextWriter, identifier, tail
+from learncost.importer.views import StoredValue
+from learncost.ir.count import Polynomial
+from learncost.ir.stated import Limit, StateDictEntry
 
 _WORD = re.compile(r"[^\W\d]\w*")
 
@@ -27,15 +27,15 @@ class LayerText:
     """
 
     items: Sequence[Item]
-    results: Sequence[Stored]
+    results: Sequence[StoredValue]
     exported: Exported
-    weights: Mapping[Stored, str]
-    writer: Writer
+    weights: Mapping[StoredValue, str]
+    writer: TextWriter
     limits: Mapping[str, Limit] = field(default_factory=dict)
-    given: list[Stored] = field(default_factory=list)
-    stacks: dict[Stored, list[Stored]] = field(default_factory=dict)
-    outer: dict[Stored, str] = field(default_factory=dict)  # of a stack of inputs: its name in the header
-    aliases: dict[Fold, list[tuple[Stored, Stored]]] = field(default_factory=dict)
+    given: list[StoredValue] = field(default_factory=list)
+    stacks: dict[StoredValue, list[StoredValue]] = field(default_factory=dict)
+    outer: dict[StoredValue, str] = field(default_factory=dict)  # of a stack of inputs: its name in the header
+    aliases: dict[Fold, list[tuple[StoredValue, StoredValue]]] = field(default_factory=dict)
 
     def prepare(self, labels: Sequence[str]) -> None:
         """Give names to all that the layer has."""
@@ -61,7 +61,7 @@ class LayerText:
         values = (*made, *used, *self.results)
         self.writer.of_values = {leaf for stored in values for axis in stored.axes for leaf in axis.leaves}
 
-    def _stack_name(self, stored: Stored) -> str:
+    def _stack_name(self, stored: StoredValue) -> str:
         """The path of a stack of weights, with `each` in the place of the number in which its paths differ."""
         paths = [(self._path(each) or each.name).split(".") for each in self.stacks[stored]]
         parts = [part if all(path[place] == part for path in paths) else "each" for place, part in enumerate(paths[0])]
@@ -97,13 +97,13 @@ class LayerText:
                     or before in self.given
                     or (before in names and names[before] in self.outer.values())
                 ):
-                    start = Stored(made.name, before.axes)
+                    start = StoredValue(made.name, before.axes)
                     aliases.append((start, before))
                 name = names.get(last) or names.get(start, ".")
                 if "." in name:  # what is carried is called X, as in papers
                     name = self.writer.values.unique("X")
                 if last in names and start is before:
-                    start = Stored(made.name, before.axes)
+                    start = StoredValue(made.name, before.axes)
                     aliases.append((start, before))
                 names[start] = names[last] = name
                 item.start[before] = start
@@ -134,14 +134,14 @@ class LayerText:
             for before, made, last in item.carry:
                 if made in again:
                     names[last], kept = names[item.start[before]], names[made]
-                    yield f"{indent}  {self._moved(Stored('', made.axes), made, names[last], kept)}"
+                    yield f"{indent}  {self._moved(StoredValue('', made.axes), made, names[last], kept)}"
             for before, name in outside.items():
                 if name is not None:
                     names[before] = name
 
     counts: dict[Fold, str] = field(default_factory=dict)
 
-    def _moved(self, new: Stored, old: Stored, name: str = "", old_name: str = "") -> str:
+    def _moved(self, new: StoredValue, old: StoredValue, name: str = "", old_name: str = "") -> str:
         """A line that hands a value on under another name."""
         axes: list[str] = []
         used: dict[str, int] = {}
@@ -164,15 +164,15 @@ class LayerText:
         return f" shared {' '.join(shared)}" if shared else ""
 
     @property
-    def inputs(self) -> list[Stored]:
+    def inputs(self) -> list[StoredValue]:
         """What comes in beside weights; running statistics are named where they are kept."""
         return self.inputs_of(self.given)
 
-    def inputs_of(self, given: Iterable[Stored]) -> list[Stored]:
+    def inputs_of(self, given: Iterable[StoredValue]) -> list[StoredValue]:
         """Of what is given that which is neither a weight nor a running statistic."""
         return [stored for stored in given if stored not in self.weights and stored.kind != "running"]
 
-    def header_name(self, stored: Stored) -> str:
+    def header_name(self, stored: StoredValue) -> str:
         """What the header calls an input or a weight."""
         return self.outer.get(stored, self.writer.names[stored])
 
@@ -212,7 +212,7 @@ class LayerText:
             lines.append(f"unread: {unread}")
         lines += self._stored()
         if exported.unused.places and exported.unused.flops is not None:
-            lines.append(f"unused: {Count.parse(exported.unused.flops).rename(exported.letters.symbols)}")
+            lines.append(f"unused: {Polynomial.parse(exported.unused.flops).rename(exported.letters.symbols)}")
         return "\n".join(lines) + "\n"
 
     def _stored(self) -> Iterator[str]:
@@ -226,18 +226,18 @@ class LayerText:
             if None in paths:
                 continue
             name = self.header_name(stored)
-            entry = Saved(tuple((str(path), *others.get(str(path), ())) for path in paths))
+            entry = StateDictEntry(tuple((str(path), *others.get(str(path), ())) for path in paths))
             sizes = tuple(leaf.size for axis in stored.axes for leaf in axis.leaves)
             shape = exported.weights.shapes[str(paths[0])]
             if sizes != shape:
                 entry = replace(entry, shape=shape)
-            is_named = entry.paths == Saved.usual(name, len(several) if stored in self.stacks else None).paths
+            is_named = entry.paths == StateDictEntry.usual(name, len(several) if stored in self.stacks else None).paths
             if is_named and stored in self.inputs:
                 yield entry.text(name)
             elif entry.shape is not None or not is_named:
                 yield (replace(entry, paths=()) if is_named else entry).text(name)
 
-    def _path(self, stored: Stored) -> str | None:
+    def _path(self, stored: StoredValue) -> str | None:
         """The path of a parameter or a buffer; None of what is given otherwise."""
         if stored in self.weights:
             return self.weights[stored]
@@ -267,6 +267,6 @@ class LayerText:
         return [*lines, f"constants: {' '.join(constants)}"] if constants else lines
 
 
-def _value_name(equation: Equation, stored: Stored) -> str:
+def _value_name(equation: Equation, stored: StoredValue) -> str:
     part = tail(equation.module)
     return identifier(f"{part}.{stored.name}" if part and part != stored.name else stored.name)

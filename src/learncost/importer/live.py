@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from learncost.importer.inputs import Input
-from learncost.importer.walk import Imported
+from learncost.importer.walk import ImportedModule
 from learncost.importer.whole import table_of
 
 
 @dataclass
-class Live:
+class LiveModule:
     """A module with values in its parameters, and how its table was read of it.
 
     build    gives the module
@@ -34,12 +34,12 @@ class Live:
         """The module itself."""
         return self.build()
 
-    def read(self) -> tuple[str, tuple[Imported, Any] | None]:
+    def read(self) -> tuple[str, tuple[ImportedModule, Any] | None]:
         """Read the module once more: the text of its table, and what was read of what, the module or one run of it.
 
         There is none of a module that is read in parts. Raises `InputError`.
         """
-        found: list[tuple[Imported, Any]] = []
+        found: list[tuple[ImportedModule, Any]] = []
         text, _ = table_of(
             self.module,
             self.inputs,

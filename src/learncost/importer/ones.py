@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from learncost.importer.axes import Axis, Size, equal, leaves
+from learncost.importer.axes import AxisClass, Size, equal, leaves
 from learncost.importer.equations import Letters, Recorder
 from learncost.importer.nodes import operator_name, shape_of
 from learncost.importer.rule import RULES, VIEW_RULES
-from learncost.importer.views import Index, Place, Slot, Stored, View
+from learncost.importer.views import AxisIndex, Index, StoredValue, View, ViewAxis
 
 PRODUCTS = ("linear", "mm", "addmm", "matmul", "einsum", "bmm", "baddbmm", "addbmm")
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
@@ -48,7 +48,7 @@ def _readers(nodes: Iterable[Any]) -> Iterator[str]:
                 yield name
 
 
-def as_given(stored: Stored, shape: Sequence[Any], kept: Sequence[int]) -> View:
+def as_given(stored: StoredValue, shape: Sequence[Any], kept: Sequence[int]) -> View:
     """A view of a value that is given; what it has of one place is read there."""
     view = View.of(stored, [1 if place in kept else 0 for place in range(len(shape))])
     for place in kept:
@@ -70,8 +70,8 @@ def along(recorder: Recorder, view: View, dim: int, letter: str = "n") -> View:
     view = view.fresh()
     rows, index = list(view.dims), list(view.index)
     for place, (axis, each) in enumerate(zip(leaves(view.stored.axes), view.index, strict=True)):
-        if each == Place(()) and equal(axis.root.size, 1):
-            slot = Slot(axis)
+        if each == AxisIndex(()) and equal(axis.root.size, 1):
+            slot = ViewAxis(axis)
             rows[dim], index[place] = (slot,), slot
             return View(view.stored, tuple(index), tuple(rows), view.spread)
     return written(recorder, view, dim, letter)
@@ -80,20 +80,20 @@ def along(recorder: Recorder, view: View, dim: int, letter: str = "n") -> View:
 def written(recorder: Recorder, view: View, dim: int, letter: str) -> View:
     """A view with a dimension of one place as an axis of what is stored: it is written there."""
     view = view.fresh()
-    axes: list[Axis] = []
+    axes: list[AxisClass] = []
     write: list[Index] = []
     read: list[Index] = []
-    rows: list[tuple[Slot, ...]] = []
+    rows: list[tuple[ViewAxis, ...]] = []
     spread = set()
     for place, row in enumerate(view.dims):
         if place == dim:
-            axes.append(Axis(1, letter, whole=True))
-            write.append(Place((), 0))
-            slot = Slot(axes[-1])
+            axes.append(AxisClass(1, letter, whole=True))
+            write.append(AxisIndex((), 0))
+            slot = ViewAxis(axes[-1])
             read.append(slot)
             rows.append((slot,))
             continue
-        new = tuple(Slot(slot.axis) for slot in row)
+        new = tuple(ViewAxis(slot.axis) for slot in row)
         rows.append(new)
         for old, slot in zip(row, new, strict=True):
             if old in view.spread:

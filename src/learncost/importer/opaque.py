@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from learncost.importer.axes import Axis, equal
-from learncost.importer.equations import Equation, Read
+from learncost.importer.axes import AxisClass, equal
+from learncost.importer.equations import Equation, NamedView
 from learncost.importer.nodes import size_of
-from learncost.importer.operands import Chosen, Complex, Outside, Whole
+from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue
 from learncost.importer.registered import name_of, registered
-from learncost.importer.views import Stored, View
+from learncost.importer.views import StoredValue, View
 
 if TYPE_CHECKING:
-    from learncost.importer.reader import Reader
+    from learncost.importer.reader import GraphReader
 
 
-def opaque(reader: Reader, node: Any, arguments: Sequence[Any]) -> Any:
+def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
     """The line of a node: one view, or several in a list. Raises `InputError` for a cost that has to be known."""
     import torch
 
@@ -33,10 +33,10 @@ def opaque(reader: Reader, node: Any, arguments: Sequence[Any]) -> Any:
         stored = tuple(tuple(slot for slot in row if slot not in view.spread) for row in view.dims)
         view = View(view.stored, view.index, stored)  # what it only spreads is no axis of the line
         operands.append(view if view.is_plain else recorder.regrouped_whole(view))
-    reads = tuple(Read(view, _letters(view)) for view in operands)
+    reads = tuple(NamedView(view, _letters(view)) for view in operands)
     several = node.meta["val"]
     results = [_result(reader, each) for each in (several if isinstance(several, tuple | list) else [several])]
-    left = tuple(Read(view, _letters(view)) for view in _tensors(results))
+    left = tuple(NamedView(view, _letters(view)) for view in _tensors(results))
     recorder.add(Equation("word", left, reads, word="opaque", cost=known))
     if isinstance(several, torch.Tensor):
         return results[0]
@@ -51,7 +51,7 @@ def _tensors(values: Sequence[Any]) -> list[Any]:
             tensors += _tensors(value)
         elif isinstance(value, Complex):
             tensors += _tensors([value.real, value.imaginary])
-        elif isinstance(value, View | Chosen | Whole | Outside):
+        elif isinstance(value, View | ChosenPlaces | IntegerValue | GivenTensor):
             tensors.append(value)
     return tensors
 
@@ -67,7 +67,7 @@ def _letters(view: View) -> tuple[Hashable, ...]:
     return tuple(letters)
 
 
-def _result(reader: Reader, value: Any) -> Any:
+def _result(reader: GraphReader, value: Any) -> Any:
     """A value that the operation gives: its axes are nobody else's. Nothing of what has no gradient, such as a code
     that says whether it went well, or is empty."""
     if value is None or not (value.dtype.is_floating_point or value.dtype.is_complex):
@@ -77,7 +77,7 @@ def _result(reader: Reader, value: Any) -> Any:
         return None
 
     def part() -> View:
-        stored = Stored(reader.recorder.name, tuple(Axis(size) for size in sizes if not equal(size, 1)))
+        stored = StoredValue(reader.recorder.name, tuple(AxisClass(size) for size in sizes if not equal(size, 1)))
         return View.of(stored, [0 if equal(size, 1) else 1 for size in sizes])
 
     return Complex(part(), part()) if value.dtype.is_complex else part()

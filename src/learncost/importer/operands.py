@@ -13,14 +13,14 @@ from learncost.importer.views import View
 
 
 @dataclass(frozen=True)
-class Outside:
+class GivenTensor:
     """A tensor that depends on no weight and no float input, or is of integers: it is given to the table.
 
     source, look   where it is a view of another: that, and what looks at it
     """
 
     node: Any
-    source: Outside | None = None
+    source: GivenTensor | None = None
     look: Callable[[View], Any] | None = None
 
     @property
@@ -29,7 +29,7 @@ class Outside:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenPlaces:
     """Places that a word chooses: an index of the table where it is read at, else a tensor outside."""
 
     view: View
@@ -37,7 +37,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntegerValue:
     """Whole numbers that are made of values of the table: lines where they are computed with, places from outside."""
 
     view: View
@@ -61,7 +61,7 @@ class Masked:
     """
 
     view: View
-    by: Outside
+    by: GivenTensor
     value: float | None
     mask: Mask
     hides: bool
@@ -71,20 +71,20 @@ def is_inside(value: Any) -> bool:
     """Whether anything of an argument is in the table."""
     if isinstance(value, list | tuple):
         return any(map(is_inside, value))
-    return isinstance(value, View | Chosen | Whole | Masked | Complex)
+    return isinstance(value, View | ChosenPlaces | IntegerValue | Masked | Complex)
 
 
 def learns(value: Any) -> bool:
     """Whether anything of an argument is a value of the table."""
     if isinstance(value, list | tuple):
         return any(map(learns, value))
-    return isinstance(value, View | Whole | Masked | Complex)
+    return isinstance(value, View | IntegerValue | Masked | Complex)
 
 
 def is_complex(value: Any) -> bool:
     """Whether anything of an argument is of complex numbers."""
     if isinstance(value, list | tuple):
         return any(map(is_complex, value))
-    if isinstance(value, Outside):
+    if isinstance(value, GivenTensor):
         return bool(getattr(value.node.meta.get("val"), "is_complex", bool)())
     return isinstance(value, Complex | complex)

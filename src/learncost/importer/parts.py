@@ -16,7 +16,7 @@ from learncost.layers.layer import layer
 
 
 @dataclass(frozen=True)
-class Call:
+class PartCall:
     """A call of a part in one run: its path and the tensors and other values that it was given, by position or name."""
 
     path: str
@@ -45,7 +45,7 @@ def in_parts(module: Any, values: Mapping[str, Any], called: str, fold: bool = T
     no part.
     """
     calls = _calls(module, values)
-    read, left = list[Call](), list[str]()
+    read, left = list[PartCall](), list[str]()
     readable = dict[str, bool]()
     every = dict(module.named_modules())
 
@@ -71,12 +71,12 @@ def in_parts(module: Any, values: Mapping[str, Any], called: str, fold: bool = T
     return InParts(_with_rest(text, left), tuple(dict.fromkeys(call.path for call in read)), tuple(left))
 
 
-def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[Call]]:
+def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[PartCall]]:
     """What every module inside is given in one run, by path."""
     import torch
     from torch.utils._pytree import tree_map
 
-    calls: dict[str, list[Call]] = {}
+    calls: dict[str, list[PartCall]] = {}
     handles = []
 
     def kept(value: Any) -> Any:
@@ -86,7 +86,7 @@ def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[Call]]:
 
     def hook(path: str) -> Callable[..., None]:
         def note(part: Any, row: Any, by_name: Any) -> None:
-            calls.setdefault(path, []).append(Call(path, tree_map(kept, tuple(row)), tree_map(kept, dict(by_name))))
+            calls.setdefault(path, []).append(PartCall(path, tree_map(kept, tuple(row)), tree_map(kept, dict(by_name))))
 
         return note
 
@@ -105,9 +105,9 @@ def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[Call]]:
     return calls
 
 
-def _reads(part: Any, call: Call) -> bool:
+def _reads(part: Any, call: PartCall) -> bool:
     """Whether a part can be read as it was called."""
-    whole, given = _together(part, [Call("", call.row, call.by_name)])
+    whole, given = _together(part, [PartCall("", call.row, call.by_name)])
     try:
         with exports(""):
             read_module(whole, given, {}, unknown="zero", fold=False)
@@ -116,7 +116,7 @@ def _reads(part: Any, call: Call) -> bool:
     return True
 
 
-def _together(module: Any, calls: list[Call]) -> tuple[Any, dict[str, Any]]:
+def _together(module: Any, calls: list[PartCall]) -> tuple[Any, dict[str, Any]]:
     """A module that makes these calls, each apart, and what it is given."""
     import torch
     from torch import nn
@@ -136,7 +136,7 @@ def _together(module: Any, calls: list[Call]) -> tuple[Any, dict[str, Any]]:
             names.append(name)
         plans.append((call.path, leaves, names, shape))
 
-    class Together(nn.Module):
+    class JoinedParts(nn.Module):
         inside: Any  # the one module that is called, where it is no part
 
         def forward(self, **tensors: Any) -> tuple[Any, ...]:
@@ -148,7 +148,7 @@ def _together(module: Any, calls: list[Call]) -> tuple[Any, dict[str, Any]]:
                 results += (value for value in tree_flatten(returned)[0] if isinstance(value, torch.Tensor))
             return tuple(value.reshape(1) if not value.dim() else value for value in results)
 
-    whole: Any = Together()
+    whole: Any = JoinedParts()
     if [call.path for call in calls] == [""]:
         whole.inside = module
     else:  # the parts stay at their paths

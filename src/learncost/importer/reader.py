@@ -9,15 +9,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.importer.axes import Axis, Size, equal, product
+from learncost.importer.axes import AxisClass, Size, equal, product
 from learncost.importer.checkpoints import mark_of
-from learncost.importer.constants import Constants, Mask
-from learncost.importer.equations import Equation, Kept, Letters, Number, Read, Recorder, Where
+from learncost.importer.constants import Mask, NodeConstants
+from learncost.importer.equations import (
+    DimensionCondition,
+    Equation,
+    Letters,
+    NamedView,
+    NumberOperand,
+    Recorder,
+    StatisticsUpdate,
+)
 from learncost.importer.nodes import is_float, is_real, module_of, name_of, operator_name, place_of, size_of
-from learncost.importer.operands import Chosen, Masked, Outside, Whole, is_inside
+from learncost.importer.operands import ChosenPlaces, GivenTensor, IntegerValue, Masked, is_inside
 from learncost.importer.rule import RULES, VIEW_RULES, rule_of
 from learncost.importer.sized import expression_of, lines_of, number_of
-from learncost.importer.views import ShapeError, Stored, View
+from learncost.importer.views import ShapeError, StoredValue, View
 from learncost.ir.errors import InputError
 from learncost.models.wording import shown
 
@@ -42,7 +50,7 @@ class UnreadError(InputError):
 
 
 @dataclass
-class Reader:
+class GraphReader:
     """Reads one graph.
 
     values          what its nodes are to the table: views, and operands of other kinds
@@ -58,17 +66,17 @@ class Reader:
     makes: bool = False
     unsettled: Set[Any] = frozenset()
     recorder: Recorder = field(default_factory=Recorder)
-    constants: Constants = field(default_factory=lambda: Constants({}))
+    constants: NodeConstants = field(default_factory=lambda: NodeConstants({}))
     values: dict[Any, Any] = field(default_factory=dict)
     limits: dict[Size, int] = field(default_factory=dict)  # of sizes: how many places there are to look up
-    given: dict[Any, Stored] = field(default_factory=dict)  # what is given from outside, by node and use
-    numbers: dict[Stored, Any] = field(default_factory=dict)  # of these: numbers and places that settings say
-    kept: dict[Stored, Sequence[int]] = field(default_factory=dict)  # of a weight: the dimensions that are axes
+    given: dict[Any, StoredValue] = field(default_factory=dict)  # what is given from outside, by node and use
+    numbers: dict[StoredValue, Any] = field(default_factory=dict)  # of these: numbers and places that settings say
+    kept: dict[StoredValue, Sequence[int]] = field(default_factory=dict)  # of a weight: the dimensions that are axes
     of_masked: list[tuple[View, Masked]] = field(default_factory=list)  # lines of masked scores
     buffers: Mapping[str, str] = field(default_factory=dict)  # their paths, by placeholder
     counted: frozenset[str] = frozenset()  # of these: those that a forward pass changes
     averages: frozenset[str] = frozenset()  # modules whose running statistics are of all batches alike
-    statistics: dict[str, Stored] = field(default_factory=dict)  # those that a step keeps, by path
+    statistics: dict[str, StoredValue] = field(default_factory=dict)  # those that a step keeps, by path
     lines_of_made: dict[Any, View | None] = field(default_factory=dict)  # what is outside and has lines
     node: Any = None
 
@@ -90,13 +98,13 @@ class Reader:
         """A tensor as a view; one that is outside becomes an input of the table."""
         if isinstance(value, View):
             return value.fresh()
-        if isinstance(value, Chosen):
-            value = Outside(value.node)
-        if isinstance(value, Whole):
+        if isinstance(value, ChosenPlaces):
+            value = GivenTensor(value.node)
+        if isinstance(value, IntegerValue):
             return value.view.fresh()
         if isinstance(value, Masked):
             return self.unmasked(value)
-        if isinstance(value, Outside):
+        if isinstance(value, GivenTensor):
             return self.outside(value, "constant")
         if (expression := expression_of(value)) is not None and isinstance(view := lines_of(self, expression), View):
             return view
@@ -106,7 +114,7 @@ class Reader:
 
     def start(self, value: Any) -> int | None:
         """The first of positions from outside that follow one another."""
-        return self.constants.start(value.node) if isinstance(value, Outside) else None
+        return self.constants.start(value.node) if isinstance(value, GivenTensor) else None
 
     def unmasked(self, value: Masked) -> View:
         """Masked scores as a line, for what is no softmax."""
@@ -121,11 +129,11 @@ class Reader:
         return known.fresh()
 
     @property
-    def masked(self) -> Mapping[Stored, Masked]:
+    def masked(self) -> Mapping[StoredValue, Masked]:
         """How the scores are masked that a line masks."""
         return {view.stored: value for view, value in self.of_masked}
 
-    def outside(self, value: Outside, kind: str) -> View:
+    def outside(self, value: GivenTensor, kind: str) -> View:
         """A tensor from outside as an input: numbers, or an index."""
         if value.source is not None and value.look is not None and _same_many(value, value.source, kind):
             node, self.node = self.node, value.node
@@ -141,13 +149,13 @@ class Reader:
         if kind == "constant" and (made := self.made(value)) is not None:
             return made
         if key not in self.given:
-            axes = [Axis(size) for size in value.shape if not equal(size, 1)]
+            axes = [AxisClass(size) for size in value.shape if not equal(size, 1)]
             name = {"share": "share", "unlike": "is_no_padding"}.get(kind.partition(" ")[0], name_of(value.node))
-            self.given[key] = Stored(name, tuple(axes), kind, str(value.node.name))
+            self.given[key] = StoredValue(name, tuple(axes), kind, str(value.node.name))
         stored = self.given[key]
         return View.of(stored, [0 if equal(size, 1) else 1 for size in value.shape])
 
-    def made(self, value: Outside) -> View | None:
+    def made(self, value: GivenTensor) -> View | None:
         """The lines of what is computed in floats of positions and settings alone, and of what holds of these, in a
         module that makes such numbers, and of what is unsettled; None where it is given: in others, and where no rule
         reads it.
@@ -173,60 +181,60 @@ class Reader:
 
     def _in_lines(self, value: Any) -> Any:
         """A tensor of real numbers from outside, or several, as views."""
-        if isinstance(value, list) and all(isinstance(each, Outside) and is_float(each.node) for each in value):
+        if isinstance(value, list) and all(isinstance(each, GivenTensor) and is_float(each.node) for each in value):
             return [self.view(each) for each in value]
-        return self.view(value) if isinstance(value, Outside) and is_real(value.node) else value
+        return self.view(value) if isinstance(value, GivenTensor) and is_real(value.node) else value
 
     def filled(self, shape: Sequence[Size], number: float | None) -> View:
         """A tensor of zeros or of ones, as a line."""
         stored = self.recorder.stored(
-            [Axis(size) for size in shape if not equal(size, 1)], "ones" if number else "zeros"
+            [AxisClass(size) for size in shape if not equal(size, 1)], "ones" if number else "zeros"
         )
         view = View.of(stored, [0 if equal(size, 1) else 1 for size in shape])
         letters = tuple(range(len(shape)))
-        self.recorder.add(Equation("word", (Read(view, letters),), (), word="ones" if number else "zeros"))
+        self.recorder.add(Equation("word", (NamedView(view, letters),), (), word="ones" if number else "zeros"))
         return view
 
-    def index(self, value: Any, reads: Axis) -> View:
+    def index(self, value: Any, reads: AxisClass) -> View:
         """A tensor of places as an index of an axis, which stays whole."""
         reads.keep_whole()
-        if isinstance(value, Chosen):
+        if isinstance(value, ChosenPlaces):
             return value.view.fresh()
-        if isinstance(value, Whole):
-            value = Outside(value.node)
-        if not isinstance(value, Outside):
+        if isinstance(value, IntegerValue):
+            value = GivenTensor(value.node)
+        if not isinstance(value, GivenTensor):
             raise self.refusal("an index made of whether something holds of computed values")
         view = self.outside(value, "index")
         view.stored.reads = reads
         return view
 
-    def looked(self, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Outside:
+    def looked(self, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> GivenTensor:
         """What a node outside is: a view of another, where it only looks at it otherwise."""
         name = operator_name(node.target)
         look = rule_of(name, RULES)
         first = arguments[0] if arguments else None
-        if look is None or look not in VIEW_RULES or not isinstance(first, Outside):
-            return Outside(node)
+        if look is None or look not in VIEW_RULES or not isinstance(first, GivenTensor):
+            return GivenTensor(node)
         if node.meta["val"].dtype.is_floating_point != first.node.meta["val"].dtype.is_floating_point:
-            return Outside(node)
-        return Outside(node, first, lambda view: look(self, view, *arguments[1:], **named))
+            return GivenTensor(node)
+        return GivenTensor(node, first, lambda view: look(self, view, *arguments[1:], **named))
 
-    def number(self, value: Any) -> Number | None:
+    def number(self, value: Any) -> NumberOperand | None:
         """A number, or what follows from a size, as an operand; None for a tensor, and for what takes lines."""
-        if isinstance(value, Number):
+        if isinstance(value, NumberOperand):
             return value
         if isinstance(value, bool | int | float):
             if value != value:
                 raise self.refusal("nan, for which the notation has no number,")
-            return Number(float(value))
+            return NumberOperand(float(value))
         if (expression := expression_of(value)) is not None:
             return number_of(expression)
-        if isinstance(value, Outside):
+        if isinstance(value, GivenTensor):
             known = self.constant(value)
             return None if known is None else self.number(known)
         return None
 
-    def constant(self, value: Outside) -> float | None:
+    def constant(self, value: GivenTensor) -> float | None:
         """The number that a tensor outside holds everywhere, where the graph says so."""
         node = value.node
         name = operator_name(node.target) if node.op == "call_function" else ""
@@ -239,7 +247,7 @@ class Reader:
             return 1.0
         if name in SAME_NUMBERS:
             inner = self.values.get(node.args[0])
-            return self.constant(inner) if isinstance(inner, Outside) else None
+            return self.constant(inner) if isinstance(inner, GivenTensor) else None
         known = self.constants.tensors.get(node)
         if known is not None and known.numel() == 1 and known.device.type != "meta" and known.dtype.is_floating_point:
             return float(known)
@@ -261,18 +269,18 @@ class Reader:
             return AS_RUN
         return ""
 
-    def given_numbers(self, numbers: Any, *axes: Axis) -> View:
+    def given_numbers(self, numbers: Any, *axes: AxisClass) -> View:
         """Numbers that follow from settings and sizes alone, as an input without a gradient."""
         return self._given(numbers, axes, "constant", "shares")
 
-    def given_places(self, places: Any, *axes: Axis) -> View:
+    def given_places(self, places: Any, *axes: AxisClass) -> View:
         """Places that follow from settings and sizes alone, as an index."""
         return self._given(places, axes, "places", "places")
 
-    def _given(self, numbers: Any, axes: Sequence[Axis], kind: str, name: str) -> View:
+    def _given(self, numbers: Any, axes: Sequence[AxisClass], kind: str, name: str) -> View:
         key = (kind, repr(numbers))
         if key not in self.given:
-            self.given[key] = Stored(name, tuple(axis for axis in axes if not equal(axis.size, 1)), kind, "")
+            self.given[key] = StoredValue(name, tuple(axis for axis in axes if not equal(axis.size, 1)), kind, "")
             self.numbers[self.given[key]] = numbers
         return View.of(self.given[key], [0 if equal(axis.size, 1) else 1 for axis in axes])
 
@@ -281,7 +289,7 @@ class Reader:
 
         hides   whether what is true in it is hidden
         """
-        return self.constants.mask(value.node, hides) if isinstance(value, Outside) else None
+        return self.constants.mask(value.node, hides) if isinstance(value, GivenTensor) else None
 
     def hidden(self, scores: Any, mask: Any, value: float | None, hides: bool = False) -> Masked | None:
         """Scores that a causal mask hides behind a very negative number; None where it is another mask."""
@@ -303,7 +311,7 @@ class Reader:
         signs: Sequence[int] = (),
         word: str = "",
         hint: str = "",
-        where: Sequence[Where] = (),
+        where: Sequence[DimensionCondition] = (),
     ) -> View:
         """A line over each element; operands are spread over each other from the last dimension on."""
         numbers = [self.number(operand) for operand in operands]
@@ -311,7 +319,7 @@ class Reader:
         numbers = [None if _is_wider(o, tensors) else n for n, o in zip(numbers, operands, strict=True)]
         views = [None if n is not None else self.view(o) for n, o in zip(numbers, operands, strict=True)]
         most = max((len(view.dims) for view in views if view is not None), default=0)
-        reads: list[tuple[View, Letters] | Number] = []
+        reads: list[tuple[View, Letters] | NumberOperand] = []
         for number, view in zip(numbers, views, strict=True):
             if view is None:
                 assert number is not None
@@ -330,7 +338,7 @@ class Reader:
         return self.pointwise("word", operands, word=word, hint=hint)
 
     def along(
-        self, word: str, view: View, dims: Sequence[int], *more: Number, keep: bool = True, hint: str = ""
+        self, word: str, view: View, dims: Sequence[int], *more: NumberOperand, keep: bool = True, hint: str = ""
     ) -> View:
         """A word that acts along dimensions; `keep`: they stay in the result, as in a softmax."""
         letters = range(len(view.dims))
@@ -349,17 +357,19 @@ class Reader:
         row = equation.left[0].view.fresh().dims[1]
         kept = []
         for path in paths:
-            stored = self.statistics.setdefault(path, Stored(path, tuple(slot.axis for slot in row), "running", path))
-            kept.append(Read(View.of(stored, [len(row)]), (1,)))
+            stored = self.statistics.setdefault(
+                path, StoredValue(path, tuple(slot.axis for slot in row), "running", path)
+            )
+            kept.append(NamedView(View.of(stored, [len(row)]), (1,)))
         if counted in self.counted:
-            stored = self.statistics.setdefault(counted, Stored(counted, (), "running", counted))
-            kept.append(Read(View.of(stored, []), ()))
+            stored = self.statistics.setdefault(counted, StoredValue(counted, (), "running", counted))
+            kept.append(NamedView(View.of(stored, []), ()))
         is_average = module in self.averages and len(kept) > 2
-        equation.running = Kept(tuple(kept), None if is_average else float(momentum))
+        equation.running = StatisticsUpdate(tuple(kept), None if is_average else float(momentum))
 
     def _buffer(self, value: Any) -> str | None:
         """The path of the buffer that a tensor from outside is, as it is or as an earlier line left it."""
-        node = value.node if isinstance(value, Outside) else None
+        node = value.node if isinstance(value, GivenTensor) else None
         while node is not None and node.name not in self.buffers:
             source: Any = node.args[0] if node.args else None
             if node.target is operator.getitem and node.args[1] in (3, 4):  # the new statistics of a normalization
@@ -379,7 +389,7 @@ class Reader:
     def shaped(self, value: View, result: Any, arguments: Sequence[Any]) -> View:
         """A value of the shape that the graph gives it: spread where a tensor was read as its one number."""
         shape = tuple(map(size_of, result.shape))
-        if value.shape != shape and any(isinstance(each, Outside) and self.number(each) for each in arguments):
+        if value.shape != shape and any(isinstance(each, GivenTensor) and self.number(each) for each in arguments):
             value = value.expanded(list(shape))
         if len(shape) != len(value.dims) or not all(map(_as_long, shape, value.shape, result.shape)):
             name = operator_name(self.node.target)
@@ -387,14 +397,14 @@ class Reader:
         return value
 
 
-def _same_many(value: Outside, source: Outside, kind: str) -> bool:
+def _same_many(value: GivenTensor, source: GivenTensor, kind: str) -> bool:
     """Whether a view of an input may be taken of it as it is given: of a loss's answers only where it has all."""
     return not kind.startswith("share") or equal(product(value.shape), product(source.shape))
 
 
 def _is_wider(value: Any, views: Sequence[View]) -> bool:
     """Whether a tensor of one number has places that no other operand has, so that the result has them by it."""
-    if not isinstance(value, Outside):
+    if not isinstance(value, GivenTensor):
         return False
     others = [[*view.shape][::-1] for view in views]
     return any(

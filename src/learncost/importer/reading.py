@@ -9,8 +9,17 @@ from typing import Any
 
 from learncost.importer.nodes import is_empty, operator_name
 from learncost.importer.opaque import opaque
-from learncost.importer.operands import Chosen, Complex, Masked, Outside, Whole, is_complex, is_inside, learns
-from learncost.importer.reader import Reader
+from learncost.importer.operands import (
+    ChosenPlaces,
+    Complex,
+    GivenTensor,
+    IntegerValue,
+    Masked,
+    is_complex,
+    is_inside,
+    learns,
+)
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import COMPLEX_RULES, INDEX_RULES, RULES, VIEW_RULES, Rule, rule_of
 from learncost.importer.views import View
 from learncost.ir.errors import InputError
@@ -30,30 +39,30 @@ TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy", "to.dtyp
 """Operators that may read masked scores as they are."""
 
 
-def read(reader: Reader, node: Any) -> None:
+def read(reader: GraphReader, node: Any) -> None:
     """Take down what a node does. Raises `InputError` for what cannot be read."""
     reader.node = node
     reader.values[node] = _value(reader, node)
 
 
-def _value(reader: Reader, node: Any) -> Any:
+def _value(reader: GraphReader, node: Any) -> Any:
     """What a node gives: views of lines, or what is outside of the table."""
     import torch
 
     result = node.meta.get("val")
     if is_empty(result):  # an expert's rows, say, where a run chose it for none
-        return Outside(node)
+        return GivenTensor(node)
     arguments = [reader.argument(value) for value in node.args]
     named = {name: reader.argument(value) for name, value in node.kwargs.items()}
     if node.target is operator.getitem:
-        part = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else Outside(node)
-        return Chosen(part.view, node) if isinstance(part, Chosen) else _typed(part, node)
+        part = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else GivenTensor(node)
+        return ChosenPlaces(part.view, node) if isinstance(part, ChosenPlaces) else _typed(part, node)
     if result is None:  # it checks something, and gives nothing
         return None
     operands = [*arguments, *named.values()]
     if not any(map(is_inside, operands)):
         if isinstance(result, tuple | list):
-            return Outside(node)
+            return GivenTensor(node)
         return reader.looked(node, arguments, named) if isinstance(result, torch.Tensor) else result
     if isinstance(result, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
         return result
@@ -62,11 +71,11 @@ def _value(reader: Reader, node: Any) -> Any:
     if known is not None:
         return _by_rule(reader, known, node, arguments, named)
     if isinstance(result, torch.Tensor) and not result.dtype.is_floating_point and not result.dtype.is_complex:
-        return Outside(node)
+        return GivenTensor(node)
     return opaque(reader, node, operands)
 
 
-def _rule(reader: Reader, name: str, operands: Sequence[Any]) -> Rule | None:
+def _rule(reader: GraphReader, name: str, operands: Sequence[Any]) -> Rule | None:
     """The rule of an operator for such operands; None where it has none."""
     known = rule_of(name, RULES)
     if is_complex(operands):
@@ -79,19 +88,23 @@ def _rule(reader: Reader, name: str, operands: Sequence[Any]) -> Rule | None:
     return known
 
 
-def _by_rule(reader: Reader, known: Rule, node: Any, arguments: list[Any], named: Mapping[str, Any]) -> Any:
+def _by_rule(reader: GraphReader, known: Rule, node: Any, arguments: list[Any], named: Mapping[str, Any]) -> Any:
     """What a node gives by a rule, whose operands become what the rule takes."""
     import torch
 
     result = node.meta["val"]
-    if any(isinstance(each, Chosen) for each in arguments) and known not in INDEX_RULES:
+    if any(isinstance(each, ChosenPlaces) for each in arguments) and known not in INDEX_RULES:
         first = arguments[0]
-        if known in VIEW_RULES and isinstance(first, Chosen) and getattr(result, "dtype", None) is not torch.bool:
+        if known in VIEW_RULES and isinstance(first, ChosenPlaces) and getattr(result, "dtype", None) is not torch.bool:
             looked = known(reader, first.view, *arguments[1:], **named)
-            return [Chosen(each, node) for each in looked] if isinstance(looked, list) else Chosen(looked, node)
-        arguments = [Outside(each.node) if isinstance(each, Chosen) else each for each in arguments]
+            return (
+                [ChosenPlaces(each, node) for each in looked]
+                if isinstance(looked, list)
+                else ChosenPlaces(looked, node)
+            )
+        arguments = [GivenTensor(each.node) if isinstance(each, ChosenPlaces) else each for each in arguments]
     if not any(map(learns, (*arguments, *named.values()))):
-        return Outside(node)  # of places that are chosen and what is outside: it has no gradient
+        return GivenTensor(node)  # of places that are chosen and what is outside: it has no gradient
     if operator_name(node.target) not in TAKES_MASKED:
         arguments = [reader.view(each) if isinstance(each, Masked) else each for each in arguments]
     if known in INDEX_RULES:
@@ -107,7 +120,7 @@ def _by_rule(reader: Reader, known: Rule, node: Any, arguments: list[Any], named
     return value
 
 
-def _of_whole(reader: Reader, known: Rule, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+def _of_whole(reader: GraphReader, known: Rule, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """What a rule makes of whole numbers: they may be an operand, an index from outside, or refused."""
     result = node.meta["val"]
     with suppress(InputError):
@@ -115,7 +128,7 @@ def _of_whole(reader: Reader, known: Rule, node: Any, arguments: Sequence[Any], 
         return _typed(reader.shaped(value, result, arguments), node) if isinstance(value, View) else value
     arguments = [_placed(each) for each in arguments]
     if not any(map(is_inside, [*arguments, *named.values()])):
-        return Outside(node)
+        return GivenTensor(node)
     value = known(reader, *arguments, **named)
     return _typed(reader.shaped(value, result, arguments), node) if isinstance(value, View) else value
 
@@ -131,7 +144,7 @@ def _typed(value: Any, node: Any) -> Any:
     if of_type.is_floating_point or of_type.is_complex:
         return value
     if of_type != torch.bool:
-        return Whole(value, node)
+        return IntegerValue(value, node)
     if value.stored.kind == "value":
         value.stored.kind = "truth"
     return value
@@ -139,18 +152,18 @@ def _typed(value: Any, node: Any) -> Any:
 
 def _has_whole(value: Any) -> bool:
     """Whether an argument is of whole numbers, or a list in which some are."""
-    return any(map(_has_whole, value)) if isinstance(value, list) else isinstance(value, Whole)
+    return any(map(_has_whole, value)) if isinstance(value, list) else isinstance(value, IntegerValue)
 
 
 def _in_lines(value: Any) -> Any:
     """Whole numbers as what they are in the table."""
     if isinstance(value, list):
         return [_in_lines(each) for each in value]
-    return value.view.fresh() if isinstance(value, Whole) else value
+    return value.view.fresh() if isinstance(value, IntegerValue) else value
 
 
 def _placed(value: Any) -> Any:
     """Whole numbers, as indices are given, as what they are outside."""
     if isinstance(value, list):
         return [_placed(each) for each in value]
-    return Outside(value.node) if isinstance(value, Whole) else value
+    return GivenTensor(value.node) if isinstance(value, IntegerValue) else value

@@ -72,7 +72,7 @@ def _counted(node: Any) -> tuple[Any, Any, str]:
 
     seen = _Unknown()
 
-    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function._overloadpacket not in flop_registry and function.namespace not in ("aten", "prim", "prims"):
                 seen.names.append(name_of(function))
@@ -93,7 +93,7 @@ def _counted(node: Any) -> tuple[Any, Any, str]:
     leaves = [each for each in torch.utils._pytree.tree_leaves((arguments, named)) if isinstance(each, torch.Tensor)]
     leaves = [each for each in leaves if each.requires_grad]
     counts = FlopCounterMode(display=False, custom_mapping=formulas)
-    with mode, torch.enable_grad(), counts as counter, Watch():  # type: ignore[no-untyped-call]
+    with mode, torch.enable_grad(), counts as counter, OperatorWatch():  # type: ignore[no-untyped-call]
         result = node.target(*arguments, **named)
         forward = counter.get_total_flops()
         results = [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.importer.axes import Size
 
 if TYPE_CHECKING:
-    from learncost.importer.reader import Reader
+    from learncost.importer.reader import GraphReader
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def _known(size: Size, symbols: Mapping[str, int]) -> int:
     return int(size.xreplace({each: symbols[str(each)] for each in size.free_symbols}))
 
 
-def settled(reader: Reader, what: str, function: Callable[..., Any], *sizes: Size) -> Any:
+def settled(reader: GraphReader, what: str, function: Callable[..., Any], *sizes: Size) -> Any:
     """What a function gives of sizes; what it says in a ValueError cannot be read, nor `what` of a size by values."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 

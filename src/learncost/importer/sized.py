@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from learncost.importer.axes import Axis
-from learncost.importer.equations import Number
+from learncost.importer.axes import AxisClass
+from learncost.importer.equations import NumberOperand
 from learncost.importer.nodes import size_of
 
 if TYPE_CHECKING:
-    from learncost.importer.reader import Reader
+    from learncost.importer.reader import GraphReader
     from learncost.importer.views import View
 
 
@@ -43,7 +43,7 @@ def expression_of(value: Any) -> Any:
     return None
 
 
-def number_of(expression: Any) -> Number | None:
+def number_of(expression: Any) -> NumberOperand | None:
     """`#B#M^-0.5[]`, `#(B-1)^-1[]`: a number, or the product of sizes and their sums with one power.
 
     None for what takes lines, or no sizes give.
@@ -53,7 +53,7 @@ def number_of(expression: Any) -> Number | None:
     if free_unbacked_symbols(expression):
         return None
     if expression.is_number:
-        return Number(float(expression))
+        return NumberOperand(float(expression))
     coefficient, factors = expression.as_coeff_mul()
     pairs = [factor.as_base_exp() for factor in factors]
     powers = {power for _, power in pairs}
@@ -66,11 +66,11 @@ def number_of(expression: Any) -> Number | None:
     )
     if not power.is_number or several is None or not several.is_integer or several < 0:
         return None
-    axes = (*([] if several == 1 else [Axis(int(several))]), *(Axis(base) for base, _ in pairs))
-    return Number(1.0, axes, float(power))
+    axes = (*([] if several == 1 else [AxisClass(int(several))]), *(AxisClass(base) for base, _ in pairs))
+    return NumberOperand(1.0, axes, float(power))
 
 
-def lines_of(reader: Reader, expression: Any) -> Number | View:
+def lines_of(reader: GraphReader, expression: Any) -> NumberOperand | View:
     """The same of any expression, by lines for what has none."""
     import sympy
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.importer.axes import Axis, Size, equal, leaves
-from learncost.importer.equations import Equation, Number, Operand, Read, Where, indices_of
+from learncost.importer.axes import AxisClass, Size, equal, leaves
+from learncost.importer.equations import DimensionCondition, Equation, NamedView, NumberOperand, Operand, indices_of
 from learncost.importer.sized import without_rests
-from learncost.importer.views import At, Index, Place, Slot, Stored, View
+from learncost.importer.views import At, AxisIndex, Index, StoredValue, View, ViewAxis
 from learncost.ir.errors import InputError
 from learncost.models.tables import LENGTHS
 
@@ -19,7 +19,7 @@ _EXPRESSION = re.compile(r"[\w+*/()-]+")
 _NAME = re.compile(r"\W+")
 
 
-def needed(equations: Sequence[Equation], outputs: Iterable[Stored]) -> list[Equation]:
+def needed(equations: Sequence[Equation], outputs: Iterable[StoredValue]) -> list[Equation]:
     """The lines that outputs follow from, in their order."""
     wanted = set(outputs)
     kept = []
@@ -30,13 +30,13 @@ def needed(equations: Sequence[Equation], outputs: Iterable[Stored]) -> list[Equ
     return kept[::-1]
 
 
-def read_in_products(equations: Sequence[Equation], outputs: Iterable[Stored]) -> list[Equation]:
+def read_in_products(equations: Sequence[Equation], outputs: Iterable[StoredValue]) -> list[Equation]:
     """What is read at an index and then summed over by one product alone is read there, `W[e=T[B M t] d f]`.
 
     So a book sees the matrix, and the rows that are chosen never lie in memory beside it. Where the chosen rows are the
     columns of a matrix, as vectors by distance are beside queries, they stay an array of their own.
     """
-    readers: dict[Stored, list[Equation]] = {}
+    readers: dict[StoredValue, list[Equation]] = {}
     for equation in equations:
         for stored in equation.reads:
             readers.setdefault(stored, []).append(equation)
@@ -46,23 +46,23 @@ def read_in_products(equations: Sequence[Equation], outputs: Iterable[Stored]) -
     for equation in equations:
         operands = list(equation.operands)
         for place, operand in enumerate(operands):
-            gather = gathers.get(operand.view.stored) if isinstance(operand, Read) else None
+            gather = gathers.get(operand.view.stored) if isinstance(operand, NamedView) else None
             if gather is None or equation.kind != "product" or gather.stored in outputs:
                 continue
-            assert isinstance(operand, Read)
+            assert isinstance(operand, NamedView)
             view = operand.view.fresh()
             is_summed = any(letter not in equation.left[0].letters for letter in operand.letters)
             alone = readers[gather.stored] == [equation] and view.is_plain and len(operands) > 1
             if alone and is_summed and not _are_columns(equation, operand, gather):
-                operands[place] = Read(_through(view, gather), operand.letters)
+                operands[place] = NamedView(_through(view, gather), operand.letters)
         result.append(replace(equation, operands=tuple(operands)))
     return result
 
 
-def _are_columns(equation: Equation, operand: Read, gather: Equation) -> bool:
+def _are_columns(equation: Equation, operand: NamedView, gather: Equation) -> bool:
     """Whether a product with what was gathered is one of matrices by the axes of its index alone."""
     (source,) = gather.operands
-    assert isinstance(source, Read)
+    assert isinstance(source, NamedView)
     made, read, view = gather.left[0].view.fresh(), source.view.fresh(), operand.view.fresh()
     rows = dict(zip(source.letters, read.dims, strict=True))
     direct = set()
@@ -76,7 +76,7 @@ def _are_columns(equation: Equation, operand: Read, gather: Equation) -> bool:
     others = {
         letter
         for each in equation.operands
-        if isinstance(each, Read) and each is not operand
+        if isinstance(each, NamedView) and each is not operand
         for letter, row in zip(each.letters, each.view.dims, strict=True)
         if row
     }
@@ -95,16 +95,16 @@ def _is_gather(equation: Equation) -> bool:
     if equation.kind != "product" or len(equation.operands) != 1 or len(equation.left) != 1 or equation.where:
         return False
     (operand,) = equation.operands
-    return isinstance(operand, Read) and operand.view.stored.kind == "weight" and bool(indices_of(operand.view))
+    return isinstance(operand, NamedView) and operand.view.stored.kind == "weight" and bool(indices_of(operand.view))
 
 
 def _through(view: View, gather: Equation) -> View:
     """A view of what was gathered as a view of what it was gathered from."""
     (source,) = gather.operands
-    assert isinstance(source, Read)
+    assert isinstance(source, NamedView)
     made, read = gather.left[0].view.fresh(), source.view.fresh()
     rows = dict(zip(source.letters, read.dims, strict=True))
-    slots: dict[Slot, Slot] = {}
+    slots: dict[ViewAxis, ViewAxis] = {}
     for letter, row in zip(gather.left[0].letters, made.dims, strict=True):
         for mine, theirs in zip(row, rows[letter], strict=True):
             here = [place for place, each in enumerate(made.index) if each is mine]
@@ -114,8 +114,8 @@ def _through(view: View, gather: Equation) -> View:
     return View(moved.stored, moved.index, view.dims, moved.spread)
 
 
-def _slot(index: Index) -> Slot:
-    assert isinstance(index, Slot)
+def _slot(index: Index) -> ViewAxis:
+    assert isinstance(index, ViewAxis)
     return index
 
 
@@ -133,7 +133,7 @@ def tail(path: str) -> str:
 
 
 @dataclass
-class Names:
+class FreshNames:
     """Names that nothing else has: of values, which may have a gradient, `dX` of X, and of axes."""
 
     taken: set[str] = field(default_factory=set)
@@ -153,7 +153,7 @@ class Names:
 
 
 @dataclass
-class Writer:
+class TextWriter:
     """Writes lines. `symbols` are the letters that sizes are called by. `met` has the sizes of other axes in the order
     in which they get a letter; of some of them, by their place in it, `stated` knows more. `of_values` are the axes of
     values.
@@ -162,19 +162,19 @@ class Writer:
     symbols: dict[str, str]
     stated: Mapping[int, Size] = field(default_factory=dict)
     met: list[Size] = field(default_factory=list)
-    values: Names = field(default_factory=lambda: Names(with_gradients=True))
-    axes: Names = field(default_factory=Names)
-    names: dict[Stored, str] = field(default_factory=dict)
-    letters: dict[Axis, str] = field(default_factory=dict)
+    values: FreshNames = field(default_factory=lambda: FreshNames(with_gradients=True))
+    axes: FreshNames = field(default_factory=FreshNames)
+    names: dict[StoredValue, str] = field(default_factory=dict)
+    letters: dict[AxisClass, str] = field(default_factory=dict)
     sizes: dict[str, Size] = field(default_factory=dict)
-    of_values: set[Axis] = field(default_factory=set)
+    of_values: set[AxisClass] = field(default_factory=set)
 
-    def name(self, stored: Stored) -> str:
+    def name(self, stored: StoredValue) -> str:
         if stored not in self.names:
             self.names[stored] = self.values.unique(identifier(stored.name))
         return self.names[stored]
 
-    def letter(self, axis: Axis) -> str:
+    def letter(self, axis: AxisClass) -> str:
         """What a class of axes is called: a symbol by its letter, others by what a rule calls them."""
         root = axis.root
         if root not in self.letters:
@@ -191,7 +191,7 @@ class Writer:
             self.letters[root] = letter
         return self.letters[root]
 
-    def size_of(self, axis: Axis) -> str:
+    def size_of(self, axis: AxisClass) -> str:
         """How a number tells the size of an axis: by its letter, or as it is where no value has such an axis."""
         if (total := self._total(axis.size)) is not None and axis not in self.of_values:
             return f"({total})"
@@ -227,7 +227,7 @@ class Writer:
 
     def line(self, equation: Equation) -> str:
         try:
-            return _Line(self, equation).text()
+            return _WrittenLine(self, equation).text()
         except _NamelessError as error:
             raise InputError(
                 f"places that begin at {self.size(error.size).replace(' ', '')}, the size of no axis, cannot be read"
@@ -295,21 +295,21 @@ def _is_number(size: Size) -> bool:
     return isinstance(size, int)
 
 
-class _Line:
+class _WrittenLine:
     """One line: what its loops are called. A second axis of one name has a prime."""
 
-    def __init__(self, writer: Writer, equation: Equation) -> None:
+    def __init__(self, writer: TextWriter, equation: Equation) -> None:
         self.writer = writer
         self.equation = equation
         self.loops: dict[tuple[Hashable, int], str] = {}
         self.used: dict[str, int] = {}
-        self.of_slot: dict[Slot, str] = {}
+        self.of_slot: dict[ViewAxis, str] = {}
         self.starts = _starts(writer, equation)
         kept = equation.running.statistics if equation.running else ()
-        for read in (*equation.left, *(o for o in equation.operands if isinstance(o, Read)), *kept):
+        for read in (*equation.left, *(o for o in equation.operands if isinstance(o, NamedView)), *kept):
             self.bind(read)
 
-    def bind(self, read: Read) -> None:
+    def bind(self, read: NamedView) -> None:
         for letter, row in zip(read.letters, read.view.fresh().dims, strict=True):
             for place, slot in enumerate(row):
                 if (letter, place) not in self.loops:
@@ -327,7 +327,7 @@ class _Line:
         left = " ".join(self.term(read) for read in equation.left)
         several = equation.operands
         if equation.kind == "product":  # a number with a sign behind a term would be taken from it
-            several = tuple(sorted(several, key=lambda each: not (isinstance(each, Number) and each.value < 0)))
+            several = tuple(sorted(several, key=lambda each: not (isinstance(each, NumberOperand) and each.value < 0)))
         operands = [self.operand(operand) for operand in several]
         if equation.kind == "word":
             acts = " ".join(name for letter in equation.acts for name in self.rows(letter))
@@ -352,7 +352,7 @@ class _Line:
         momentum = "none" if kept.momentum is None else f"{kept.momentum:g}"
         return f" running {' '.join(map(self.term, kept.statistics))} momentum {momentum}"
 
-    def condition(self, where: Where) -> str:
+    def condition(self, where: DimensionCondition) -> str:
         lower, upper = self.side(where.lower), self.side(where.upper)
         window = f" < {lower} + {where.window}" if where.window else ""
         return f"{lower} {where.relation} {upper}{window}"
@@ -362,9 +362,9 @@ class _Line:
         return name
 
     def operand(self, operand: Operand) -> str:
-        return number(operand, self.writer) if isinstance(operand, Number) else self.term(operand)
+        return number(operand, self.writer) if isinstance(operand, NumberOperand) else self.term(operand)
 
-    def term(self, read: Read) -> str:
+    def term(self, read: NamedView) -> str:
         view = read.view.fresh()
         names = {}
         for letter, row in zip(read.letters, view.dims, strict=True):
@@ -372,12 +372,12 @@ class _Line:
                 names[slot] = self.loops[letter, place]
         return self.spelled(view.stored, view.index, names)
 
-    def spelled(self, stored: Stored, index: Sequence[Index], names: dict[Slot, str]) -> str:
+    def spelled(self, stored: StoredValue, index: Sequence[Index], names: dict[ViewAxis, str]) -> str:
         axes = list(leaves(stored.axes))
-        labels: list[str] = [names[i] for i in index if isinstance(i, Slot)]
+        labels: list[str] = [names[i] for i in index if isinstance(i, ViewAxis)]
         texts = []
         for axis, each in zip(axes, index, strict=True):
-            if isinstance(each, Slot):
+            if isinstance(each, ViewAxis):
                 texts.append(names[each])
                 continue
             label = self.writer.letter(axis)
@@ -390,7 +390,7 @@ class _Line:
                 texts.append(f"{label}={self.place(each, names)}")
         return f"{self.writer.name(stored)}[{' '.join(texts)}]"
 
-    def place(self, place: Place, names: dict[Slot, str]) -> str:
+    def place(self, place: AxisIndex, names: dict[ViewAxis, str]) -> str:
         parts = [(factor, names[slot]) for factor, slot in place.parts]
         text = ""
         for factor, name in parts:
@@ -404,16 +404,16 @@ class _Line:
         return f"({text.removeprefix(' + ').strip()})"  # else the axis behind it would be read as a part of it
 
 
-def _starts(writer: Writer, equation: Equation) -> dict[Place, str]:
+def _starts(writer: TextWriter, equation: Equation) -> dict[AxisIndex, str]:
     """Where the parts of a join start: ` - #m`, by what comes before, so that the notation knows it as one."""
-    starts: dict[Place, str] = {}
-    before: list[Axis] = []
+    starts: dict[AxisIndex, str] = {}
+    before: list[AxisClass] = []
     for read in equation.operands if equation.kind == "sum" else ():
-        if not isinstance(read, Read):
+        if not isinstance(read, NamedView):
             return {}
         view = read.view.fresh()
         indices = zip(leaves(view.stored.axes), view.index, strict=True)
-        places = [(axis, index) for axis, index in indices if isinstance(index, Place)]
+        places = [(axis, index) for axis, index in indices if isinstance(index, AxisIndex)]
         if len(places) != 1 or not equal(places[0][1].start, -sum((axis.root.size for axis in before), 0)):
             return {}
         ((axis, place),) = places
@@ -429,7 +429,7 @@ def _is_zero(size: Size) -> bool:
     return bool(size == 0)
 
 
-def _signed(writer: Writer, size: Size, axis: str) -> str:
+def _signed(writer: TextWriter, size: Size, axis: str) -> str:
     """` + 2 #M i`: monomials of a size, each times an axis."""
     if isinstance(size, int):
         monomials: list[tuple[int, list[str]]] = [(size, [])]
@@ -456,7 +456,7 @@ def _signed(writer: Writer, size: Size, axis: str) -> str:
     return text if not text.startswith(" - ") else f" -{text[3:]}"
 
 
-def number(value: Number, writer: Writer) -> str:
+def number(value: NumberOperand, writer: TextWriter) -> str:
     """A number as the notation has it."""
     if not value.axes:
         text = repr(float(value.value))

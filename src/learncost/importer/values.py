@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.importer.nodes import operator_name
-from learncost.importer.walk import Imported
+from learncost.importer.walk import ImportedModule
 
 
 @dataclass
@@ -19,7 +19,7 @@ class GraphValues:
 
 
 def run_graph(
-    imported: Imported,
+    imported: ImportedModule,
     module: Any,
     inputs: Mapping[str, Any],
     parameters: Mapping[str, Any],

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from learncost.importer.axes import Size
 from learncost.importer.export import Exported
-from learncost.importer.walk import Imported
+from learncost.importer.walk import ImportedModule
 from learncost.ir.errors import InputError
 
 NEAR, FAR = (7, 11, 13, 17, 19, 23, 29, 31, 37), (67, 71, 73, 79, 83)
@@ -18,11 +18,11 @@ NEAR, FAR = (7, 11, 13, 17, 19, 23, 29, 31, 37), (67, 71, 73, 79, 83)
 
 
 def varied(
-    first: Imported,
+    first: ImportedModule,
     at: Callable[[Mapping[str, int]], Exported],
-    read: Callable[[Exported, Mapping[int, Size]], Imported],
+    read: Callable[[Exported, Mapping[int, Size]], ImportedModule],
     taken: Iterable[int],
-) -> tuple[Imported, list[dict[str, int]]] | None:
+) -> tuple[ImportedModule, list[dict[str, int]]] | None:
     """The table of a module whose export fixes sizes, with these open, and the sizes at which it was read.
 
     None where tables of other sizes are others by more than the size.

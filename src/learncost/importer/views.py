@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from learncost.importer.axes import Axis, Size, equal, leaves, product, quotient
+from learncost.importer.axes import AxisClass, Size, equal, leaves, product, quotient
 
 
 @dataclass(eq=False)
-class Stored:
+class StoredValue:
     """A value that a line makes or that is given: its name and the classes of its axes.
 
     kind    weight, input, constant, index, value
@@ -19,24 +19,24 @@ class Stored:
     """
 
     name: str
-    axes: tuple[Axis, ...]
+    axes: tuple[AxisClass, ...]
     kind: str = "value"
     target: str = ""
-    reads: Axis | None = None
+    reads: AxisClass | None = None
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
+class ViewAxis:
     """An axis of a view: something to loop over, of a class. A slot that no index has is only spread."""
 
-    axis: Axis
+    axis: AxisClass
 
 
 @dataclass(frozen=True)
-class Place:
+class AxisIndex:
     """Where a stored axis is read: factors times slots, and a number. Of `outside` what lies beyond is taken."""
 
-    parts: tuple[tuple[Size, Slot], ...]
+    parts: tuple[tuple[Size, ViewAxis], ...]
     start: Size = 0
 
 
@@ -47,8 +47,8 @@ class At:
     view: View
 
 
-Index: TypeAlias = Slot | Place | At
-Dimension: TypeAlias = tuple[Slot, ...]
+Index: TypeAlias = ViewAxis | AxisIndex | At
+Dimension: TypeAlias = tuple[ViewAxis, ...]
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class View:
     A dimension of size one is an empty row.
     """
 
-    stored: Stored
+    stored: StoredValue
     index: tuple[Index, ...]
     dims: tuple[Dimension, ...]
-    spread: frozenset[Slot] = field(default_factory=frozenset)
+    spread: frozenset[ViewAxis] = field(default_factory=frozenset)
 
     @staticmethod
-    def of(stored: Stored, dims: Sequence[int] | None = None) -> View:
+    def of(stored: StoredValue, dims: Sequence[int] | None = None) -> View:
         """A value as it is stored; `dims` says how many of its axes each dimension has, one each where it is absent."""
-        slots = [Slot(axis) for axis in stored.axes]
+        slots = [ViewAxis(axis) for axis in stored.axes]
         index = tuple(slots)
         rest = iter(slots)
         rows = tuple(tuple(next(rest) for _ in range(count)) for count in (dims or [1] * len(slots)))
@@ -79,45 +79,45 @@ class View:
     @property
     def is_plain(self) -> bool:
         """Whether it reads all of what is stored, axis by axis."""
-        return not self.spread and all(isinstance(index, Slot) for index in self.index)
+        return not self.spread and all(isinstance(index, ViewAxis) for index in self.index)
 
     def fresh(self) -> View:
         """The same after all splits of its classes: a slot for each part."""
-        split: dict[Slot, tuple[Slot, ...]] = {}
+        split: dict[ViewAxis, tuple[ViewAxis, ...]] = {}
         for slot in {slot: None for row in self.dims for slot in row}:
             parts = slot.axis.leaves
             if len(parts) > 1 or parts[0] is not slot.axis:
-                split[slot] = (slot,) if len(parts) == 1 else tuple(Slot(part) for part in parts)
+                split[slot] = (slot,) if len(parts) == 1 else tuple(ViewAxis(part) for part in parts)
         if not any(len(parts) > 1 for parts in split.values()):
             return self
 
         return self._split(split)
 
-    def _split(self, split: Mapping[Slot, tuple[Slot, ...]]) -> View:
-        def row(slots: Iterable[Slot]) -> tuple[Slot, ...]:
+    def _split(self, split: Mapping[ViewAxis, tuple[ViewAxis, ...]]) -> View:
+        def row(slots: Iterable[ViewAxis]) -> tuple[ViewAxis, ...]:
             return tuple(part for slot in slots for part in split.get(slot, (slot,)))
 
         def renewed(index: Index) -> tuple[Index, ...]:
-            if isinstance(index, Slot):
+            if isinstance(index, ViewAxis):
                 return row((index,))
             if isinstance(index, At):  # its slots are those of the view that reads at it
                 return (At(index.view._split(split)),)
-            parts: list[tuple[Size, Slot]] = []
+            parts: list[tuple[Size, ViewAxis]] = []
             for factor, slot in index.parts:
                 inner = split.get(slot, (slot,))
                 for place, part in enumerate(inner):
                     times = product([factor, *(later.axis.root.size for later in inner[place + 1 :])])
                     parts.append((times, part))
-            return (Place(tuple(parts), index.start),)
+            return (AxisIndex(tuple(parts), index.start),)
 
         index = tuple(new for old in self.index for new in renewed(old))
         return View(self.stored, index, tuple(map(row, self.dims)), frozenset(row(self.spread)))
 
-    def swapped(self, slots: Mapping[Slot, Slot]) -> View:
+    def swapped(self, slots: Mapping[ViewAxis, ViewAxis]) -> View:
         """With other slots in the place of some."""
         return self._split({old: (new,) for old, new in slots.items()})
 
-    def at(self, slot: Slot, parts: tuple[tuple[Size, Slot], ...], start: Size = 0) -> View:
+    def at(self, slot: ViewAxis, parts: tuple[tuple[Size, ViewAxis], ...], start: Size = 0) -> View:
         """Read at a place where a slot was looped over: factors times new slots, and a number. Raises `ApartError`.
 
         A stored axis that is read so stays whole; a place of a place is one.
@@ -126,12 +126,12 @@ class View:
         for each in self.index:
             if each is slot:
                 slot.axis.keep_whole()
-                index.append(Place(parts, start))
-            elif isinstance(each, Place):
+                index.append(AxisIndex(parts, start))
+            elif isinstance(each, AxisIndex):
                 here = [factor for factor, part in each.parts if part is slot]
                 others = tuple((factor, part) for factor, part in each.parts if part is not slot)
                 moved = tuple((product([here[0], factor]), part) for factor, part in parts) if here else ()
-                index.append(Place((*others, *moved), each.start + here[0] * start if here else each.start))
+                index.append(AxisIndex((*others, *moved), each.start + here[0] * start if here else each.start))
             elif isinstance(each, At):
                 index.append(At(each.view.at(slot, parts, start)))
             else:
@@ -152,7 +152,7 @@ class View:
         spread = set(self.spread)
         for place, size in enumerate(shape):
             if not rows[place] and not equal(size, 1):
-                slot = Slot(Axis(size))
+                slot = ViewAxis(AxisClass(size))
                 spread.add(slot)
                 rows[place] = (slot,)
         return replace(self, dims=tuple(rows), spread=frozenset(spread))
@@ -166,7 +166,7 @@ class View:
             rows = []
             split = False
             for size in shape:
-                row: list[Slot] = []
+                row: list[ViewAxis] = []
                 left = size
                 while not equal(left, 1):
                     if not rest:
@@ -195,6 +195,6 @@ class ShapeError(Exception):
     """A shape that has not as many places as the view."""
 
 
-def all_leaves(rows: Iterable[Dimension]) -> tuple[Axis, ...]:
+def all_leaves(rows: Iterable[Dimension]) -> tuple[AxisClass, ...]:
     """The classes of rows of slots, in their order."""
     return tuple(leaves([slot.axis for row in rows for slot in row]))

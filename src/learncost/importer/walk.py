@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.importer import rules  # they register themselves
-from learncost.importer.axes import Axis, Size
+from learncost.importer.axes import AxisClass, Size
 from learncost.importer.bodies import with_words
 from learncost.importer.changes import Change, changes, following, unsettled
-from learncost.importer.constants import Constants
-from learncost.importer.equations import Equation, Read
+from learncost.importer.constants import NodeConstants
+from learncost.importer.equations import Equation, NamedView
 from learncost.importer.export import Exported, export
 from learncost.importer.fold import Item, folded
 from learncost.importer.layer_text import LayerText
 from learncost.importer.nodes import SAME_SIZES, operator_name, size_of
 from learncost.importer.ones import as_given, kept_axes
-from learncost.importer.operands import Chosen, Complex, Masked, Outside, Whole
-from learncost.importer.reader import Reader
+from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue, Masked
+from learncost.importer.reader import GraphReader
 from learncost.importer.reading import read
-from learncost.importer.text import Writer, needed, read_in_products
-from learncost.importer.views import Stored, View
+from learncost.importer.text import TextWriter, needed, read_in_products
+from learncost.importer.views import StoredValue, View
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
 
 
 @dataclass
-class Imported:
+class ImportedModule:
     """What was read of a module.
 
     text      the layer in the notation
@@ -42,8 +42,8 @@ class Imported:
 
     text: str
     exported: Exported
-    reader: Reader
-    inputs: Mapping[str, tuple[Stored, ...]]
+    reader: GraphReader
+    inputs: Mapping[str, tuple[StoredValue, ...]]
     weights: Mapping[str, tuple[str, ...]]
     outputs: Sequence[str]
     output_nodes: Sequence[str]
@@ -74,7 +74,7 @@ def read_module(
     name: str = "",
     fold: bool = True,
     unknown: str = "refuse",
-) -> Imported:
+) -> ImportedModule:
     """The layer that a PyTorch module is.
 
     Parameters
@@ -108,29 +108,29 @@ def read_exported(
     unknown: str = "refuse",
     stated: Mapping[int, Size] = {},
     taken: Iterable[str] = (),
-) -> Imported:
+) -> ImportedModule:
     """The layer that an exported module is; of sizes that are `met`, by their place, `stated` says more than the number
     that they have in this export. No size is called by a letter that is `taken`. Raises `InputError`.
     """
     SAME_SIZES.set(exported.letters.same_sizes)
-    constants = Constants(_tensors(exported, module))
+    constants = NodeConstants(_tensors(exported, module))
     makes = not exported.weights.paths and not any(exported.wants_gradient.values())
-    reader = Reader(exported.program.graph, unknown == "zero", makes, unsettled(exported), constants=constants)
+    reader = GraphReader(exported.program.graph, unknown == "zero", makes, unsettled(exported), constants=constants)
     reader.buffers = dict(exported.program.graph_signature.inputs_to_buffers)
     reader.counted = frozenset(exported.program.graph_signature.buffers_to_mutate.values())
     reader.averages = frozenset(path for path, part in module.named_modules() if getattr(part, "momentum", 0.0) is None)
-    weights: dict[Stored, str] = {}
+    weights: dict[StoredValue, str] = {}
     graph = exported.program.graph
     for node in graph.nodes:
         if node.op == "placeholder":
             reader.values[node] = _given(reader, exported, node, weights)
         elif node.op == "get_attr":
-            reader.values[node] = Outside(node)
+            reader.values[node] = GivenTensor(node)
         elif node.op == "call_function":
             read(reader, node)
     changed = changes(reader, exported, weights)
     outputs = _outputs(reader, exported, graph.output_node(), bool(changed))
-    writer = Writer(exported.letters.symbols, stated)
+    writer = TextWriter(exported.letters.symbols, stated)
     writer.axes.taken |= set(taken)
     return _written(reader, exported, weights, outputs, changed, name or type(module).__name__, fold, writer)
 
@@ -147,7 +147,7 @@ OF_THE_FIRST = ("type_as", "view_as", "expand_as", "reshape_as")
 """Operators that take the type or the shape of another value alone."""
 
 
-def _check_given(exported: Exported, reader: Reader, given: Mapping[str, Sequence[Stored]]) -> None:
+def _check_given(exported: Exported, reader: GraphReader, given: Mapping[str, Sequence[StoredValue]]) -> None:
     """Refuse an input of the table that follows from what learns: its gradient would be missing without a word."""
     learned = set()
     nodes = {}
@@ -187,7 +187,7 @@ def _tensors(exported: Exported, module: Any) -> dict[Any, Any]:
     return tensors
 
 
-def _given(reader: Reader, exported: Exported, node: Any, weights: dict[Stored, str]) -> Any:
+def _given(reader: GraphReader, exported: Exported, node: Any, weights: dict[StoredValue, str]) -> Any:
     """What a placeholder is: a weight, a float input, or what stays outside."""
     import torch
 
@@ -213,20 +213,20 @@ def _given(reader: Reader, exported: Exported, node: Any, weights: dict[Stored, 
         view.stored.target = node.name
         reader.given[(node, "constant")] = view.stored
         return view
-    return Outside(node)
+    return GivenTensor(node)
 
 
-def _looked(reader: Reader, view: View, value: Any) -> View | Complex:
+def _looked(reader: GraphReader, view: View, value: Any) -> View | Complex:
     """A weight as the graph has it: complex numbers are the pairs that it stores."""
     return rules.complex.view_as_complex(reader, view) if value.dtype.is_complex else view
 
 
 def _input(name: str, sizes: Sequence[Size], kept: Sequence[int], kind: str) -> View:
     """A value that is given, with the axes that are kept."""
-    return as_given(Stored(name, tuple(Axis(sizes[place]) for place in kept), kind, name), sizes, kept)
+    return as_given(StoredValue(name, tuple(AxisClass(sizes[place]) for place in kept), kind, name), sizes, kept)
 
 
-def _outputs(reader: Reader, exported: Exported, node: Any, changes: bool) -> list[tuple[str, View, str]]:
+def _outputs(reader: GraphReader, exported: Exported, node: Any, changes: bool) -> list[tuple[str, View, str]]:
     """The float outputs that follow from what is in the table, by name; of a module that makes numbers for others, what
     holds and what does not, too.
 
@@ -237,7 +237,7 @@ def _outputs(reader: Reader, exported: Exported, node: Any, changes: bool) -> li
     every: list[tuple[str, View, str]] = []
     for number, (source, name) in enumerate(zip(node.args[0], exported.outputs, strict=False)):
         value = reader.values.get(source)
-        if isinstance(value, Outside):
+        if isinstance(value, GivenTensor):
             value = reader.made(value)
         if name is None or not isinstance(value, View):
             continue
@@ -253,7 +253,7 @@ def _outputs(reader: Reader, exported: Exported, node: Any, changes: bool) -> li
     return every
 
 
-def _ways(equations: Sequence[Equation], end: Stored) -> set[Stored]:
+def _ways(equations: Sequence[Equation], end: StoredValue) -> set[StoredValue]:
     """Every value through which a gradient comes from an end."""
     ways = {end}
     for equation in reversed(equations):
@@ -263,18 +263,18 @@ def _ways(equations: Sequence[Equation], end: Stored) -> set[Stored]:
 
 
 def _written(
-    reader: Reader,
+    reader: GraphReader,
     exported: Exported,
-    weights: Mapping[Stored, str],
+    weights: Mapping[StoredValue, str],
     outputs: Sequence[tuple[str, View, str]],
     changed: Sequence[Change],
     name: str,
     fold: bool,
-    writer: Writer,
-) -> Imported:
+    writer: TextWriter,
+) -> ImportedModule:
     recorder = reader.recorder
     recorder.module, recorder.operator, recorder.again = "", "output", ""
-    results: list[Stored] = []
+    results: list[StoredValue] = []
     returned = len(outputs)
     outputs = [*outputs, *((f"{each.of}.after", each.value, each.node) for each in changed)]
     for label, value, _ in outputs:
@@ -302,7 +302,7 @@ def _written(
     read = [s for s in layer_text.given if s.kind != "running"]
     given = {layer_text.header_name(s): tuple(layer_text.stacks.get(s, [s])) for s in read}
     _check_given(exported, reader, {name: several for name, several in given.items() if several[0] not in weights})
-    return Imported(
+    return ImportedModule(
         text,
         exported,
         reader,
@@ -316,7 +316,7 @@ def _written(
     )
 
 
-def _limits(exported: Exported, reader: Reader) -> Mapping[str, Limit]:
+def _limits(exported: Exported, reader: GraphReader) -> Mapping[str, Limit]:
     """The sizes that open letters may have: those that the export holds for, and places that there are to look up."""
     limits = dict(exported.letters.limits)
     for size, most in reader.limits.items():
@@ -325,7 +325,7 @@ def _limits(exported: Exported, reader: Reader) -> Mapping[str, Limit]:
     return limits
 
 
-def _behind(reader: Reader, exported: Exported, equations: Sequence[Equation]) -> list[Stored]:
+def _behind(reader: GraphReader, exported: Exported, equations: Sequence[Equation]) -> list[StoredValue]:
     """Values of the table that inputs from outside are computed from, as a mask of what is no number, or whole numbers
     that the module returns: they are made."""
     nodes = {node.name: node for node in exported.program.graph.nodes}
@@ -336,24 +336,24 @@ def _behind(reader: Reader, exported: Exported, equations: Sequence[Equation]) -
         if name in nodes and nodes[name].op == "call_function"
     ]
     left += [node for node in returned if not isinstance(reader.values.get(node), View | Complex)]
-    seen, values = set(left), dict[Stored, None]()
+    seen, values = set(left), dict[StoredValue, None]()
     selecting = (reader.values.get(nodes[name]) for name in exported.selecting if name in nodes)
     values |= dict.fromkeys(view.stored for view in selecting if isinstance(view, View))
     while left:
         for node in left.pop().all_input_nodes:
             value = reader.values.get(node)
             for part in (value.real, value.imaginary) if isinstance(value, Complex) else (value,):
-                view = part.view if isinstance(part, Chosen | Masked | Whole) else part
+                view = part.view if isinstance(part, ChosenPlaces | Masked | IntegerValue) else part
                 if isinstance(view, View):
                     values[view.stored] = None
-            if isinstance(value, Outside | Chosen | Whole) and node not in seen:
+            if isinstance(value, GivenTensor | ChosenPlaces | IntegerValue) and node not in seen:
                 seen.add(node)
                 left.append(node)
     made = {read.view.stored for each in equations for read in each.left}  # what is there already is kept as it is
     return [stored for stored in values if stored.kind not in ("weight", "input") and stored not in made]
 
 
-def _as_output(reader: Reader, label: str, value: View, taken: Sequence[Stored]) -> Stored:
+def _as_output(reader: GraphReader, label: str, value: View, taken: Sequence[StoredValue]) -> StoredValue:
     """A value as the module returns it: its axes in the order of its dimensions, in an array of its own."""
     value = value.fresh()
     made = {read.view.stored for equation in reader.recorder.equations for read in equation.left}
@@ -362,6 +362,6 @@ def _as_output(reader: Reader, label: str, value: View, taken: Sequence[Stored])
         return value.stored
     value = reader.recorder.whole_spread(value, range(len(value.dims)))
     letters = tuple(range(len(value.dims)))
-    result = reader.recorder.result([Read(value, letters)], letters, label)
-    reader.recorder.add(Equation("product", (Read(result, letters),), (Read(value, letters),)))
+    result = reader.recorder.result([NamedView(value, letters)], letters, label)
+    reader.recorder.add(Equation("product", (NamedView(result, letters),), (NamedView(value, letters),)))
     return result.stored

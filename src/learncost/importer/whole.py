@@ -22,7 +22,7 @@ from learncost.importer.refusals import (
 from learncost.ir.errors import InputError
 
 if TYPE_CHECKING:
-    from learncost.importer.walk import Imported
+    from learncost.importer.walk import ImportedModule
 
 
 def table_of(
@@ -38,7 +38,7 @@ def table_of(
     say: Callable[[str], None] = lambda text: None,
     real: Callable[[], Any] | None = None,
     beside: str = "",
-    keep: Callable[[Imported, Any], None] = lambda imported, whole: None,
+    keep: Callable[[ImportedModule, Any], None] = lambda imported, whole: None,
 ) -> tuple[str, list[str]]:
     """The text of a module's table, and what its inputs are in words. Raises `InputError`.
 
@@ -80,7 +80,7 @@ def table_of(
                 }
                 return export(whole, sized(values, sizes, letters), words)
 
-            def table(exported: Exported, stated: Mapping[int, Size]) -> Imported:
+            def table(exported: Exported, stated: Mapping[int, Size]) -> ImportedModule:
                 return read_exported(
                     exported, whole, name=name, unknown=unknown, fold=fold, stated=stated, taken=others
                 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from learncost.ir.count import first_of, place_cut, size_of
 from learncost.ir.errors import InputError
-from learncost.ir.line import Word
+from learncost.ir.line import Op
 from learncost.ir.term import Term
 from learncost.ops.collectives import place_changed
 
@@ -32,7 +32,7 @@ class Exchange(Protocol):
         """The next array that a place on an axis of the mesh sends."""
 
 
-def collected(line: Word, operands: list[Array], sizes: Mapping[str, int], exchange: Exchange | None) -> Array:
+def collected(line: Op, operands: list[Array], sizes: Mapping[str, int], exchange: Exchange | None) -> Array:
     """The result of a collective on one device."""
     if exchange is None:
         raise InputError(f"{line.word} is between devices, and there is one: run the placed table on a mesh")
@@ -76,7 +76,7 @@ def collected(line: Word, operands: list[Array], sizes: Mapping[str, int], excha
 _JOINS = {"all_reduce": np.add, "all_reduce_max": np.maximum, "all_reduce_min": np.minimum}
 
 
-def _rows(line: Word, operands: list[Array], sizes: Mapping[str, int], exchange: Exchange) -> Array:
+def _rows(line: Op, operands: list[Array], sizes: Mapping[str, int], exchange: Exchange) -> Array:
     """Rows where they are sent to, or where they came from.
 
     There rows stand one behind another along the first of their axes, as many as there are; the other ones have one

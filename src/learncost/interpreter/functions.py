@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from learncost.ops import Entry
+from learncost.ops import OpDef
 
 Array = Any
 
 
-def function_of(row: Entry) -> Callable[..., Array]:
+def function_of(row: OpDef) -> Callable[..., Array]:
     """What computes a primitive of arrays."""
     return _OWN.get(row.name) or getattr(np, row.called or row.name)
 

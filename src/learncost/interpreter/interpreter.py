@@ -16,10 +16,10 @@ from learncost.interpreter.operation import Operation, prepared
 from learncost.ir.count import base, came_from, shape_of, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat, Statement, check_derived, walk, windows
+from learncost.ir.repeat import Loop, Statement, check_derived, walk, windows
 from learncost.ir.table import Table
 from learncost.ir.totals import added, begun, empty
-from learncost.ir.value import Same, Value
+from learncost.ir.value import IdentityKey, Value
 from learncost.layers.layer import Layer
 from learncost.passes.joins import joined
 from learncost.passes.lower import lower
@@ -96,7 +96,7 @@ def _keeping(table: Table) -> Table:
     def keeping(lines: Iterable[Statement], values: dict[str, Value]) -> tuple[Statement, ...]:
         result: list[Statement] = []
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 stacked = tuple(name for name in sorted(line.inside) if name not in dict(line.each) | dict(line.keep))
                 more = tuple((name, f"{name}*") for name in stacked)
                 stacks = {stack: Value((line.count, *line.axes[name]), "kept", name) for name, stack in more}
@@ -208,7 +208,7 @@ def execute(
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _LineStep:
     """A line, and what computes it."""
 
     line: Line
@@ -217,26 +217,26 @@ class _Step:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turns:
+class _LoopProgram:
     """A repeat, and the program of one turn."""
 
-    line: Repeat
+    line: Loop
     first: Program  # of the turn that runs first: totals begin with its parts
     program: Program
     parts: Mapping[tuple[str, str], int]  # how many slices of its stack a name of a turn has
     stacked: frozenset[str]  # the stacks that are arrays in the end: of what is kept, turns read their own slices alone
 
 
-Program: TypeAlias = "tuple[_Step | _Turns, ...]"
+Program: TypeAlias = "tuple[_LineStep | _LoopProgram, ...]"
 
 
 def program(table: Table) -> Program:
     """What a table in normal form does, worked out once: a proof runs it several times, and turns many."""
-    return _program(Same(table))
+    return _program(IdentityKey(table))
 
 
 @lru_cache(maxsize=32)
-def _program(same: Same[Table]) -> Program:
+def _program(same: IdentityKey[Table]) -> Program:
     table = same.content
     check_derived(table.lines, "nothing runs it")
     return _prepared(table.lines, table.values)
@@ -249,25 +249,25 @@ def _prepared(
     nothing = handed | empty(lines)
     return tuple(
         _repeated(line, roles, nothing)
-        if isinstance(line, Repeat)
-        else _Step(line, line.name, prepared(added(line, handed), roles))
+        if isinstance(line, Loop)
+        else _LineStep(line, line.name, prepared(added(line, handed), roles))
         for line in lines
     )
 
 
-def _repeated(line: Repeat, roles: Mapping[str, Value], nothing: frozenset[str]) -> _Turns:
+def _repeated(line: Loop, roles: Mapping[str, Value], nothing: frozenset[str]) -> _LoopProgram:
     parts = {pair: line.part(pair[0], roles[pair[1]].axes) for pair in (*line.each, *line.keep)}
     stacked = frozenset(outer for _, outer in line.keep if roles[outer].role != "kept")
     inside, starts = {**roles, **line.values}, begun(line, nothing)
     later = _prepared(line.lines, inside)
-    return _Turns(line, _prepared(line.lines, inside, starts) if starts else later, later, parts, stacked)
+    return _LoopProgram(line, _prepared(line.lines, inside, starts) if starts else later, later, parts, stacked)
 
 
 def _execute(
     steps: Program, values: MutableMapping[str, Array], sizes: Sizes, watch: Watch | None, exchange: Exchange | None
 ) -> None:
     for step in steps:
-        if isinstance(step, _Turns):
+        if isinstance(step, _LoopProgram):
             _turns(step, values, sizes, watch, exchange)
         else:
             values[step.name] = step.operation(values, sizes, exchange)
@@ -276,7 +276,11 @@ def _execute(
 
 
 def _turns(
-    turns: _Turns, values: MutableMapping[str, Array], sizes: Sizes, watch: Watch | None, exchange: Exchange | None
+    turns: _LoopProgram,
+    values: MutableMapping[str, Array],
+    sizes: Sizes,
+    watch: Watch | None,
+    exchange: Exchange | None,
 ) -> None:
     line, parts = turns.line, turns.parts
     try:
@@ -289,7 +293,7 @@ def _turns(
     stacks: dict[str, list[Array]] = {pair[1]: [None] * count * (parts[pair] or 1) for pair in line.keep}
     order = range(count)
     for place, turn in enumerate(reversed(order) if line.reverse else order):
-        inner = _Scope(values)
+        inner = _IterationScope(values)
         inner.update(carried)
         inner.update({pair[0]: _slice(values[pair[1]], turn, parts[pair]) for pair in line.each})
         own_sizes = {**sizes, **came_from(line.around, turn, sizes)} if line.around else sizes
@@ -314,7 +318,7 @@ def _slice(stack: Array | list[Array], turn: int, together: int = 0) -> Array:
     return stack[turn] if isinstance(stack, list) else stack[turn, ...]  # with the dots a number stays an array
 
 
-class _Scope(dict[str, Array]):
+class _IterationScope(dict[str, Array]):
     """The names of one turn, over those of the scope around it."""
 
     def __init__(self, outer: Mapping[str, Array]) -> None:

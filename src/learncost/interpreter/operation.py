@@ -16,11 +16,11 @@ from learncost.interpreter.functions import function_of, precision
 from learncost.interpreter.moves import Array, Sizes, beyond_of, index_of, move_of, reader, spread
 from learncost.ir.count import first_of, shape_of, size_of, whole
 from learncost.ir.errors import InputError
-from learncost.ir.line import RELATIONS, Condition, Line, Product, Sum, Word
+from learncost.ir.line import RELATIONS, Condition, Line, Op, Product, Sum
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
 from learncost.ir.zigzag import devices_name, position
-from learncost.ops import Entry, entry
+from learncost.ops import OpDef, entry
 
 Operation = Callable[[Mapping[str, Array], Sizes, Exchange | None], Array]
 """What computes the result of a line, from the values and the sizes. Collectives need an exchange."""
@@ -28,14 +28,14 @@ Operation = Callable[[Mapping[str, Array], Sizes, Exchange | None], Array]
 
 def prepared(line: Line, roles: Mapping[str, Value]) -> Operation:
     """What a line of the normal form does: all that its axes say is worked out once, however often it runs."""
-    if isinstance(line, Word) and line.word != "inside" and entry(line.word).kind == "collective":
+    if isinstance(line, Op) and line.word != "inside" and entry(line.word).kind == "collective":
         names = [term.name for term in line.right]
         return lambda values, sizes, exchange: collected(line, [values[name] for name in names], sizes, exchange)
     if isinstance(line, Product):
         return _product(line, roles)
     if isinstance(line, Sum):
         return _sum(line)
-    assert isinstance(line, Word)
+    assert isinstance(line, Op)
     return _word(line)
 
 
@@ -157,7 +157,7 @@ def _numbers(array: Array) -> Array:
     return array.astype(np.float32) if getattr(getattr(array, "dtype", None), "kind", "") == "b" else array
 
 
-def _word(line: Word) -> Operation:
+def _word(line: Op) -> Operation:
     want = line.left[0].loops
     if line.word == "inside":
         return lambda values, sizes, exchange: _inside(line.where, want, sizes)
@@ -192,7 +192,7 @@ def _eye(want: tuple[str, ...], sizes: Sizes) -> Array:
     return np.equal(spread(first, want[:half], want), spread(second, want[half:], want)).astype(float)
 
 
-def _joined(line: Word, want: tuple[str, ...], values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _joined(line: Op, want: tuple[str, ...], values: Mapping[str, Array], sizes: Sizes) -> Array:
     """Arrays one behind another, in the order of the left, each with its own positions."""
     arrays, place = [values[term.name] for term in line.right], want.index(line.axes[0])
     joined = np.concatenate(arrays, axis=place)
@@ -202,7 +202,7 @@ def _joined(line: Word, want: tuple[str, ...], values: Mapping[str, Array], size
     return joined
 
 
-def _along(line: Word, row: Entry, values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _along(line: Op, row: OpDef, values: Mapping[str, Array], sizes: Sizes) -> Array:
     """Sums up to each place along an axis, or the places that are chosen along one."""
     (term,), want = line.right, line.left[0].loops
     assert isinstance(term, Term)

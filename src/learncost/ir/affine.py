@@ -11,7 +11,7 @@ from learncost.ir.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AffineTerm:
     """A part of a place: a whole number, times sizes, times the position on an axis where there is one.
 
     Of the sizes only so many whole parts as `over` says, `#c/2`: 1 of 3.
@@ -44,7 +44,7 @@ class Affine:
     What is read beyond the ends of the axis is `outside`; what is written there is dropped.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[AffineTerm, ...]
     outside: float = 0.0
 
     # What a term has, so that an index may be either.
@@ -79,9 +79,9 @@ class Affine:
         return not unknown or (len(unknown) == 1 and unknown[0].over == 1 and unknown[0].factor != 0)
 
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Affine:
-        def part(old: Part) -> Part:
+        def part(old: AffineTerm) -> AffineTerm:
             sizes = tuple(base(axes.get(size, size)) for size in old.sizes)
-            return Part(old.factor, sizes, axes.get(old.axis, old.axis), old.over)
+            return AffineTerm(old.factor, sizes, axes.get(old.axis, old.axis), old.over)
 
         return replace(self, parts=tuple(map(part, self.parts))) if axes else self
 
@@ -112,7 +112,7 @@ class Affine:
             return None
         sign = on_axis[0].factor
         rest = (replace(part, factor=-sign * part.factor) for part in self.parts if part is not on_axis[0])
-        return Affine((Part(sign, (), place), *rest), self.outside)
+        return Affine((AffineTerm(sign, (), place), *rest), self.outside)
 
     def __str__(self) -> str:
         if self.fixed and len(self.parts) == 1 and not self.sizes:
@@ -126,10 +126,10 @@ class Affine:
         return not self.parts[-1].axis and not str(self).endswith("]")
 
 
-def total(parts: Sequence[Part]) -> tuple[Part, ...]:
+def total(parts: Sequence[AffineTerm]) -> tuple[AffineTerm, ...]:
     """Parts of the same axis and sizes as one, those that are nothing left out; 0 where nothing is left."""
     sums: dict[tuple[tuple[str, ...], str, int], int] = {}
     for part in parts:
         key = tuple(sorted(part.sizes)), part.axis, part.over
         sums[key] = sums.get(key, 0) + part.factor
-    return tuple(Part(factor, *key) for key, factor in sums.items() if factor) or (Part(0),)
+    return tuple(AffineTerm(factor, *key) for key, factor in sums.items() if factor) or (AffineTerm(0),)

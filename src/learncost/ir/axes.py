@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from learncost.ir.count import base
 from learncost.ir.errors import NotationError
-from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.term import Literal, Operand, Read, Term, terms_of
 
 
@@ -81,7 +81,7 @@ def check_shape(line: Line) -> None:
     """Refuse a layer's line whose axes do not fit together."""
     left = set(line.left[0].loops)
     right = {axis for term in line.right for axis in term.loops}
-    if (missing := sorted(left - right)) and line.right and not isinstance(line, Word):
+    if (missing := sorted(left - right)) and line.right and not isinstance(line, Op):
         parted = "; axes are parted by spaces, as in Y[B M d]" if len(missing[0]) > 1 else ""
         raise NotationError(f"axis {missing[0]} on the left is not on the right{parted}", str(line))
     if isinstance(line, Product):
@@ -96,7 +96,7 @@ def check_shape(line: Line) -> None:
         for term in line.right:
             if extra := sorted(set(term.loops) - left):
                 raise NotationError(f"axis {extra[0]} of {term} is not on the left", str(line))
-    elif isinstance(line, Word):
+    elif isinstance(line, Op):
         for axis in line.axes:
             if axis not in right:
                 raise NotationError(f"{line.word} acts on axis {axis}, which is not there", str(line))

@@ -161,18 +161,18 @@ def least(axis: str, others: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Count:
+class Polynomial:
     """A polynomial such as 2 B M d + 5 B M N h: a mapping from monomials to coefficients."""
 
     terms: Mapping[Monomial, Coefficient] = field(default_factory=dict)
 
     @staticmethod
-    def of(axes: Iterable[str], coefficient: Coefficient = 1) -> Count:
+    def of(axes: Iterable[str], coefficient: Coefficient = 1) -> Polynomial:
         """The number of points of the axes, times a coefficient. Axes written as digits are numbers."""
         return _of(tuple(axes), coefficient)
 
     @staticmethod
-    def parse(text: str) -> Count:
+    def parse(text: str) -> Polynomial:
         """The polynomial that a text writes as `str` does: `9 B M d e + 2 B^2 - 1`. Raises `InputError`."""
         from fractions import Fraction  # only where one is read
 
@@ -187,10 +187,10 @@ class Count:
                 number *= Fraction(int(whole), int(over or 1)) if whole else 1
                 names += [name] * int(power or 1) if name else []
             number = -number if sign == "-" else number
-            count += Count.of(names, int(number) if number.denominator == 1 else number)
+            count += Polynomial.of(names, int(number) if number.denominator == 1 else number)
         return count
 
-    def __add__(self, other: Count) -> Count:
+    def __add__(self, other: Polynomial) -> Polynomial:
         if not self.terms:
             return other
         terms = dict(self.terms)
@@ -200,22 +200,22 @@ class Count:
                 terms[monomial] = total
             else:
                 terms.pop(monomial, None)
-        return Count(terms)
+        return Polynomial(terms)
 
-    def __mul__(self, other: Count | int) -> Count:
+    def __mul__(self, other: Polynomial | int) -> Polynomial:
         if isinstance(other, int):
-            return Count({m: c * other for m, c in self.terms.items()}) if other else Count()
+            return Polynomial({m: c * other for m, c in self.terms.items()}) if other else Polynomial()
         if not self.terms or other.terms == _ONE:
             return self
         if len(other.terms) == 1:  # distinct monomials stay distinct
             ((m2, c2),) = other.terms.items()
-            return Count({tuple(sorted(m1 + m2)): c1 * c2 for m1, c1 in self.terms.items()})
-        total = Count()
+            return Polynomial({tuple(sorted(m1 + m2)): c1 * c2 for m1, c1 in self.terms.items()})
+        total = Polynomial()
         for m1, c1 in self.terms.items():
-            total += Count({tuple(sorted(m1 + m2)): c1 * c2 for m2, c2 in other.terms.items()})
+            total += Polynomial({tuple(sorted(m1 + m2)): c1 * c2 for m2, c2 in other.terms.items()})
         return total
 
-    def __sub__(self, other: Count) -> Count:
+    def __sub__(self, other: Polynomial) -> Polynomial:
         return self + other * -1
 
     def __bool__(self) -> bool:
@@ -248,10 +248,10 @@ class Count:
         """What makes every coefficient a whole number."""
         return lcm(*[coefficient.denominator for coefficient in self.terms.values()])
 
-    def with_sizes(self, sizes: Mapping[str, Any]) -> Count:
+    def with_sizes(self, sizes: Mapping[str, Any]) -> Polynomial:
         """As `at`, but always a Count: of no size at all where every size is given."""
         value = self.at(sizes) if sizes else self
-        return value if isinstance(value, Count) else Count.of((), value)
+        return value if isinstance(value, Polynomial) else Polynomial.of((), value)
 
     def _parts(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes among its own that are parts of known ones (`size_of`)."""
@@ -281,7 +281,7 @@ class Count:
             raise InputError(f"{self} is no whole number at these sizes: a book that halves has odd numbers to halve")
         return total // common
 
-    def _partly(self, sizes: Mapping[str, Any]) -> Count:
+    def _partly(self, sizes: Mapping[str, Any]) -> Polynomial:
         terms: dict[Monomial, Coefficient] = {}
         for monomial, coefficient in self.terms.items():
             number = coefficient
@@ -293,13 +293,13 @@ class Count:
                     number *= sizes[name]
             left_open = tuple(name for name in monomial if name not in sizes)
             terms[left_open] = terms.get(left_open, 0) + number
-        return Count({monomial: number for monomial, number in terms.items() if number})
+        return Polynomial({monomial: number for monomial, number in terms.items() if number})
 
-    def rename(self, names: Mapping[str, str]) -> Count:
+    def rename(self, names: Mapping[str, str]) -> Polynomial:
         """The same polynomial in other names."""
-        total = Count()
+        total = Polynomial()
         for monomial, coefficient in self.terms.items():
-            total += Count.of((names.get(name, name) for name in monomial), coefficient)
+            total += Polynomial.of((names.get(name, name) for name in monomial), coefficient)
         return total
 
     def __str__(self) -> str:
@@ -370,22 +370,22 @@ def _checked(name: str, value: Any) -> Any:
     return number
 
 
-ZERO = Count()
+ZERO = Polynomial()
 _ONE: Mapping[Monomial, int] = {(): 1}
 
 
 @lru_cache(maxsize=4096)
-def _of(axes: tuple[str, ...], coefficient: Coefficient) -> Count:
+def _of(axes: tuple[str, ...], coefficient: Coefficient) -> Polynomial:
     names = []
     for size in map(base, axes):
         if size.isdigit():
             coefficient *= int(size)
         else:
             names.append(size)
-    return Count({tuple(sorted(names)): coefficient}) if coefficient else ZERO
+    return Polynomial({tuple(sorted(names)): coefficient}) if coefficient else ZERO
 
 
-def total(counts: Iterable[Count]) -> Count:
+def total(counts: Iterable[Polynomial]) -> Polynomial:
     """The sum of many counts."""
     several = [count for count in counts if count.terms]
     if len(several) < 2:
@@ -394,4 +394,4 @@ def total(counts: Iterable[Count]) -> Count:
     for count in several:
         for monomial, coefficient in count.terms.items():
             terms[monomial] = terms.get(monomial, 0) + coefficient
-    return Count({m: c for m, c in terms.items() if c})
+    return Polynomial({m: c for m, c in terms.items() if c})

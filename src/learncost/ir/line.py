@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-from learncost.ir.count import Count, base
-from learncost.ir.sides import Sides, sides
+from learncost.ir.count import Polynomial, base
+from learncost.ir.sides import MatmulDims, sides
 from learncost.ir.term import Literal, Operand, Term
 
 
@@ -58,7 +58,7 @@ RELATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class FusedKernel:
     """Consecutive lines that run as one, turn by turn: what only they read never lies in memory as a whole.
 
     axes    what it takes turns over; every other axis of its lines lies inside of a turn
@@ -74,7 +74,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningStatistics:
     """The running statistics of a normalization, which a training step updates and nothing learns.
 
     mean, variance, count   their names; count, of the batches so far, is "" where nothing counts
@@ -95,7 +95,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Tag:
+class Meta:
     """Where a line comes from and what it is for; no reading needs it for its meaning."""
 
     layer: str = ""
@@ -109,7 +109,7 @@ class Tag:
     jacobian: str = ""  # and for the explicit Jacobian of the line
     binding: tuple[tuple[str, str], ...] = ()  # the sizes of the layer's own axes, and what a call made of them
     cached: int | None = None  # of a value that decoding keeps: the place of the keys' positions among its axes
-    kernel: Kernel | None = None  # which lines it runs with
+    kernel: FusedKernel | None = None  # which lines it runs with
     types: tuple[str, ...] = ()  # of a line that makes a weight: those of its codes, of its scales, of what it makes
     module: str = ""  # the path of the module whose line it is, with * for the number of a block; "." is the whole
     operator: str = ""  # what computes it there, such as linear
@@ -117,29 +117,30 @@ class Tag:
     again: str = (
         ""  # the checkpoints around it, the outermost first: 1!/2-, where ! runs all again, and - keeps its result
     )
-    running: Running | None = None  # of a normalization: the statistics that a training step keeps of it
+    running: RunningStatistics | None = None  # of a normalization: the statistics that a training step keeps of it
 
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
     """What is said of the cost of a line that is not derived: FLOPs as polynomials in sizes, and by whom.
 
-    forward, backward   of one turn, as `Count.parse` reads them; None: nobody knows
+    forward, backward   of one turn, as `Polynomial.parse` reads them; None: nobody knows
     """
 
     forward: str | None = None
     backward: str | None = None
     source: str = ""
 
-    def flops(self, part: str) -> Count | None:
+    def flops(self, part: str) -> Polynomial | None:
         """The FLOPs of a word's part; None where they are not known."""
         text = self.forward if part == "body" else self.backward
-        return None if text is None else Count.parse(text)
+        return None if text is None else Polynomial.parse(text)
 
     def renamed(self, axes: Mapping[str, str]) -> Opaque:
         names = {base(old): base(new) for old, new in axes.items()}
         forward, backward = (
-            None if text is None else str(Count.parse(text).rename(names)) for text in (self.forward, self.backward)
+            None if text is None else str(Polynomial.parse(text).rename(names))
+            for text in (self.forward, self.backward)
         )
         return Opaque(forward, backward, self.source)
 
@@ -156,7 +157,7 @@ class Line:
     left: tuple[Term, ...]
     right: tuple[Operand, ...]
     where: tuple[Condition, ...] = ()
-    tag: Tag = Tag()
+    tag: Meta = Meta()
 
     @property
     def name(self) -> str:
@@ -205,7 +206,7 @@ class Product(Line):
     """`Y[M f] = X[M d] W[d f]`: axes that are absent on the left are summed."""
 
     @cached_property
-    def sides(self) -> Sides:
+    def sides(self) -> MatmulDims:
         """What its axes do; of a product of one factor there are rows and lone axes alone. It has two at most."""
         first, second = (term.loops for term in (*self.right, _ONE)[: max(2, len(self.right))])
         return sides(first, second, self.left[0].loops)
@@ -226,7 +227,7 @@ class Sum(Line):
 
 
 @dataclass(frozen=True)
-class Word(Line):
+class Op(Line):
     """`P[B h M N] = softmax[N](S[B h M N])`: a word of the vocabulary, with the axes it acts on.
 
     `part` says which of the word's tables this line is: its body, its gradient, or its explicit Jacobian; `given` and
@@ -252,9 +253,9 @@ class Word(Line):
         operand_axes = {axis for term in self.right for axis in term.loops}
         return tuple(axis for axis in self.left[0].loops if self.right and axis not in operand_axes)
 
-    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Word:
+    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Op:
         line = super().renamed(names, axes)
-        assert isinstance(line, Word)
+        assert isinstance(line, Op)
         opaque = self.opaque.renamed(axes) if self.opaque and axes else self.opaque
         return line.with_changed(axes=tuple(axes.get(a, a) for a in self.axes), opaque=opaque)
 
@@ -267,6 +268,6 @@ class Word(Line):
 
 def alias(line: Line) -> bool:
     """Another name for the same array: a sum of one term with the sign +, or what was written into its room."""
-    if isinstance(line, Word):
+    if isinstance(line, Op):
         return line.word == "append"
     return isinstance(line, Sum) and len(line.right) == 1 and line.signs == (1,)

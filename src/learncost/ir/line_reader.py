@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from math import isinf
 
-from learncost.ir.affine import Affine, Part, total
+from learncost.ir.affine import Affine, AffineTerm, total
 from learncost.ir.count import LARGEST
 from learncost.ir.errors import in_two_lines
-from learncost.ir.line import Condition, Line, Product, Sum, Word
-from learncost.ir.parsed import OWN, Call
+from learncost.ir.line import Condition, Line, Op, Product, Sum
+from learncost.ir.parsed import OWN, LayerCall
 from learncost.ir.term import Literal, Operand, Read, Term
 
 _NAME = r"(?:(?:\d+\.)+(?![eE]\d))?[^\W\d][\w.]*"  # parts of a path may be numbers, as in 0.weight
@@ -182,7 +182,7 @@ class LineReader:
             self.expect(")")
         return Affine(total(parts))
 
-    def part(self, sign: int) -> Part:
+    def part(self, sign: int) -> AffineTerm:
         """A whole number, sizes and an axis, multiplied: `2 i`, `#k h`, `1`."""
         factor, sizes, axis = sign, [], ""
         number = self.kind() == "number"
@@ -199,7 +199,7 @@ class LineReader:
             axis = self.name()
         if not number and not sizes and not axis:
             raise RefusedError("a place on an axis is written as in y=2 i + u - 1, or as an index T[B M]")
-        return Part(factor, tuple(sizes), axis, over)
+        return AffineTerm(factor, tuple(sizes), axis, over)
 
     def whole_number(self) -> int:
         """A whole number from 1."""
@@ -208,7 +208,7 @@ class LineReader:
             raise RefusedError(f"a size is divided by a whole number from 1 to {LARGEST:,}, not by {value:g}")
         return int(value)
 
-    def right(self, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Line | Call:
+    def right(self, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Line | LayerCall:
         if self.kind() == "name":
             if self.value(1) == "(":
                 name = self.name()
@@ -248,7 +248,7 @@ class LineReader:
 
     def applied(
         self, name: str, axes: tuple[str, ...], left: tuple[Term, ...], where: tuple[Condition, ...]
-    ) -> Line | Call:
+    ) -> Line | LayerCall:
         """What follows a name and an open parenthesis: terms for a word, bare names for a call."""
         self.expect("(")
         bare = self.kind() == "name" and self.value(1) in (",", ")", ";")
@@ -261,9 +261,9 @@ class LineReader:
             operands.append(self.operand())
             if not self.take(",") and self.peek != ")":
                 raise RefusedError(f"{name} takes operands with commas between them")
-        return Word(left, tuple(operands), where, word=name, axes=axes)
+        return Op(left, tuple(operands), where, word=name, axes=axes)
 
-    def call(self, layer: str, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Call:
+    def call(self, layer: str, left: tuple[Term, ...], where: tuple[Condition, ...]) -> LayerCall:
         arguments: list[str] = []
         weights: list[str] = []
         axes: list[tuple[str, str]] = []
@@ -279,7 +279,7 @@ class LineReader:
                     weights.append(name)
                 self.take(",")
         self.expect(")")
-        return Call(left, layer, tuple(arguments), tuple(weights), tuple(axes), where, self.text)
+        return LayerCall(left, layer, tuple(arguments), tuple(weights), tuple(axes), where, self.text)
 
 
 def twice(term: Term) -> tuple[str, str]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError, NotationError, advice, header_advice
-from learncost.ir.line import Condition, Line, Opaque, Running, Tag, Word
+from learncost.ir.line import Condition, Line, Meta, Op, Opaque, RunningStatistics
 from learncost.ir.line_reader import LineReader, RefusedError, check_whole, is_name
-from learncost.ir.parsed import Block, Call, Header, Parsed
+from learncost.ir.parsed import Header, LayerCall, Parsed, ParsedLoop
 from learncost.ir.repeat import Carry
 from learncost.ir.term import Term
 
@@ -103,7 +103,7 @@ def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
             raise NotationError("a repeat needs an indented body", text)
         handed = tuple(Carry(name, name, name, name) for name in split_names(carry))
         shares = split_names(shared)
-        result.append(Block(count, handed, *pairs, shares, parse_lines(body), text, bool(backwards)))
+        result.append(ParsedLoop(count, handed, *pairs, shares, parse_lines(body), text, bool(backwards)))
     return tuple(result)
 
 
@@ -112,7 +112,7 @@ def _indent(line: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def parse_line(text: str) -> Line | Call:
+def parse_line(text: str) -> Line | LayerCall:
     """One line: a product, a sum, a word, or a call. Families share most of theirs, and models are composed often."""
     body, equation = _ending(text, _EQUATION)
     body, module, operator, again = _ending(body, _ORIGIN)
@@ -126,13 +126,13 @@ def parse_line(text: str) -> Line | Call:
     body, *conditions = _WHERE.split(body)
     where = tuple(_condition(c, text) for c in conditions)
     left, line = _read(body, where, text)
-    if isinstance(line, Word):
+    if isinstance(line, Op):
         line = replace(line, opaque=opaque)
-    tag = Tag(equation=equation, module=module, operator=operator, again=again)
-    if isinstance(line, Call) and (operator or again):
+    tag = Meta(equation=equation, module=module, operator=operator, again=again)
+    if isinstance(line, LayerCall) and (operator or again):
         raise NotationError(f"the lines of {line.layer} say themselves what computes them: write @ {module}", text)
     if isinstance(line, Line):
-        if len(left) > 1 and not isinstance(line, Word):
+        if len(left) > 1 and not isinstance(line, Op):
             raise NotationError("several names on the left stand only before a word or a call", text)
         if not all(isinstance(term, Term) for term in left):
             raise NotationError("a name must stand on the left", text)
@@ -142,18 +142,18 @@ def parse_line(text: str) -> Line | Call:
     return replace(line, module=module)
 
 
-def _running(match: re.Match[str], line: Line, text: str) -> Running:
+def _running(match: re.Match[str], line: Line, text: str) -> RunningStatistics:
     """The statistics that a normalization keeps: their axes are among those of its result."""
     mean, axes, variance, count, momentum = match.groups()
     rule = "`running` stands behind a normalize, as in `running m[c] v[c] n[] momentum 0.1`"
     result = line.left[0].axes
-    if not isinstance(line, Word) or line.word != "normalize" or not set(axes.split()) <= set(result) - set(line.axes):
+    if not isinstance(line, Op) or line.word != "normalize" or not set(axes.split()) <= set(result) - set(line.axes):
         raise NotationError(f"{rule}, with axes that it does not act on", text)
     try:
         share = None if momentum == "none" else float(momentum)
     except ValueError:
         raise NotationError(f"{rule}; its momentum is a number or none, not {momentum!r}", text) from None
-    return Running(mean, variance, count or "", tuple(result.index(axis) for axis in axes.split()), share)
+    return RunningStatistics(mean, variance, count or "", tuple(result.index(axis) for axis in axes.split()), share)
 
 
 def _ending(text: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
@@ -168,13 +168,13 @@ def _opaque_cost(match: re.Match[str], text: str) -> Opaque:
     """What a line that is not derived says of its cost."""
     _, forward, backward, source = match.groups()
     try:
-        forward, backward = (None if part is None else str(Count.parse(part)) for part in (forward, backward))
+        forward, backward = (None if part is None else str(Polynomial.parse(part)) for part in (forward, backward))
     except InputError as error:
         raise NotationError(str(error), text) from None
     return Opaque(forward, backward, source or "")
 
 
-def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term], Line | Call]:
+def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term], Line | LayerCall]:
     """The left and the whole of a line; what is refused is refused with what to write instead."""
     try:
         reader = LineReader(body, text)

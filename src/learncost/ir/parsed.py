@@ -24,7 +24,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """`A[B M d] = attention(H, H, H; attn, N = M') where M' <= M`: replaced by the layer's lines when it is defined."""
 
     left: tuple[Term, ...]
@@ -43,7 +43,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Block:
+class ParsedLoop:
     """A repeat before its names are bound. `each` and `keep` are pairs of a new name and what it is made of.
 
     own   weights of which every turn has its own; None: all but those `shared` and those read around it
@@ -60,14 +60,14 @@ class Block:
     own: tuple[str, ...] | None = None
 
 
-Parsed = Line | Call | Block
+Parsed = Line | LayerCall | ParsedLoop
 
 
 def names_of(line: Parsed) -> Iterator[str]:
     """The names that a line reads, weights included."""
     if isinstance(line, Line):
         yield from line.reads
-    elif isinstance(line, Call):
+    elif isinstance(line, LayerCall):
         yield from (*line.arguments, *line.weights)
     else:
         yield from (*(handed.initial for handed in line.carry), *(old for _, old in line.each), *line.shared)
@@ -77,15 +77,15 @@ def names_of(line: Parsed) -> Iterator[str]:
 
 def makes(line: Parsed) -> tuple[str, ...]:
     """The names that a line makes."""
-    if isinstance(line, Block):
+    if isinstance(line, ParsedLoop):
         return (*(handed.final for handed in line.carry), *(new for new, _ in line.keep))
     return tuple(term.name for term in line.left)
 
 
-def calls_of(lines: Iterable[Parsed]) -> Iterator[Call]:
+def calls_of(lines: Iterable[Parsed]) -> Iterator[LayerCall]:
     """The calls among lines, in their order."""
     for line in lines:
-        if isinstance(line, Call):
+        if isinstance(line, LayerCall):
             yield line
-        elif isinstance(line, Block):
+        elif isinstance(line, ParsedLoop):
             yield from calls_of(line.lines)

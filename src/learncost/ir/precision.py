@@ -30,7 +30,7 @@ def check_stored(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockScales:
     """Numbers as codes of few bits, and a scale for every block of them: a number is its code's level by the scale.
 
     bits    of a code
@@ -69,53 +69,53 @@ _NF4 = (
 )  # fmt: skip
 """Dettmers et al. 2023, QLoRA, appendix E: the quantiles of a normal distribution."""
 
-BLOCKS: Mapping[str, Blocks] = {
+BLOCKS: Mapping[str, BlockScales] = {
     precision.name: precision
     for precision in (
-        Blocks(
+        BlockScales(
             "int8-256", 8, 256, "fp32",
             "bitsandbytes, optim/optimizer.py: blocks of 256; states of fewer than 4,096 numbers are fp32", least=4096,
         ),
-        Blocks(
+        BlockScales(
             "int8-2048", 8, 2048, "fp32",
             "Dettmers et al. 2022, 8-bit optimizers via block-wise quantization, section 2", least=4096,
         ),
-        Blocks(
+        BlockScales(
             "int8-rows", 8, 0, "fp32",
             "Dettmers et al. 2022, LLM.int8(), section 2.1: a scale for each result's weights, the largest over 127",
             tuple(code / 127 for code in range(-127, 128)),
         ),
-        Blocks(
+        BlockScales(
             "int8-sums", 8, 0, "fp32",
             "Jacob et al. 2018, Quantization and training for integer-arithmetic-only inference, section 2.2, without "
             "zero points; a scale for each result as Krishnamoorthi 2018, Quantizing deep convolutional networks, "
             "section 3.1.1",
             tuple(code / 127 for code in range(-127, 128)), behind=True,
         ),
-        Blocks(
+        BlockScales(
             "int8-learned", 8, 0, "fp32",
             "Lin et al. 2022, On-device training under 256KB memory, section 2.1: a fixed scale for each result; here "
             "the largest of its weights begins at half of what a code can say",
             tuple(code / 64 for code in range(-127, 128)), behind=True, learns=True,
         ),
-        Blocks(
+        BlockScales(
             "int8-powers", 8, 0, "int32",
             "Wang et al. 2020, NITI, section 3: a power of two as the scale of an array; here it is fixed, and the "
             "largest of a weight begins between a quarter and half of what a code can say",
             tuple(code / 64 for code in range(-127, 128)), behind=True, learns=True, powers=True,
         ),
-        Blocks("nf4-64", 4, 64, "fp32", "Dettmers et al. 2023, QLoRA, section 3: NF4 in blocks of 64", _NF4),
-        Blocks(
+        BlockScales("nf4-64", 4, 64, "fp32", "Dettmers et al. 2023, QLoRA, section 3: NF4 in blocks of 64", _NF4),
+        BlockScales(
             "nf4-64-double", 4, 64, "uint8-256",
             "Dettmers et al. 2023, QLoRA, section 3: NF4 in blocks of 64, whose scales are of 8 bits in blocks of 256",
             _NF4,
         ),
-        Blocks(
+        BlockScales(
             "uint8-256", 8, 256, "fp32",
             "Dettmers et al. 2023, QLoRA, section 3, with codes from 0 up in place of taking the mean off",
             tuple(code / 255 for code in range(256)),
         ),
-        Blocks(
+        BlockScales(
             "int4-128", 4, 128, "fp16",
             "Lin et al. 2024, AWQ, section 5: groups of 128, here without zero points",
             tuple(code / 7 for code in range(-7, 8)),
@@ -204,7 +204,7 @@ class Precision:
         return self.values == "int32"
 
     @property
-    def quantized(self) -> Blocks | None:
+    def quantized(self) -> BlockScales | None:
         """What matrices are stored in that have scales: those that are frozen, or those that learn."""
         return BLOCKS.get(self.frozen or self.learned)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Word
+from learncost.ir.line import Line, Op
 from learncost.ir.value import Value, axes_of
 
 
@@ -23,7 +23,7 @@ class Carry:
 
 
 @dataclass(frozen=True)
-class Repeat:
+class Loop:
     """`repeat n_layer carry X:`: the lines, count times. Its body is a scope of its own that sees the outer names.
 
     `each` pairs a name inside with the stack outside that it is a slice of, turn by turn; `keep` pairs a name inside
@@ -65,7 +65,7 @@ class Repeat:
         names += [name for line in self.lines for name in line.reads if name not in inside]
         return tuple(dict.fromkeys(names))
 
-    def renamed(self, names: Mapping[str, str]) -> Repeat:
+    def renamed(self, names: Mapping[str, str]) -> Loop:
         """The same under other names of the scope around it; its own stay."""
         inside = self.inside
         free = {name: new for name, new in names.items() if name not in inside}
@@ -81,7 +81,7 @@ class Repeat:
             keep=tuple((inside, new(stack)) for inside, stack in self.keep),
         )
 
-    def with_own(self, names: Mapping[str, str]) -> Repeat:
+    def with_own(self, names: Mapping[str, str]) -> Loop:
         """The same with other names of its own; those around it stay."""
 
         def new(name: str) -> str:
@@ -120,22 +120,22 @@ class Repeat:
         return f"{head}:\n{body}"
 
 
-Statement: TypeAlias = Line | Repeat
+Statement: TypeAlias = Line | Loop
 
 
 def walk(lines: Iterable[Statement], turns: tuple[str, ...] = ()) -> Iterator[tuple[Line, tuple[str, ...]]]:
     """Every line with the counts of the repeats around it."""
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             yield from walk(line.lines, (*turns, line.count))
         else:
             yield line, turns
 
 
-def repeats(lines: Iterable[Statement]) -> Iterator[Repeat]:
+def repeats(lines: Iterable[Statement]) -> Iterator[Loop]:
     """Every repeat, those within others behind these."""
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             yield line
             yield from repeats(line.lines)
 
@@ -151,16 +151,16 @@ def each_line(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line
     """The lines with every one replaced by what `change` makes of it; repeats keep their frame."""
     result: list[Statement] = []
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             result.append(replace(line, lines=each_line(line.lines, change)))
         else:
             result.extend(change(line))
     return tuple(result)
 
 
-def not_derived(lines: Iterable[Statement]) -> tuple[Word, ...]:
+def not_derived(lines: Iterable[Statement]) -> tuple[Op, ...]:
     """The lines that have a cost and no meaning: they cannot be run."""
-    return tuple(line for line, _ in walk(lines) if isinstance(line, Word) and line.opaque is not None)
+    return tuple(line for line, _ in walk(lines) if isinstance(line, Op) and line.opaque is not None)
 
 
 def check_derived(lines: Iterable[Statement], doing: str) -> None:

@@ -9,7 +9,7 @@ from learncost.ir.count import base
 from learncost.ir.errors import NotationError
 from learncost.ir.parse import split_names
 from learncost.ir.parsed import Header
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term, terms_of
 from learncost.ir.value import GIVEN, INDICES, Value
@@ -80,7 +80,7 @@ def places_read(table: Table) -> dict[str, list[str]]:
 
     def visit(axes: Mapping[str, tuple[str, ...]], lines: Iterable[Statement]) -> None:
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 visit({**axes, **line.axes}, line.lines)
                 axis_of.update({stack: axis_of[turn] for turn, stack in line.each if turn in axis_of})
                 continue

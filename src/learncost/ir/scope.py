@@ -10,10 +10,10 @@ from learncost.ir.affine import Affine
 from learncost.ir.axes import check_shape, settle, terms_in
 from learncost.ir.count import base, names_of_sizes
 from learncost.ir.errors import NotationError, advice
-from learncost.ir.line import Line, Word
+from learncost.ir.line import Line, Op
 from learncost.ir.line_reader import twice
-from learncost.ir.parsed import OWN, Block, Call, Header, Parsed
-from learncost.ir.repeat import Carry, Repeat, Statement, walk, windows
+from learncost.ir.parsed import OWN, Header, LayerCall, Parsed, ParsedLoop
+from learncost.ir.repeat import Carry, Loop, Statement, walk, windows
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
@@ -40,7 +40,7 @@ class Expanded:
     made: frozenset[str] = frozenset()
 
 
-Expand = Callable[[Call, Axes], Expanded]
+Expand = Callable[[LayerCall, Axes], Expanded]
 
 
 def bind(
@@ -56,7 +56,7 @@ def bind(
     `roles` are what is said of inputs: such as constants, which have no gradient.
     """
     parsed = tuple(parsed)
-    scope = _Scope(header, check, expand, _read_outside(parsed))
+    scope = _TableScope(header, check, expand, _read_outside(parsed))
     scope.roles |= roles
     lines = scope.statements(parsed)
     for name in header.outputs:
@@ -93,7 +93,7 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
     for line, _ in every:
         sizes_read = (size for term in _operands(line) if not isinstance(term, Term) for size in term.sizes)
         sizes = {name for size in sizes_read for name in names_of_sizes(size) if not name.isdigit()}
-        if isinstance(line, Word) and line.opaque:
+        if isinstance(line, Op) and line.opaque:
             flops = (line.opaque.flops(part) for part in ("body", "gradient"))
             sizes |= {size for count in flops if count for size in count.sizes}
         if unknown := sorted(sizes - {*axes, *counts}):
@@ -118,11 +118,11 @@ def _operands(line: Line) -> Iterator[Operand | Affine]:
 def _read_outside(parsed: Iterable[Parsed]) -> frozenset[str]:
     names: set[str] = set()
     for line in parsed:
-        names.update(line.reads if isinstance(line, Line) else line.weights if isinstance(line, Call) else ())
+        names.update(line.reads if isinstance(line, Line) else line.weights if isinstance(line, LayerCall) else ())
     return frozenset(names)
 
 
-class _Scope:
+class _TableScope:
     """The names of a table while its lines are read in order; a repeat opens an inner one."""
 
     def __init__(self, header: Header, check: Check | None, expand: Expand | None, outside: frozenset[str]) -> None:
@@ -156,7 +156,7 @@ class _Scope:
     def statements(self, parsed: Iterable[Parsed]) -> tuple[Statement, ...]:
         result: list[Statement] = []
         for line in parsed:
-            if isinstance(line, Block):
+            if isinstance(line, ParsedLoop):
                 result.append(self.repeat(line))
             elif isinstance(line, Line):
                 result.append(self.line(line))
@@ -169,7 +169,7 @@ class _Scope:
         near = next((candidate for candidate in self.current if candidate.lower() == name.lower()), None)
         return f"; there is {near}" if near else "; an input or a weight stands in the header, name(inputs; weights)"
 
-    def call(self, call: Call) -> tuple[Parsed, ...]:
+    def call(self, call: LayerCall) -> tuple[Parsed, ...]:
         if self.expand is None:
             raise NotationError(f"no layer is called {call.layer!r} here", call.text)
         for name in call.arguments:
@@ -271,7 +271,7 @@ class _Scope:
             if isinstance(axis, Read) and isinstance(axis.at, Term):
                 self.meet(axis.at, line, index=True)
 
-    def repeat(self, block: Block) -> Repeat:
+    def repeat(self, block: ParsedLoop) -> Loop:
         for handed in block.carry:
             if handed.initial not in self.current:
                 raise NotationError(f"{handed.initial} is carried but not defined before", block.text)
@@ -313,9 +313,9 @@ class _Scope:
             self.axes[self.current[new]] = (block.count, *inner_axes[inside])
             keep.append((inside, self.current[new]))
         pairs = (*((n, n) for n in each), *slices)
-        return Repeat(block.count, lines, values, tuple(carry), pairs, tuple(keep), block.backwards)
+        return Loop(block.count, lines, values, tuple(carry), pairs, tuple(keep), block.backwards)
 
-    def is_own(self, name: str, block: Block, shared: frozenset[str]) -> bool:
+    def is_own(self, name: str, block: ParsedLoop, shared: frozenset[str]) -> bool:
         """Whether every turn has a weight, or a mask, of its own."""
         return not {name, self.called.get(name)} & shared if block.own is None else name in block.own
 
@@ -329,7 +329,7 @@ class _Scope:
             self.axes[start] = self.axes[initial]
         return start
 
-    def handed(self, handed: Carry, start: str, outer: Mapping[str, str], block: Block) -> Carry:
+    def handed(self, handed: Carry, start: str, outer: Mapping[str, str], block: ParsedLoop) -> Carry:
         """What goes from turn to turn; it must be read and assigned inside, with the axes that it came in with."""
         name, end = handed.initial, self.current.get(handed.end, start)
         if end == start:
@@ -341,7 +341,7 @@ class _Scope:
             raise NotationError(f"{name} enters a turn as {first} and leaves it as {last}", block.text)
         return Carry(start, end, outer[name], handed.final)
 
-    def slices(self, block: Block) -> tuple[tuple[str, str], ...]:
+    def slices(self, block: ParsedLoop) -> tuple[tuple[str, str], ...]:
         """`each x=X`: x is a new name inside, a turn's slice of the stack X."""
         pairs = []
         for new, old in block.each:
@@ -359,7 +359,7 @@ class _Scope:
             pairs.append((self.current[new], stack))
         return tuple(pairs)
 
-    def stacks(self, slices: Iterable[tuple[str, str]], inner: Axes, block: Block) -> None:
+    def stacks(self, slices: Iterable[tuple[str, str]], inner: Axes, block: ParsedLoop) -> None:
         """What the lines inside say of the stacks: axes of those met first there, and whether they are indices."""
         for new, stack in slices:
             if new not in inner:
@@ -374,7 +374,7 @@ class _Scope:
             if stack in self.indices and stack in self.values:
                 raise NotationError(f"{stack} is read both as a value and as an index", block.text)
 
-    def kept(self, name: str, outer: Mapping[str, str], block: Block) -> str:
+    def kept(self, name: str, outer: Mapping[str, str], block: ParsedLoop) -> str:
         """`keep Y=y`: the name inside of what the stack Y collects."""
         if name not in self.current or self.current[name] == outer.get(name):
             raise NotationError(f"{name} is kept but not defined inside", block.text)

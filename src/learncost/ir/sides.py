@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
+class MatmulDims:
     """The axes of a product of two factors by what they do; those of the result in the result's order.
 
     rows     the first factor has them, and the result
@@ -34,9 +34,9 @@ class Sides:
         return bool(self.summed or self.lone)
 
 
-def sides(left: Sequence[str], right: Sequence[str], result: Collection[str]) -> Sides:
+def sides(left: Sequence[str], right: Sequence[str], result: Collection[str]) -> MatmulDims:
     """The sides of a product, by the axes of its factors and of its result."""
-    return Sides(
+    return MatmulDims(
         rows=tuple(axis for axis in result if axis in left and axis not in right),
         columns=tuple(axis for axis in result if axis in right and axis not in left),
         summed=tuple(axis for axis in left if axis in right and axis not in result),

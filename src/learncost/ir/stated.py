@@ -12,13 +12,13 @@ from types import MappingProxyType
 
 from learncost.ir.affine import Affine
 from learncost.ir.count import LARGEST as LARGEST
-from learncost.ir.count import Count, base, names_of_sizes
+from learncost.ir.count import Polynomial, base, names_of_sizes
 from learncost.ir.errors import InputError, NotationError
 from learncost.ir.parse import split_names
 from learncost.ir.repeat import walk, windows
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read
-from learncost.ir.value import Same
+from learncost.ir.value import IdentityKey
 
 _STATEMENT = re.compile(r"^\s*(sizes|limits|frozen|unread|unused|follows|undecided|stored)\s*:(.*)$")
 _FOLLOWS = re.compile(r"([^\W\d]\w*)=([\w+*/()-]+)")
@@ -47,7 +47,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Saved:
+class StateDictEntry:
     """Where the state_dict of a module has a weight, a buffer or a running statistic.
 
     paths  of each turn, where a repeat has a stack of them, the names of one that has several together
@@ -58,11 +58,11 @@ class Saved:
     shape: tuple[int, ...] | None = None
 
     @staticmethod
-    def usual(name: str, turns: int | None) -> Saved:
+    def usual(name: str, turns: int | None) -> StateDictEntry:
         """Return that of a name that is a path itself; of a stack `each` stands for the number of the turn."""
         parts = name.split(".")
         numbered = (".".join(str(turn) if part == "each" else part for part in parts) for turn in range(turns or 0))
-        return Saved(((name,),) if turns is None else tuple((path,) for path in numbered))
+        return StateDictEntry(((name,),) if turns is None else tuple((path,) for path in numbered))
 
     def text(self, name: str) -> str:
         """`stored: W path path [4,1,3]`."""
@@ -98,10 +98,10 @@ class Stated:
     limits: dict[str, Limit] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)
     unread: int | None = None
-    unused: Count | None = None
+    unused: Polynomial | None = None
     follows: dict[str, str] = field(default_factory=dict)
     undecided: list[str] = field(default_factory=list)
-    stored: dict[str, Saved] = field(default_factory=dict)
+    stored: dict[str, StateDictEntry] = field(default_factory=dict)
 
     def take(self, line: str) -> bool:
         """Whether the line states such a thing, which is kept. Raises `NotationError`."""
@@ -167,7 +167,7 @@ class Stated:
                 line,
             )
         sizes = None if shape is None else tuple(map(int, re.findall(r"\d+", shape)))
-        self.stored[name] = Saved(tuple(tuple(word.split("=")) for word in words), sizes)
+        self.stored[name] = StateDictEntry(tuple(tuple(word.split("=")) for word in words), sizes)
 
     def _unread(self, text: str, line: str) -> None:
         if not text.strip().isdecimal():
@@ -180,7 +180,7 @@ class Stated:
         if self.unused is not None:
             raise NotationError("`unused:` stands twice", line)
         try:
-            self.unused = Count.parse(text)
+            self.unused = Polynomial.parse(text)
         except InputError as error:
             raise NotationError(f"what nothing reads are FLOPs, as in `unused: 2 B M d`; {error}", line) from None
 
@@ -210,11 +210,11 @@ def size_names(table: Table) -> Mapping[str, None]:
 
     They are those of axes, counts of repeats, windows, and sizes that only numbers and places read.
     """
-    return _size_names(Same(table))
+    return _size_names(IdentityKey(table))
 
 
 @lru_cache(maxsize=64)
-def _size_names(same: Same[Table]) -> Mapping[str, None]:
+def _size_names(same: IdentityKey[Table]) -> Mapping[str, None]:
     table, names = same.content, dict[str, None]()
     for name in (*table.inputs, *table.weights):
         names |= dict.fromkeys(map(base, table.axes.get(name, ())))

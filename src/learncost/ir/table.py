@@ -9,7 +9,7 @@ from functools import cached_property
 from learncost.ir.count import base
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Sum
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.value import FIXED, INDICES, Value, axes_of
 
 
@@ -33,9 +33,9 @@ class Table(Displayed):
     sizes: Mapping[str, int] = field(default_factory=dict)  # those that it states
 
     @cached_property
-    def repeats(self) -> tuple[Repeat, ...]:
+    def repeats(self) -> tuple[Loop, ...]:
         """The repeats among its lines, but those within others."""
-        return tuple(line for line in self.lines if isinstance(line, Repeat))
+        return tuple(line for line in self.lines if isinstance(line, Loop))
 
     @cached_property
     def axes(self) -> Mapping[str, tuple[str, ...]]:
@@ -99,7 +99,7 @@ def _inside(lines: Iterable[Statement]) -> dict[str, Value]:
     """The values of the repeats, outer ones before inner ones."""
     values: dict[str, Value] = {}
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             values = {**values, **_inside(line.lines), **line.values}
     return values
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
 
-from learncost.ir.line import Line, Sum, Word
-from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.line import Line, Op, Sum
+from learncost.ir.repeat import Carry, Loop, Statement
 from learncost.ir.term import Term
 
 
 def empty(lines: Iterable[Statement]) -> frozenset[str]:
     """The names that hold zeros alone, in the scope of these lines."""
-    return frozenset(line.name for line in lines if isinstance(line, Word) and line.word == "zeros")
+    return frozenset(line.name for line in lines if isinstance(line, Op) and line.word == "zeros")
 
 
-def begun(repeat: Repeat, nothing: Set[str]) -> frozenset[str]:
+def begun(repeat: Loop, nothing: Set[str]) -> frozenset[str]:
     """What a turn is handed of totals that begin as one of the names of nothing around it."""
     return frozenset(c.start for c in repeat.carry if c.initial in nothing and _is_total(repeat, c))
 
@@ -37,7 +37,7 @@ def _beginnings(
 ) -> Iterator[tuple[Line, tuple[str, ...]]]:
     since = around | dict.fromkeys(empty(lines), turns)
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             starts = begun(line, since.keys())
             inside = {c.start: since[c.initial] for c in line.carry if c.start in starts}
             yield from _beginnings(line.lines, inside, (*turns, line.count))
@@ -45,13 +45,13 @@ def _beginnings(
             yield line, around[names.pop()]
 
 
-def _is_total(repeat: Repeat, carry: Carry) -> bool:
+def _is_total(repeat: Loop, carry: Carry) -> bool:
     """Whether turns only add to what they are handed: one line reads it, a sum with what the turn makes."""
     readers = [line for line in repeat.lines if carry.start in line.reads]
     if len(readers) != 1:
         return False
     (line,) = readers
-    if isinstance(line, Repeat):
+    if isinstance(line, Loop):
         inner = [c for c in line.carry if c.initial == carry.start]
         read = {*line.shared, *(stack for _, stack in line.each)}
         return len(inner) == 1 and carry.start not in read and _is_total(line, inner[0])

@@ -121,7 +121,7 @@ _Of = TypeVar("_Of")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Same(Generic[_Of]):
+class IdentityKey(Generic[_Of]):
     """An object, such as a table, as a key: equal to itself alone. It lives as long as the key does."""
 
     content: _Of
@@ -130,4 +130,4 @@ class Same(Generic[_Of]):
         return id(self.content)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.content is other.content
+        return isinstance(other, IdentityKey) and self.content is other.content

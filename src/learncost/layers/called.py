@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from learncost.ir.count import base
 from learncost.ir.errors import NotationError
-from learncost.ir.line import Condition, Line, Tag
-from learncost.ir.parsed import Block, Call, Parsed
-from learncost.ir.repeat import Carry, Repeat, Statement, walk, windows
+from learncost.ir.line import Condition, Line, Meta
+from learncost.ir.parsed import LayerCall, Parsed, ParsedLoop
+from learncost.ir.repeat import Carry, Loop, Statement, walk, windows
 from learncost.ir.scope import Axes, Expanded
 from learncost.ir.table import Table
 from learncost.ir.value import DRAWN, FIXED
 from learncost.layers.spelling import primed
 
 
-def expanded(table: Table, call: Call, axes_of_names: Axes) -> Expanded:
+def expanded(table: Table, call: LayerCall, axes_of_names: Axes) -> Expanded:
     """The lines of the called layer under the caller's names and axes, and what they read beside the arguments.
 
     What is a constant to the called layer, a share or an end, is one to the caller, where it is an input.
@@ -28,7 +28,7 @@ def expanded(table: Table, call: Call, axes_of_names: Axes) -> Expanded:
     if len(call.left) != len(table.outputs):
         raise NotationError(f"{table.title} gives {len(table.outputs)} outputs, not {len(call.left)}", call.text)
     weights, prefix = _weight_names(call, table.weights)
-    moved = _Moved(call, prefix, table.title)
+    moved = _InlinedCall(call, prefix, table.title)
     masks = {name: moved.inner_name(name) for name in drawn}
     arguments = dict(zip(inputs, call.arguments, strict=True))
     names = arguments | weights | masks
@@ -53,7 +53,7 @@ def within(path: str, inner: str) -> str:
     return path if inner in ("", ".") else inner if path in ("", ".") else f"{path}.{inner}"
 
 
-def own_equations(equations: Mapping[str, str], table: Table, call: Call) -> dict[str, str]:
+def own_equations(equations: Mapping[str, str], table: Table, call: LayerCall) -> dict[str, str]:
     """The numbers of printed equations that derived lines of a layer equal, where its lines become the caller's own."""
     names = dict(zip(table.inputs, call.arguments, strict=False))  # masks come behind the inputs
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
@@ -61,10 +61,10 @@ def own_equations(equations: Mapping[str, str], table: Table, call: Call) -> dic
 
 
 @dataclass
-class _Moved:
+class _InlinedCall:
     """The lines of a called layer as they go to the caller; `restricted` are the call's conditions that lines took."""
 
-    call: Call
+    call: LayerCall
     prefix: str
     title: str
     axes: Mapping[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class _Moved:
         result: list[Parsed] = []
         for line in lines:
             names |= {name: self.inner_name(name) for name in line.makes if name not in names}
-            result.append(self.block(line, names) if isinstance(line, Repeat) else self.line(line, names))
+            result.append(self.block(line, names) if isinstance(line, Loop) else self.line(line, names))
         return tuple(result)
 
     def inner_name(self, name: str) -> str:
@@ -88,17 +88,17 @@ class _Moved:
         self.restricted.update(where)
         module = within(self.call.module, line.tag.module)
         if self.call.is_own and line.tag.layer == self.title:  # as if it stood in the caller
-            tag = Tag(equation=line.tag.equation, operator=line.tag.operator, module=module, again=line.tag.again)
+            tag = Meta(equation=line.tag.equation, operator=line.tag.operator, module=module, again=line.tag.again)
         else:
             tag = replace(line.tag, binding=binding, module=module)
         return moved.with_changed(where=(*moved.where, *where), tag=tag)
 
-    def block(self, repeat: Repeat, names: Mapping[str, str]) -> Block:
+    def block(self, repeat: Loop, names: Mapping[str, str]) -> ParsedLoop:
         """A repeat, whose own names are told apart from those of what the call is given."""
         sliced = tuple(names[outer] for inside, outer in repeat.each if inside == outer)
         slices = [(inside, outer) for inside, outer in repeat.each if inside != outer]
         inner = {**names} | {name: self.inner_name(name) for name in repeat.inside if (name, name) not in repeat.each}
-        return Block(
+        return ParsedLoop(
             base(self.axes.get(repeat.count, repeat.count)),
             tuple(Carry(inner[c.start], inner[c.end], names[c.initial], names[c.final]) for c in repeat.carry),
             tuple((inner[inside], names[outer]) for inside, outer in slices),
@@ -111,7 +111,7 @@ class _Moved:
         )
 
 
-def _weight_names(call: Call, weights: tuple[str, ...]) -> tuple[dict[str, str], str]:
+def _weight_names(call: LayerCall, weights: tuple[str, ...]) -> tuple[dict[str, str], str]:
     """One name for one weight is its name; one name for several is their prefix; else as many names as weights.
 
     Drawn masks are always named by the prefix: the call's left where it has no other; with `*` there is none.
@@ -126,7 +126,7 @@ def _weight_names(call: Call, weights: tuple[str, ...]) -> tuple[dict[str, str],
     raise NotationError(f"{call.layer} has {len(weights)} weights: give one prefix or as many names", call.text)
 
 
-def _axis_names(call: Call, table: Table, axes_of_names: Axes, names: Mapping[str, str]) -> dict[str, str]:
+def _axis_names(call: LayerCall, table: Table, axes_of_names: Axes, names: Mapping[str, str]) -> dict[str, str]:
     """What the layer's axes are called at the caller's: as the call says, else as what it is given and left show."""
     axes = dict(call.axes)
     counts = {turn for _, turns in walk(table.lines) for turn in turns}

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from learncost.ir.line import Line
-from learncost.ir.value import Same, Value
+from learncost.ir.value import IdentityKey, Value
 
 Scope: TypeAlias = tuple[tuple[str, ...], ...]
 """Where names stand: what each of the repeats around them makes, the outermost first; of a table's own names none."""
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class GradientSource:
     """What stands for a gradient: its name, the lines that make it, and what is known of the values that these read.
 
     beyond   of what turns hand on: whether what is before the repeat is handed it, too
@@ -27,7 +27,7 @@ class Elsewhere:
 
 
 @dataclass(frozen=True)
-class Cuts:
+class GradientOverrides:
     """What of a table's derivation is cut.
 
     stopped   operands that get no gradient of a line: the line, and their places on its right
@@ -38,14 +38,14 @@ class Cuts:
     slices    by the scope of a repeat, what these lines read of stacks of the same names, and what is known of it
     """
 
-    stopped: frozenset[tuple[Same[Line], int]] = frozenset()
-    given: Mapping[Scope, Mapping[str, Elsewhere]] = field(default_factory=dict)
-    between: Mapping[Scope, Mapping[str, Elsewhere]] = field(default_factory=dict)
+    stopped: frozenset[tuple[IdentityKey[Line], int]] = frozenset()
+    given: Mapping[Scope, Mapping[str, GradientSource]] = field(default_factory=dict)
+    between: Mapping[Scope, Mapping[str, GradientSource]] = field(default_factory=dict)
     slices: Mapping[Scope, Mapping[str, Value]] = field(default_factory=dict)
 
     def stops(self, line: Line, i: int) -> bool:
         """Whether an operand gets no gradient of a line."""
-        return bool(self.stopped) and (Same(line), i) in self.stopped
+        return bool(self.stopped) and (IdentityKey(line), i) in self.stopped
 
 
-NONE = Cuts()
+NONE = GradientOverrides()

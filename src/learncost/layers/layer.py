@@ -10,25 +10,25 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from learncost.ir.count import ZERO, Count, base
+from learncost.ir.count import ZERO, Polynomial, base
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import NotationError, advice
-from learncost.ir.line import Line, Opaque, Word
+from learncost.ir.line import Line, Op, Opaque
 from learncost.ir.parse import parse_header, parse_lines, split_names
-from learncost.ir.parsed import Call, Header, Parsed
-from learncost.ir.repeat import Repeat, Statement, each_line, walk
+from learncost.ir.parsed import Header, LayerCall, Parsed
+from learncost.ir.repeat import Loop, Statement, each_line, walk
 from learncost.ir.roles import check as check_roles
 from learncost.ir.roles import role, spelled
 from learncost.ir.scope import Axes, Expanded, bind
-from learncost.ir.stated import Limit, Saved, Stated
+from learncost.ir.stated import Limit, Stated, StateDictEntry
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.layers.called import expanded, own_equations
 from learncost.layers.parts import PART, SHOWN
-from learncost.layers.reach import Reach
+from learncost.layers.reach import GradientPlan
 from learncost.layers.spelling import differentiable, spell
-from learncost.ops import Entry, canonical, entries, entry, plain
+from learncost.ops import OpDef, canonical, entries, entry, plain
 
 ALSO = "also:"  # what people call a layer, with commas between; a name of its own is not said again
 
@@ -124,8 +124,8 @@ class Layer(Displayed):
     undecided: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     unread: int = 0
-    unused: Count = ZERO
-    stored: Mapping[str, Saved] = field(default_factory=dict)
+    unused: Polynomial = ZERO
+    stored: Mapping[str, StateDictEntry] = field(default_factory=dict)
     evaluation: Layer | None = None
     steps: Callable[..., None] | None = field(default=None, compare=False, repr=False)
     origin: Origin | None = field(default=None, compare=False, repr=False)
@@ -274,14 +274,14 @@ def _check_gradients(table: Table) -> None:
 
     What `less` and `equal` say changes nowhere but in jumps: they have no gradient for any operand, and need none.
     """
-    reach = Reach(frozenset(table.weights))
+    reach = GradientPlan(frozenset(table.weights))
     reach.needs(table.lines, {*table.inputs, *table.weights} - table.indices - table.constants)
 
-    def check(lines: Iterable[Statement], reach: Reach) -> None:
+    def check(lines: Iterable[Statement], reach: GradientPlan) -> None:
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 check(line.lines, reach.inner[line.makes])
-            elif isinstance(line, Word) and entry(line.word).gradient:
+            elif isinstance(line, Op) and entry(line.word).gradient:
                 may = {*differentiable(line), *map(line.given.index, entry(line.word).conditions)}
                 for place, term in enumerate(line.right):
                     if place not in may and term.name in reach.needed:
@@ -297,7 +297,7 @@ def _check_gradients(table: Table) -> None:
 def _with_choices(table: Table) -> Table:
     """The table in which what a word chooses is an index, and is refused where it is read as a value."""
     lines = [line for line, _ in walk(table.lines)]
-    chosen = {line.name for line in lines if isinstance(line, Word) and entry(line.word).kind == "choice"}
+    chosen = {line.name for line in lines if isinstance(line, Op) and entry(line.word).kind == "choice"}
     for line in lines:
         if wrong := next((term for term in line.right if term.name in chosen), None):
             problem = f"{wrong.name} holds places: it is read at, as in X[v={wrong}]"
@@ -308,14 +308,14 @@ def _with_choices(table: Table) -> Table:
 
     def within(inner: Iterable[Statement]) -> tuple[Statement, ...]:
         statements = (
-            replace(o, lines=within(o.lines), values=known(o.values)) if isinstance(o, Repeat) else o for o in inner
+            replace(o, lines=within(o.lines), values=known(o.values)) if isinstance(o, Loop) else o for o in inner
         )
         return tuple(statements)
 
     return replace(table, lines=within(table.lines), values=known(table.values)) if chosen else table
 
 
-def _with_number(line: Word, place: int) -> str:
+def _with_number(line: Op, place: int) -> str:
     right = (*line.right[:place], Literal(1e-05), *line.right[place + 1 :])
     return str(replace(line, right=right)).partition(" = ")[2]
 
@@ -341,7 +341,7 @@ def _tagged(line: Line, name: str, equations: Mapping[str, str]) -> Line:
 
 def _check_word(line: Line) -> Line:
     """Complete a word: its own spelling, default operands, the names of its operands and results in its body."""
-    if not isinstance(line, Word) or line.given:
+    if not isinstance(line, Op) or line.given:
         return line
     try:
         word = entry(line.word)
@@ -392,7 +392,7 @@ def _check_word(line: Line) -> Line:
     return replace(line, word=canonical(line.word), right=right_terms, given=word.inputs, gives=word.outputs, tag=tag)
 
 
-def _opaque(line: Word) -> Word:
+def _opaque(line: Op) -> Op:
     """A line that is not derived: whatever it reads and gives."""
     if line.axes or line.where:
         raise NotationError("opaque takes neither axes nor a `where`: nobody knows what it does", str(line))
@@ -403,7 +403,7 @@ def _opaque(line: Word) -> Word:
     return replace(line, given=given, gives=gives, opaque=line.opaque or Opaque())
 
 
-def _inline(line: Word, word: Entry) -> Line:
+def _inline(line: Op, word: OpDef) -> Line:
     """The line of a word's body with the word's own operand and axes in it."""
     (body,) = word.body
     operands = dict(zip(word.inputs, line.right, strict=True))
@@ -424,7 +424,7 @@ class _Calls:
     equations: dict[str, str] = field(default_factory=dict)
     cache: list[str] = field(default_factory=list)
 
-    def __call__(self, call: Call, axes_of_names: Axes) -> Expanded:
+    def __call__(self, call: LayerCall, axes_of_names: Axes) -> Expanded:
         callee = self.layers[call.layer] if call.layer in self.layers else shipped_layer(call.layer, call.text)
         expansion = expanded(marked(callee), call, axes_of_names)
         if call.is_own:

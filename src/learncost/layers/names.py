@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from learncost.ir.count import base
-from learncost.ir.line import Line, Sum, Word, alias
-from learncost.ir.repeat import Carry, Repeat, Statement, defined, walk
+from learncost.ir.line import Line, Op, Sum, alias
+from learncost.ir.repeat import Carry, Loop, Statement, defined, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -27,7 +27,7 @@ def _named(
     names = {name: first for name, first in outer.items() if name not in defined(lines)}
     result: list[Statement] = []
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             result.append(_repeat(line, axes, names))
         elif isinstance(line, Sum) and alias(line) and line.name not in endings and _same(line, axes):
             names[line.name] = names.get(line.right[0].name, line.right[0].name)
@@ -36,7 +36,7 @@ def _named(
     return tuple(result)
 
 
-def _repeat(line: Repeat, axes: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Repeat:
+def _repeat(line: Loop, axes: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Loop:
     axes_inside = {**axes, **line.axes}
     ends = {carry.end for carry in line.carry} | {inside for inside, _ in line.keep}
     inner = {name: first for name, first in names.items() if name not in line.inside}
@@ -92,7 +92,7 @@ def _versions(
             names[name] = f"{name}:{versions[name]}" if left[name] else name
             new[names[name]] = values[name]
         new_names = {name: names[name] for name in line.makes}
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             line = _told_apart(line)
             body, inner = _versions(line.lines, {**values, **line.values})
             shared = {name: first for name, first in read.items() if name not in line.inside}
@@ -116,7 +116,7 @@ def _versions(
     return tuple(result), new
 
 
-def _told_apart(line: Repeat) -> Repeat:
+def _told_apart(line: Loop) -> Loop:
     """The repeat, its own names other than those of the totals that it hands out."""
     finals = {carry.final for carry in line.carry}
     names = {name: f"{name}:turn" for name in line.inside & finals}
@@ -125,6 +125,6 @@ def _told_apart(line: Repeat) -> Repeat:
 
 def scores(table: Table) -> set[str]:
     """What log-softmax and its gradient read and make: scores over the vocabulary, or over classes."""
-    words = [line for line, _ in walk(table.lines) if isinstance(line, Word)]
+    words = [line for line, _ in walk(table.lines) if isinstance(line, Op)]
     lines = [line for line in words if entry(line.word).makes == "logarithms"]
     return {name for line in lines for name in (*line.reads, *line.makes)} - set(table.weights)

@@ -8,9 +8,9 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from learncost.ir.count import ZERO, Count, base, total
-from learncost.ir.line import Condition, Line, Product, Word
-from learncost.ir.repeat import Repeat, Statement, each_line
+from learncost.ir.count import ZERO, Polynomial, base, total
+from learncost.ir.line import Condition, Line, Op, Product
+from learncost.ir.repeat import Loop, Statement, each_line
 from learncost.ir.sides import sides
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
@@ -60,7 +60,7 @@ PyTorch runs as these. mv, dot, addbmm and outer have no formula there."""
 _Factor = tuple[tuple[str, ...], tuple[str, ...]]  # all axes that it loops over, and those that it has directly
 
 
-def matrix_maccs(line: Product) -> Count:
+def matrix_maccs(line: Product) -> Polynomial:
     """MACCs of the matrix products of a line.
 
     A line that says which operator computes it counts where PyTorch runs that operator as a product of matrices: a
@@ -72,7 +72,7 @@ def matrix_maccs(line: Product) -> Count:
     """
     terms = [term for term in line.right if isinstance(term, Term)]
     if len(terms) == 2 and _runs_as_matrices(line, terms):
-        return Count.of(dict.fromkeys(chain.from_iterable(term.loops for term in terms)))
+        return Polynomial.of(dict.fromkeys(chain.from_iterable(term.loops for term in terms)))
     factors = tuple([(term.loops, direct(term)) for term in terms])
     return _matrix_maccs((line.left[0].loops, direct(line.left[0])), factors)
 
@@ -95,7 +95,7 @@ def _groups(line: Product, terms: Sequence[Term]) -> list[str]:
     return [axis for axis in line.left[0].loops if all(axis in term.loops for term in terms)]
 
 
-def operator_maccs(line: Product) -> Count:
+def operator_maccs(line: Product) -> Polynomial:
     """MACCs of a line as the formula of the operator that computes it has them: a term for every point of its factors.
 
     Of a product of two factors only, whatever their axes are: a depthwise convolution has no matrices and is counted.
@@ -108,8 +108,8 @@ def operator_maccs(line: Product) -> Count:
     loops = dict.fromkeys(chain.from_iterable(term.loops for term in terms))
     sums = not line.left[0].loops or not set(loops).issubset(line.left[0].loops)
     if sums and line.tag.macro == "weight_update" and "conv" in line.tag.operator:
-        return Count.of((*loops, *_groups(line, terms)))
-    return Count.of(loops)
+        return Polynomial.of((*loops, *_groups(line, terms)))
+    return Polynomial.of(loops)
 
 
 @lru_cache(maxsize=4096)
@@ -140,14 +140,14 @@ def is_in_a_kernel(line: Product) -> bool:
     return line.tag.macro in ("forward", "recomputation") and line.tag.operator in IN_ITS_KERNEL
 
 
-def in_half(line: Product, maccs: Count) -> Count:
+def in_half(line: Product, maccs: Polynomial) -> Polynomial:
     """MACCs of a line, half of them where its `where` hides one half of the pairs of positions."""
     from fractions import Fraction  # only where a book halves
 
-    return maccs * Count.of((), Fraction(1, 2)) if _causal(line) else maccs
+    return maccs * Polynomial.of((), Fraction(1, 2)) if _causal(line) else maccs
 
 
-def inside(line: Product, maccs: Count) -> Count:
+def inside(line: Product, maccs: Polynomial) -> Polynomial:
     """MACCs of a line at the pairs of positions that its `where` lets be seen: M (M + 1) / 2 instead of M M."""
     condition = _causal(line)
     if condition is None:
@@ -156,7 +156,7 @@ def inside(line: Product, maccs: Count) -> Count:
     return total(_with_pairs(monomial, int(number), axis, visible) for monomial, number in maccs.terms.items())
 
 
-def in_blocks(line: Product, maccs: Count, sizes: Mapping[str, Any]) -> Count:
+def in_blocks(line: Product, maccs: Polynomial, sizes: Mapping[str, Any]) -> Polynomial:
     """MACCs of a line of a `skipping` kernel: queries in blocks, each with the keys that one of them sees, no others.
 
     M = 80 in blocks of 64 are 64 * 64 + 16 * 80 pairs. Where a size is not known, all pairs.
@@ -171,7 +171,7 @@ def in_blocks(line: Product, maccs: Count, sizes: Mapping[str, Any]) -> Count:
         last = min(first + (kernel.blocks[1] or length), length)
         lowest = 0 if window is None else max(0, first - window + 1)
         visible += (last - first) * max(0, (last - 1 if condition.strict else last) - lowest)
-    axis, visible_pairs = base(condition.lower), Count.of((), visible)
+    axis, visible_pairs = base(condition.lower), Polynomial.of((), visible)
     return total(_with_pairs(monomial, int(number), axis, visible_pairs) for monomial, number in maccs.terms.items())
 
 
@@ -185,7 +185,7 @@ def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[tup
     lines, kernels_lines = tuple(lines), set[tuple[str, str]]()
     groups: list[list[Line]] = [[]]
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             kernels_lines |= skipping(
                 line.lines, {*(carry.end for carry in line.carry), *(inside for inside, _ in line.keep)}
             )
@@ -231,16 +231,20 @@ def _causal(line: Product) -> Condition | None:
     )
 
 
-def pairs(condition: Condition) -> Count:
+def pairs(condition: Condition) -> Polynomial:
     """How many pairs of positions a condition lets be seen; a window is no longer than the sequence."""
     from fractions import Fraction
 
-    axis, diagonal = base(condition.lower), Count.of((), -1 if condition.strict else 0)
+    axis, diagonal = base(condition.lower), Polynomial.of((), -1 if condition.strict else 0)
     if condition.window is None:
-        return Count.of((axis, axis), Fraction(1, 2)) + Count.of((axis,), Fraction(1, 2)) + diagonal * Count.of((axis,))
-    window = Count.of((condition.window,))
+        return (
+            Polynomial.of((axis, axis), Fraction(1, 2))
+            + Polynomial.of((axis,), Fraction(1, 2))
+            + diagonal * Polynomial.of((axis,))
+        )
+    window = Polynomial.of((condition.window,))
     hidden = window * window - window
-    return (window + diagonal) * Count.of((axis,)) - hidden * Count.of((), Fraction(1, 2))
+    return (window + diagonal) * Polynomial.of((axis,)) - hidden * Polynomial.of((), Fraction(1, 2))
 
 
 def with_windows(table: Table, sizes: Mapping[str, Any]) -> Table:
@@ -264,16 +268,16 @@ def with_windows(table: Table, sizes: Mapping[str, Any]) -> Table:
     return replace(table, lines=each_line(table.lines, change))
 
 
-def _with_pairs(monomial: tuple[str, ...], number: int, axis: str, visible: Count) -> Count:
+def _with_pairs(monomial: tuple[str, ...], number: int, axis: str, visible: Polynomial) -> Polynomial:
     others = list(monomial)
     for _ in range(2):
         if axis not in others:
-            return Count.of(monomial, number)
+            return Polynomial.of(monomial, number)
         others.remove(axis)
-    return Count.of(others, number) * visible
+    return Polynomial.of(others, number) * visible
 
 
-class Scores:
+class ScoreGradients:
     """Follows the gradient of attention's scores, from that of a softmax to the products that read it.
 
     What computes the scores again in its backward pass, as flash attention does, has one product more for each that
@@ -285,7 +289,7 @@ class Scores:
 
     def again(self, line: Line, attends: bool) -> bool:
         """Whether the next line of a table is the first product of values, one that `attends`, with such a gradient."""
-        if isinstance(line, Word) and line.part == "gradient" and entry(line.word).makes == "shares":
+        if isinstance(line, Op) and line.part == "gradient" and entry(line.word).makes == "shares":
             self._gradients.add(line.name)
             return False
         read = self._gradients.intersection(line.reads)
@@ -308,14 +312,14 @@ def direct(term: Term) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _matrix_maccs(left: _Factor, right: tuple[_Factor, ...]) -> Count:
+def _matrix_maccs(left: _Factor, right: tuple[_Factor, ...]) -> Polynomial:
     factors = list(right)
     count = ZERO
     while len(factors) > 1:
         (first, rows), (second, columns), *rest = factors
         later = {axis for loops, _ in rest for axis in loops}
         if sides(rows, columns, later.union(left[1])).are_of_matrices:
-            count += Count.of(dict.fromkeys((*first, *second)))
+            count += Polynomial.of(dict.fromkeys((*first, *second)))
         remaining = later.union(left[0])
         factors = [(_among((*first, *second), remaining), _among((*rows, *columns), remaining)), *rest]
     return count

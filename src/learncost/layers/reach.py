@@ -6,25 +6,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Op
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import terms_of
-from learncost.layers.cuts import NONE, Cuts, Scope
+from learncost.layers.cuts import NONE, GradientOverrides, Scope
 from learncost.layers.spelling import differentiable, operand
 from learncost.ops import entry
 
 
 @dataclass
-class Reach:
+class GradientPlan:
     """The names of one scope; `inner` holds the scopes of its repeats, by what these make."""
 
     weights: frozenset[str]  # names made of weights alone: their gradients belong to the weight update
     needed: set[str] = field(default_factory=set)
     alive: set[str] = field(default_factory=set)
     expected: dict[str, int] = field(default_factory=dict)  # how many parts a gradient will have
-    inner: dict[tuple[str, ...], Reach] = field(default_factory=dict)
-    cuts: Cuts = NONE
+    inner: dict[tuple[str, ...], GradientPlan] = field(default_factory=dict)
+    cuts: GradientOverrides = NONE
     scope: Scope = ()
     constants: frozenset[str] = frozenset()  # what lines read beside weights alone, and what is made of it
 
@@ -46,7 +46,7 @@ class Reach:
         """Mark what is computed from the wanted names."""
         self.needed |= start
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 self._repeat_needs(line)
                 continue
             if any(operand(line, i).name in self.needed for i in self.through(line)):
@@ -57,10 +57,10 @@ class Reach:
             elif (self.weights | self.constants).issuperset(line.reads) and _is_as_wide(line, self.weights):
                 self.weights |= makes
 
-    def _repeat_needs(self, line: Repeat) -> None:
+    def _repeat_needs(self, line: Loop) -> None:
         weights_inside = {inside for inside, outside in line.each if outside in self.weights}
         constants_inside = {inside for inside, outside in line.each if outside in self.constants}
-        inner = Reach(
+        inner = GradientPlan(
             frozenset(weights_inside | (self.weights & set(line.shared))),
             cuts=self.cuts,
             scope=(*self.scope, line.makes),
@@ -83,17 +83,17 @@ class Reach:
         """Mark what the outputs depend on, and count the parts that each gradient will have."""
         self.alive |= outputs | (self.cuts.given.get(self.scope, {}).keys() & self.needed)
         for line in reversed(tuple(lines)):
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 self._repeat_live(line)
             elif any(term.name in self.alive for term in line.left):
-                if isinstance(line, Word) and entry(line.word).body and not entry(line.word).gradient:
+                if isinstance(line, Op) and entry(line.word).body and not entry(line.word).gradient:
                     if any(name in self.needed for name in line.reads):
                         raise InputError(f"{line.word} has no gradient, in line: {line}")
                     continue
                 for i in self.through(line):
                     self.expect(operand(line, i).name)
 
-    def _repeat_live(self, line: Repeat) -> None:
+    def _repeat_live(self, line: Loop) -> None:
         inner = self.inner[line.makes]
         ends = {c.end for c in line.carry if c.final in self.alive and c.end in inner.needed}
         stacked = [inside for inside, outer in line.keep if outer in self.alive and inside in inner.needed]
@@ -148,7 +148,7 @@ def _spoilt(lines: Iterable[Statement], roots: dict[str, set[str]], weights: set
     """
     spoilt: set[str] = set()
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             names = {**{name: name for name in line.shared}, **dict(line.each)}
             inside = {name: roots[outer] for name, outer in names.items() if outer in roots}
             spoilt |= _spoilt(line.lines, inside, {name for name, outer in names.items() if outer in weights})

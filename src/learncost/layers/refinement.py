@@ -21,7 +21,7 @@ from functools import cache
 from importlib.resources import files
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Tag, Word
+from learncost.ir.line import Line, Meta, Op
 from learncost.ir.parse import parse_header, parse_lines
 from learncost.ir.parsed import Header
 from learncost.ir.roles import role
@@ -120,7 +120,7 @@ class _Hole:
     @property
     def values(self) -> dict[str, Value]:
         """What the lines make, and what the line in whose place they stand makes."""
-        places = {line.name for line in self.lines if isinstance(line, Word) and entry(line.word).kind == "choice"}
+        places = {line.name for line in self.lines if isinstance(line, Op) and entry(line.word).kind == "choice"}
         inner_values = {
             term.name: Value(term.declared, "index" if term.name in places else "value")
             for line in self.lines
@@ -168,9 +168,9 @@ class _Hole:
         where = tuple(condition for condition in self.line.where if condition.axes <= loops)
         locals_ = tuple(term.name for term in right)
         outer = self.line.tag
-        tag = Tag(outer.layer, local=left[0].name, locals=locals_, binding=outer.binding, module=outer.module)
+        tag = Meta(outer.layer, local=left[0].name, locals=locals_, binding=outer.binding, module=outer.module)
         line = replace(line, left=left, right=right, where=where, tag=tag)
-        if not isinstance(line, Word):
+        if not isinstance(line, Op):
             return line
         word, axes = (
             entry(line.word),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.repeat import each_line
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
@@ -26,7 +26,7 @@ def with_word(layer: Layer, old: str, new: str) -> Layer:
     new_word = entry(new)
 
     def change(line: Line) -> tuple[Line]:
-        if isinstance(line, Word) and line.word == old:
+        if isinstance(line, Op) and line.word == old:
             return (replace(line, word=new_word.name, given=new_word.inputs, gives=new_word.outputs),)
         return (line,)
 
@@ -37,7 +37,7 @@ def with_epsilon(layer: Layer, epsilon: float) -> Layer:
     """Another epsilon in every normalization."""
 
     def change(line: Line) -> tuple[Line]:
-        if isinstance(line, Word) and entry(line.word).makes == "normal":
+        if isinstance(line, Op) and entry(line.word).makes == "normal":
             return (replace(line, right=(line.right[0], Literal(epsilon))),)
         return (line,)
 
@@ -59,7 +59,7 @@ def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
         values[bias.name], values[linear.name] = Value(bias.declared), Value(left.declared)
         if bias.name not in weights:  # the weight may stand in several products
             weights.insert(weights.index(weight.name) + 1, bias.name)
-        tag = Tag(line.tag.layer, equation=line.tag.equation, local=left.name, locals=(linear.name, bias.name))
+        tag = Meta(line.tag.layer, equation=line.tag.equation, local=left.name, locals=(linear.name, bias.name))
         tag = replace(tag, binding=line.tag.binding, module=line.tag.module)
         product = replace(line, left=(linear,), tag=replace(line.tag, local=linear.name))
         return product, Sum((left,), (linear, bias), line.where, tag, (1, 1))
@@ -92,7 +92,7 @@ def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
         undropped, mask = Term(f"{left.name}.whole", left.axes), Term(f"{left.name}.mask", left.axes)
         values[undropped.name], values[mask.name] = Value(left.declared), Value(left.declared, "mask", left.name)
         masks.append(mask.name)
-        tag = Tag(DROPOUT, local=left.name, locals=(undropped.name, mask.name), binding=line.tag.binding)
+        tag = Meta(DROPOUT, local=left.name, locals=(undropped.name, mask.name), binding=line.tag.binding)
         return (
             replace(line, left=(undropped, *line.left[1:]), tag=replace(line.tag, local=undropped.name)),
             Product((left,), (undropped, mask), line.where, tag),
@@ -104,7 +104,7 @@ def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
 
 def with_padding(layer: Layer) -> Layer:
     """Attention that does not look at padded keys: minus infinity where `keep.mask` does not hold."""
-    words = (line for line in layer.table.lines if isinstance(line, Word))
+    words = (line for line in layer.table.lines if isinstance(line, Op))
     scores, (keys,) = next((w.right[0].name, w.axes) for w in words if entry(w.word).outside == float("-inf"))
     batch = layer.table.axes[scores][0]
     values = {
@@ -115,12 +115,12 @@ def with_padding(layer: Layer) -> Layer:
 
     def change(line: Line) -> tuple[Line, ...]:
         padded = f"{scores}.padded"
-        if isinstance(line, Word) and line.right[0].name == scores:
+        if isinstance(line, Op) and line.right[0].name == scores:
             term = line.right[0]
             keep = Term("keep.mask", (batch, keys))
             left = Term(padded, term.axes)
-            tag = Tag("padding", local=padded, locals=("keep.mask", scores, ""), binding=line.tag.binding)
-            select = Word(
+            tag = Meta("padding", local=padded, locals=("keep.mask", scores, ""), binding=line.tag.binding)
+            select = Op(
                 (left,),
                 (keep, term, Literal(float("-inf"))),
                 line.where,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Word
+from learncost.ir.line import Line, Op, Product
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.layers.layer import Layer
@@ -128,7 +128,7 @@ def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:
     new_word = entry("softmax_with_sink")
 
     def change(line: Line) -> tuple[Line]:
-        if not isinstance(line, Word) or line.word != "softmax" or line.right[0].name != name:
+        if not isinstance(line, Op) or line.word != "softmax" or line.right[0].name != name:
             return (line,)
         tag = replace(line.tag, locals=(*line.tag.locals, sinks))
         right = (*line.right, Term(sinks, heads))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Word
+from learncost.ir.line import Line, Op, Product
 from learncost.layers.layer import Layer
 from learncost.layers.refinement import refined
 from learncost.layers.rewrite import rewritten
@@ -25,7 +25,7 @@ def without_word(layer: Layer, word: str) -> Layer:
 
     def change(line: Line) -> tuple[Line]:
         nonlocal is_removed
-        if not isinstance(line, Word) or line.word != word:
+        if not isinstance(line, Op) or line.word != word:
             return (line,)
         is_removed = True
         return (Product(line.left, line.right[:1], line.where, line.tag),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from learncost.ir.count import base
-from learncost.ir.line import Line, Tag, Word
+from learncost.ir.line import Line, Meta, Op
 from learncost.ir.repeat import Statement, walk
 from learncost.ir.term import Term
 from learncost.ops import entry
@@ -21,7 +21,7 @@ def operand(line: Line, i: int) -> Term:
 def differentiable(line: Line) -> list[int]:
     """Which operands on the right can have a gradient."""
     terms = [i for i, term in enumerate(line.right) if isinstance(term, Term)]
-    if isinstance(line, Word):
+    if isinstance(line, Op):
         if line.part != "body" or line.opaque:
             return terms if line.part == "body" else []
         gradients = {term.name for line in entry(line.word).gradient for term in line.left}
@@ -40,7 +40,7 @@ def primed(axis: str, used: Iterable[str]) -> str:
 
 def condition_names(lines: Iterable[Statement]) -> frozenset[str]:
     """Names of values that hold or not at each element: those that a word asks whether they do."""
-    bodies = (line for line, _ in walk(lines) if isinstance(line, Word) and line.part == "body")
+    bodies = (line for line, _ in walk(lines) if isinstance(line, Op) and line.part == "body")
     return frozenset(
         term.name
         for line in bodies
@@ -50,7 +50,7 @@ def condition_names(lines: Iterable[Statement]) -> frozenset[str]:
     )
 
 
-def spell(axes: Iterable[str], line: Word, second: Mapping[str, str] = {}) -> tuple[str, ...]:
+def spell(axes: Iterable[str], line: Op, second: Mapping[str, str] = {}) -> tuple[str, ...]:
     """The axes of a body's line (`_`, `n`, `n'`) as the word's line has them."""
     result: list[str] = []
     for axis in axes:
@@ -63,6 +63,6 @@ def spell(axes: Iterable[str], line: Word, second: Mapping[str, str] = {}) -> tu
     return tuple(result)
 
 
-def merging(tag: Tag, macro: str) -> Tag:
+def merging(tag: Meta, macro: str) -> Meta:
     """What is said of a line that adds parts of a gradient, of a value that a line of this tag reads or makes."""
-    return Tag(tag.layer, tag.block, macro, local="merge", binding=tag.binding, module=tag.module)
+    return Meta(tag.layer, tag.block, macro, local="merge", binding=tag.binding, module=tag.module)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from learncost.ir.affine import Affine, Part, total
+from learncost.ir.affine import Affine, AffineTerm, total
 from learncost.ir.count import base
-from learncost.ir.line import Line, Sum, Tag
+from learncost.ir.line import Line, Meta, Sum
 from learncost.ir.repeat import Statement, walk
 from learncost.ir.term import Axis, Read, Term
 from learncost.layers.spelling import primed
@@ -65,13 +65,13 @@ def with_one(axes: Sequence[Axis], number: int) -> tuple[Axis, ...]:
     return (*axes[:number], one, *axes[number + 1 :])
 
 
-def behind_another(left: Term, names: Iterable[str], number: int, tag: Tag) -> Line:
+def behind_another(left: Term, names: Iterable[str], number: int, tag: Meta) -> Line:
     """A line that has arrays of one place each, one behind another along an axis."""
     along = str(left.axes[number])
     declared = with_one(left.axes, number)
     one = str(declared[number])
     terms = []
     for start, name in enumerate(names):
-        at = Affine(total((Part(1, (), along), Part(-start, (ONE,)))))
+        at = Affine(total((AffineTerm(1, (), along), AffineTerm(-start, (ONE,)))))
         terms.append(Term(name, (*declared[:number], Read(one, at), *declared[number + 1 :])))
     return Sum((left,), tuple(terms), (), tag, (1,) * len(terms))

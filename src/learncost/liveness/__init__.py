@@ -5,8 +5,19 @@ to the end. The table is read as written: a word's inner values are seen by read
 for an array (a sum of one term) is the same array. Nothing is assumed to happen in place.
 """
 
-from learncost.liveness.answer import Held, Live, Moment, Stay
+from learncost.liveness.answer import Live, LiveArray, LiveInterval, Moment
 from learncost.liveness.given_sizes import live, moments
-from learncost.liveness.open_sizes import Instant, Stretch, levels, stretches
+from learncost.liveness.open_sizes import Instant, SymbolicInterval, levels, stretches
 
-__all__ = ["Held", "Instant", "Live", "Moment", "Stay", "Stretch", "levels", "live", "moments", "stretches"]
+__all__ = [
+    "Instant",
+    "Live",
+    "LiveArray",
+    "LiveInterval",
+    "Moment",
+    "SymbolicInterval",
+    "levels",
+    "live",
+    "moments",
+    "stretches",
+]

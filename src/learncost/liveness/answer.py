@@ -11,7 +11,7 @@ from learncost.ir.displayed import Displayed
 
 
 @dataclass(frozen=True)
-class Held:
+class LiveArray:
     """An array in memory: its name, its axes and shape, its bytes, and the layer whose line made it."""
 
     name: str
@@ -40,7 +40,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Stay:
+class LiveInterval:
     """An array, or several alike, over the lines at which it is alive: numbers of moments of a curve, both included.
 
     Where a line stands for several turns, it is what is alive in the turn in which most is.
@@ -48,7 +48,7 @@ class Stay:
     shape   of one of them, and `number`, how many there are: of what every turn keeps, those that are there
     bytes   of all of them
     macro_operation, layer, block  of the line that made it; "given" and "" of what came from outside
-    role    as of `Held`
+    role    as of `LiveArray`
     part    what it is for, of those that the account of a step has; empty where only a table was read
     """
 
@@ -103,16 +103,16 @@ class Live(Displayed):
     ([('X', 24)], 24)
     """
 
-    kept: tuple[Held, ...]
+    kept: tuple[LiveArray, ...]
     peak: Any
     peak_line: str
-    witnesses: tuple[Held, ...]
+    witnesses: tuple[LiveArray, ...]
     curve: tuple[Moment, ...]
     dtype: str
-    _stays: Callable[[], tuple[Stay, ...]] = field(default=tuple, repr=False, compare=False)
+    _stays: Callable[[], tuple[LiveInterval, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
-    def stays(self) -> tuple[Stay, ...]:
+    def stays(self) -> tuple[LiveInterval, ...]:
         """Every array with the first and the last line of the curve at which it is alive, and its bytes there.
 
         At every line they sum to the curve. None where sizes were arrays.

@@ -14,7 +14,7 @@ from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.liveness.answer import Live
 from learncost.liveness.walk import Walk, turns_of, walk_of
-from learncost.program.calls import AS_WRITTEN, IN_KERNELS, Rules
+from learncost.program.calls import AS_WRITTEN, IN_KERNELS, ScheduleRules
 from learncost.program.lifetimes import Walked, every_turn
 
 
@@ -23,7 +23,7 @@ def live(
     sizes: Mapping[str, Any],
     dtype: str = "fp32",
     widths: Mapping[str, int] | None = None,
-    rules: Rules = AS_WRITTEN,
+    rules: ScheduleRules = AS_WRITTEN,
 ) -> Live:
     """Which named arrays of a table are alive when, and how many bytes they take together.
 
@@ -84,7 +84,7 @@ def moments(
     sizes: Mapping[str, int],
     dtype: str = "fp32",
     widths: Mapping[str, int] | None = None,
-    rules: Rules = IN_KERNELS,
+    rules: ScheduleRules = IN_KERNELS,
     turns: Walked = every_turn,
 ) -> Iterator[tuple[Line, tuple[int, ...], int]]:
     """Every line as it runs, turn by turn, with the numbers of the turns around it and the bytes that are alive then.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.ir.line import Line
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.liveness.walk import name_of, walk_of
-from learncost.program.calls import IN_KERNELS, Rules
+from learncost.program.calls import IN_KERNELS, ScheduleRules
 
 
 def levels(
@@ -20,8 +20,8 @@ def levels(
     sizes: Mapping[str, Any],
     dtype: str = "fp32",
     widths: Mapping[str, int] | None = None,
-    rules: Rules = IN_KERNELS,
-) -> tuple[Count, ...]:
+    rules: ScheduleRules = IN_KERNELS,
+) -> tuple[Polynomial, ...]:
     """The bytes at a line as polynomials in the sizes that are left out: what is solved for a size that fits.
 
     A line has one where it may be the worst: where something goes after it, and it brings something. A repeat whose
@@ -48,7 +48,7 @@ class Instant:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SymbolicInterval:
     """An array between two moments, from 1, both included: its bytes as a polynomial, and whether it was given.
 
     turns   the count of the repeat whose turns keep it; "" of any other
@@ -57,13 +57,13 @@ class Stretch:
     """
 
     name: str
-    count: Count
+    count: Polynomial
     first: int
     last: int
     given: bool
     turns: str = ""
     axes: tuple[str, ...] = ()
-    times: int | Count = 1
+    times: int | Polynomial = 1
     width: int = 1
     macro_operation: str = ""
     layer: str = ""
@@ -74,17 +74,17 @@ class Stretch:
 def stretches(
     table: Table,
     widths: Mapping[str, int],
-    rules: Rules = IN_KERNELS,
+    rules: ScheduleRules = IN_KERNELS,
     turns: Mapping[str, int] | None = None,
     width: int = 4,
-) -> tuple[tuple[Instant, ...], tuple[Stretch, ...]]:
+) -> tuple[tuple[Instant, ...], tuple[SymbolicInterval, ...]]:
     """The moments of a table, and the arrays over them, for sizes that are left open.
 
     widths  bytes of an element by role or by name, as of `live`; `width` where neither is told
     turns   of repeats, by their counts; one that is left out is taken to have more than `FEW` of them
     """
     walk = walk_of(table, rules, turns or {})
-    counts: dict[tuple[tuple[str, ...], int], Count] = {}
+    counts: dict[tuple[tuple[str, ...], int], Polynomial] = {}
     kept_arrays = []
     for array in walk.arrays:
         of_element = walk.width(array, width, widths)
@@ -92,10 +92,10 @@ def stretches(
             continue
         key = array.axes, of_element
         if key not in counts:
-            counts[key] = Count.of(array.axes, of_element)
+            counts[key] = Polynomial.of(array.axes, of_element)
         alone = isinstance(array.times, int) and array.times == 1
         kept_arrays.append(
-            Stretch(
+            SymbolicInterval(
                 name_of(array),
                 counts[key] if alone else counts[key] * array.times,
                 array.first,

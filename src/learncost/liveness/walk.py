@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from learncost.ir.count import Count, base, shape_of, size_of
-from learncost.ir.line import Word
+from learncost.ir.count import Polynomial, base, shape_of, size_of
+from learncost.ir.line import Op
 from learncost.ir.precision import BYTES
 from learncost.ir.repeat import walk as each
 from learncost.ir.table import Table
-from learncost.ir.value import RANDOM, Same
-from learncost.liveness.answer import Held, Live, Moment, Stay
-from learncost.program.calls import Rules, calls
-from learncost.program.lifetimes import Array, Lifetimes, Walked, some_turns
-from learncost.program.stretches import Stretches
+from learncost.ir.value import RANDOM, IdentityKey
+from learncost.liveness.answer import Live, LiveArray, LiveInterval, Moment
+from learncost.program.calls import ScheduleRules, calls
+from learncost.program.lifetimes import Lifetimes, ScheduledArray, Walked, some_turns
+from learncost.program.stretches import IntervalSet
 
 
 def _turns(count: str, sizes: Mapping[str, Any]) -> Any:
@@ -28,13 +28,13 @@ def _turns(count: str, sizes: Mapping[str, Any]) -> Any:
     return size_of(count, sizes) if has_size else None
 
 
-def walk_of(table: Table, rules: Rules, sizes: Mapping[str, Any]) -> Walk:
+def walk_of(table: Table, rules: ScheduleRules, sizes: Mapping[str, Any]) -> Walk:
     """The arrays of a table, remembered: at other lengths, in other types, and as polynomials they are the same."""
-    return _walk(Same(table), rules, tuple(turns_of(table, sizes).items()))
+    return _walk(IdentityKey(table), rules, tuple(turns_of(table, sizes).items()))
 
 
 @lru_cache(maxsize=16)
-def _walk(same: Same[Table], rules: Rules, turns: tuple[tuple[str, int | None], ...]) -> Walk:
+def _walk(same: IdentityKey[Table], rules: ScheduleRules, turns: tuple[tuple[str, int | None], ...]) -> Walk:
     return Walk(same.content, rules, dict(turns))
 
 
@@ -49,7 +49,7 @@ class Walk:
     def __init__(
         self,
         table: Table,
-        rules: Rules,
+        rules: ScheduleRules,
         turns: Mapping[str, int | None],
         walked: Walked = some_turns,
     ) -> None:
@@ -69,7 +69,7 @@ class Walk:
         keys = ((tuple(loop for loop, _ in path), number) for _, path, number in self.lines)
         return [places.setdefault(key, len(places)) for key in keys]
 
-    def role(self, array: Array) -> str:
+    def role(self, array: ScheduledArray) -> str:
         names = {array.name, array.stack[0] if array.stack else ""}
         if array.given in self._weights and array.given:
             return "weight"
@@ -81,30 +81,30 @@ class Walk:
             return "gradient"
         return "kept" if array.kept else ""
 
-    def width(self, array: Array, width: int, widths: Mapping[str, int]) -> int:
+    def width(self, array: ScheduledArray, width: int, widths: Mapping[str, int]) -> int:
         """Bytes of an element: by its name, by its role, or as of all."""
         return widths.get(name_of(array), widths.get(self.role(array), width))
 
-    def levels(self, value: Callable[[Count], Any], width: int, widths: Mapping[str, int]) -> Iterator[Any]:
+    def levels(self, value: Callable[[Polynomial], Any], width: int, widths: Mapping[str, int]) -> Iterator[Any]:
         """What is alive at every moment, as it `changes`."""
         return accumulate(self.changes(value, width, widths))
 
-    def changes(self, value: Callable[[Count], Any], width: int, widths: Mapping[str, int]) -> list[Any]:
+    def changes(self, value: Callable[[Polynomial], Any], width: int, widths: Mapping[str, int]) -> list[Any]:
         """What begins at every moment less what ended before, a count becoming a number or another count by `value`."""
         numbers: dict[tuple[tuple[str, ...], int], Any] = {}
-        changes = [value(Count())] * (len(self.lines) + 2)
+        changes = [value(Polynomial())] * (len(self.lines) + 2)
         for array in self.arrays:
             if array.last < array.first:
                 continue
             key = array.axes, self.width(array, width, widths)
             if key not in numbers:
-                numbers[key] = value(Count.of(array.axes, key[1]))
+                numbers[key] = value(Polynomial.of(array.axes, key[1]))
             change = numbers[key] if isinstance(array.times, int) and array.times == 1 else numbers[key] * array.times
             changes[array.first] = changes[array.first] + change
             changes[array.last + 1] = changes[array.last + 1] - change
         return changes[1:-1]
 
-    def _kept(self) -> Iterator[Array]:
+    def _kept(self) -> Iterator[ScheduledArray]:
         """What is kept; of what no turn keeps for later ones, and every turn makes, that of one turn."""
         counted: set[tuple[str, tuple[int, ...]]] = set()
         for array in self.arrays:
@@ -117,7 +117,7 @@ class Walk:
     def read(self, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str, int]) -> Live:
         width = BYTES[dtype]
 
-        def held(arrays: Iterable[Array]) -> list[Held]:
+        def held(arrays: Iterable[ScheduledArray]) -> list[LiveArray]:
             return _held(arrays, sizes, lambda array: self.width(array, width, widths), self.role)
 
         kept_arrays = tuple(held(self._kept()))
@@ -164,10 +164,10 @@ class Walk:
 
     def _stays(
         self, moments: Sequence[int], sizes: Mapping[str, Any], width: int, widths: Mapping[str, int]
-    ) -> Iterator[Stay]:
+    ) -> Iterator[LiveInterval]:
         """The arrays at moments, those of a stack that are there as long as each other together."""
-        groups: dict[Any, list[Array]] = {}
-        stretches = Stretches(moments)
+        groups: dict[Any, list[ScheduledArray]] = {}
+        stretches = IntervalSet(moments)
         for array in self.arrays:
             for stretch in stretches.within(array.first, array.last):
                 groups.setdefault((array.stack[0] if array.stack else array, array.axes, *stretch), []).append(array)
@@ -177,23 +177,23 @@ class Walk:
             size = sum(int((array.count * self.width(array, width, widths)).at(sizes)) for array in several)
             shape = shape_of(last_made.axes, sizes)
             tags = last_made.macro, last_made.layer, last_made.block
-            yield Stay(
+            yield LiveInterval(
                 name_of(last_made), last_made.axes, shape, number, size, first, last, *tags, self.role(last_made)
             )
 
 
-def _at(times: int | Count, sizes: Mapping[str, Any]) -> int:
+def _at(times: int | Polynomial, sizes: Mapping[str, Any]) -> int:
     return times if isinstance(times, int) else int(times.at(sizes))
 
 
 def _held(
-    arrays: Iterable[Array],
+    arrays: Iterable[ScheduledArray],
     sizes: Mapping[str, Any],
-    width: Callable[[Array], int],
-    role: Callable[[Array], str],
-) -> list[Held]:
+    width: Callable[[ScheduledArray], int],
+    role: Callable[[ScheduledArray], str],
+) -> list[LiveArray]:
     """Arrays as they are shown, the turns' parts of a stack together."""
-    groups: dict[Any, list[Array]] = {}
+    groups: dict[Any, list[ScheduledArray]] = {}
     for array in arrays:
         groups.setdefault(array.stack[0] if array.stack else array, []).append(array)
     result = []
@@ -206,17 +206,17 @@ def _held(
             alive = sum(array.times for array in several if isinstance(array.times, int))
             shape = (*(turns if alive == prod(turns) else (alive,)), *shape)
         size = sum((array.count * width(array)).at(sizes) for array in several)
-        result.append(Held(name_of(first), axes, shape, size, first.layer, first.block, role(first)))
+        result.append(LiveArray(name_of(first), axes, shape, size, first.layer, first.block, role(first)))
     return result
 
 
-def name_of(array: Array) -> str:
+def name_of(array: ScheduledArray) -> str:
     """What an array is called: where it is a part of a stack, as that."""
     return array.stack[0] if array.stack else array.name
 
 
 def _gradients(table: Table) -> frozenset[str]:
     """What optimizers are given, under every name that it has in stacks."""
-    lines = [line for line, _ in each(table.lines) if isinstance(line, Word) and "G" in line.given]
+    lines = [line for line, _ in each(table.lines) if isinstance(line, Op) and "G" in line.given]
     updates = [line for line in lines if line.tag.macro == "optimizer_step"]
     return frozenset(line.right[line.given.index("G")].name for line in updates)

@@ -13,14 +13,14 @@ from math import isfinite
 
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.layers.reach import Reach
+from learncost.layers.reach import GradientPlan
 from learncost.models.model import Model, masks_of
-from learncost.models.parts import Parts, sliced
+from learncost.models.parts import NamedParts, sliced
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown
 from learncost.passes.nested import flat
 from learncost.passes.rewrite_lora import RANK, with_lora
-from learncost.passes.split import Part, split
+from learncost.passes.split import LoopPart, split
 
 RANK_OF_PATHS, ALPHA = 8, 16.0
 """Where none is given: r = 8 as peft has it, and alpha = 2 r."""
@@ -146,7 +146,7 @@ def adapted(model: Model, learned: Adaptation | Learned) -> Model:
     Weights of split repeats are named apart by layers: `attn.WQ@0-9` and `attn.WQ@10-11`. Raises `InputError`.
     """
     model = replace(model, table=flat(model.table, model.sizes))
-    parts = Parts(model)
+    parts = NamedParts(model)
     projections = parts.projections(learned.paths if isinstance(learned, Learned) else learned.lora)
     table = with_lora(model.table, projections, learned.alpha / learned.rank)
     paths = frozenset(table.weights) - frozenset(model.table.weights)
@@ -179,10 +179,10 @@ def _runs(learned: Learned, paths: frozenset[str]) -> list[_Run]:
 
 
 def _apart(
-    model: Model, table: Table, parts: Parts, learning: frozenset[str], runs: Iterable[_Run], paths: frozenset[str]
+    model: Model, table: Table, parts: NamedParts, learning: frozenset[str], runs: Iterable[_Run], paths: frozenset[str]
 ) -> Model:
     """The model with its repeats split where their turns learn other weights. `table` has the paths in every turn."""
-    reach = Reach(frozenset(table.weights))
+    reach = GradientPlan(frozenset(table.weights))
     reach.needs(table.lines, {*model.differentiated, *learning})
     split_table, trained, before = table, set(learning - sliced(table)), 0
     for repeat, plain in zip(table.repeats, model.table.repeats, strict=True):
@@ -202,7 +202,7 @@ def _apart(
         every = any(name in reach.needed for name in repeat.shared)
         alone = any(carry.initial not in reach.needed for carry in repeat.carry)
         pieces = [
-            (Part(a, b, repeat if weights & paths or not learning_here & paths else plain), weights)
+            (LoopPart(a, b, repeat if weights & paths or not learning_here & paths else plain), weights)
             for a, b, weights in _pieces(turns, inside, every, alone)
         ]
         if len(pieces) > 1 or (alone and turns == 1 and pieces[0][1]):
@@ -229,12 +229,12 @@ def _apart(
 def learned_text(model: Model, learned: Adaptation | Learned) -> str:
     """What learns, in words; where a matrix is both head and embedding, that training one is training both."""
     read = [name for line in model.table.lines for name in line.reads]
-    looked_up = {name for name in Parts(model).embeddings if read.count(name) > 1}
+    looked_up = {name for name in NamedParts(model).embeddings if read.count(name) > 1}
     both = "; head and embedding are one matrix, which learns in both places" if looked_up & {*model.learning} else ""
     return f"{learned}{both}"
 
 
-def _selected(parts: Parts, asked_for: Adaptation) -> set[str]:
+def _selected(parts: NamedParts, asked_for: Adaptation) -> set[str]:
     """The weights of the model itself that learn, in the layers that do.
 
     Where layers are given, what stands outside of them learns only if `train` names it.

@@ -18,7 +18,7 @@ from typing import Any
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.parse import parse_lines, split_names
-from learncost.ir.parsed import Block, Header, Parsed, calls_of, makes, names_of
+from learncost.ir.parsed import Header, Parsed, ParsedLoop, calls_of, makes, names_of
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate, names
 from learncost.models.families import BaseLayer, Family
@@ -46,7 +46,7 @@ class PlannedLayer:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompositionPlan:
     """A model's lines, the layers that it calls, how often its repeats turn, in which side each of them stands,
     and the layers outside of them that stand in one, too."""
 
@@ -58,7 +58,7 @@ class Plan:
     sided: tuple[str, ...] = ()
 
 
-def plan(configuration: Configuration) -> Plan:
+def plan(configuration: Configuration) -> CompositionPlan:
     """The lines and the layers of a configuration. Raises `InputError` for kinds of blocks that do not exist."""
     family = family_of(configuration)
     values = configuration.values
@@ -76,7 +76,7 @@ def plan(configuration: Configuration) -> Plan:
     )
     layer_names = dict.fromkeys(call.layer for call in calls_of(lines))
     layers = tuple(_planned(name, family.layers[name], values) for name in layer_names if name in family.layers)
-    return Plan(header, lines, layers, tuple(composition.counts), tuple(composition.blocks), family.sided)
+    return CompositionPlan(header, lines, layers, tuple(composition.counts), tuple(composition.blocks), family.sided)
 
 
 def making(configuration: Configuration, names_needed: Iterable[str]) -> tuple[Header, tuple[Parsed, ...]]:
@@ -182,9 +182,9 @@ class _Composition:
     def repeats(self, head: str, body: str, side: str, made: Container[str]) -> list[Parsed]:
         """The repeats that stand for the blocks of one stack; `made` are the values that lines before them make."""
 
-        def block(**more: Any) -> Block:
+        def block(**more: Any) -> ParsedLoop:
             (parsed,) = parse_lines([self.filled(head), *self.filled(body, **more).splitlines()])
-            assert isinstance(parsed, Block)
+            assert isinstance(parsed, ParsedLoop)
             return parsed
 
         varying = [n for n in sorted(self.slots(body)) if "i" in names(self.family.slots[n].choose or "0")]
@@ -222,7 +222,9 @@ class _Composition:
         self.kinds[name] = self.kinds.get(name, 0) + 1
         return name if self.kinds[name] == 1 else f"{name}_{self.kinds[name]}"
 
-    def segment(self, blocks: list[tuple[str, Block]], side: str, count: tuple[str, int] | None = None) -> Block:
+    def segment(
+        self, blocks: list[tuple[str, ParsedLoop]], side: str, count: tuple[str, int] | None = None
+    ) -> ParsedLoop:
         """One repeat of blocks: their names ("" where there is only one kind) and lines; `count` where not theirs."""
         symbol = self.counted(blocks[0][1], count)
         self.blocks.append(side)
@@ -239,14 +241,14 @@ class _Composition:
             lines += (self.line_renamed(line, name, names) for line in block.lines)
         return replace(blocks[0][1], count=symbol, each=tuple(each), lines=tuple(lines))
 
-    def counted(self, block: Block, count: tuple[str, int] | None = None) -> str:
+    def counted(self, block: ParsedLoop, count: tuple[str, int] | None = None) -> str:
         """The symbol of a block's size, which says how often it turns."""
         self.counts.append(count or (SYMBOLS.get(block.count, block.count), self.values[block.count]))
         return self.counts[-1][0]
 
     def line_renamed(self, line: Parsed, name: str, names: Mapping[str, str]) -> Parsed:
         """A line of a block: its own weights have the block's name before theirs, and slices are called by `names`."""
-        if isinstance(line, Block):
+        if isinstance(line, ParsedLoop):
             symbol = self.counted(line)
             return replace(
                 line, count=symbol, lines=tuple(self.line_renamed(inner, name, names) for inner in line.lines)
@@ -262,7 +264,7 @@ class _Composition:
         )
 
 
-def _read_first(block: Block) -> Iterator[str]:
+def _read_first(block: ParsedLoop) -> Iterator[str]:
     """What a block reads before it makes it, and is not handed from turn to turn."""
     made = {handed.start for handed in block.carry}
     for line in block.lines:
@@ -270,9 +272,9 @@ def _read_first(block: Block) -> Iterator[str]:
         made.update(makes(line))
 
 
-def _handed_on(block: Block, read: Container[str]) -> dict[str, str]:
+def _handed_on(block: ParsedLoop, read: Container[str]) -> dict[str, str]:
     """What a block makes of the names that are `read` elsewhere, with its axes."""
-    terms = [term for line in block.lines if not isinstance(line, Block) for term in line.left]
+    terms = [term for line in block.lines if not isinstance(line, ParsedLoop) for term in line.left]
     return {term.name: " ".join(term.declared) for term in terms if term.name in read}
 
 

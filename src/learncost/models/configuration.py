@@ -13,7 +13,7 @@ from learncost.layers.layer import Layer
 from learncost.models.argument import find
 from learncost.models.expression import NotWholeError, evaluate, names
 from learncost.models.families import FAMILIES, TABLE, Architecture, Family
-from learncost.models.given import Given, setting
+from learncost.models.given import GivenValue, setting
 from learncost.models.sizes import CANONICAL, LARGEST, spelled
 from learncost.models.tables import RUN, addable, check_open, family_of_layer, letters
 from learncost.models.wording import nearest, printable, shown
@@ -126,7 +126,7 @@ def configure(
     Raises InputError.
     """
     argument = find(model, stdin)
-    flags = {spelling: Given(spelling, value) for spelling, value in (overrides or {}).items()}
+    flags = {spelling: GivenValue(spelling, value) for spelling, value in (overrides or {}).items()}
     if argument.layer is not None:
         family = family_of_layer(argument.layer)
         projected = flags.pop(PROJECTED, None)
@@ -136,9 +136,9 @@ def configure(
         return of_layer(argument.layer, sizes, argument.name, argument.source, _names(projected))
     family = _family(
         next((flag for spelling, flag in flags.items() if spelled(spelling) == "model_type"), None)
-        or Given("model_type", argument.values.get("model_type"), argument.where)
+        or GivenValue("model_type", argument.values.get("model_type"), argument.where)
     )
-    in_file = {spelling: Given(spelling, value, argument.where) for spelling, value in argument.values.items()}
+    in_file = {spelling: GivenValue(spelling, value, argument.where) for spelling, value in argument.values.items()}
     collected = _collect(family, in_file, False)
     collected.update(_collect(family, flags, True))
     architecture_named = _architecture(family, collected)
@@ -211,7 +211,7 @@ def _left_out(layer: Layer) -> Iterator[str]:
         yield f"{number} FLOPs of the forward pass are left out, since nothing reads what they make"
 
 
-def _names(given: Given | None) -> tuple[str, ...]:
+def _names(given: GivenValue | None) -> tuple[str, ...]:
     """Names with commas between them, or a row of them."""
     if given is None or given.value is None:
         return ()
@@ -228,7 +228,7 @@ def _with_unread(configuration: Configuration, unread: int) -> Configuration:
     return replace(configuration, unread=unread, counted=counted)
 
 
-def _family(model_type: Given) -> Family:
+def _family(model_type: GivenValue) -> Family:
     if model_type.value is None:
         raise InputError(f"{model_type.label} is missing; it must be one of {', '.join(FAMILIES)}")
     if not isinstance(model_type.value, str) or model_type.value not in FAMILIES:
@@ -239,15 +239,15 @@ def _family(model_type: Given) -> Family:
     return FAMILIES[model_type.value]
 
 
-def _collect(family: Family, values: Mapping[str, Given], strict: bool) -> dict[str, Given]:
+def _collect(family: Family, values: Mapping[str, GivenValue], strict: bool) -> dict[str, GivenValue]:
     """Return the values under canonical names; `strict` refuses those that the family does not have.
 
     Files are read leniently, because Hugging Face's hold dozens of keys that say nothing about the structure.
     """
-    collected: dict[str, Given] = {}
+    collected: dict[str, GivenValue] = {}
     for spelling, entry in _flat(family, values):
         if spelling == "id2label" and isinstance(entry.value, dict):  # one name for each class: their number
-            spelling, entry = "num_labels", Given(f"{spelling}'s length", len(entry.value), entry.where)
+            spelling, entry = "num_labels", GivenValue(f"{spelling}'s length", len(entry.value), entry.where)
         canonical = _canonical(family, spelling)
         if canonical is None:
             if strict:
@@ -266,21 +266,21 @@ def _collect(family: Family, values: Mapping[str, Given], strict: bool) -> dict[
     return collected
 
 
-def _flat(family: Family, values: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
+def _flat(family: Family, values: Mapping[str, GivenValue]) -> Iterator[tuple[str, GivenValue]]:
     """The keys, both of a list of two and, under `key.inner`, those of nested objects that the family knows so."""
     for spelling, entry in values.items():
         if spelling in family.pairs and isinstance(entry.value, list | tuple) and len(entry.value) == 2:
             for name, value in zip((spelling, family.pairs[spelling]), entry.value, strict=True):
-                yield name, Given(spelling, value, entry.where)
+                yield name, GivenValue(spelling, value, entry.where)
             continue
         if several := family.per_layer.get(size_meant(family, spelling)):
             entries = entry.value if isinstance(entry.value, list | tuple) else []
-            yield several, Given(spelling, list(entries) if len(set(map(str, entries))) > 1 else [], entry.where)
-            entry = Given(spelling, entries[0], entry.where) if entries else entry
+            yield several, GivenValue(spelling, list(entries) if len(set(map(str, entries))) > 1 else [], entry.where)
+            entry = GivenValue(spelling, entries[0], entry.where) if entries else entry
         yield spelling, entry
         if isinstance(entry.value, dict):
             inside = {f"{spelling}.{inner}": value for inner, value in entry.value.items()}
-            nested = _flat(family, {name: Given(name, value, entry.where) for name, value in inside.items()})
+            nested = _flat(family, {name: GivenValue(name, value, entry.where) for name, value in inside.items()})
             spellings = family.spellings.keys() | family.refused.keys()
             yield from ((name, entry) for name, entry in nested if name in spellings and entry.value is not None)
 
@@ -318,11 +318,11 @@ def _no_such_key(family: Family, spelling: str) -> str:
     return f"unknown size or setting {shown(spelling)}{nearest(spelling, spellings)}"
 
 
-def _says(entry: Given | None) -> bool:
+def _says(entry: GivenValue | None) -> bool:
     return entry is not None and entry.value is not None
 
 
-def _settings(family: Family, entries: Mapping[str, Given]) -> dict[str, Any]:
+def _settings(family: Family, entries: Mapping[str, GivenValue]) -> dict[str, Any]:
     """The family's settings: given ones checked, then defaults. Null, or -1 for a number, turns off what can be."""
     settings = {}
     for name, default in family.settings.items():
@@ -337,7 +337,7 @@ def _settings(family: Family, entries: Mapping[str, Given]) -> dict[str, Any]:
 
 
 def _sizes(
-    family: Family, entries: Mapping[str, Given], settings: Mapping[str, Any], name: str, exact: bool
+    family: Family, entries: Mapping[str, GivenValue], settings: Mapping[str, Any], name: str, exact: bool
 ) -> dict[str, int]:
     """Return the family's sizes in its order: given ones checked, then defaults, then what follows from them."""
     sizes: dict[str, int] = {size: value for size, value in family.sizes.items() if isinstance(value, int)}
@@ -373,7 +373,7 @@ def in_order(family: Family) -> list[str]:
     return order
 
 
-def _architecture(family: Family, entries: Mapping[str, Given]) -> Architecture | None:
+def _architecture(family: Family, entries: Mapping[str, GivenValue]) -> Architecture | None:
     """The class that `architectures` names first, if it names one."""
     by_name = {
         name: architecture for architecture in family.architectures for name in (architecture.name, *architecture.also)
@@ -404,7 +404,7 @@ def _usual_architecture(family: Family, values: Mapping[str, Any]) -> Architectu
     return family.architectures[place]
 
 
-def _refuse_unsupported(family: Family, entries: Mapping[str, Given], values: Mapping[str, Any]) -> None:
+def _refuse_unsupported(family: Family, entries: Mapping[str, GivenValue], values: Mapping[str, Any]) -> None:
     for key, supported in family.refused.items():
         if isinstance(supported, str) and supported.startswith("="):
             supported = evaluate(supported[1:], values)

@@ -68,7 +68,7 @@ class Architecture:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TemplateSlot:
     """A place `{name}` in the table's text: `choose` is an expression whose value names one of the texts.
 
     A slot that is always the same has no choice, and its text is called "".
@@ -137,7 +137,7 @@ class Family:
     dropout: Mapping[str, float] = field(default_factory=dict)
     refused: Mapping[str, object] = field(default_factory=dict)
     axes: Mapping[str, str] = field(default_factory=dict)
-    slots: Mapping[str, Slot] = field(default_factory=dict)
+    slots: Mapping[str, TemplateSlot] = field(default_factory=dict)
     modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     module: Mapping[str, Any] = field(default_factory=dict)
     positions: str = "none"
@@ -272,10 +272,10 @@ def _layer(name: str, values: Mapping[str, Any]) -> BaseLayer:
     return BaseLayer(values.get("base", name), tuple(rewritings), dropped, values.get("padded", False))
 
 
-def _slot(values: Mapping[str, str] | str) -> Slot:
+def _slot(values: Mapping[str, str] | str) -> TemplateSlot:
     if isinstance(values, str):
-        return Slot("", {"": _text(values)})
-    return Slot(values["choose"], {key: _text(text) for key, text in values.items() if key != "choose"})
+        return TemplateSlot("", {"": _text(values)})
+    return TemplateSlot(values["choose"], {key: _text(text) for key, text in values.items() if key != "choose"})
 
 
 def _text(text: str) -> str:

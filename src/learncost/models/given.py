@@ -16,7 +16,7 @@ LONGEST = 10**5  # entries of a list, nested ones included
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenValue:
     """A value as it was given: under which spelling, and where; "" is a flag, whose numbers may be text."""
 
     spelling: str
@@ -127,7 +127,7 @@ class Given:
         return meaning
 
 
-def setting(entry: Given, name: str, default: object, activations: Mapping[str, str]) -> Any:
+def setting(entry: GivenValue, name: str, default: object, activations: Mapping[str, str]) -> Any:
     """A setting's value, checked as the type of its default wants it."""
     if name == "activation":
         return entry.one_of(activations)

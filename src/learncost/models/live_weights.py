@@ -11,21 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat, walk
+from learncost.ir.repeat import Loop, walk
 from learncost.models.adaptation import Learned
 from learncost.models.model import Model
 from learncost.models.modules import module_of
-from learncost.models.parts import Parts
+from learncost.models.parts import NamedParts
 from learncost.models.purposes import weighs_tokens
 
 _PATHS = ("lora_A", "lora_B")
 
 
 @dataclass(frozen=True)
-class Parameter:
+class LiveParameter:
     """A parameter: the path of the module that holds it, its own name there, its size, whether it learns."""
 
     path: str
@@ -48,9 +48,9 @@ class Path:
     scale: float
 
 
-def parameters_of(module: Any) -> tuple[list[Parameter], list[Path]]:
+def parameters_of(module: Any) -> tuple[list[LiveParameter], list[Path]]:
     """The parameters as they are without adapters, each once, and peft's paths. Raises `InputError` for others."""
-    plain: list[Parameter] = []
+    plain: list[LiveParameter] = []
     paths: dict[str, Path] = {}
     for name, parameter in module.named_parameters():
         path, _, leaf = name.rpartition(".")
@@ -74,19 +74,19 @@ def parameters_of(module: Any) -> tuple[list[Parameter], list[Path]]:
                 scaling = module.get_submodule(path.partition(".lora_A")[0]).scaling[steps[adapter_place + 1]]
                 paths[beside] = Path(beside, int(parameter.shape[0]), float(scaling))
             continue
-        plain.append(Parameter(".".join(steps), leaf, int(parameter.numel()), bool(parameter.requires_grad)))
+        plain.append(LiveParameter(".".join(steps), leaf, int(parameter.numel()), bool(parameter.requires_grad)))
     return plain, list(paths.values())
 
 
-def learned(model: Model, plain: list[Parameter], paths: list[Path]) -> Learned | None:
+def learned(model: Model, plain: list[LiveParameter], paths: list[Path]) -> Learned | None:
     """What learns of a model, of a module whose parameters these are; None where all do. Raises `InputError`."""
     if all(parameter.learns for parameter in plain) and not paths:
         return None
-    if any(isinstance(line, Repeat) for repeat in model.table.repeats for line in repeat.lines):
+    if any(isinstance(line, Loop) for repeat in model.table.repeats for line in repeat.lines):
         raise InputError(
             "a module whose blocks share weights is counted as a whole: say with train and lora what learns"
         )
-    reader = _Reader(model)
+    reader = _WeightsReader(model)
     try:
         weights = frozenset(reader.weights(plain))
         reader.check(weights, plain)
@@ -104,9 +104,9 @@ def _call(paths: list[Path]) -> str:
     return f"; the nearest call is lc.cost(module.config.to_dict(), lora='{names}', {ranks})"
 
 
-class _Reader:
+class _WeightsReader:
     def __init__(self, model: Model) -> None:
-        self.model, self.parts = model, Parts(model)
+        self.model, self.parts = model, NamedParts(model)
         self.family = model.configuration.family
         self.blocks = tuple(self._blocks())
 
@@ -125,7 +125,7 @@ class _Reader:
 
     def place(self, path: str) -> tuple[int, tuple[str, ...]] | None:
         """The turn and the weights of the block that a path is in."""
-        number = Parameter(path, "", 0, False).block
+        number = LiveParameter(path, "", 0, False).block
         if number is None:
             return None
         side = next((part for part in path.split(".") if part in ("encoder", "decoder")), "")
@@ -135,9 +135,9 @@ class _Reader:
     def weights_of_path(self, path: str, among: Iterable[str]) -> tuple[str, ...]:
         return module_of(path, self.family, among)
 
-    def weights(self, plain: list[Parameter]) -> Iterator[tuple[str, int | None]]:
+    def weights(self, plain: list[LiveParameter]) -> Iterator[tuple[str, int | None]]:
         """The weights that learn, in which turn."""
-        inside: dict[int, list[Parameter]] = {}
+        inside: dict[int, list[LiveParameter]] = {}
         places: dict[int, tuple[int, tuple[str, ...]]] = {}
         outside = []
         stacked = {name for _, _, weights in self.blocks for name in weights}
@@ -154,7 +154,7 @@ class _Reader:
             yield from ((name, turn) for name in self.matched(inside[key], weights, f"block {key}"))
         yield from ((name, None) for name in self.matched(outside, others, "what stands outside of the blocks"))
 
-    def matched(self, theirs: list[Parameter], ours: Iterable[str], where: str) -> Iterator[str]:
+    def matched(self, theirs: list[LiveParameter], ours: Iterable[str], where: str) -> Iterator[str]:
         """Of our weights those that learn as theirs do."""
         left = dict.fromkeys(ours)
         shifts = set(self.parts.biases())
@@ -196,7 +196,7 @@ class _Reader:
                     f"some of {where} is frozen and some is not, and which of our weights those are is not known"
                 )
 
-    def check(self, weights: Iterable[tuple[str, int | None]], plain: list[Parameter]) -> None:
+    def check(self, weights: Iterable[tuple[str, int | None]], plain: list[LiveParameter]) -> None:
         """As many elements must learn as do there; what nothing reads may do as it likes."""
         ours, theirs = (
             sum(self.size(name) for name, _ in weights),
@@ -209,7 +209,7 @@ class _Reader:
         """The elements of a weight, of one turn where it is a stack."""
         axes = self.model.table.axes[name]
         counts = {repeat.count for repeat in self.model.table.repeats}
-        return int(Count.of(axis for axis in axes if axis not in counts).at(self.model.sizes))
+        return int(Polynomial.of(axis for axis in axes if axis not in counts).at(self.model.sizes))
 
     def learned(self, weights: frozenset[tuple[str, int | None]], paths: list[Path]) -> Learned:
         turns: dict[str, set[int]] = {}

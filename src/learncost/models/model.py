@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from learncost.ir.count import Count, base
+from learncost.ir.count import Polynomial, base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Literal
-from learncost.ir.value import DRAWN, Same
+from learncost.ir.value import DRAWN, IdentityKey
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
 from learncost.layers.rewrite import with_masks, with_padding
 from learncost.layers.tiles import read_place_by_place
-from learncost.models.compose import Plan, PlannedLayer, plan
+from learncost.models.compose import CompositionPlan, PlannedLayer, plan
 from learncost.models.configuration import PROJECTED, Configuration, family_of
 from learncost.models.expression import evaluate, names
 from learncost.models.rewritings import REWRITINGS
@@ -60,9 +60,9 @@ class Model:
         return self.table.weights if self.trained is None else self.trained
 
     @property
-    def parameters(self) -> Count:
+    def parameters(self) -> Polynomial:
         """How many there are, in the table's sizes: those of the table, and those that are stored and never read."""
-        return parameters(self.table) + Count.of((), self.configuration.unread)
+        return parameters(self.table) + Polynomial.of((), self.configuration.unread)
 
     @property
     def padded(self) -> bool:
@@ -94,7 +94,7 @@ class Structure:
     @property
     def _key(self) -> tuple[object, ...]:
         model = self.model
-        return Same(model.table), model.trained, model.differentiated, model.kept, model.whole, model.integers
+        return IdentityKey(model.table), model.trained, model.differentiated, model.kept, model.whole, model.integers
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -104,7 +104,7 @@ class Structure:
 
 
 @lru_cache(maxsize=64)
-def _build(plan_: Plan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
+def _build(plan_: CompositionPlan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
     """The table of a plan, and its axes."""
     layers = {planned.name: _rewritten(planned, dropout, padding) for planned in plan_.layers}
     table = _with_blocks(defined(plan_.header, plan_.lines, layers).table, plan_.blocks, plan_.sided)
@@ -198,7 +198,7 @@ def _with_blocks(table: Table, blocks: tuple[str, ...], sided: tuple[str, ...]) 
     stack = iter(blocks)
     lines: list[Statement] = []
     for line in table.lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             block = next(stack)
             lines.append(replace(line, lines=tuple(_in_block(inner, block) for inner in line.lines)))
         elif two_sided and line.tag.layer in sided:
@@ -209,7 +209,7 @@ def _with_blocks(table: Table, blocks: tuple[str, ...], sided: tuple[str, ...]) 
 
 
 def _in_block(line: Statement, block: str) -> Statement:
-    if isinstance(line, Repeat):
+    if isinstance(line, Loop):
         return replace(line, lines=tuple(_in_block(inner, block) for inner in line.lines))
     assert isinstance(line, Line)
     return replace(line, tag=replace(line.tag, block=block))

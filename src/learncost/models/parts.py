@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from learncost.ir.count import size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Sum
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model
 from learncost.models.modules import joint, names, weights_named
 from learncost.models.purposes import layers_that, linear_layers, normalizes
 from learncost.models.wording import nearest, shown
-from learncost.passes.rewrite_lora import Projection, is_linear, is_lookup
+from learncost.passes.rewrite_lora import LoraTarget, is_linear, is_lookup
 
 _HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
 _LINEAR, _GROUPS = ("all-linear", "linear"), ("attention", "feed_forward")
@@ -61,7 +61,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 13
 
 
-class Parts:
+class NamedParts:
     """What the names of a user mean in one model's table."""
 
     def __init__(self, model: Model) -> None:
@@ -70,7 +70,7 @@ class Parts:
         self.weights = frozenset(self.table.weights)
         self.in_blocks = sliced(self.table) & self.weights
         self.lines = tuple(line for line, _ in walk(self.table.lines))
-        places = [place for place, line in enumerate(self.table.lines) if isinstance(line, Repeat)]
+        places = [place for place, line in enumerate(self.table.lines) if isinstance(line, Loop)]
         outside = [line for line in self.table.lines if isinstance(line, Line)]
         after = self.table.lines[places[-1] + 1 :] if places else self.table.lines
         # The head is what stands after the last block, norms aside: also BERT's transformation, and a pooler. A network
@@ -94,7 +94,7 @@ class Parts:
     def _multiplies(self, line: Statement) -> bool:
         return isinstance(line, Line) and any(is_linear(line, name) for name in line.reads if name in self.weights)
 
-    def turns(self, repeat: Repeat) -> int:
+    def turns(self, repeat: Loop) -> int:
         return int(size_of(repeat.count, self.model.sizes))
 
     def biases(self) -> tuple[str, ...]:
@@ -181,28 +181,28 @@ class Parts:
             raise InputError(f"{option}: {self.model.configuration.name} has no weights called {shown(name)}{hint}")
         return weights
 
-    def projections(self, lora_names: Iterable[str]) -> tuple[Projection, ...]:
+    def projections(self, lora_names: Iterable[str]) -> tuple[LoraTarget, ...]:
         """The low-rank paths of the names of `lora`; weights that one module holds share one where all are meant."""
         weights: dict[str, None] = {}
-        others: dict[str, Projection] = {}
+        others: dict[str, LoraTarget] = {}
         for name in lora_names:
             if name in _HEAD and not self._of_module(name):
                 for weight in self._some(self.multiplied("head"), "lora", name, "head"):
                     path = weight if weight.startswith("head") else f"head.{weight}"  # tied: apart from the embedding's
-                    others["head"] = Projection(path, (weight,), ("head",))
+                    others["head"] = LoraTarget(path, (weight,), ("head",))
                 continue
             projected = self._projected(name)
             for weight in projected:
                 if weight in self.embeddings:
                     lookups = tuple(dict.fromkeys(li.tag.layer for li in self.lines if is_lookup(li, weight)))
-                    others[weight] = Projection(weight, (weight,), lookups)
+                    others[weight] = LoraTarget(weight, (weight,), lookups)
                 else:
                     weights[weight] = None
         groups = []
         for name, group in joint(self.family, weights):
-            groups.append(Projection(name, group))
+            groups.append(LoraTarget(name, group))
             weights = {weight: None for weight in weights if weight not in group}
-        return (*others.values(), *groups, *(Projection(weight, (weight,)) for weight in weights))
+        return (*others.values(), *groups, *(LoraTarget(weight, (weight,)) for weight in weights))
 
     def multiplied(self, layer: str = "") -> tuple[str, ...]:
         """The weights that something is multiplied by as matrices, in the layers whose names have this part."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from learncost.ir.count import base
-from learncost.ir.line import Line, Product, Word
+from learncost.ir.line import Line, Op, Product
 from learncost.ir.repeat import walk
 from learncost.ir.term import Read, Term
 from learncost.models.configuration import family_of
@@ -21,17 +21,17 @@ def layers_that(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozense
 
 def normalizes(line: Line) -> bool:
     """Whether it makes numbers of one scale."""
-    return isinstance(line, Word) and entry(line.word).makes == "normal"
+    return isinstance(line, Op) and entry(line.word).makes == "normal"
 
 
 def activates(line: Line) -> bool:
     """Whether it is a function of each element, as an activation."""
-    return isinstance(line, Word) and entry(line.word).pointwise and len(line.right) == 1
+    return isinstance(line, Op) and entry(line.word).pointwise and len(line.right) == 1
 
 
 def weighs_tokens(line: Line) -> bool:
     """Whether it is the softmax of a block's attention among its own tokens, of which there is one in every block."""
-    if not isinstance(line, Word) or not makes_shares(line):
+    if not isinstance(line, Op) or not makes_shares(line):
         return False
     others = {base(axis) for axis in line.left[0].loops if axis not in line.axes}
     return any(base(axis) in others for axis in line.axes)
@@ -50,7 +50,7 @@ def attentions(lines: Collection[Line]) -> tuple[frozenset[str], frozenset[str]]
 
 def makes_shares(line: object) -> bool:
     """Whether it is a softmax, of whatever kind."""
-    return isinstance(line, Word) and entry(line.word).makes == "shares"
+    return isinstance(line, Op) and entry(line.word).makes == "shares"
 
 
 def linear_layers(model: Model) -> frozenset[str]:
@@ -72,7 +72,7 @@ def _chosen_by(lines: Iterable[Line]) -> set[str]:
     """The values that a choice among experts is made of, up to the products that make them."""
     chosen_by: set[str] = set()
     for line in reversed(tuple(lines)):
-        chooses = isinstance(line, Word) and entry(line.word).kind == "choice"
+        chooses = isinstance(line, Op) and entry(line.word).kind == "choice"
         if chooses or (chosen_by & {*line.makes} and not _sums(line)):
             chosen_by |= set(line.reads)
     return chosen_by

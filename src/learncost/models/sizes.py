@@ -15,7 +15,7 @@ from learncost.models.wording import counted, nearest, shown
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ModelSize:
     """One size: its canonical name, its symbol in formulas, what it counts, and its other spellings."""
 
     name: str
@@ -25,32 +25,32 @@ class Size:
 
 
 MODEL_SIZES = (
-    Size("hidden_size", "d_model", "width of the model", ("n_embd", "d_model", "dim")),
-    Size("num_hidden_layers", "n_layer", "blocks", ("n_layer", "n_layers", "num_layers")),
-    Size("num_attention_heads", "h", "attention heads of a block", ("n_head", "n_heads", "num_heads", "h")),
-    Size("head_dim", "d_k", "width of one head's queries, keys and values", ("d_k", "d_head")),
-    Size(
+    ModelSize("hidden_size", "d_model", "width of the model", ("n_embd", "d_model", "dim")),
+    ModelSize("num_hidden_layers", "n_layer", "blocks", ("n_layer", "n_layers", "num_layers")),
+    ModelSize("num_attention_heads", "h", "attention heads of a block", ("n_head", "n_heads", "num_heads", "h")),
+    ModelSize("head_dim", "d_k", "width of one head's queries, keys and values", ("d_k", "d_head")),
+    ModelSize(
         "intermediate_size", "d_ff", "width of the feed-forward network", ("n_inner", "d_ff", "hidden_dim", "ffn_dim")
     ),
-    Size("vocab_size", "voc", "tokens in the vocabulary", ("voc", "voc_size", "n_vocab")),
-    Size(
+    ModelSize("vocab_size", "voc", "tokens in the vocabulary", ("voc", "voc_size", "n_vocab")),
+    ModelSize(
         "max_position_embeddings",
         "max_len",
         "positions that the model has",
         ("n_positions", "n_ctx", "block_size", "max_len"),
     ),
-    Size("type_vocab_size", "n_type", "token types"),
-    Size("n_enc", "n_enc", "blocks of the encoder", ("encoder_layers", "num_encoder_layers")),
-    Size("n_dec", "n_dec", "blocks of the decoder", ("decoder_layers", "num_decoder_layers")),
+    ModelSize("type_vocab_size", "n_type", "token types"),
+    ModelSize("n_enc", "n_enc", "blocks of the encoder", ("encoder_layers", "num_encoder_layers")),
+    ModelSize("n_dec", "n_dec", "blocks of the decoder", ("decoder_layers", "num_decoder_layers")),
 )
 """The sizes that a configuration may have."""
 
 RUN_SIZES = (
-    Size(
+    ModelSize(
         "seq_len", "N", "tokens in a sequence; those of the encoder where there is a decoder too", ("N", "seq_length")
     ),
-    Size("target_len", "M", "tokens in a sequence of the decoder", ("M", "target_length")),
-    Size("batch_size", "B", "sequences in a batch", ("B",)),
+    ModelSize("target_len", "M", "tokens in a sequence of the decoder", ("M", "target_length")),
+    ModelSize("batch_size", "B", "sequences in a batch", ("B",)),
 )
 """The sizes of one step, which no configuration holds."""
 

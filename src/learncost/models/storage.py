@@ -24,7 +24,7 @@ TEMPORARY = ".partial"
 
 
 @dataclass(frozen=True)
-class Kept:
+class WriteAdvice:
     """What a message about a file that cannot be written ends with: what is still there, and what goes on from it."""
 
     what: str = ""
@@ -37,7 +37,7 @@ class Kept:
         return f"; {sentence}" if sentence else ""
 
 
-NOTHING = Kept()
+NOTHING = WriteAdvice()
 
 
 def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
@@ -52,7 +52,7 @@ def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
 
 
 @contextmanager
-def written(path: Path, kept: Kept = NOTHING) -> Iterator[Path]:
+def written(path: Path, kept: WriteAdvice = NOTHING) -> Iterator[Path]:
     """A temporary path to write to, which takes the place of `path` when everything is on the disk.
 
     Raises InputError; what was at `path` stays then.
@@ -86,7 +86,7 @@ _ADVICE: Mapping[int, str] = {
 """What helps against an error of the system."""
 
 
-def cannot_write(path: Path, error: OSError, kept: Kept = NOTHING) -> InputError:
+def cannot_write(path: Path, error: OSError, kept: WriteAdvice = NOTHING) -> InputError:
     """The message about a file or a folder that cannot be written: why, and what helps against it."""
     return InputError(f"cannot write {path}: {_reason(path, error)}{kept.after(_ADVICE.get(error.errno or 0, ''))}")
 
@@ -149,18 +149,18 @@ def _to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, content: bytes, kept: Kept = NOTHING) -> None:
+def write_bytes(path: Path, content: bytes, kept: WriteAdvice = NOTHING) -> None:
     """A whole file."""
     with written(path, kept) as temporary:
         temporary.write_bytes(content)
 
 
-def write_text(path: Path, text: str, kept: Kept = NOTHING) -> None:
+def write_text(path: Path, text: str, kept: WriteAdvice = NOTHING) -> None:
     """A whole file of text."""
     write_bytes(path, text.encode(), kept)
 
 
-def write_json(path: Path, value: Mapping[str, Any], kept: Kept = NOTHING) -> None:
+def write_json(path: Path, value: Mapping[str, Any], kept: WriteAdvice = NOTHING) -> None:
     """A whole JSON file, readable by people."""
     write_text(path, json.dumps(value, indent=2) + "\n", kept)
 
@@ -192,7 +192,7 @@ def safetensors() -> Any:
     return safetensors
 
 
-def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: Kept = NOTHING) -> str:
+def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: WriteAdvice = NOTHING) -> str:
     """Arrays by name, with metadata and a digest of all of them, as a file in the format safetensors; the digest.
 
     One array after the other: none but the one that is being written is copied.

@@ -10,7 +10,7 @@ from learncost.ir.line import Line
 from learncost.ir.repeat import walk
 from learncost.ir.stated import Limit, size_names
 from learncost.ir.table import Table
-from learncost.ir.value import Same
+from learncost.ir.value import IdentityKey
 from learncost.layers.layer import Layer
 from learncost.models.expression import names as names_in
 from learncost.models.families import Family
@@ -35,7 +35,7 @@ def family_of_layer(layer: Layer) -> Family:
     Sizes that the layer fixes are defaults, the others are required. B, M and N are the run's: the number of sequences
     and the lengths, which a run has to say where the layer leaves them open.
     """
-    return _family(Same(layer))
+    return _family(IdentityKey(layer))
 
 
 def check_open(layer: Layer, name: str, given: Container[str]) -> None:
@@ -85,7 +85,7 @@ def addable(table: Table) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _family(same: Same[Layer]) -> Family:
+def _family(same: IdentityKey[Layer]) -> Family:
     layer = same.content
     names = letters(layer)
     lengths = [axis for axis in LENGTHS if axis in names and axis not in layer.follows]

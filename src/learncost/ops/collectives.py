@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeGuard
 
-from learncost.ir.line import Word
-from learncost.ops.entry import Entry, define, entry
+from learncost.ir.line import Op
+from learncost.ops.entry import OpDef, define, entry
 
 KIND = "collective"
 
 
 def _collective(name: str, source: str) -> None:
-    define(Entry(name, ("X",), ("Y",), kind=KIND, source=source))
+    define(OpDef(name, ("X",), ("Y",), kind=KIND, source=source))
 
 
 _collective("all_reduce", "the sum of all devices' arrays, on every one")
@@ -35,7 +35,7 @@ _collective("combine", "rows come back from the device that owns what they read 
 _collective("send", "an array goes to the device at a place on the axis, which receives it: `send[pp 1](X)`")
 _collective("pass_on", "an array goes to the next device on the axis, and that of the device before it comes")
 define(
-    Entry("receive", (), ("Y",), kind=KIND, source="what the device at a place on the axis sends: `receive[pp 0]()`")
+    OpDef("receive", (), ("Y",), kind=KIND, source="what the device at a place on the axis sends: `receive[pp 0]()`")
 )
 
 REDUCES: Mapping[str, str] = {"all_reduce": "sum", "all_reduce_max": "max", "all_reduce_min": "min"}
@@ -48,15 +48,15 @@ SENDS_NOTHING: frozenset[str] = frozenset({"shard", "part", "receive"})
 """Collectives that every device answers from what it has, or that somebody else sends."""
 
 
-def place_changed(line: Word) -> int:
+def place_changed(line: Op) -> int:
     """Which axis of an array a collective cuts, where it reads and makes one that is cut otherwise."""
     before, after = line.right[0].declared, line.left[0].declared
     return next(place for place, axis in enumerate(after) if axis != before[place])
 
 
-def is_collective(line: object) -> TypeGuard[Word]:
+def is_collective(line: object) -> TypeGuard[Op]:
     """Whether a line is a word between devices."""
-    return isinstance(line, Word) and _is_between(line.word)
+    return isinstance(line, Op) and _is_between(line.word)
 
 
 @lru_cache(maxsize=4096)
@@ -64,6 +64,6 @@ def _is_between(word: str) -> bool:
     return entry(word).kind == KIND  # asked of every line that runs
 
 
-def sends(line: object) -> TypeGuard[Word]:
+def sends(line: object) -> TypeGuard[Op]:
     """Whether a line is one by which a device sends something."""
     return is_collective(line) and line.word not in SENDS_NOTHING

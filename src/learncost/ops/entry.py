@@ -18,7 +18,7 @@ Lines = tuple[Line, ...]
 
 
 @dataclass(frozen=True)
-class Entry:
+class OpDef:
     """A word: `n` stands for the axes it acts on, `_` for all the others.
 
     inputs    names of its operands, in order; `defaults` are literals for the last ones
@@ -152,11 +152,11 @@ def _parse(text: str) -> Lines:
     return tuple(line for line in lines if isinstance(line, Line))
 
 
-_entries: dict[str, Entry] = {}
+_entries: dict[str, OpDef] = {}
 _aliases: dict[str, str] = {}
 
 
-def define(entry: Entry, aliases: tuple[str, ...] = ()) -> Entry:
+def define(entry: OpDef, aliases: tuple[str, ...] = ()) -> OpDef:
     """Add a word to the vocabulary."""
     _entries[entry.name] = entry
     _aliases.update(dict.fromkeys(aliases, entry.name))
@@ -173,7 +173,7 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def word_called(name: str) -> Entry | None:
+def word_called(name: str) -> OpDef | None:
     """The word that people call so, in any case and with hyphens."""
     by_spelling = {plain(spelling): spelling for spelling in (*_aliases, *_entries)}
     return entry(by_spelling[plain(name)]) if plain(name) in by_spelling else None
@@ -186,7 +186,7 @@ def canonical(name: str) -> str:
     return _aliases.get(name, name)
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> OpDef:
     """The entry of a word; an unknown one is refused with the nearest known."""
     word = OPAQUE if name == OPAQUE.name else _entries.get(canonical(name))
     if word is None:
@@ -196,10 +196,10 @@ def entry(name: str) -> Entry:
     return word
 
 
-OPAQUE = Entry("opaque", (), (), kind="opaque", source="what is not derived: a line has a cost and no meaning")
+OPAQUE = OpDef("opaque", (), (), kind="opaque", source="what is not derived: a line has a cost and no meaning")
 """No word like others, so it is not among them: any operands, any results, nothing to run."""
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[OpDef, ...]:
     """Every word that a layer may be written with, in the order of their definition: collectives are not among them."""
     return tuple(word for word in _entries.values() if word.kind != "collective")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from learncost.ir.term import Literal
-from learncost.ops.entry import Entry, define
+from learncost.ops.entry import OpDef, define
 
 define(
-    Entry(
+    OpDef(
         "rms_normalize",
         ("X", "e"),
         ("Y",),
@@ -43,7 +43,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "vector_norm",
         ("X",),
         ("Y",),
@@ -71,7 +71,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "proportion",
         ("X", "e"),
         ("Y",),
@@ -98,7 +98,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "softmax_with_sink",
         ("X", "z"),
         ("Y",),
@@ -136,7 +136,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "at_most",
         ("X", "Z"),
         ("Y",),
@@ -151,7 +151,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "log_sigmoid",
         ("X",),
         ("Y",),

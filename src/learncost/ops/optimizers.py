@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learncost.ops.entry import Entry, define
+from learncost.ops.entry import OpDef, define
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def _optimizer(name: str, state: Sequence[str], scalars: Sequence[str], body: st
     step t, eps, and decay = 1 - lr x weight decay.
     """
     outputs = ("U", *(f"{state_name}2" for state_name in state))
-    define(Entry(name, ("W", "G", *state, *scalars), outputs, body, pointwise=True, source=source))
+    define(OpDef(name, ("W", "G", *state, *scalars), outputs, body, pointwise=True, source=source))
     OPTIMIZERS[name] = Optimizer(name, tuple(state), tuple(scalars), kept)
 
 
@@ -106,7 +106,7 @@ _optimizer(
 )
 
 define(
-    Entry(
+    OpDef(
         "stochastic_round",
         ("X", "S", "P"),
         ("Y",),

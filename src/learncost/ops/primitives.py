@@ -9,7 +9,7 @@ import math
 import operator
 from typing import Any
 
-from learncost.ops.entry import Entry, define
+from learncost.ops.entry import OpDef, define
 
 MODULES = {"numpy": "np", "torch": "torch", "jax": "jnp"}
 """What emitted programs call the libraries."""
@@ -18,7 +18,7 @@ MODULES = {"numpy": "np", "torch": "torch", "jax": "jnp"}
 def _elementwise(name: str, *inputs: str, gradient: str = "", aliases: tuple[str, ...] = (), **more: Any) -> None:
     """A function of each element, of X where it is not told of what."""
     operands = inputs or ("X",)
-    define(Entry(name, operands, ("Y",), gradient_text=gradient, kind="elementwise", pointwise=True, **more), aliases)
+    define(OpDef(name, operands, ("Y",), gradient_text=gradient, kind="elementwise", pointwise=True, **more), aliases)
 
 
 _elementwise("exp", gradient="dX[_] = dY[_] Y[_]", c="exp_{real}(X)", work=10)
@@ -271,7 +271,7 @@ _elementwise(
     source="how many bits |X| has: the least whole n of which 2^n is larger; of 0 it is 0; its derivative is 0",
 )
 define(
-    Entry(
+    OpDef(
         "stop_gradient",
         ("X",),
         ("Y",),
@@ -300,7 +300,7 @@ def _reduction(name: str, by: str, outside: float, aliases: tuple[str, ...], sou
     H[_] = E[_ n] tX[_ n]
     tY[_] = divide(H[_], c[_])
     """
-    row = Entry(
+    row = OpDef(
         name,
         ("X",),
         ("Y",),
@@ -320,7 +320,7 @@ _reduction("min", "minimum", math.inf, ("amin",), "equal minima share the gradie
 
 def _scan(name: str, backwards: bool, other: str, spelled: dict[str, str]) -> None:
     """Sums of all up to each place along an axis; their gradients are the sums from the other end."""
-    row = Entry(
+    row = OpDef(
         name,
         ("X",),
         ("Y",),
@@ -351,7 +351,7 @@ def _choice(name: str, chooses: str, largest: bool, spelled: dict[str, str], sou
     """Places along an axis, of equal values the first one first: indices, without a gradient."""
     more: dict[str, Any] = {"kind": "choice", "chooses": chooses, "largest": largest}
     more["outside"] = None if chooses == "all" else -math.inf if largest else math.inf
-    define(Entry(name, ("X",), ("Y",), spelled=spelled, source=source, **more), aliases)
+    define(OpDef(name, ("X",), ("Y",), spelled=spelled, source=source, **more), aliases)
 
 
 for _name, _largest in (("argmax", True), ("argmin", False)):
@@ -384,14 +384,14 @@ _choice(
     "top_k",
 )
 
-define(Entry("zeros", (), ("Y",), kind="constant", fill=0.0))
-define(Entry("ones", (), ("Y",), kind="constant", fill=1.0))
+define(OpDef("zeros", (), ("Y",), kind="constant", fill=0.0))
+define(OpDef("ones", (), ("Y",), kind="constant", fill=1.0))
 define(
-    Entry("eye", (), ("Y",), kind="constant", source="1 where the first half of the axes equals the second, else 0"),
+    OpDef("eye", (), ("Y",), kind="constant", source="1 where the first half of the axes equals the second, else 0"),
     aliases=("identity", "diagonal"),
 )
 define(
-    Entry(
+    OpDef(
         "join",
         ("X", "Z"),
         ("Y",),
@@ -400,7 +400,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "append",
         ("X", "Z"),
         ("Y",),

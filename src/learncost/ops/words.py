@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from learncost.ir.term import Literal
-from learncost.ops.entry import Entry, define
+from learncost.ops.entry import OpDef, define
 
 define(
-    Entry(
+    OpDef(
         "softmax",
         ("X",),
         ("Y",),
@@ -42,7 +42,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "safe_softmax",
         ("X",),
         ("Y",),
@@ -67,7 +67,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "log_softmax",
         ("X",),
         ("Y",),
@@ -103,7 +103,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "safe_log_softmax",
         ("X",),
         ("Y",),
@@ -135,7 +135,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "normalize",
         ("X", "e"),
         ("Y",),
@@ -177,7 +177,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "gelu",
         ("X",),
         ("Y",),
@@ -211,7 +211,7 @@ define(
     aliases=("gelu_erf",),
 )
 define(
-    Entry(
+    OpDef(
         "gelu_tanh",
         ("X",),
         ("Y",),
@@ -255,7 +255,7 @@ define(
     aliases=("gelu_new", "gelu_pytorch_tanh"),
 )
 define(
-    Entry(
+    OpDef(
         "relu",
         ("X",),
         ("Y",),
@@ -273,7 +273,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "sigmoid",
         ("X",),
         ("Y",),
@@ -297,7 +297,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "silu",
         ("X",),
         ("Y",),
@@ -323,7 +323,7 @@ define(
     aliases=("swish",),
 )
 define(
-    Entry(
+    OpDef(
         "softplus",
         ("X",),
         ("Y",),
@@ -346,7 +346,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "elu",
         ("X", "a"),
         ("Y",),
@@ -370,7 +370,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "sum",
         ("X",),
         ("Y",),
@@ -382,7 +382,7 @@ define(
     )
 )
 define(
-    Entry(
+    OpDef(
         "mean",
         ("X",),
         ("Y",),

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Word
-from learncost.ir.repeat import Repeat, Statement, defined
+from learncost.ir.line import Line, Op
+from learncost.ir.repeat import Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -31,7 +31,7 @@ def at_once(table: Table) -> Table:
         place = next(i for i, line in enumerate(lines) if gradient in line.makes)
         readers = [i for i, line in enumerate(lines) if i > place and not arrays.isdisjoint(line.reads)]
         maker = lines[place]
-        if isinstance(maker, Repeat) and not readers and gradient in {outer for _, outer in maker.keep}:
+        if isinstance(maker, Loop) and not readers and gradient in {outer for _, outer in maker.keep}:
             lines[place] = _in_turns(maker, gradient, chain, table)
         else:
             place = max((place, *readers)) + 1
@@ -96,7 +96,7 @@ def _needed(chain: Iterable[Line], before: Mapping[str, Line]) -> list[Line]:
 
 def _along(line: Line, axis: str) -> bool:
     """Whether a word acts along an axis, so that no slice of its result is made of a slice."""
-    return isinstance(line, Word) and axis in line.axes
+    return isinstance(line, Op) and axis in line.axes
 
 
 def _updates(line: Statement) -> bool:
@@ -104,8 +104,8 @@ def _updates(line: Statement) -> bool:
 
 
 def _in_turns(
-    repeat: Repeat, gradient: str, chain: Sequence[Line], table: Table, around: Mapping[str, Value] | None = None
-) -> Repeat:
+    repeat: Loop, gradient: str, chain: Sequence[Line], table: Table, around: Mapping[str, Value] | None = None
+) -> Loop:
     """The repeat in whose turns a stack of gradients is made, with the update of the turn's weight in its stead.
 
     around   what is known of the names there, where it stands in another repeat
@@ -128,7 +128,7 @@ def _in_turns(
     lines = list(repeat.lines)
     if together:  # several turns' gradients are there, each made in a turn of a repeat inside
         place, maker = next((i, line) for i, line in enumerate(lines) if names[gradient] in line.makes)
-        assert isinstance(maker, Repeat)
+        assert isinstance(maker, Loop)
         lines[place] = _in_turns(
             maker, names[gradient], [line.renamed(names) for line in chain], table, {**values, **values_inside}
         )

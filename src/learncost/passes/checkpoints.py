@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.ir.line import Line, Product, Word
+from learncost.ir.line import Line, Op, Product
 from learncost.ir.repeat import Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
@@ -40,7 +40,7 @@ def _scope(lines: Sequence[Statement], values: Values, outputs: set[str]) -> tup
 
 
 @dataclass(frozen=True)
-class _Checkpoint:
+class _LineCheckpoint:
     """A checkpoint: its path, the places of its lines forward, and how many of them run again."""
 
     path: Path
@@ -100,11 +100,11 @@ def _with_checkpoints(lines: Sequence[Statement], values: Values) -> tuple[State
     return tuple(result)
 
 
-def _found(path: Path, forward: dict[int, Line], reverse: dict[int, Line], maker: dict[str, int]) -> _Checkpoint:
+def _found(path: Path, forward: dict[int, Line], reverse: dict[int, Line], maker: dict[str, int]) -> _LineCheckpoint:
     """A checkpoint, which stops where autograd kept the last value of it."""
     places = tuple(place for place, line in forward.items() if path_of(line)[: len(path)] == path)
     if not places or _is_whole(path, forward[places[0]]):
-        return _Checkpoint(path, places, len(places))
+        return _LineCheckpoint(path, places, len(places))
     end = 0  # places of lines before it run again
     for line in reverse.values():
         of_line = path_of(line)
@@ -122,14 +122,14 @@ def _found(path: Path, forward: dict[int, Line], reverse: dict[int, Line], maker
                 place for place in places if path_of(forward[place]) == path and _keeps(forward[place], name, line)
             )
             end = max(end, max(readers, default=0), maker[name] + 1 if maker.get(name) in places else 0)
-    return _Checkpoint(path, places, sum(place < end for place in places))
+    return _LineCheckpoint(path, places, sum(place < end for place in places))
 
 
 def _keeps(line: Line, name: str, gradient: Line) -> bool:
     """Whether a line keeps an operand for this line of its gradient."""
     if (line.tag.module, line.tag.operator) != (gradient.tag.module, gradient.tag.operator) or name not in line.reads:
         return False
-    return isinstance(line, Word) or (isinstance(line, Product) and sum(isinstance(t, Term) for t in line.right) > 1)
+    return isinstance(line, Op) or (isinstance(line, Product) and sum(isinstance(t, Term) for t in line.right) > 1)
 
 
 def _marks(line: Line) -> Path:

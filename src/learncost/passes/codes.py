@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Role, Value
 
@@ -25,7 +25,7 @@ def coded(number: Term, name: str, inside: Sequence[str], values: Values, macro:
     """
     axes = number.declared
     rows = tuple(axis for axis in axes if axis not in inside)
-    tag = Tag(LAYER, macro=macro)
+    tag = Meta(LAYER, macro=macro)
 
     def term(part: str, of: tuple[str, ...], role: Role = "step", dtype: str = "") -> Term:
         values[f"{name}.{part}"] = Value(of, role, dtype=dtype)
@@ -34,10 +34,10 @@ def coded(number: Term, name: str, inside: Sequence[str], values: Values, macro:
     size, most, least = term("size", axes), term("most", rows), term("least", rows)
     scales, parts, places = term("scales", rows, "value"), term("parts", axes), term("places", axes)
     codes = term("codes", axes, "value", "int8")
-    yield Word((size,), (number,), (), tag, "abs", (), "body", ("X",), ("Y",))
-    yield Word((most,), (size,), (), tag, "max", tuple(inside), "body", ("X",), ("Y",))
+    yield Op((size,), (number,), (), tag, "abs", (), "body", ("X",), ("Y",))
+    yield Op((most,), (size,), (), tag, "max", tuple(inside), "body", ("X",), ("Y",))
     yield Product((least,), (most, Literal(1 / LARGEST)), (), tag)
-    yield Word((scales,), (least, Literal(LEAST)), (), tag, "maximum", (), "body", ("X", "Z"), ("Y",))
-    yield Word((parts,), (number, scales), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
+    yield Op((scales,), (least, Literal(LEAST)), (), tag, "maximum", (), "body", ("X", "Z"), ("Y",))
+    yield Op((parts,), (number, scales), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
     yield Sum((places,), (parts, Literal(0.5)), (), tag, (1, 1))
-    yield Word((codes,), (places,), (), tag, "floor", (), "body", ("X",), ("Y",))
+    yield Op((codes,), (places,), (), tag, "floor", (), "body", ("X",), ("Y",))

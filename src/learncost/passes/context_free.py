@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from learncost.ir.line import Line, Sum, Word
-from learncost.ir.repeat import Repeat, walk
+from learncost.ir.line import Line, Op, Sum
+from learncost.ir.repeat import Loop, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 
@@ -22,7 +22,7 @@ def alone(table: Table) -> Callable[[Line], bool]:
     while repeats:
         repeat = repeats.pop()
         pairs += [*repeat.each, *repeat.keep]
-        repeats += [line for line in repeat.lines if isinstance(line, Repeat)]
+        repeats += [line for line in repeat.lines if isinstance(line, Loop)]
     before = -1
     while before != len(conditioned):
         before = len(conditioned)
@@ -33,7 +33,7 @@ def alone(table: Table) -> Callable[[Line], bool]:
 def shape(line: Line) -> Hashable:
     """What the counts of a line that stands alone depend on: everything but its names and its tag."""
     particulars: tuple[Hashable, ...] = ()
-    if isinstance(line, Word):
+    if isinstance(line, Op):
         particulars = (line.word, line.part, line.axes, line.given, line.gives, line.opaque)
     elif isinstance(line, Sum):
         particulars = line.signs

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
-from learncost.ir.line import Kernel, Line, Word
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.line import FusedKernel, Line, Op
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table, features
 from learncost.layers.names import named_once
 from learncost.ops import entry
 from learncost.passes.inverse import inverted, kept_again
-from learncost.passes.kernels import Names
+from learncost.passes.kernels import KernelNames
 from learncost.passes.rematerialization import recomputed, run_once
 
 QUERIES = 32
@@ -47,7 +47,7 @@ def flash(table: Table) -> Table:
     # With their gradients: through an explicit Jacobian these have more axes, and are no pairs themselves.
     gradients = {name: value.of for name, value in again.known.items() if value.role == "gradient"}
     pairs |= {name: pairs[of] for name, of in gradients.items() if of in pairs and name not in pairs}
-    planned = replace(again, lines=_kernels(again.lines, pairs, Names(again)))
+    planned = replace(again, lines=_kernels(again.lines, pairs, KernelNames(again)))
     if once is table:
         return planned
     return inverted(planned) if kept is not table else recomputed(planned, lambda line: True, whole=True)
@@ -61,11 +61,11 @@ def scores(table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
 def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
     score_axes: dict[str, tuple[tuple[str, ...], str]] = {}
     for line in lines:
-        if not isinstance(line, Repeat):
+        if not isinstance(line, Loop):
             continue
         score_axes |= _pairs(line.lines, table)
         softmax = next(
-            (inner for inner in line.lines if isinstance(inner, Word) and entry(inner.word).makes == "shares"), None
+            (inner for inner in line.lines if isinstance(inner, Op) and entry(inner.word).makes == "shares"), None
         )
         if softmax is None or len(softmax.axes) != 1:
             continue
@@ -82,7 +82,7 @@ def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[st
     return score_axes
 
 
-def _queries(softmax: Word, keys: str, table: Table) -> str | None:
+def _queries(softmax: Op, keys: str, table: Table) -> str | None:
     """The axis of the scores whose positions are the queries': the other one that no weight has."""
     sizes = features(table) | _chosen(table)
     rows = [axis for axis in softmax.left[0].declared if base(axis) not in sizes and axis != "B"]
@@ -96,13 +96,13 @@ def _chosen(table: Table) -> frozenset[str]:
     return frozenset(
         base(axis)
         for line, _ in walk(table.lines)
-        if isinstance(line, Word) and line.part == "body" and entry(line.word).kind == "choice"
+        if isinstance(line, Op) and line.part == "body" and entry(line.word).kind == "choice"
         for axis in line.chosen
     )
 
 
 def _kernels(
-    lines: Sequence[Statement], pairs: dict[str, tuple[tuple[str, ...], str]], names: Names
+    lines: Sequence[Statement], pairs: dict[str, tuple[tuple[str, ...], str]], names: KernelNames
 ) -> tuple[Statement, ...]:
     """The lines of a scope, those that make or read scores in kernels."""
     result: list[Statement] = []
@@ -115,12 +115,12 @@ def _kernels(
             wish = f"{group[0].tag.layer or 'attention'}_scores"
             if any(line.tag.macro == "backward" for line in group):
                 wish = f"{wish}_backward"
-            kernel = Kernel(names.of(wish), turns, (queries, QUERIES))
+            kernel = FusedKernel(names.of(wish), turns, (queries, QUERIES))
             result.extend(replace(line, tag=replace(line.tag, kernel=kernel)) for line in group)
             group.clear()
 
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             close()
             result.append(replace(line, lines=_kernels(line.lines, pairs, names)))
         elif not pairs.keys().isdisjoint((*line.makes, *line.reads)):

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.ir.count import base
-from learncost.ir.line import Kernel, Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.layers.names import named_once
-from learncost.passes.kernels import Names
+from learncost.passes.kernels import KernelNames
 
 _APART = ("zeros", "eye", "append", "join", "inside")
 
@@ -44,7 +44,7 @@ class _Axes:
 def fused(table: Table) -> Table:
     """The table with every line that is no matrix product in a kernel; kernels that other plans made stay."""
     table = named_once(table)
-    return replace(table, lines=_fused(table.lines, _Axes.of(table), Names(table)))
+    return replace(table, lines=_fused(table.lines, _Axes.of(table), KernelNames(table)))
 
 
 def _multiplies(line: Line) -> bool:
@@ -55,7 +55,7 @@ def _multiplies(line: Line) -> bool:
 def _does(lines: Sequence[Line]) -> str:
     """What the lines do: their layers, and whether they go backward."""
     layers = list(dict.fromkeys(line.tag.layer for line in lines if line.tag.layer)) or ["sums"]
-    words = [line.word for line in lines if isinstance(line, Word)]
+    words = [line.word for line in lines if isinstance(line, Op)]
     if len(layers) == 1 and words and words[0] != layers[0] and len(set(words)) == 1:
         layers.append(words[0])
     if any(line.tag.macro in ("backward", "weight_update") for line in lines):
@@ -64,7 +64,7 @@ def _does(lines: Sequence[Line]) -> str:
 
 
 @dataclass
-class _Group:
+class _FusionGroup:
     rows: tuple[str, ...]
     lines: list[Line]
 
@@ -86,25 +86,25 @@ class _Group:
         return self.totals.isdisjoint(line.reads) and all({*self.rows} <= {*term.axes} for term in of_others)
 
 
-def _fused(lines: Iterable[Statement], axes: _Axes, names: Names) -> tuple[Statement, ...]:
+def _fused(lines: Iterable[Statement], axes: _Axes, names: KernelNames) -> tuple[Statement, ...]:
     """One scope: groups of lines, and between them what stands alone."""
-    parts: list[_Group | Statement] = []
+    parts: list[_FusionGroup | Statement] = []
     for line in _updates_late(_sums_early(tuple(lines), axes), axes):
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             parts.append(replace(line, lines=_fused(line.lines, axes, names)))
             continue
         rows = _rows(line, axes)
         last = parts[-1] if parts else None
         if rows is None or line.tag.kernel:
             parts.append(line)
-        elif isinstance(last, _Group) and last.rows == rows and last.takes(line):
+        elif isinstance(last, _FusionGroup) and last.rows == rows and last.takes(line):
             last.lines.append(line)
         else:
-            parts.append(_Group(rows, [line]))
+            parts.append(_FusionGroup(rows, [line]))
     result: list[Statement] = []
     for part in parts:
-        if isinstance(part, _Group):
-            kernel = Kernel(names.of(_does(part.lines)), part.rows)
+        if isinstance(part, _FusionGroup):
+            kernel = FusedKernel(names.of(_does(part.lines)), part.rows)
             result += [replace(line, tag=replace(line.tag, kernel=kernel)) for line in part.lines]
         else:
             result.append(part)
@@ -113,11 +113,11 @@ def _fused(lines: Iterable[Statement], axes: _Axes, names: Names) -> tuple[State
 
 def _rows(line: Line, axes: _Axes) -> tuple[str, ...] | None:
     """The axes that a kernel of this line takes turns over: those of no weight. None: the line stands alone."""
-    if _multiplies(line) or (isinstance(line, Word) and line.word in _APART):
+    if _multiplies(line) or (isinstance(line, Op) and line.word in _APART):
         return None
     if line.tag.macro == "optimizer_step":
-        return () if isinstance(line, Word) else None  # element by element
-    acted = {*line.axes, *line.chosen} if isinstance(line, Word) else set()
+        return () if isinstance(line, Op) else None  # element by element
+    acted = {*line.axes, *line.chosen} if isinstance(line, Op) else set()
     rows = tuple(axis for axis in line.loops if base(axis) not in axes.features and axis not in acted)
     if len({base(axis) for axis in rows}) < len(rows):
         return None
@@ -184,7 +184,7 @@ def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
             old = updated[line.tag.kernel]
             flush({name for waiting in late if not old.isdisjoint(waiting.reads) for name in waiting.makes})
         product = _stands_alone(line)
-        if isinstance(line, Repeat) or (passed and product):
+        if isinstance(line, Loop) or (passed and product):
             flush()
             passed = False
         flush(set(line.reads))
@@ -194,9 +194,9 @@ def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
     return result
 
 
-def _updated(lines: Sequence[Statement]) -> dict[Kernel | None, set[str]]:
+def _updated(lines: Sequence[Statement]) -> dict[FusedKernel | None, set[str]]:
     """By the kernels of other plans that have lines of an optimizer: the arrays that these read, and may change."""
-    arrays: dict[Kernel | None, set[str]] = {}
+    arrays: dict[FusedKernel | None, set[str]] = {}
     for line in lines:
         if isinstance(line, Line) and line.tag.kernel and line.tag.macro == "optimizer_step":
             terms = (term for term in line.right if isinstance(term, Term) and term.axes)

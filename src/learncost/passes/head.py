@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.ir.line import Line, Product, Sum, Word
-from learncost.ir.repeat import Carry, Repeat, Statement, defined
+from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.repeat import Carry, Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
@@ -33,7 +33,7 @@ def head(table: Table) -> Table:
     begin, end, wide = part
     later = {name for line in table.lines[end:] for name in line.reads} | set(table.outputs)
     try:
-        turns = _Turns(table, later)
+        turns = _ChunkLoop(table, later)
         for line in table.lines[begin:end]:
             turns.line(line)
         if wide & {name for name, _ in turns.keep}:
@@ -48,7 +48,7 @@ def head(table: Table) -> Table:
 
 def _inside(line: Statement, around: Table) -> Statement:
     """A repeat in whose turns the head and its loss stand, as those of local losses do; any other line as it is."""
-    if not isinstance(line, Repeat):
+    if not isinstance(line, Loop):
         return line
     outputs = (*(carry.end for carry in line.carry), *(name for name, _ in line.keep))
     turn = replace(around, lines=line.lines, values={**around.values, **line.values}, outputs=outputs)
@@ -61,7 +61,7 @@ def _inside(line: Statement, around: Table) -> Statement:
 
 def _part(table: Table) -> tuple[int, int, set[str]] | None:
     """From the first line that makes a value of batch x positions x vocabulary to the last that reads one."""
-    acted = [line for line in table.lines if isinstance(line, Word) and entry(line.word).makes == "logarithms"]
+    acted = [line for line in table.lines if isinstance(line, Op) and entry(line.word).makes == "logarithms"]
     acted = [line for line in acted if line.part == "body" and line.left[0].axes[0] == BATCH and len(line.loops) > 2]
     if len(acted) != 1:
         return None
@@ -80,7 +80,7 @@ class _OtherFormError(Exception):
 
 
 @dataclass
-class _Turns:
+class _ChunkLoop:
     """The lines of the part: before the repeat, in its turns, and after it."""
 
     table: Table
@@ -110,11 +110,11 @@ class _Turns:
 
     def statements(self) -> Sequence[Statement]:
         each = tuple(self.each.items())
-        turns = Repeat(BATCH, tuple(self.inside), self.values, tuple(self.carry), each, self.keep)
+        turns = Loop(BATCH, tuple(self.inside), self.values, tuple(self.carry), each, self.keep)
         return (*self.before, turns, *self.after)
 
     def line(self, line: Statement) -> None:
-        if isinstance(line, Repeat) or any(BATCH in condition.axes for condition in line.where):
+        if isinstance(line, Loop) or any(BATCH in condition.axes for condition in line.where):
             raise _OtherFormError
         past = self.totals | {name for statement in self.after for name in statement.makes}
         if not past.isdisjoint(line.reads):
@@ -128,7 +128,7 @@ class _Turns:
         """One sequence's share of a line: the same line without the batch, and a sum where it summed over that."""
         left, right = tuple(map(self.sliced, line.left)), tuple(map(self.operand, line.right))
         turn_line = replace(line, left=left, right=right)
-        if BATCH in turn_line.loops or (isinstance(turn_line, Word) and BATCH in turn_line.axes):
+        if BATCH in turn_line.loops or (isinstance(turn_line, Op) and BATCH in turn_line.axes):
             raise _OtherFormError
         self.inside.append(turn_line)
         for name in line.reads:
@@ -149,7 +149,7 @@ class _Turns:
         name = line.name
         start, end, zero = (f"{name}:{part}" for part in ("sum", "sum.2", "zero"))
         tag = merging(line.tag, line.tag.macro)
-        self.before.append(Word((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
+        self.before.append(Op((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
         self.inside.append(Sum((Term(end, axes),), (Term(start, axes), Term(name, axes)), (), tag, (1, 1)))
         total = Value(axes, "part", self.table.values[name].of)
         self.values |= {start: total, end: total}

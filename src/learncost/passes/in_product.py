@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Kernel, Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.names import named_once
 from learncost.ops import entry
 from learncost.passes.at_once import at_once
-from learncost.passes.kernels import Names
+from learncost.passes.kernels import KernelNames
 
 KERNELS = "in_product"
 """How kernels of this plan begin."""
@@ -32,11 +32,11 @@ def in_product(table: Table) -> Table:
         table = named_once(at_once(table))
     except InputError as error:
         raise InputError(str(error).replace("at-once", "in-product")) from None
-    return replace(table, lines=_within(table.lines, set(table.outputs), Names(table)))
+    return replace(table, lines=_within(table.lines, set(table.outputs), KernelNames(table)))
 
 
 @dataclass(frozen=True)
-class Updates:
+class EpilogueUpdates:
     """Which weights a step updates in the product of their gradient.
 
     inside   their names
@@ -55,13 +55,13 @@ class Updates:
         return f"{text} Stored is the gradient of {others}." if others else text
 
 
-def updates(table: Table) -> Updates:
+def updates(table: Table) -> EpilogueUpdates:
     """Of a step under the plan: the weights that are updated in their product, and why others are not."""
     inside: list[str] = []
     outside: dict[str, str] = {}
     for scope, handed in _scopes(table.lines, set(table.outputs)):
         for line in scope:
-            if isinstance(line, Word) and line.tag.macro == "optimizer_step" and line.given[:1] == ("W",):
+            if isinstance(line, Op) and line.tag.macro == "optimizer_step" and line.given[:1] == ("W",):
                 weight = line.right[0].names[0]
                 weight = table.known[weight].of or weight if weight in table.known else weight
                 if line.tag.kernel and line.tag.kernel.name.startswith(KERNELS):
@@ -69,7 +69,7 @@ def updates(table: Table) -> Updates:
                 else:
                     outside[weight] = _reason(scope, handed, line.right[1].names[0])
     _without_word(table, inside, outside)
-    return Updates(tuple(inside), outside)
+    return EpilogueUpdates(tuple(inside), outside)
 
 
 def _without_word(table: Table, inside: list[str], outside: dict[str, str]) -> None:
@@ -96,18 +96,18 @@ def _scopes(lines: Sequence[Statement], handed: set[str]) -> Iterator[tuple[Sequ
     """The lines of every scope, and the names that leave it."""
     yield lines, handed
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             yield from _scopes(line.lines, _leaving(line))
 
 
-def _leaving(repeat: Repeat) -> set[str]:
+def _leaving(repeat: Loop) -> set[str]:
     return {carry.end for carry in repeat.carry} | {inner for inner, _ in repeat.keep}
 
 
-def _within(lines: Sequence[Statement], handed: set[str], names: Names) -> tuple[Statement, ...]:
+def _within(lines: Sequence[Statement], handed: set[str], names: KernelNames) -> tuple[Statement, ...]:
     """One scope, with the products of gradients moved to the updates that alone read them."""
     result = [
-        replace(line, lines=_within(line.lines, _leaving(line), names)) if isinstance(line, Repeat) else line
+        replace(line, lines=_within(line.lines, _leaving(line), names)) if isinstance(line, Loop) else line
         for line in lines
     ]
     for line in lines:
@@ -117,7 +117,7 @@ def _within(lines: Sequence[Statement], handed: set[str], names: Names) -> tuple
         if not chain or _refusal(result, handed, line, chain):
             continue
         axes = line.left[0].loops
-        kernel = Kernel(names.of("_".join((KERNELS, *_words(chain)))), axes)
+        kernel = FusedKernel(names.of("_".join((KERNELS, *_words(chain)))), axes)
         together = [replace(member, tag=replace(member.tag, kernel=kernel)) for member in (line, *chain)]
         place = result.index(chain[-1])
         gone = {id(member) for member in (line, *chain)}
@@ -127,7 +127,7 @@ def _within(lines: Sequence[Statement], handed: set[str], names: Names) -> tuple
 
 
 def _words(chain: Sequence[Line]) -> list[str]:
-    return list(dict.fromkeys(line.word for line in chain if isinstance(line, Word)))
+    return list(dict.fromkeys(line.word for line in chain if isinstance(line, Op)))
 
 
 def _no_gradient(line: Product) -> str:
@@ -184,7 +184,7 @@ def _refusal(lines: Sequence[Statement], handed: Collection[str], line: Line, ch
         return "read by others than the optimizer"
     for member in chain:
         terms = [term for term in (*member.left, *member.right) if isinstance(term, Term) and term.axes]
-        whole = isinstance(member, Word) and not entry(member.word).pointwise
+        whole = isinstance(member, Op) and not entry(member.word).pointwise
         across = any(not set(term.axes) <= set(axes) for term in terms)
         if whole or across or any(term.axes != axes for term in member.left):
             return "for an optimizer that does not go element by element"
@@ -206,7 +206,7 @@ def _reason(scope: Sequence[Statement], handed: Collection[str], name: str) -> s
         if isinstance(maker, Line) and maker.tag.macro == "optimizer_step":  # weight decay: the gradient is the first
             name = maker.right[0].names[0]
             continue
-        if maker is None or isinstance(maker, Repeat):
+        if maker is None or isinstance(maker, Loop):
             return "added up over the turns of a loop"
         if isinstance(maker, Sum):
             return f"a sum of {len(maker.right)}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.ir.line import Product, Sum, Tag
+from learncost.ir.line import Meta, Product, Sum
 from learncost.ir.term import Literal, Operand, Term
-from learncost.passes.powers import HALF, WORD, Number, Power
+from learncost.passes.powers import HALF, WORD, Power, ScaledInteger
 from learncost.passes.shifts import Shifts
 
 LOG2_E, LN_2 = (11819, -13), (22713, -15)
@@ -17,9 +17,9 @@ UNIT = -10
 """The power of what stands in the exponent of two."""
 
 
-def exponential(scope: Shifts, number: Number, axes: tuple[str, ...], name: str, tag: Tag) -> Number:
+def exponential(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name: str, tag: Meta) -> ScaledInteger:
     """2^(x log2(e)), up to 1: a power of two, and a polynomial from 2^-1/2 to 2^1/2."""
-    steps = _Steps(scope, name, axes, tag)
+    steps = _IntegerSteps(scope, name, axes, tag)
     number = scope.narrow(number, axes, HALF, tag.macro)
     factor, power = LOG2_E
     product = steps.times(Term(number.name, axes), factor)
@@ -29,12 +29,12 @@ def exponential(scope: Shifts, number: Number, axes: tuple[str, ...], name: str,
     rest = steps.minus(exponent, steps.times(whole, 1024))
     near = steps.polynomial(rest, (16384, 11356, 3975, 916), 10)
     scope.word(name, "shift", axes, (near, steps.times(whole, -1)), tag)
-    return Number(name, Power(-14), HALF)
+    return ScaledInteger(name, Power(-14), HALF)
 
 
-def logarithm(scope: Shifts, number: Number, axes: tuple[str, ...], name: str, tag: Tag) -> Number:
+def logarithm(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name: str, tag: Meta) -> ScaledInteger:
     """(bits of x, and a polynomial of its highest bits, from 1/2 to 1) times ln(2)."""
-    steps = _Steps(scope, name, axes, tag)
+    steps = _IntegerSteps(scope, name, axes, tag)
     given = Term(number.name, axes)
     many = steps.word("bits", given)
     highest = steps.word("shift", given, steps.plus(many, Literal(-15.0)))
@@ -45,20 +45,20 @@ def logarithm(scope: Shifts, number: Number, axes: tuple[str, ...], name: str, t
     if isinstance(power, Literal):
         total = steps.plus(total, Literal(1024 * power.value)) if power.value else total
     else:
-        total = steps.sum(total, Term(_Steps(scope, name, (), tag).times(power, 1024).name, ()))
+        total = steps.sum(total, Term(_IntegerSteps(scope, name, (), tag).times(power, 1024).name, ()))
     factor, unit = LN_2
     scope.emit(Product((Term(name, axes),), (total, Literal(float(factor))), (), tag))
-    return Number(name, Power(UNIT + unit), WORD)
+    return ScaledInteger(name, Power(UNIT + unit), WORD)
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _IntegerSteps:
     """Lines on the way to one value, along its axes."""
 
     scope: Shifts
     name: str
     axes: tuple[str, ...]
-    tag: Tag
+    tag: Meta
 
     def _made(self) -> Term:
         return Term(self.scope.fresh(self.name), self.axes)
@@ -95,7 +95,7 @@ class _Steps:
         return total
 
 
-FUNCTIONS: Mapping[str, Callable[[Shifts, Number, tuple[str, ...], str, Tag], Number]] = {
+FUNCTIONS: Mapping[str, Callable[[Shifts, ScaledInteger, tuple[str, ...], str, Meta], ScaledInteger]] = {
     "exp": exponential,
     "log": logarithm,
 }

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Sum
-from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.repeat import Carry, Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -43,7 +43,7 @@ def inverted(table: Table) -> Table:
     lines, values = list(again.lines), dict(again.values)
     for (before, forward), (after, reverse), elsewhere in pairs(again.lines, again.outputs):
         was = table.lines[after]
-        if len(forward.carry) == 2 and isinstance(was, Repeat):
+        if len(forward.carry) == 2 and isinstance(was, Loop):
             more = len(reverse.lines) - len(was.lines)
             lines[before], lines[after] = _inverted(forward, reverse, more, elsewhere, values)
     return replace(again, lines=tuple(lines), values=values)
@@ -55,17 +55,17 @@ def kept_again(table: Table) -> Table:
     What makes it there is still there, as lines that run again.
     """
     lines, values = list(table.lines), dict(table.values)
-    forwards = ((at, line) for at, line in enumerate(lines) if isinstance(line, Repeat) and not line.reverse)
+    forwards = ((at, line) for at, line in enumerate(lines) if isinstance(line, Loop) and not line.reverse)
     turned = [(at, forward, carry) for at, forward in forwards for carry in forward.carry]
     finals = {carry.final: (at, forward.inside) for at, forward, carry in turned}
     for after, reverse in enumerate(table.lines):
-        if not isinstance(reverse, Repeat) or not reverse.reverse:
+        if not isinstance(reverse, Loop) or not reverse.reverse:
             continue
         carried = (carry for carry in reverse.carry if carry.initial in finals)
         made = [carry for carry in carried if carry.end in finals[carry.initial][1]]  # no gradient
         for before in {finals[carry.initial][0] for carry in made}:
             forward = lines[before]
-            assert isinstance(forward, Repeat)
+            assert isinstance(forward, Loop)
             stacks = tuple((carry.end, f"{carry.end}*") for carry in made)
             values |= {o: Value((forward.count, *forward.values[n].axes), "kept", n) for n, o in stacks}
             carries = tuple(carry for carry in reverse.carry if carry not in made)
@@ -75,8 +75,8 @@ def kept_again(table: Table) -> Table:
 
 
 def _inverted(
-    forward: Repeat, reverse: Repeat, more: int, elsewhere: set[str], values: dict[str, Value]
-) -> tuple[Repeat, Repeat]:
+    forward: Loop, reverse: Loop, more: int, elsewhere: set[str], values: dict[str, Value]
+) -> tuple[Loop, Loop]:
     """Both repeats; the lines that run again are as many at the beginning of a backward turn as there are `more`."""
     starts = {carry.start for carry in forward.carry}
     again = [line for line in reverse.lines[:more] if isinstance(line, Line)]

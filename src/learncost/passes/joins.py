@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from learncost.ir.affine import Affine, Part, total
+from learncost.ir.affine import Affine, AffineTerm, total
 from learncost.ir.count import base
-from learncost.ir.line import Product, Sum, Tag, Word
+from learncost.ir.line import Meta, Op, Product, Sum
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Literal, Operand, Read, Term
 
 
-def join_of(line: Sum) -> Word | None:
+def join_of(line: Sum) -> Op | None:
     """A sum of reads at places of which each begins where the one before ends: `J[n] = X[m=n] + Z[k=n - #m]`."""
     left, along = line.left[0], ""
-    ends: list[Part] = []  # of the arrays so far
+    ends: list[AffineTerm] = []  # of the arrays so far
     parts: list[Operand] = []
     for term in line.right:
         reads = [axis for axis in term.axes if isinstance(axis, Read)]
@@ -23,13 +23,13 @@ def join_of(line: Sum) -> Word | None:
         if not isinstance(at, Affine) or at.fixed or term.loops != left.loops:
             return None
         along = along or at.loops[0]
-        if {*at.parts} != {*total((Part(1, (), along), *ends))}:
+        if {*at.parts} != {*total((AffineTerm(1, (), along), *ends))}:
             return None
         parts.append(Term(term.name, term.declared))
-        ends.append(Part(-1, (base(reads[0].axis),)))
+        ends.append(AffineTerm(-1, (base(reads[0].axis),)))
     if len(parts) < 2 or line.where or left.indexed or {*line.signs} != {1}:
         return None
-    return Word((left,), tuple(parts), (), line.tag, "join", (along,), "body", ("X", "Z"), ("Y",))
+    return Op((left,), tuple(parts), (), line.tag, "join", (along,), "body", ("X", "Z"), ("Y",))
 
 
 def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
@@ -41,7 +41,7 @@ def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
             yield base(word.axes[0]), [base(str(term.axes[place])) for term in word.right]
 
 
-def read_back(left: Term, value: Operand, tag: Tag) -> Product | None:
+def read_back(left: Term, value: Operand, tag: Meta) -> Product | None:
     """A write at places as a read, where every place has one position: `Y[n=m + 1] = X[m]` is `Y[n] = X[m=n - 1]`.
 
     None where positions meet or leave gaps, as with `y=i + u` and `y=2 i`.

@@ -6,7 +6,7 @@ from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 
 
-class Names:
+class KernelNames:
     """The names that a table's kernels have, and those that are given out."""
 
     def __init__(self, table: Table) -> None:

@@ -15,15 +15,15 @@ from typing import Any
 
 from learncost.ir.affine import Affine
 from learncost.ir.count import base, whole
-from learncost.ir.line import Condition, Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Condition, Line, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Literal, Operand, Read, Term
-from learncost.ir.value import Same, Value
+from learncost.ir.value import IdentityKey, Value
 from learncost.layers.spelling import spell
 from learncost.ops import entry
 from learncost.passes.joins import join_of, read_back
-from learncost.passes.outside import Outside, Pair, bounds, moved, narrowest, pair, within
+from learncost.passes.outside import MaskCondition, OutsideValues, bounds, moved, narrowest, pair, within
 
 
 def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:
@@ -53,11 +53,11 @@ def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:
     >>> len(table.lines), len(lc.lower(table).lines)
     (1, 5)
     """
-    return _lowered(Same(table), whole, joins)
+    return _lowered(IdentityKey(table), whole, joins)
 
 
 @lru_cache(maxsize=32)
-def _lowered(same: Same[Table], whole: bool, joins: bool) -> Table:
+def _lowered(same: IdentityKey[Table], whole: bool, joins: bool) -> Table:
     """A proof runs one table several times, and so does an engine that predicts what it will take."""
     table = same.content
     work = _Lowering(dict(table.values), frozenset(table.outputs) | _handed(table.lines), whole=whole, joins=joins)
@@ -66,11 +66,11 @@ def _lowered(same: Same[Table], whole: bool, joins: bool) -> Table:
 
 def lower_line(line: Line) -> tuple[Line, ...]:
     """The normal form of one line, of which nothing is known from lines before."""
-    return _lowered_line(Same(line))
+    return _lowered_line(IdentityKey(line))
 
 
 @lru_cache(maxsize=4096)
-def _lowered_line(same: Same[Line]) -> tuple[Line, ...]:
+def _lowered_line(same: IdentityKey[Line]) -> tuple[Line, ...]:
     """The steps of several procedures have lines in common, and each is timed more than once."""
     work = _Lowering({}, frozenset())
     work.line(same.content)
@@ -101,7 +101,7 @@ def _is_normal(line: Line) -> bool:
 
 def _handed(lines: Iterable[Statement]) -> frozenset[str]:
     """Names that turn into other names without a line: what stands outside a `where` must be zero in them."""
-    return frozenset(carry.initial for line in lines if isinstance(line, Repeat) for carry in line.carry)
+    return frozenset(carry.initial for line in lines if isinstance(line, Loop) for carry in line.carry)
 
 
 @dataclass
@@ -116,8 +116,8 @@ class _Lowering:
     outputs: frozenset[str]
     out: list[Line] = field(default_factory=list)
     steps: int = 0
-    outside: Outside = field(default_factory=Outside)
-    selected: dict[tuple[str, Pair, float], str] = field(default_factory=dict)
+    outside: OutsideValues = field(default_factory=OutsideValues)
+    selected: dict[tuple[str, MaskCondition, float], str] = field(default_factory=dict)
     whole: bool = False
     joins: bool = True
     places: Iterator[int] = field(default_factory=count)  # of the lines, over all scopes
@@ -125,7 +125,7 @@ class _Lowering:
     def statements(self, lines: Iterable[Statement]) -> tuple[Statement, ...]:
         result: list[Statement] = []
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 result.append(self.repeat(line))
                 continue
             self.line(replace(line, tag=replace(line.tag, origin=next(self.places))))
@@ -133,11 +133,11 @@ class _Lowering:
             self.out = []
         return tuple(result)
 
-    def repeat(self, line: Repeat) -> Repeat:
+    def repeat(self, line: Loop) -> Loop:
         """The body is a scope of its own; what is known of a kept value goes with its stack."""
         ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if not self.is_kept(stack)}
         inside = line.inside
-        outside = Outside({name: numbers for name, numbers in self.outside.items() if name not in inside})
+        outside = OutsideValues({name: numbers for name, numbers in self.outside.items() if name not in inside})
         for name, stack in line.each:
             if stack in self.outside:
                 turns = 0 if line.part(name, self.axes(stack)) else -1  # a slice has no turn as its first axis
@@ -189,7 +189,7 @@ class _Lowering:
             self.product(line)
         elif isinstance(line, Sum):
             self.sum(line)
-        elif isinstance(line, Word):
+        elif isinstance(line, Op):
             self.word(line)
 
     def emit(self, line: Line) -> None:
@@ -223,7 +223,7 @@ class _Lowering:
                 return line
         if not any(term.indexed for term in line.right) or isinstance(line, Sum):
             return line
-        if isinstance(line, Word) and line.word != "inside" and (beyond := entry(line.word).outside):
+        if isinstance(line, Op) and line.word != "inside" and (beyond := entry(line.word).outside):
             line = replace(line, right=tuple(_with_outside(term, beyond) for term in line.right))
         right = tuple(self.gathered(line, t) if isinstance(t, Term) and t.indexed else t for t in line.right)
         return replace(line, right=right)
@@ -310,7 +310,7 @@ class _Lowering:
                 factors = (*factors[: both[0]], chosen, *factors[both[0] + 1 :])
             else:
                 mask = self.fresh(line, sorted(condition.axes))
-                self.emit(Word((mask,), (), (condition,), line.tag, word="inside", gives=("Y",)))
+                self.emit(Op((mask,), (), (condition,), line.tag, word="inside", gives=("Y",)))
                 factors = (mask, *factors)
         return factors
 
@@ -345,7 +345,7 @@ class _Lowering:
 
     # Words.
 
-    def word(self, line: Word) -> None:
+    def word(self, line: Op) -> None:
         if line.opaque:
             self.emit(line)
             return
@@ -362,18 +362,18 @@ class _Lowering:
         if written or not (self.whole and self.stays_whole(line)):
             self.through_body(line)
 
-    def stays_whole(self, line: Word) -> bool:
+    def stays_whole(self, line: Op) -> bool:
         """Emit the word as one line, unless its body has to be seen; what stands outside follows from the body."""
         tried = replace(
             self,
             values=dict(self.values),
             out=[],
-            outside=Outside({name: dict(numbers) for name, numbers in self.outside.items()}),
+            outside=OutsideValues({name: dict(numbers) for name, numbers in self.outside.items()}),
             selected=dict(self.selected),
             whole=False,
         )
         tried.through_body(line)
-        masks = (mask for mask in tried.out if isinstance(mask, Word) and mask.where)
+        masks = (mask for mask in tried.out if isinstance(mask, Op) and mask.where)
         if any(mask.word == "inside" or (mask.word == "select" and len(mask.right) == 2) for mask in masks):
             return False
         self.emit(line)
@@ -384,7 +384,7 @@ class _Lowering:
                 self.outside[term.name] = tried.outside[term.name]
         return True
 
-    def through_body(self, line: Word) -> None:
+    def through_body(self, line: Op) -> None:
         word = entry(line.word)
         bindings: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
         bindings.update(zip(line.gives, line.left, strict=True))
@@ -400,7 +400,7 @@ class _Lowering:
             else:
                 bindings[body.name] = number
 
-    def placed(self, line: Word, body: Line, bindings: Mapping[str, Operand], second: Mapping[str, str]) -> Line:
+    def placed(self, line: Op, body: Line, bindings: Mapping[str, Operand], second: Mapping[str, str]) -> Line:
         """A line of a word's table with the word's own operands, results and axes in it."""
 
         def place(term: Operand) -> Operand:
@@ -421,11 +421,11 @@ class _Lowering:
             return Product(left, right, where, line.tag)
         if isinstance(body, Sum):
             return Sum(left, right, where, line.tag, body.signs)
-        assert isinstance(body, Word)
+        assert isinstance(body, Op)
         word = entry(body.word)
         defaults = word.defaults[len(right) - len(word.inputs) :] if len(right) < len(word.inputs) else ()
         axes = spell(body.axes, line, second)
-        return Word(
+        return Op(
             left,
             (*right, *defaults),
             where,
@@ -437,7 +437,7 @@ class _Lowering:
             word.outputs,
         )
 
-    def guarded_word(self, line: Word, value: float) -> Word:
+    def guarded_word(self, line: Op, value: float) -> Op:
         """The operands such that outside a `where` they have the word's own outside value."""
         right = line.right
         for condition in line.where:
@@ -475,7 +475,7 @@ class _Lowering:
         if key not in self.selected:
             numbers = self.outside.get(term.name, {})
             left = self.fresh(line, term.loops)
-            select = Word(
+            select = Op(
                 (left,), (term, Literal(value)), (condition,), line.tag, word="select", given=("X", "Z"), gives=("Y",)
             )
             self.emit(select)
@@ -491,7 +491,7 @@ class _Lowering:
             self.product(moved)
         elif isinstance(moved, Sum):
             self.sum(moved)
-        elif isinstance(moved, Word):
+        elif isinstance(moved, Op):
             self.word(moved)
         for left in line.left:
             term = raw[left.name]
@@ -514,7 +514,7 @@ def _at_with_outside(axis: Axis, number: float) -> Axis:
     return axis
 
 
-def _may_be_empty(line: Word) -> bool:
+def _may_be_empty(line: Op) -> bool:
     """Whether the conditions may leave no place of what a word acts on; one that the first or the own place holds in
     leaves something."""
     relevant = [condition for condition in line.where if condition.axes & {*line.axes}]
@@ -531,13 +531,13 @@ def _may_be_empty(line: Word) -> bool:
 def _number(line: Line) -> Operand | None:
     """What a line of numbers alone comes to, or one that a number chooses; None of any other."""
     numbers = [term.value for term in line.right if isinstance(term, Literal) and not term.sizes]
-    if isinstance(line, Word) and line.word == "select" and isinstance(line.right[0], Literal):
+    if isinstance(line, Op) and line.word == "select" and isinstance(line.right[0], Literal):
         return line.right[1 if numbers[0] else 2]
     if len(numbers) < len(line.right) or not numbers:
         return None
     if isinstance(line, Sum):
         return Literal(sum(sign * number for sign, number in zip(line.signs, numbers, strict=True)))
-    value = entry(line.word).value(*numbers) if isinstance(line, Word) else prod(numbers)
+    value = entry(line.word).value(*numbers) if isinstance(line, Op) else prod(numbers)
     return None if value is None else Literal(value)
 
 

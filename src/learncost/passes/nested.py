@@ -13,16 +13,16 @@ from dataclasses import replace as changed
 from learncost.ir.count import size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Carry, Repeat
+from learncost.ir.repeat import Carry, Loop
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 
 MOST_LAYERS = 128
 
 
-def is_nested(repeat: Repeat) -> bool:
+def is_nested(repeat: Loop) -> bool:
     """Whether a repeat has others inside."""
-    return any(isinstance(line, Repeat) for line in repeat.lines)
+    return any(isinstance(line, Loop) for line in repeat.lines)
 
 
 def flat(table: Table, sizes: Mapping[str, int]) -> Table:
@@ -32,15 +32,15 @@ def flat(table: Table, sizes: Mapping[str, int]) -> Table:
     is `group_0.attn.WQ` and `group_1.attn.WQ`; a single one keeps its name. Repeats in repeats of another kind stay.
     """
     for line in table.lines:
-        if isinstance(line, Repeat) and len(nest := _nest(line)) == 3:
+        if isinstance(line, Loop) and len(nest := _nest(line)) == 3:
             table = _Groups(table, nest, sizes).table()
     return table
 
 
-def _nest(repeat: Repeat) -> list[Repeat]:
+def _nest(repeat: Loop) -> list[Loop]:
     """Groups of turns of layers that hand on one value, if that is what a repeat is; else fewer than these three."""
     nest = [repeat]
-    while len(nest) < 3 and len(nest[-1].lines) == 1 and isinstance(inner := nest[-1].lines[0], Repeat):
+    while len(nest) < 3 and len(nest[-1].lines) == 1 and isinstance(inner := nest[-1].lines[0], Loop):
         nest.append(inner)
     return [] if is_nested(nest[-1]) or any(len(group.carry) != 1 or group.keep for group in nest) else nest
 
@@ -50,7 +50,7 @@ class _Groups:
     """One nest on its way; `made` are the new names of every stack."""
 
     whole: Table
-    nest: list[Repeat]
+    nest: list[Loop]
     sizes: Mapping[str, int]
     made: dict[str, list[str]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class _Groups:
             weights=apart(self.whole.weights),
         )
 
-    def group(self, group: int) -> Repeat:
+    def group(self, group: int) -> Loop:
         """One group: its layers as lines one after the other, its turns as the turns."""
         (outer,), (inner,) = self.groups.carry, self.layers.carry
         lines: list[Line] = []
@@ -100,7 +100,7 @@ class _Groups:
         before = outer.initial if group == 0 else self.final(group - 1)
         self.values[self.final(group)] = self.layers.values[inner.end]
         carry = Carry(start, handed, before, self.final(group))
-        return Repeat(self.turns.count, tuple(lines), values, (carry,), tuple(each))
+        return Loop(self.turns.count, tuple(lines), values, (carry,), tuple(each))
 
     def stack(self, new: str, stack: str, each: list[tuple[str, str]]) -> str:
         """The array outside that a layer's slice becomes: of a weight the slice itself, of a turn's own a stack."""

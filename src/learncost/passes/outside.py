@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.ops import entry
 
 Bounds: TypeAlias = tuple[Axis, Axis, str, str | None]  # a condition on axes as a line reads them
 
 
-class Pair(NamedTuple):
+class MaskCondition(NamedTuple):
     """A condition on a value: the places of the lower and the upper axis among its axes, or a number as digits."""
 
     lower: int | str
@@ -32,7 +32,7 @@ class Pair(NamedTuple):
         return Condition(lower, upper, self.relation, self.window)
 
 
-class Outside(dict[str, dict[Pair, float | None]]):
+class OutsideValues(dict[str, dict[MaskCondition, float | None]]):
     """By name of a value and by condition: the number outside, or None."""
 
     def number_beyond(self, term: Operand, condition: Condition) -> float | None:
@@ -72,7 +72,7 @@ class Outside(dict[str, dict[Pair, float | None]]):
             if any(v == -math.inf for v in signed):
                 return -math.inf
             return math.fsum(v for v in signed if v is not None) if None not in signed else None
-        assert isinstance(line, Word)
+        assert isinstance(line, Op)
         if line.word == "divide" and values[0] == 0.0 and not condition.axes <= set(line.right[1].loops):
             return 0.0
         if line.word == "select" and values[-1] is not None and len(line.given) == 2:
@@ -84,9 +84,9 @@ class Outside(dict[str, dict[Pair, float | None]]):
         return entry(line.word).value(*numbers) if determined else None
 
 
-def moved(numbers: Mapping[Pair, float | None], places: int) -> dict[Pair, float | None]:
+def moved(numbers: Mapping[MaskCondition, float | None], places: int) -> dict[MaskCondition, float | None]:
     """What is known of a stack and of its slice, whose axes stand one place apart."""
-    shifted: dict[Pair, float | None] = {}
+    shifted: dict[MaskCondition, float | None] = {}
     for pair, value in numbers.items():
         lower, upper = (side if isinstance(side, str) else side + places for side in pair[:2])
         if all(isinstance(side, str) or side >= 0 for side in (lower, upper)):
@@ -113,10 +113,10 @@ def narrowest(where: Iterable[Condition]) -> tuple[Condition, ...]:
     return tuple(c for c in conditions if not any(o != c and within(bounds(o), bounds(c)) for o in conditions))
 
 
-def pair(term: Operand, condition: Condition) -> Pair | None:
+def pair(term: Operand, condition: Condition) -> MaskCondition | None:
     """Where a condition's axes stand in a term."""
     axes = term.axes
     if not condition.axes <= {*axes}:
         return None
     lower, upper = (axis if axis.isdigit() else axes.index(axis) for axis in (condition.lower, condition.upper))
-    return Pair(lower, upper, condition.relation, condition.window)
+    return MaskCondition(lower, upper, condition.relation, condition.window)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 from learncost.ops.collectives import is_collective
@@ -49,7 +49,7 @@ def _parted(
     for unit in reversed(_units(lines)):
         first: tuple[Statement, ...] = unit
         second: tuple[Statement, ...] = ()
-        if isinstance(unit[0], Repeat):
+        if isinstance(unit[0], Loop):
             first, second = _parted_repeat(unit[0], values, soon)
         elif _is_late(unit, soon, late, handed):
             first, second = (), unit
@@ -86,9 +86,7 @@ def _is_late(lines: Sequence[Statement], soon: Set[str], late: Set[str], handed:
     return makes <= late and handed.isdisjoint(makes) and not meets
 
 
-def _parted_repeat(
-    repeat: Repeat, values: Values, soon: Set[str]
-) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
+def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
     """A repeat as that of the passes before the last one, and that of the last one; either may be none.
 
     soon  names of the scope around it that are read before the last pass

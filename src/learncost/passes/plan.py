@@ -12,7 +12,7 @@ from importlib import import_module
 
 from learncost.ir.count import size_of
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.ir.table import Table
 
 
@@ -130,7 +130,7 @@ def planned(table: Table, text: str, sizes: Mapping[str, int] | None = None) -> 
     for plan, parts in plan_of(text):
         table = plan.apply(table, parts)
     for line in table.lines:
-        if sizes is not None and isinstance(line, Repeat) and "/" in line.count:
+        if sizes is not None and isinstance(line, Loop) and "/" in line.count:
             size_of(line.count, sizes)
     return table
 

@@ -39,7 +39,7 @@ class Power:
 
 
 @dataclass(frozen=True)
-class Number:
+class ScaledInteger:
     """What stands for a value of a table.
 
     name   of the array of whole numbers

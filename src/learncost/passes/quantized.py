@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import prod
 
 from learncost.ir.count import base, shape_of
-from learncost.ir.precision import BLOCKS, BYTES, Blocks
+from learncost.ir.precision import BLOCKS, BYTES, BlockScales
 
 
 @dataclass(frozen=True)
-class Array:
+class QuantizedArray:
     """An array that stands for a part of a quantized weight: its axes, and its type; of blocks it has the codes."""
 
     name: str
@@ -31,7 +31,7 @@ class Quantized:
     axes: tuple[str, ...]
     inside: tuple[str, ...]
     out: tuple[str, ...]
-    kind: Blocks
+    kind: BlockScales
     group: str = ""  # of turns of a repeat that was split: the weight whose turns these are
 
     @property
@@ -40,25 +40,25 @@ class Quantized:
         return self.axes[: len(self.axes) - len(self.inside) - len(self.out)]
 
     @property
-    def second(self) -> Blocks | None:
+    def second(self) -> BlockScales | None:
         """What the scales are stored in, where they have scales themselves."""
         return BLOCKS.get(self.kind.scales)
 
     @property
-    def codes(self) -> Array:
-        return Array(f"{self.weight}.codes", self.axes, self.kind.name)
+    def codes(self) -> QuantizedArray:
+        return QuantizedArray(f"{self.weight}.codes", self.axes, self.kind.name)
 
     @property
-    def scales(self) -> tuple[Array, ...]:
+    def scales(self) -> tuple[QuantizedArray, ...]:
         """The scales; with double quantization their codes, and the scales of these."""
         blocks = (blocks_of(self.inside, self.kind),) if self.kind.block else ()
         if self.kind.powers:
-            return (Array(f"{self.weight}.power", self.stack, self.kind.scales),)
+            return (QuantizedArray(f"{self.weight}.power", self.stack, self.kind.scales),)
         if self.second is None:
-            return (Array(f"{self.weight}.scales", (*self.stack, *blocks, *self.out), self.kind.scales),)
-        codes = Array(f"{self.weight}.scale_codes", (*self.stack, *blocks, *self.out), self.kind.scales)
+            return (QuantizedArray(f"{self.weight}.scales", (*self.stack, *blocks, *self.out), self.kind.scales),)
+        codes = QuantizedArray(f"{self.weight}.scale_codes", (*self.stack, *blocks, *self.out), self.kind.scales)
         outer = (*self.stack, *blocks, blocks_of(self.out, self.second))
-        return codes, Array(f"{self.weight}.scale_scales", outer, self.second.scales)
+        return codes, QuantizedArray(f"{self.weight}.scale_scales", outer, self.second.scales)
 
     @property
     def constants(self) -> tuple[str, ...]:
@@ -90,28 +90,28 @@ class Quantized:
         return sum(bytes_of_array(array, sizes) for array in (self.codes, *self.scales))
 
 
-def bytes_of_array(array: Array, sizes: Mapping[str, int]) -> int:
+def bytes_of_array(array: QuantizedArray, sizes: Mapping[str, int]) -> int:
     """Bytes of an array, codes packed."""
     bits = BLOCKS[array.kind].bits if array.kind in BLOCKS else 8 * BYTES[array.kind]
     points: int = prod(shape_of(array.axes, sizes))
     return -(-points * bits // 8)
 
 
-def blocks_of(axes: Iterable[str], kind: Blocks) -> str:
+def blocks_of(axes: Iterable[str], kind: BlockScales) -> str:
     """The axis of the blocks of axes: d_blocks_64."""
     return f"{'_'.join(map(base, axes))}_blocks_{kind.block}"
 
 
-def levels_of(kind: Blocks) -> str:
+def levels_of(kind: BlockScales) -> str:
     """The name of the array of a type's levels."""
     return f"{kind.name}.levels"
 
 
-def levels_axis(kind: Blocks) -> str:
+def levels_axis(kind: BlockScales) -> str:
     """The axis of a type's levels."""
     return f"levels_{len(kind.levels or ())}"
 
 
-def places_of(axes: Iterable[str], kind: Blocks) -> str:
+def places_of(axes: Iterable[str], kind: BlockScales) -> str:
     """The name of the array that says in which block every place of axes is: d_block_64."""
     return f"{'_'.join(map(base, axes))}_block_{kind.block}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.line import Line, Product, Word
+from learncost.ir.line import Line, Op, Product
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
@@ -43,13 +43,13 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
     modules = {name for line in lines for name in (*line.tag.module.split("."), line.tag.operator)}
     for part in layers - modules:
         if not any(_within(layer, part) for layer in every):
-            used = dict.fromkeys(line.word for line in lines if isinstance(line, Word) and line.part == "body")
+            used = dict.fromkeys(line.word for line in lines if isinstance(line, Op) and line.part == "body")
             named_one("part of a block", part, dict.fromkeys((*ALL, *filter(None, every[len(shipped()) :]), *used)))
     if ALL.keys() & names:
         return recomputed(table, lambda line: True, whole="block" in names)
     acted: set[str] = set()
     for line in lines:
-        if _passes_on(line, acted) or (isinstance(line, Word) and any(_begins(line.word, word) for word in words)):
+        if _passes_on(line, acted) or (isinstance(line, Op) and any(_begins(line.word, word) for word in words)):
             acted.add(line.name)
 
     def chosen(line: Line) -> bool:

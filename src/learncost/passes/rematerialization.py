@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat, Statement, defined
+from learncost.ir.repeat import Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 
@@ -42,7 +42,7 @@ def _once(lines: Sequence[Statement]) -> tuple[Statement, ...]:
     needed: set[str] = set()
     result: list[Statement] = []
     for line in reversed(lines):
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             result.append(replace(line, lines=_once(line.lines)))
         elif line.tag.macro != "recomputation" or (line.tag.types and not needed.isdisjoint(line.makes)):
             needed |= set(line.reads)
@@ -62,25 +62,25 @@ def _scope(
 
 def pairs(
     lines: Sequence[Statement], outputs: Iterable[str]
-) -> Iterator[tuple[tuple[int, Repeat], tuple[int, Repeat], set[str]]]:
+) -> Iterator[tuple[tuple[int, Loop], tuple[int, Loop], set[str]]]:
     """Every repeat backwards after the one whose stacks it reads, with their places, and what all else reads.
 
     `outputs` are names that the lines hand out.
     """
     for after, reverse in enumerate(lines):
-        if not isinstance(reverse, Repeat) or not reverse.reverse:
+        if not isinstance(reverse, Loop) or not reverse.reverse:
             continue
         read = {outer for _, outer in reverse.each}
         for before, line in enumerate(lines):
-            if isinstance(line, Repeat) and not line.reverse and not read.isdisjoint(outer for _, outer in line.keep):
+            if isinstance(line, Loop) and not line.reverse and not read.isdisjoint(outer for _, outer in line.keep):
                 others = (*lines[:after], *lines[after + 1 :])
                 yield (before, line), (after, reverse), {*outputs, *(name for other in others for name in other.reads)}
                 break
 
 
 def _pair(
-    forward: Repeat, reverse: Repeat, elsewhere: set[str], values: Values, chosen: Chosen, whole: bool
-) -> tuple[Repeat, Repeat]:
+    forward: Loop, reverse: Loop, elsewhere: set[str], values: Values, chosen: Chosen, whole: bool
+) -> tuple[Loop, Loop]:
     """Both repeats; `elsewhere` are the names that other lines read, `values` receives the stacks that are new."""
     inner_values: Values = {**forward.values}
     handed = {name for name, outer in forward.keep if outer in elsewhere} | {carry.end for carry in forward.carry}
@@ -97,14 +97,14 @@ def _pair(
 
 
 def joined(
-    forward: Repeat,
-    reverse: Repeat,
+    forward: Loop,
+    reverse: Loop,
     first: tuple[Statement, ...],
     second: Sequence[Statement],
     elsewhere: set[str],
     values: Values,
     inner_values: Values,
-) -> tuple[Repeat, Repeat]:
+) -> tuple[Loop, Loop]:
     """Both repeats with these lines: the forward one keeps what the other one and other lines, `elsewhere`, read.
 
     values        receives the stacks that are new
@@ -137,7 +137,7 @@ def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Line, ...]]
     """What runs again as one: a chosen line, or all lines of its kernel."""
     groups: list[list[Line]] = []
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             continue
         kernel = line.tag.kernel
         if kernel and groups and groups[-1][-1].tag.kernel == kernel:

@@ -20,13 +20,13 @@ from math import prod
 
 from learncost.ir.count import size_of
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat
+from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.repeat import Loop
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.passes.integer_functions import FUNCTIONS
 from learncost.passes.lower import expanded
-from learncost.passes.powers import CODE, HALF, TOTAL, WORD, Number, Power
+from learncost.passes.powers import CODE, HALF, TOTAL, WORD, Power, ScaledInteger
 from learncost.passes.rewrite_whole import is_whole
 from learncost.passes.shifts import Shifts
 
@@ -51,7 +51,7 @@ class Integers(Shifts):
     results  the values that have a power of their own
     """
 
-    numbers: dict[str, Number] = field(default_factory=dict)
+    numbers: dict[str, ScaledInteger] = field(default_factory=dict)
     results: frozenset[str] = frozenset()
 
     # What is given.
@@ -62,16 +62,16 @@ class Integers(Shifts):
         powers  scalars that are powers of two
         """
         for name in powers:
-            self.numbers[name] = Number("", Power.of(name), 0)
+            self.numbers[name] = ScaledInteger("", Power.of(name), 0)
         for name in (*table.weights, *table.inputs):
             value = table.values[name]
             if name in self.numbers or name in table.indices or value.role == "index":
                 continue
             if value.dtype == "int8":
-                self.numbers[name] = Number(name, Power(), CODE)
+                self.numbers[name] = ScaledInteger(name, Power(), CODE)
                 continue
             if name == ONE:
-                self.numbers[name] = Number(name, Power(), 1)
+                self.numbers[name] = ScaledInteger(name, Power(), 1)
                 continue
             of = value.of if value.role == "number" else value.role
             power, bits = FIXED.get(of, (DATA, CODE))
@@ -81,7 +81,7 @@ class Integers(Shifts):
                 raise InputError(f"{name} has no form in whole numbers: integer-only knows no {of or 'such input'}")
             dtype = "int8" if bits == CODE else ""
             self.values[name] = replace(value, power=power, dtype=dtype)
-            self.numbers[name] = Number(name, Power(power), bits)
+            self.numbers[name] = ScaledInteger(name, Power(power), bits)
 
     # Lines.
 
@@ -94,11 +94,11 @@ class Integers(Shifts):
             try:
                 self._primitive(inner)
             except InputError:
-                if isinstance(line, Word) and inner.name not in line.makes:  # a line of its body, which nobody wrote
+                if isinstance(line, Op) and inner.name not in line.makes:  # a line of its body, which nobody wrote
                     raise _no_form(line, line.word) from None
                 raise
-        ordered = all(isinstance(inner, Word) and inner.word in ORDERED for inner in lines)
-        if isinstance(line, Word) and ordered and len(self.out) == first + len(lines):  # nothing was shifted between
+        ordered = all(isinstance(inner, Op) and inner.word in ORDERED for inner in lines)
+        if isinstance(line, Op) and ordered and len(self.out) == first + len(lines):  # nothing was shifted between
             self.out[first:] = [line.renamed(self._names(line))]
 
     def _names(self, line: Line) -> dict[str, str]:
@@ -119,7 +119,7 @@ class Integers(Shifts):
             number = self._move(line) if len(line.right) == 1 else self._product(line)
         elif isinstance(line, Sum):
             number = self._sum(line)
-        elif isinstance(line, Word):
+        elif isinstance(line, Op):
             number = self._word(line)
         if number is None:
             return
@@ -134,18 +134,18 @@ class Integers(Shifts):
         left = line.left[0]
         return Term(f"{left.name}.wide", left.axes) if left.name in self.results else left
 
-    def read(self, term: Operand) -> Number:
+    def read(self, term: Operand) -> ScaledInteger:
         """What stands for an operand."""
         if not isinstance(term, Term) or term.name not in self.numbers:
             raise InputError(f"{term} has no form in whole numbers")
         return self.numbers[term.name]
 
-    def _as(self, number: Number, term: Operand) -> Term:
+    def _as(self, number: ScaledInteger, term: Operand) -> Term:
         return Term(number.name, term.axes)
 
     # Products.
 
-    def _move(self, line: Product) -> Number:
+    def _move(self, line: Product) -> ScaledInteger:
         """One factor: read or added up at an index, summed along axes, spread."""
         (term,), left = line.right, self._left(line)
         number = self.read(term)
@@ -154,9 +154,9 @@ class Integers(Shifts):
             number = self.narrow(number, term.declared, HALF, line.tag.macro)
         self.emit(replace(line, left=(left,), right=(self._as(number, term),)))
         meets = left.indexed and not set(term.loops) <= {*left.axes}
-        return Number(left.name, number.power, WORD if summed or meets else number.bits)
+        return ScaledInteger(left.name, number.power, WORD if summed or meets else number.bits)
 
-    def _product(self, line: Product) -> Number | None:
+    def _product(self, line: Product) -> ScaledInteger | None:
         left, (first, second) = self._left(line), line.right
         if isinstance(second, Literal):
             return self._times(line, left, first, second)
@@ -168,20 +168,20 @@ class Integers(Shifts):
         if line.sides.are_of_matrices or is_whole(line):
             a, b = self.narrow(a, first.declared, CODE, macro), self.narrow(b, second.declared, CODE, macro)
             self.emit(replace(line, left=(left,), right=(self._as(a, first), self._as(b, second)), tag=tag))
-            return Number(left.name, a.power + b.power, TOTAL)
+            return ScaledInteger(left.name, a.power + b.power, TOTAL)
         a, b = self.narrow(a, first.declared, HALF, macro), self.narrow(b, second.declared, HALF, macro)
         axes = tuple(dict.fromkeys((*first.loops, *second.loops)))
         right = (self._as(a, first), self._as(b, second))
         if set(axes) == set(left.loops):
             self.emit(replace(line, left=(left,), right=right, tag=tag))
-            return Number(left.name, a.power + b.power, a.bits + b.bits)
+            return ScaledInteger(left.name, a.power + b.power, a.bits + b.bits)
         each = Term(f"{left.name}.each", axes)
         self.emit(Product((each,), right, (), tag))
-        part = self.narrow(Number(each.name, a.power + b.power, a.bits + b.bits), axes, HALF, macro)
+        part = self.narrow(ScaledInteger(each.name, a.power + b.power, a.bits + b.bits), axes, HALF, macro)
         self.emit(Product((left,), (Term(part.name, axes),), (), tag))
-        return Number(left.name, part.power, WORD)
+        return ScaledInteger(left.name, part.power, WORD)
 
-    def _times(self, line: Product, left: Term, term: Operand, literal: Literal) -> Number:
+    def _times(self, line: Product, left: Term, term: Operand, literal: Literal) -> ScaledInteger:
         """The product with a number, of 15 bits."""
         if literal.sizes or not literal.value:
             raise _no_form(line, str(literal))
@@ -192,11 +192,11 @@ class Integers(Shifts):
             number = self.narrow(number, term.declared, HALF, line.tag.macro)
         self.emit(replace(line, left=(left,), right=(self._as(number, term), Literal(float(round(value))))))
         bits = min(WORD, number.bits + round(abs(value)).bit_length())
-        return Number(left.name, number.power + Power(power), bits)
+        return ScaledInteger(left.name, number.power + Power(power), bits)
 
     # Sums.
 
-    def _sum(self, line: Sum) -> Number:
+    def _sum(self, line: Sum) -> ScaledInteger:
         left = self._left(line)
         numbers = [self.read(term) for term in line.right]
         if len(numbers) == 1:
@@ -207,7 +207,7 @@ class Integers(Shifts):
         bits = max(number.bits for number in numbers) + 1
         right, power = self._aligned(line, left.name, max(0, bits - WORD))
         self.emit(replace(line, left=(left,), right=right))
-        return Number(left.name, power, min(WORD, bits))
+        return ScaledInteger(left.name, power, min(WORD, bits))
 
     def _aligned(self, line: Line, name: str, more: int = 0) -> tuple[tuple[Operand, ...], Power]:
         """What a line reads, shifted to the largest of its powers, and by so many bits more."""
@@ -230,7 +230,7 @@ class Integers(Shifts):
 
     # Words.
 
-    def _word(self, line: Word) -> Number | None:
+    def _word(self, line: Op) -> ScaledInteger | None:
         if line.word in FUNCTIONS:
             (term,) = line.right
             return FUNCTIONS[line.word](self, self.read(term), term.loops, self._left(line).name, line.tag)
@@ -246,7 +246,7 @@ class Integers(Shifts):
         self.emit(replace(line, left=(left,), right=right))
         if line.word in ("less", "equal"):
             return None
-        return Number(left.name, power, max(number.bits for number in numbers))
+        return ScaledInteger(left.name, power, max(number.bits for number in numbers))
 
 
 def check_room(table: Table, sizes: Mapping[str, int]) -> None:
@@ -286,7 +286,7 @@ def with_integers(table: Table, powers: Iterable[str]) -> tuple[Table, Integers]
     work = Integers(dict(table.values), results=frozenset(table.outputs) - gradients)
     work.begin(table, powers)
     for line in table.lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             raise InputError(
                 "integer-only has no form in whole numbers for blocks that repeat; it takes networks of one scope"
             )

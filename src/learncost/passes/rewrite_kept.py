@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.ir.count import base
-from learncost.ir.line import Line, Product, Tag, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Meta, Op, Product
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -35,16 +35,16 @@ from learncost.passes.rematerialization import pairs
 
 def with_kept(table: Table) -> Table:
     """The step with codes in place of the activations that its forward pass keeps for its backward pass."""
-    return _Step(table).table
+    return _CompressedStep(table).table
 
 
 def is_backward(line: Statement) -> bool:
     """Whether a line goes backward, or comes after."""
-    return line.reverse if isinstance(line, Repeat) else line.tag.macro != "forward"
+    return line.reverse if isinstance(line, Loop) else line.tag.macro != "forward"
 
 
 @dataclass(frozen=True)
-class _Names:
+class _CompressedNames:
     """A value that is kept, and what stands for it."""
 
     value: str
@@ -53,7 +53,7 @@ class _Names:
         return f"{self.value}.{part}"
 
 
-class _Step:
+class _CompressedStep:
     def __init__(self, table: Table) -> None:
         self.features = features(table)
         self.conditions = condition_names(table.lines) | table.indices
@@ -74,7 +74,7 @@ class _Step:
             or line.name in self.conditions
         ):
             return False
-        word = entry(line.word) if isinstance(line, Word) else None
+        word = entry(line.word) if isinstance(line, Op) else None
         if word is not None and (word.truth or word.kind == "choice" or word.makes == "logarithms"):
             return False
         return not value.dtype and len(value.axes) > 1 and bool(self._inside(value.axes))
@@ -96,15 +96,15 @@ class _Step:
         for place, line in enumerate(lines):
             if is_backward(line):
                 first = [name for name in line.reads if name in names and names[name] not in values]
-                result += [self._again(_Names(name), values) for name in first]
+                result += [self._again(_CompressedNames(name), values) for name in first]
                 line = line.renamed(names)
             result.append(line)
             name = line.makes[0] if isinstance(line, Line) else ""
             if not isinstance(line, Line) or name not in readers or last[name] != place or name in self.outputs:
                 continue
             if self._keeps(line, values[name]):
-                result += self._coded(_Names(name), values)
-                names[name] = _Names(name)("again")
+                result += self._coded(_CompressedNames(name), values)
+                names[name] = _CompressedNames(name)("again")
         return tuple(result), values
 
     def _turns(self, lines: Sequence[Statement], values: Values) -> tuple[Statement, ...]:
@@ -114,7 +114,7 @@ class _Step:
             result[before], result[after] = self._pair(forward, reverse, elsewhere, values)
         return tuple(result)
 
-    def _pair(self, forward: Repeat, reverse: Repeat, elsewhere: set[str], values: Values) -> tuple[Repeat, Repeat]:
+    def _pair(self, forward: Loop, reverse: Loop, elsewhere: set[str], values: Values) -> tuple[Loop, Loop]:
         made = {line.name: line for line in forward.lines if isinstance(line, Line)}
         read = {outer: inside for inside, outer in reverse.each}
         inner, behind = dict(forward.values), dict(reverse.values)
@@ -125,7 +125,7 @@ class _Step:
             line = made.get(name)
             if line is None or outer in elsewhere or outer not in read or not self._keeps(line, inner[name]):
                 continue
-            names, inside = _Names(name), read[outer]
+            names, inside = _CompressedNames(name), read[outer]
             coded[name] = list(self._coded(names, inner))
             kept.remove((name, outer))
             given.remove((inside, outer))
@@ -135,7 +135,7 @@ class _Step:
                 given.append((slice_name, stack))
                 values[stack] = replace(inner[names(part)].stacked(forward.count), role="kept", of=names(part))
                 behind[slice_name] = inner[names(part)]
-            again[inside] = self._again(_Names(inside), behind)
+            again[inside] = self._again(_CompressedNames(inside), behind)
             values.pop(outer, None)
         lines: list[Statement] = []
         for statement in forward.lines:
@@ -150,14 +150,14 @@ class _Step:
             replace(reverse, lines=tuple(backward), values=behind, each=tuple(given)),
         )
 
-    def _coded(self, names: _Names, values: Values) -> Iterator[Line]:
+    def _coded(self, names: _CompressedNames, values: Values) -> Iterator[Line]:
         """The lines that make codes and scales."""
         number = Term(names.value, values[names.value].axes)
         return coded(number, names.value, self._inside(number.declared), values, "forward")
 
-    def _again(self, names: _Names, values: Values) -> Line:
+    def _again(self, names: _CompressedNames, values: Values) -> Line:
         """The line that makes the value of its codes."""
         codes, scales = (Term(names(part), values[names(part)].axes) for part in ("codes", "scales"))
         again = Term(names("again"), codes.declared)
         values[again.name] = Value(codes.declared)
-        return Product((again,), (codes, scales), (), Tag(LAYER, macro="backward"))
+        return Product((again,), (codes, scales), (), Meta(LAYER, macro="backward"))

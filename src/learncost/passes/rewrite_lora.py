@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Tag
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Meta, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.ir.value import Value
@@ -22,7 +22,7 @@ RANK = "rank"
 
 
 @dataclass(frozen=True)
-class Projection:
+class LoraTarget:
     """Weights that one path adapts: its name, the weights, and which layers' lines are meant (all where empty).
 
     Several weights that multiply the same value are one matrix to the module that holds them, such as GPT-2's c_attn
@@ -53,7 +53,7 @@ def is_lookup(line: Line, weight: str) -> bool:
     return isinstance(term, Term) and term.name == weight and term.indexed and bool(_out(term, line.left[0]))
 
 
-def with_lora(table: Table, projections: Iterable[Projection], scale: float) -> Table:
+def with_lora(table: Table, projections: Iterable[LoraTarget], scale: float) -> Table:
     """The table with a path of low rank beside every product of the projections' weights, times `scale`.
 
     The path of `attn.WQ` has the weights `attn.WQ.A[in.. rank]` and `attn.WQ.B[rank out..]`; where several weights
@@ -61,7 +61,7 @@ def with_lora(table: Table, projections: Iterable[Projection], scale: float) -> 
     weight that nothing multiplies as a matrix.
     """
     chosen = tuple(projections)
-    outer = _Scope(dict(table.values), chosen, scale)
+    outer = _LoraScope(dict(table.values), chosen, scale)
     lines = outer.rewritten(table.lines)
     for projection in chosen:
         for weight in projection.weights:
@@ -71,11 +71,11 @@ def with_lora(table: Table, projections: Iterable[Projection], scale: float) -> 
 
 
 @dataclass
-class _Scope:
+class _LoraScope:
     """One scope on its way: what is known of its names, the weights that were added, who was met."""
 
     values: dict[str, Value]
-    projections: tuple[Projection, ...]
+    projections: tuple[LoraTarget, ...]
     scale: float
     weights: dict[str, Value] = field(default_factory=dict)
     adapted: dict[str, str] = field(default_factory=dict)  # by added weight: the one that it adapts
@@ -85,16 +85,16 @@ class _Scope:
     def rewritten(self, lines: Iterable[Statement]) -> tuple[Statement, ...]:
         result: list[Statement] = []
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 result.append(self._repeat(line))
                 continue
             adapted = self._meant(line)
             result += [line] if adapted is None else self._path(line, *adapted)
         return tuple(result)
 
-    def _repeat(self, line: Repeat) -> Repeat:
+    def _repeat(self, line: Loop) -> Loop:
         """The body with its paths; the new weights are stacks outside, where the weight that they adapt is one."""
-        inner = _Scope(dict(line.values), self.projections, self.scale)
+        inner = _LoraScope(dict(line.values), self.projections, self.scale)
         body = inner.rewritten(line.lines)
         self.used |= inner.used
         sliced = {name for name, _ in line.each}
@@ -105,7 +105,7 @@ class _Scope:
         values = {name: value for name, value in inner.values.items() if name not in shared}
         return replace(line, lines=body, values=values, each=(*line.each, *((name, name) for name in sliced_weights)))
 
-    def _meant(self, line: Line) -> tuple[Projection, Term] | None:
+    def _meant(self, line: Line) -> tuple[LoraTarget, Term] | None:
         for projection in self.projections:
             if projection.layers and line.tag.layer not in projection.layers:
                 continue
@@ -116,7 +116,7 @@ class _Scope:
                     return projection, term
         return None
 
-    def _path(self, line: Line, projection: Projection, weight: Term) -> list[Line]:
+    def _path(self, line: Line, projection: LoraTarget, weight: Term) -> list[Line]:
         """The product under another name, D = X A, E = D B, S = E scale, and the sum of both."""
         self.used.add((projection.name, weight.name))
         left = line.left[0]
@@ -160,7 +160,7 @@ def _out(weight: Term, left: Term) -> tuple[str, ...]:
     return tuple(axis for axis in weight.axes if isinstance(axis, str) and axis in left.loops)
 
 
-def _tag(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Tag:
+def _tag(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Meta:
     """The path's lines are a layer of their own; `path` says whose line it is, and which.
 
     A checkpoint around the adapted line is around its path, too. Products that its policy keeps are kept in the path.
@@ -169,7 +169,9 @@ def _tag(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Tag:
     locals_ = tuple(map(_local, right))
     multiplies = all(isinstance(term, Term) for term in right) and left.name.endswith((".low", ".up"))
     again = line.tag.again if multiplies else line.tag.again.replace("-", "")
-    return Tag("lora", line.tag.block, local=path, locals=locals_, binding=binding, module=line.tag.module, again=again)
+    return Meta(
+        "lora", line.tag.block, local=path, locals=locals_, binding=binding, module=line.tag.module, again=again
+    )
 
 
 def _local(term: Operand) -> str:

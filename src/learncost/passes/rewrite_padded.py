@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from learncost.ir.affine import Affine
 from learncost.ir.count import base
-from learncost.ir.line import Condition, Line, Word
+from learncost.ir.line import Condition, Line, Op
 from learncost.ir.repeat import each_line, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
@@ -40,14 +40,14 @@ def paddable(table: Table) -> frozenset[str]:
     count what is added.
     """
     lines = [line for line, _ in walk(table.lines)]
-    acted = {axis for line in lines if isinstance(line, Word) and _is_of_shares(line) for axis in line.axes}
+    acted = {axis for line in lines if isinstance(line, Op) and _is_of_shares(line) for axis in line.axes}
     read = {axis for line in lines for axis in _read(line)}
     of_weights = {axis for name in table.weights for axis in table.axes[name]}
     axes_told = (acted | read) & of_weights
     return frozenset(axes_told - {axis for line in lines for axis in _counted(line)})
 
 
-def _is_of_shares(line: Word) -> bool:
+def _is_of_shares(line: Op) -> bool:
     return entry(line.word).makes == "logarithms"
 
 
@@ -61,7 +61,7 @@ def _read(line: Line) -> Iterator[str]:
 
 def _counted(line: Line) -> Iterator[str]:
     """Axes of which it matters to a line how many places there are; to a choice, as its rows would not be balanced."""
-    if isinstance(line, Word) and not entry(line.word).pointwise:
+    if isinstance(line, Op) and not entry(line.word).pointwise:
         yield from line.axes if entry(line.word).outside is None or entry(line.word).kind == "choice" else ()
     for operand in (*line.left, *line.right):
         if isinstance(operand, Literal):

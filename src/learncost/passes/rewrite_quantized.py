@@ -22,13 +22,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Tag
-from learncost.ir.precision import BLOCKS, BYTES, Blocks
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.line import Line, Meta, Product
+from learncost.ir.precision import BLOCKS, BYTES, BlockScales
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Value
-from learncost.passes.quantized import Array, Quantized, blocks_of, levels_axis, levels_of, places_of
+from learncost.passes.quantized import Quantized, QuantizedArray, blocks_of, levels_axis, levels_of, places_of
 from learncost.passes.rematerialization import recomputed
 from learncost.passes.rewrite_lora import is_linear
 
@@ -38,13 +38,13 @@ LAYER = "dequantization"
 
 
 def with_quantized(
-    table: Table, chosen: Callable[[Line, str, str], bool], kind: Blocks
+    table: Table, chosen: Callable[[Line, str, str], bool], kind: BlockScales
 ) -> tuple[Table, tuple[Quantized, ...]]:
     """The table with codes and scales in place of the weights that blocks multiply by as matrices, and which they are.
 
     chosen  of a line of a repeat and of the weight that it multiplies by, by its names inside and outside
     """
-    scope = _Scope(table, chosen, kind)
+    scope = _QuantizedScope(table, chosen, kind)
     lines = scope.outside()
     if not scope.quantized:
         return table, ()
@@ -63,12 +63,12 @@ def with_quantized(
 
 
 @dataclass
-class _Scope:
+class _QuantizedScope:
     """A table on its way: the weights that were found, the arrays that stand for them."""
 
     table: Table
     chosen: Callable[[Line, str, str], bool]
-    kind: Blocks
+    kind: BlockScales
     quantized: dict[str, Quantized] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     shared: dict[str, None] = field(default_factory=dict)  # what all weights of a type read: levels, places of blocks
@@ -78,10 +78,10 @@ class _Scope:
         weights = {name: name for name in self.table.weights}
         lines: list[Statement] = []
         for line in self.table.lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 lines.append(self.repeat(line))
             elif self.kind.behind:
-                lines += self._line_of_codes(line, weights, Repeat("", (), {}), self.values, [])
+                lines += self._line_of_codes(line, weights, Loop("", (), {}), self.values, [])
             else:
                 lines.append(line)
         return tuple(lines)
@@ -92,7 +92,7 @@ class _Scope:
         refused: set[str] = set()
         weights = {name: name for name in self.table.weights}
         for line in self.table.lines:
-            outer = {**weights, **dict(line.each)} if isinstance(line, Repeat) else weights
+            outer = {**weights, **dict(line.each)} if isinstance(line, Loop) else weights
             for inner, _ in walk((line,)):
                 refused |= {
                     outer[name]
@@ -101,7 +101,7 @@ class _Scope:
                 }
         return frozenset(weights) - refused
 
-    def repeat(self, repeat: Repeat) -> Repeat:
+    def repeat(self, repeat: Loop) -> Loop:
         """The body with its weights made before the lines that read them."""
         outer = {name: name for name in repeat.shared if name in self.table.weights} | dict(repeat.each)
         dequantizing: dict[str, list[Line]] = {}
@@ -112,7 +112,7 @@ class _Scope:
                 lines += self._line_of_codes(line, outer, repeat, values, each)
                 dequantizing |= {name: [] for name in line.reads if outer.get(name) in self.quantized}
                 continue
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 raise InputError(f"weights of a repeat in a repeat are not quantized, such as those over {line.count}")
             for inside in line.reads:
                 if inside in outer and inside not in dequantizing and is_linear(line, inside):
@@ -129,7 +129,7 @@ class _Scope:
         self,
         line: Line,
         outer: Mapping[str, str],
-        repeat: Repeat,
+        repeat: Loop,
         values: dict[str, Value],
         each: list[tuple[str, str]],
     ) -> list[Line]:
@@ -157,7 +157,7 @@ class _Scope:
             return [summed, scaled]
         return [line]
 
-    def _quantized(self, line: Line, inside: str, outer: str, repeat: Repeat) -> Quantized:
+    def _quantized(self, line: Line, inside: str, outer: str, repeat: Loop) -> Quantized:
         """The weight that a line multiplies by."""
         (term,) = (term for term in line.right if term.name == inside)
         weight_axes = repeat.axes.get(inside, self.table.axes[outer])
@@ -170,9 +170,9 @@ class _Scope:
     def _read_of(
         self,
         quantized: Quantized,
-        array: Array,
+        array: QuantizedArray,
         inside: str,
-        repeat: Repeat,
+        repeat: Loop,
         values: dict[str, Value],
         each: list[tuple[str, str]],
     ) -> Term:
@@ -196,7 +196,7 @@ class _Scope:
         line: Line,
         inside: str,
         outer: str,
-        repeat: Repeat,
+        repeat: Loop,
         values: dict[str, Value],
         each: list[tuple[str, str]],
     ) -> list[Line]:
@@ -205,11 +205,11 @@ class _Scope:
         weight_axes = repeat.axes.get(inside, self.table.axes[outer])
         values[inside] = Value(weight_axes)
 
-        def read_of(array: Array) -> Term:
+        def read_of(array: QuantizedArray) -> Term:
             return self._read_of(quantized, array, inside, repeat, values, each)
 
         codes = read_of(quantized.codes)
-        tag = Tag(LAYER, line.tag.block, local=_local(inside), module=line.tag.module)
+        tag = Meta(LAYER, line.tag.block, local=_local(inside), module=line.tag.module)
         dequantizing: list[Line] = []
         first = read_of(quantized.scales[0])
         if quantized.second is None:
@@ -234,12 +234,12 @@ class _Scope:
         )
         return dequantizing
 
-    def _level(self, kind: Blocks, codes: Term) -> Term:
+    def _level(self, kind: BlockScales, codes: Term) -> Term:
         name, axis = levels_of(kind), levels_axis(kind)
         self.values[name], self.shared[name] = Value((axis,), "constant"), None
         return Term(name, (Read(axis, codes),))
 
-    def _at_block(self, scales: Term, blocked: tuple[str, ...], kind: Blocks) -> Term:
+    def _at_block(self, scales: Term, blocked: tuple[str, ...], kind: BlockScales) -> Term:
         """The scales read for every place of the axes that have blocks."""
         name, axis = places_of(blocked, kind), blocks_of(blocked, kind)
         self.values[name], self.shared[name] = Value(blocked, "index"), None
@@ -247,7 +247,7 @@ class _Scope:
         return Term(scales.name, tuple(at if scale_axis == axis else scale_axis for scale_axis in scales.axes))
 
 
-def _bound(tag: Tag, right: tuple[Term, ...]) -> Tag:
+def _bound(tag: Meta, right: tuple[Term, ...]) -> Meta:
     axes = dict.fromkeys(axis for term in right for axis in term.loops)
     return replace(tag, locals=tuple(_local(term.name) for term in right), binding=tuple((axis, axis) for axis in axes))
 

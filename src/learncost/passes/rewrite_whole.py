@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from learncost.ir.affine import Affine
 from learncost.ir.line import Line, Product
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.passes.codes import Values, coded
@@ -54,7 +54,7 @@ def _scope(lines: Iterable[Statement], values: Values) -> tuple[Statement, ...]:
     result: list[Statement] = []
     known: dict[tuple[str, tuple[str, ...]], tuple[Term, Term | None]] = {}
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             inner = dict(line.values)
             slices = {inside: values[outer].along(values[outer].axes[1:]) for inside, outer in line.each}
             seen = {**values, **slices, **inner}

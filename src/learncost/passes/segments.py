@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Carry, Repeat, each_line
+from learncost.ir.repeat import Carry, Loop, each_line
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 from learncost.passes.rematerialization import Values, pairs
@@ -26,30 +26,30 @@ def in_segments(table: Table, turns: int) -> Table:
     values = dict(table.values)
     lines = list(table.lines)
     for (before, forward), (after, reverse), elsewhere in pairs(table.lines, table.outputs):
-        lines[before], lines[after] = _Pair(forward, reverse, turns, elsewhere, values).cut()
+        lines[before], lines[after] = _LoopPair(forward, reverse, turns, elsewhere, values).cut()
     return replace(table, lines=tuple(lines), values=values)
 
 
-def in_groups(repeat: Repeat, turns: int, values: Mapping[str, Value]) -> Repeat:
+def in_groups(repeat: Loop, turns: int, values: Mapping[str, Value]) -> Loop:
     """The same turns as a repeat over groups of so many, with the repeat over those of one inside.
 
     values   what is known of the names around it
     Raises `InputError` where a count that is a number is no multiple.
     """
-    return _Pair(repeat, repeat, turns, {outer for _, outer in repeat.keep}, dict(values)).grouped()
+    return _LoopPair(repeat, repeat, turns, {outer for _, outer in repeat.keep}, dict(values)).grouped()
 
 
 @dataclass
-class _Pair:
+class _LoopPair:
     """A repeat and the one backwards through it; `elsewhere` are the names that other lines read."""
 
-    forward: Repeat
-    reverse: Repeat
+    forward: Loop
+    reverse: Loop
     turns: int
     elsewhere: set[str]
     values: Values  # of the scope around; receives the stacks of the segments' inputs
 
-    def cut(self) -> tuple[Repeat, Repeat]:
+    def cut(self) -> tuple[Loop, Loop]:
         forward, reverse = self.forward, self.reverse
         starts = {carry.start: f"{carry.start}.segment*" for carry in forward.carry}
         read = {outer for _, outer in reverse.each}
@@ -71,7 +71,7 @@ class _Pair:
             replace(second, values={**own_values, **second.values}, each=(*second.each, *starts.items())),
         )
 
-    def grouped(self) -> Repeat:
+    def grouped(self) -> Loop:
         turns = self.forward
         return self.outer(turns, [self.inner(turns, turns.keep)], turns.each, turns.keep)
 
@@ -80,18 +80,18 @@ class _Pair:
         """What other lines read of the forward turns."""
         return [pair for pair in self.forward.keep if pair[1] in self.elsewhere]
 
-    def inner(self, line: Repeat, keep: Iterable[tuple[str, str]]) -> Repeat:
+    def inner(self, line: Loop, keep: Iterable[tuple[str, str]]) -> Loop:
         """The turns of one segment: stacks are called as those of all turns, of which they are parts."""
         carry = tuple(Carry(carried.start, carried.end, carried.start, carried.end) for carried in line.carry)
         return replace(line, count=str(self.turns), carry=carry, keep=tuple(keep))
 
     def outer(
         self,
-        line: Repeat,
-        inside: list[Repeat],
+        line: Loop,
+        inside: list[Loop],
         each: Iterable[tuple[str, str]],
         keep: Iterable[tuple[str, str]],
-    ) -> Repeat:
+    ) -> Loop:
         """A repeat over segments."""
         stacks = tuple(dict.fromkeys(outer for _, outer in each))
         stacks_out = tuple(outer for _, outer in keep)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from learncost.ir.line import Line, Sum, Tag, Word
+from learncost.ir.line import Line, Meta, Op, Sum
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
 from learncost.passes.codes import LAYER
-from learncost.passes.powers import CODE, WORD, Number, Power
+from learncost.passes.powers import CODE, WORD, Power, ScaledInteger
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Shifts:
 
     values: dict[str, Value]
     out: list[Line] = field(default_factory=list)
-    narrowed: dict[tuple[str, int], Number] = field(default_factory=dict)
+    narrowed: dict[tuple[str, int], ScaledInteger] = field(default_factory=dict)
     scalars: dict[Power, Operand] = field(default_factory=dict)
 
     # Lines.
@@ -36,7 +36,7 @@ class Shifts:
 
     # Scalars.
 
-    def scalar(self, power: Power, tag: Tag) -> Operand:
+    def scalar(self, power: Power, tag: Meta) -> Operand:
         """A power as an operand: a number, or a scalar that is made."""
         if not power.scalars:
             return Literal(float(power.number))
@@ -63,30 +63,32 @@ class Shifts:
         names = (f"{name}.{number}" for number in range(1, 10_000))
         return next(free for free in names if free not in self.values)
 
-    def word(self, name: str, word: str, axes: Sequence[str], operands: Sequence[Operand], tag: Tag) -> Term:
+    def word(self, name: str, word: str, axes: Sequence[str], operands: Sequence[Operand], tag: Meta) -> Term:
         """A line with a word."""
         left = Term(name, tuple(axes))
         given = ("X", "Z")[: len(operands)]
-        self.emit(Word((left,), tuple(operands), (), tag, word, (), "body", given, ("Y",)))
+        self.emit(Op((left,), tuple(operands), (), tag, word, (), "body", given, ("Y",)))
         return left
 
     # Other powers.
 
-    def shifted(self, number: Number, power: Power, axes: tuple[str, ...], tag: Tag, name: str = "") -> Number:
+    def shifted(
+        self, number: ScaledInteger, power: Power, axes: tuple[str, ...], tag: Meta, name: str = ""
+    ) -> ScaledInteger:
         """The numbers times another power of two."""
         if power == number.power and not name:
             return number
         made = name or self.fresh(number.name)
         amount = self.scalar(power - number.power, tag)
         self.word(made, "shift", axes, (Term(number.name, axes), amount), tag)
-        return Number(made, power, WORD)
+        return ScaledInteger(made, power, WORD)
 
-    def narrow(self, number: Number, axes: tuple[str, ...], bits: int, macro: str) -> Number:
+    def narrow(self, number: ScaledInteger, axes: tuple[str, ...], bits: int, macro: str) -> ScaledInteger:
         """The numbers with the highest bits that there are of all of them, if these are more than so many."""
         if number.bits <= bits:
             return number
         if (number.name, bits) not in self.narrowed:
-            tag = Tag(LAYER, macro=macro)
+            tag = Meta(LAYER, macro=macro)
             name, of = number.name, f"{number.name}.{'codes' if bits == CODE else 'part'}"
             most = Term(f"{name}.bits", ())
             if most.name not in self.values:
@@ -94,7 +96,7 @@ class Shifts:
                 if axes:
                     size = Term(f"{name}.most", ())
                     inner = (Term(f"{name}.size", axes),)
-                    self.emit(Word((size,), inner, (), tag, "max", axes, "body", ("X",), ("Y",)))
+                    self.emit(Op((size,), inner, (), tag, "max", axes, "body", ("X",), ("Y",)))
                 # What would be rounded up to one bit more has it: a 128th is more than half of the last place.
                 part = self.word(f"{name}.rest", "shift", (), (size, Literal(7.0)), tag)
                 room = Term(f"{name}.room", ())
@@ -105,5 +107,5 @@ class Shifts:
             self.word(over, "maximum", (), (many, Literal(0.0)), tag)
             self.values[of] = Value(axes, "value", dtype="int8" if bits == CODE and axes else "")
             self.word(of, "shift", axes, (Term(name, axes), Term(over, ())), tag)
-            self.narrowed[number.name, bits] = Number(of, number.power + Power.of(over), bits)
+            self.narrowed[number.name, bits] = ScaledInteger(of, number.power + Power.of(over), bits)
         return self.narrowed[number.name, bits]

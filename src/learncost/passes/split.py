@@ -11,18 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 
 
 @dataclass(frozen=True)
-class Part:
+class LoopPart:
     """Turns of a repeat, the first and the last one counted from 0, and the body that they run."""
 
     first: int
     last: int
-    body: Repeat
+    body: Loop
 
     @property
     def mark(self) -> str:
@@ -30,7 +30,7 @@ class Part:
         return f"@{self.first}" + (f"-{self.last}" if self.last > self.first else "")
 
 
-def split(table: Table, repeat: Repeat, parts: Iterable[Part]) -> Table:
+def split(table: Table, repeat: Loop, parts: Iterable[LoopPart]) -> Table:
     """The table with one of its repeats as consecutive ones, which run all its turns in order.
 
     The stacks that it reads slice by slice, weights or inputs, become one stack for each part, `W@0-9` and `W@10-11`.
@@ -44,7 +44,7 @@ def split(table: Table, repeat: Repeat, parts: Iterable[Part]) -> Table:
             f"a repeat cannot be split whose turns each have a part of {made_outside[0]}, which lines make"
         )
     values = dict(table.values)
-    repeats: list[Repeat] = []
+    repeats: list[Loop] = []
     initial = {carry.final: carry.initial for carry in repeat.carry}
     for part in parts:
         repeats.append(_part(part, initial, part is parts[-1], values))
@@ -77,11 +77,11 @@ def split(table: Table, repeat: Repeat, parts: Iterable[Part]) -> Table:
     )
 
 
-def _count(part: Part) -> str:
+def _count(part: LoopPart) -> str:
     return str(part.last - part.first + 1)
 
 
-def _part(part: Part, initial: dict[str, str], is_last: bool, values: dict[str, Value]) -> Repeat:
+def _part(part: LoopPart, initial: dict[str, str], is_last: bool, values: dict[str, Value]) -> Loop:
     """The body under its own names; `initial` says where each carried value comes from, by its name at the end."""
     body = _marked(part.body, part.mark)
     carry = []
@@ -93,9 +93,9 @@ def _part(part: Part, initial: dict[str, str], is_last: bool, values: dict[str, 
     return replace(body, count=_count(part), carry=tuple(carry), each=each)
 
 
-def _marked(repeat: Repeat, mark: str) -> Repeat:
+def _marked(repeat: Loop, mark: str) -> Loop:
     """The repeat with its own names marked, and those of the repeats inside."""
-    lines = tuple(_marked(line, mark) if isinstance(line, Repeat) else line for line in repeat.lines)
+    lines = tuple(_marked(line, mark) if isinstance(line, Loop) else line for line in repeat.lines)
     values = {name: replace(value, group=value.group or name) for name, value in repeat.values.items()}
     marked = replace(repeat, lines=lines, values=values)
     return marked.with_own({name: f"{name}{mark}" for name in repeat.inside})

@@ -14,12 +14,12 @@ from learncost.ir.count import base, size_of
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.repeat import Carry, Loop, Statement
 from learncost.ir.table import Table
 
 
 @dataclass(frozen=True)
-class Sent(Displayed):
+class StageValue(Displayed):
     """A value that one stage makes and another one reads: what it is called in either, and their numbers."""
 
     made: str
@@ -47,7 +47,7 @@ class Stages(Displayed):
     """The stages of a table, what goes between them, and the weights that several stages have."""
 
     stages: tuple[Stage, ...]
-    sent: tuple[Sent, ...]
+    sent: tuple[StageValue, ...]
     tied: Mapping[str, tuple[int, ...]]
 
 
@@ -86,8 +86,8 @@ def _counted_apart(table: Table, sizes: Mapping[str, int]) -> tuple[Table, Mappi
     counts, values, lines = Counter(repeat.count for repeat in table.repeats), dict(table.values), list[Statement]()
     sizes = dict(sizes)
     for line in table.lines:
-        if isinstance(line, Repeat) and (counts[line.count] > 1 or line.count.isdecimal()):
-            count = f"turns.{sum(isinstance(each, Repeat) for each in lines)}"
+        if isinstance(line, Loop) and (counts[line.count] > 1 or line.count.isdecimal()):
+            count = f"turns.{sum(isinstance(each, Loop) for each in lines)}"
             sizes[count] = int(size_of(line.count, sizes))
             for _, stack in (*line.each, *line.keep):
                 values[stack] = values[stack].along((count, *values[stack].axes[1:]))
@@ -106,7 +106,7 @@ class _Cut:
         self.turns: list[dict[str, int]] = [{} for _ in layers]
         self.first: list[dict[str, int]] = [{} for _ in layers]
         self.made: dict[str, int] = {}  # the stage that makes a value
-        self.sent: dict[tuple[str, str, int], Sent] = {}
+        self.sent: dict[tuple[str, str, int], StageValue] = {}
         self.values = dict(table.values)
 
     def stages(self) -> Stages:
@@ -145,11 +145,11 @@ class _Cut:
                 self._put(waiting, stage, lazy)
             elif self.made.get(name, stage) != stage:
                 key = name, name, stage
-                self.sent.setdefault(key, Sent(name, name, self.made[name], stage))
+                self.sent.setdefault(key, StageValue(name, name, self.made[name], stage))
         self.pieces[stage].append(line)
         self.made |= dict.fromkeys(line.makes, stage)
 
-    def _put_repeat(self, repeat: Repeat, pieces: Sequence[tuple[int, int, int]], lazy: dict[str, Line]) -> None:
+    def _put_repeat(self, repeat: Loop, pieces: Sequence[tuple[int, int, int]], lazy: dict[str, Line]) -> None:
         """A repeat in pieces: what it carries goes from each to the next one."""
         count, _, parts = base(repeat.count).partition("/")
         carried = repeat.carry
@@ -167,7 +167,7 @@ class _Cut:
                     for c, original in zip(carry, carried, strict=True)
                 )
             for c in carry if place else ():
-                self.sent[c.initial, c.initial, stage] = Sent(c.initial, c.initial, pieces[place - 1][0], stage)
+                self.sent[c.initial, c.initial, stage] = StageValue(c.initial, c.initial, pieces[place - 1][0], stage)
                 self.made[c.initial] = stage
             self._put(replace(repeat, carry=carry), stage, lazy)
             self.turns[stage][count] = turns * int(parts or 1)

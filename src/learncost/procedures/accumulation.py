@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from learncost.ir.line import Line, Sum, Tag
+from learncost.ir.line import Line, Meta, Sum
 from learncost.ir.repeat import Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
@@ -49,7 +49,7 @@ def accumulated(step: Table) -> Accumulated:
     for gradient, name in gradients.items():
         shape = values[gradient].axes
         values |= {name: Value(shape, "gathered", values[gradient].of), f"{name}.new": Value(shape, "new", name)}
-        tag = Tag("accumulation", macro="weight_update", local="merge")
+        tag = Meta("accumulation", macro="weight_update", local="merge")
         right = (Term(name, shape), Term(gradient, shape))
         first.append(Sum((Term(f"{name}.new", shape),), right, (), tag, (1, 1)))
     sums = tuple(gradients.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.repeat import Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
@@ -60,10 +60,10 @@ def _scaling(gradients: tuple[Term, ...], bound: str, shared: Mapping[str, int])
     def scalar(name: str) -> Term:
         return Term(f"{bound}.{name}", ())
 
-    def quotient(name: str, above: Term | Literal, below: Term) -> Word:
-        return Word((scalar(name),), (above, below), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
+    def quotient(name: str, above: Term | Literal, below: Term) -> Op:
+        return Op((scalar(name),), (above, below), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
 
-    tag = Tag("optimizer", macro="optimizer_step", local="clip")
+    tag = Meta("optimizer", macro="optimizer_step", local="clip")
     squares, lines = list[Term](), list[Line]()
     for gradient in gradients:
         squares.append(Term(f"{gradient.name}.square", ()))
@@ -74,12 +74,10 @@ def _scaling(gradients: tuple[Term, ...], bound: str, shared: Mapping[str, int])
             lines.append(Product((share,), (whole, Literal(1 / number)), (), tag))
     lines += [
         Sum((scalar("squares"),), tuple(squares), (), tag, (1,) * len(squares)),
-        Word((scalar("norm"),), (scalar("squares"),), (), tag, "sqrt", (), "body", ("X",), ("Y",)),
+        Op((scalar("norm"),), (scalar("squares"),), (), tag, "sqrt", (), "body", ("X",), ("Y",)),
         Sum((scalar("above"),), (scalar("norm"), Literal(EPSILON)), (), tag, (1, 1)),
         quotient("excess", scalar("above"), Term(bound, ())),
-        Word(
-            (scalar("divisor"),), (scalar("excess"), Literal(1.0)), (), tag, "maximum", (), "body", ("X", "Z"), ("Y",)
-        ),
+        Op((scalar("divisor"),), (scalar("excess"), Literal(1.0)), (), tag, "maximum", (), "body", ("X", "Z"), ("Y",)),
         quotient("factor", Literal(1.0), scalar("divisor")),
     ]
     lines += [

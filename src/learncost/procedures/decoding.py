@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from learncost.ir.count import Count, base
-from learncost.ir.line import Line, Product, Tag, Word
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.count import Polynomial, base
+from learncost.ir.line import Line, Meta, Op, Product
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
 from learncost.ir.value import Value
@@ -22,7 +22,7 @@ Values: TypeAlias = dict[str, Value]
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedValue:
     """A value of the cache as decode is given it, a stack where a repeat makes it.
 
     `tokens` says whether it grows with the tokens decoded; if not, it has a position for every one of the encoder's.
@@ -35,9 +35,9 @@ class Kept:
     window: str = ""
 
     @property
-    def elements(self) -> Count:
+    def elements(self) -> Polynomial:
         """Elements of a position of a sequence, turns of repeats included."""
-        return Count.of(axis for axis in self.axes if axis != "B" and axis != self.positions)
+        return Polynomial.of(axis for axis in self.axes if axis != "B" and axis != self.positions)
 
     @property
     def positions(self) -> str:
@@ -71,7 +71,7 @@ class Decoding:
         self.seen: Values = {}
         self.settled: set[str] = set()  # values that are zero where a token does not see
 
-    def table(self) -> tuple[Table, tuple[Kept, ...]]:
+    def table(self) -> tuple[Table, tuple[CachedValue, ...]]:
         """Decode's table and its cache."""
         table = self.prefill
         values = self.declared(table.values)
@@ -82,7 +82,7 @@ class Decoding:
         decode = needed(grown_table, (*table.outputs, *self.outputs))
         # The cache of an encoder's own attention grows with no token, and nothing of a decoder reads it.
         read = needed(decode, table.outputs).inputs
-        every = (Kept(name, values[name].axes, grows, window) for name, grows, window in self.cached)
+        every = (CachedValue(name, values[name].axes, grows, window) for name, grows, window in self.cached)
         caches = tuple(array for array in every if array.name in read)
         if not caches:
             raise refusal(self.name, "nothing in it keeps keys of earlier tokens")
@@ -104,7 +104,7 @@ class Decoding:
     def statements(self, lines: Iterable[Statement], values: Values) -> tuple[Statement, ...]:
         result: list[Statement] = []
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 result.append(self.repeat(line, values))
             elif line.name not in self.keys.places:
                 result.extend(self.line(line, values))
@@ -115,7 +115,7 @@ class Decoding:
                 self.cached.append((cache(line.name), False, ""))
         return tuple(result)
 
-    def repeat(self, line: Repeat, outer: Values) -> Repeat:
+    def repeat(self, line: Loop, outer: Values) -> Loop:
         values = self.declared(line.values)
         before, grown = len(self.cached), len(self.outputs)
         lines = self.statements(line.lines, values)
@@ -141,7 +141,7 @@ class Decoding:
         local = f"{line.tag.local}.cache"
         tag = replace(line.tag, equation="", local=local, locals=(local, line.tag.local), cached=None)
         right = (Term(cache(name), cached), Term(name, axes))
-        return Word((left,), right, (), tag, "append", (all_axes[place],), "body", ("X", "Z"), ("Y",))
+        return Op((left,), right, (), tag, "append", (all_axes[place],), "body", ("X", "Z"), ("Y",))
 
     def line(self, line: Line, values: Values) -> Iterator[Line]:
         keys = self.keys.of(line)
@@ -159,15 +159,15 @@ class Decoding:
     def seeing(self, line: Line, window: str, tokens: str, values: Values) -> Iterator[Line]:
         """Each of several new tokens sees the earlier ones alone: all else is minus infinity to a softmax."""
         key = axis_of(ALL, window)
-        if isinstance(line, Word) and key in line.axes and entry(line.word).outside is not None:
+        if isinstance(line, Op) and key in line.axes and entry(line.word).outside is not None:
             term, mask = line.right[0], axis_of("seen", window)
             left = Term(f"{line.name}.seen", term.axes)
             values[left.name] = Value(values[term.name].axes)
             self.seen[mask] = Value((TOKENS, key), "constant")
             right = (Term(mask, (tokens, key)), term, Literal(float("-inf")))
-            tag = Tag(line.tag.layer, line.tag.block, local="seen", locals=("seen", line.tag.locals[0], ""))
+            tag = Meta(line.tag.layer, line.tag.block, local="seen", locals=("seen", line.tag.locals[0], ""))
             tag = replace(tag, binding=line.tag.binding, module=line.tag.module)
-            yield Word((left,), right, (), tag, "select", (), "body", ("C", "X", "Z"), ("Y",))
+            yield Op((left,), right, (), tag, "select", (), "body", ("C", "X", "Z"), ("Y",))
             line = replace(line, right=(left, *line.right[1:]))
             self.settled.add(line.name)
         elif isinstance(line, Product) and any(term.name in self.settled for term in line.right):
@@ -181,11 +181,11 @@ class Decoding:
     def check(self, table: Table) -> None:
         """A token reads nothing of another one but what is cached."""
         for line, turns in walk(table.lines):
-            if isinstance(line, Word) and line.word == "append":
+            if isinstance(line, Op) and line.word == "append":
                 continue
             left, right = ({axis for term in side for axis in term.loops} for side in (line.left, line.right))
             tokens = {axis for axis in left | right if base(axis) == TOKENS}
-            acts = isinstance(line, Word) and any(base(axis) == TOKENS for axis in line.axes)
+            acts = isinstance(line, Op) and any(base(axis) == TOKENS for axis in line.axes)
             at = any(base(axis.axis) == TOKENS for term in line.right for axis in term.axes if isinstance(axis, Read))
             if acts or at or len(tokens) > 1 or tokens - left or TOKENS in turns:
                 layer = line.tag.layer.replace("_", " ") or "it"

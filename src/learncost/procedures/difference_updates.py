@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Tag, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Meta, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Role, Value
 from learncost.models.model import Model
@@ -20,7 +20,7 @@ from learncost.procedures.modulation import Modulation, alike
 from learncost.procedures.procedure import Mode
 
 
-class Updates:
+class DifferenceUpdates:
     """What is made of the update lines of one model's backward pass.
 
     known  what there is to know of every value of the step, to which whoever goes through the passes adds
@@ -44,7 +44,7 @@ class Updates:
         differences: dict[str, list[Line]] = {}
         result: list[Line] = []
         for update in reverse:
-            if isinstance(update, Repeat) or update.tag.macro != "weight_update" or not update.reads:
+            if isinstance(update, Loop) or update.tag.macro != "weight_update" or not update.reads:
                 continue
             names = dict(mirror) if self.mode.modulated_inputs else {}
             for name in update.reads:
@@ -64,7 +64,7 @@ class Updates:
                     )
                 elif role == "unsummed":
                     word, (_, weight) = lines[source], self.about(update.name)
-                    assert isinstance(word, Word)
+                    assert isinstance(word, Op)
                     raise InputError(
                         f"{weight} is read by {word.word}, not by a product, which {alike()} do not support; bp does"
                     )
@@ -79,7 +79,7 @@ class Updates:
     def difference(self, line: Line, mirror: Mapping[str, str]) -> list[Line]:
         left = Term(line.left[0].name, line.left[0].declared)  # whole, also where the line fills a part of it
         undivided, delta = Term(f"difference.{left.name}", left.axes), Term(f"delta.{left.name}", left.axes)
-        tag = Tag(line.tag.layer, line.tag.block, "weight_update", local=f"{line.tag.local} - {line.tag.local}_mod")
+        tag = Meta(line.tag.layer, line.tag.block, "weight_update", local=f"{line.tag.local} - {line.tag.local}_mod")
         tag = replace(tag, module=line.tag.module)
         standard, modulated = Term(left.name, left.axes), Term(mirror[left.name], left.axes)
         return [
@@ -117,7 +117,7 @@ class Updates:
             others = [term.name for term in reader.right if isinstance(term, Term) and term.name != name]
             term = next(term for term in reader.right if term.name == name)
             bias = isinstance(reader, Sum) and (self.mode.through_residuals or constant.issuperset(others))
-            pointwise = isinstance(reader, Word) and entry(reader.word).pointwise and not others
+            pointwise = isinstance(reader, Op) and entry(reader.word).pointwise and not others
             if not (bias or pointwise) or term.axes != reader.left[0].axes:
                 return name
             name = reader.name
@@ -132,7 +132,7 @@ def _updated(lines: Iterable[Statement]) -> frozenset[str]:
     """What lines of the weight update make, and what repeats hand out of it."""
     names: set[str] = set()
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             inside = _updated(line.lines)
             names |= inside | {carry.final for carry in line.carry if carry.end in inside}
         elif line.tag.macro == "weight_update":

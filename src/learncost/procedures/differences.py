@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from learncost.autodiff.derive import derive_once
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Tag, Word
-from learncost.ir.repeat import Carry, Repeat, Statement, defined
+from learncost.ir.line import Line, Meta, Op
+from learncost.ir.repeat import Carry, Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -21,7 +21,7 @@ from learncost.models.configuration import family_of
 from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.ops import entry
-from learncost.procedures.difference_updates import Updates
+from learncost.procedures.difference_updates import DifferenceUpdates
 from learncost.procedures.modulation import Modulation, alike
 from learncost.procedures.procedure import PROCEDURES, Mode, Procedure
 
@@ -56,7 +56,7 @@ class _Differences:
         # Of what the modulation reaches, the names in the modulated pass; those of the scope that is gone through.
         self.mirror = {name: f"{name}^" for name in model.projected if name in model.table.inputs}
         self.modulation = Modulation(model, chosen, reverse)
-        self.updates = Updates(model, mode, self.modulation, self.known, reverse)
+        self.updates = DifferenceUpdates(model, mode, self.modulation, self.known, reverse)
 
     def table(self) -> Table:
         plain = self.model.table
@@ -65,9 +65,9 @@ class _Differences:
         second: list[Statement] = []
         for name in self.model.projected:
             if name in plain.inputs:
-                second += self.modulation.projection(*(Term(name, plain.axes[name]),) * 2, Tag("error_projection"))
+                second += self.modulation.projection(*(Term(name, plain.axes[name]),) * 2, Meta("error_projection"))
         for line in plain.lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 standard, modulated = self.repeat(line, self.derived.reverse.lines)
                 first.append(standard)
                 second += modulated
@@ -90,12 +90,12 @@ class _Differences:
 
         What the standard pass chose holds here too: a difference is of one expert's outputs.
         """
-        if isinstance(line, Word) and entry(line.word).kind == "choice":
+        if isinstance(line, Op) and entry(line.word).kind == "choice":
             return []
         self.mirror |= {name: f"{name}^" for name in line.makes}
         return self.modulation.with_input(line, line.renamed(self.mirror))
 
-    def repeat(self, line: Repeat, reverse: Iterable[Statement]) -> tuple[Repeat, list[Statement]]:
+    def repeat(self, line: Loop, reverse: Iterable[Statement]) -> tuple[Loop, list[Statement]]:
         """A repeat of the standard pass, and of the modulated one, after the zeros of the totals that it carries.
 
         Every turn of the latter: the standard lines again where nothing is kept, modulated lines, differences, updates.
@@ -160,14 +160,14 @@ class _Differences:
             modulated = []
         return first, [*second, *modulated]
 
-    def backwards(self, line: Repeat, reverse: Iterable[Statement]) -> Repeat | None:
+    def backwards(self, line: Loop, reverse: Iterable[Statement]) -> Loop | None:
         """The backward repeat of a forward one, among the lines backwards of its scope; None where it needs none.
 
         What comes out of the last turn is whose gradient goes into the first turn backwards.
         """
         finals = {carry.final for carry in line.carry}
         for back in reverse:
-            if isinstance(back, Repeat):
+            if isinstance(back, Loop):
                 into = [self.known[carry.initial] for carry in back.carry]
                 if any(value.role == "gradient" and value.of in finals for value in into):
                     return back
@@ -177,7 +177,7 @@ class _Differences:
         """All names of a scope, with their axes as its lines and repeats show them."""
         result = dict(values)
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 values_made = {carry.final: Value(line.axes[carry.end]) for carry in line.carry}
                 values_made |= {outer: Value((line.count, *line.axes[name]), "kept", name) for name, outer in line.keep}
             else:

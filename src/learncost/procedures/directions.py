@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from learncost.ir.count import base
-from learncost.ir.line import Line, Tag, Word
-from learncost.ir.repeat import Repeat
+from learncost.ir.line import Line, Meta, Op
+from learncost.ir.repeat import Loop
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
 from learncost.layers.cuts import Scope
-from learncost.procedures.places import Place, places
+from learncost.procedures.places import LinePlace, places
 
 NUMBER = "draw"
 """The number of a step that all directions follow from."""
 
-_TAG = Tag("directions", local="draw")
+_TAG = Meta("directions", local="draw")
 
 
 @dataclass
@@ -57,15 +57,15 @@ class Directions:
                 self.slices.setdefault(scope[:depth], {})[name] = self.values[name].along(counts[depth:])
         return name
 
-    def signs(self, seed: Term, axes: Axes, name: str, tag: Tag = _TAG) -> tuple[list[Line], dict[str, Value]]:
+    def signs(self, seed: Term, axes: Axes, name: str, tag: Meta = _TAG) -> tuple[list[Line], dict[str, Value]]:
         """The lines that make a direction along axes from a number, and what is known of what they make."""
         return self._drawn(seed, axes, name, "coin", tag)
 
-    def numbers(self, seed: Term, axes: Axes, name: str, tag: Tag = _TAG) -> tuple[list[Line], dict[str, Value]]:
+    def numbers(self, seed: Term, axes: Axes, name: str, tag: Meta = _TAG) -> tuple[list[Line], dict[str, Value]]:
         """As `signs`, of whole numbers below 2^24."""
         return self._drawn(seed, axes, name, "hashed", tag)
 
-    def _drawn(self, seed: Term, axes: Axes, name: str, word: str, tag: Tag) -> tuple[list[Line], dict[str, Value]]:
+    def _drawn(self, seed: Term, axes: Axes, name: str, word: str, tag: Meta) -> tuple[list[Line], dict[str, Value]]:
         values = dict(self.values)
         lines = self._chain(seed, axes, name, word, tag)
         made = {line.name: self.values[line.name] for line in lines}
@@ -76,7 +76,7 @@ class Directions:
         self.lines.append(line)
         self.values[line.name] = Value(line.left[0].declared)
 
-    def _chain(self, seed: Term, axes: Axes, name: str, last: str, tag: Tag = _TAG) -> list[Line]:
+    def _chain(self, seed: Term, axes: Axes, name: str, last: str, tag: Meta = _TAG) -> list[Line]:
         if not axes:
             only = _word(last, Term(name, seed.axes), seed, seed, tag)
             self.values[name] = Value(seed.loops)
@@ -96,20 +96,20 @@ class Directions:
         name = f"places.{axis}"
         if name not in self.values:
             ones = Term(f"{name}:ones", (axis,))
-            self.add(Word((ones,), (), (), _TAG, word="ones", gives=("Y",)))
-            self.add(Word((Term(name, (axis,)),), (ones,), (), _TAG, "cumsum", (axis,), given=("X",), gives=("Y",)))
+            self.add(Op((ones,), (), (), _TAG, word="ones", gives=("Y",)))
+            self.add(Op((Term(name, (axis,)),), (ones,), (), _TAG, "cumsum", (axis,), given=("X",), gives=("Y",)))
         return name
 
 
-def _word(word: str, left: Term, first: Term, second: Term, tag: Tag = _TAG) -> Word:
-    return Word((left,), (first, second), (), tag, word, given=("X", "Z"), gives=("Y",))
+def _word(word: str, left: Term, first: Term, second: Term, tag: Meta = _TAG) -> Op:
+    return Op((left,), (first, second), (), tag, word, given=("X", "Z"), gives=("Y",))
 
 
 @dataclass(frozen=True)
 class Site:
     """Where lines read a weight: in which scope, and what it is called there."""
 
-    place: Place
+    place: LinePlace
     name: str
 
     @property
@@ -122,10 +122,10 @@ def sites(table: Table, weight: str) -> Iterator[Site]:
     """The scopes in which a weight is read as it is: of a stack those that read slices."""
     by_scope = {place.scope: place for place in places(table)}
 
-    def within(place: Place, name: str) -> Iterator[Site]:
+    def within(place: LinePlace, name: str) -> Iterator[Site]:
         read = {other for line in place.lines_of_scope for other in line.reads}
         for line in place.lines:
-            if not isinstance(line, Repeat):
+            if not isinstance(line, Loop):
                 continue
             read |= set(line.shared)
             for inside, outer in line.each:
@@ -137,12 +137,12 @@ def sites(table: Table, weight: str) -> Iterator[Site]:
     yield from within(by_scope[()], weight)
 
 
-def layer_tags(table: Table, weights: Iterable[str]) -> dict[str, Tag]:
+def layer_tags(table: Table, weights: Iterable[str]) -> dict[str, Meta]:
     """For every weight the tag of an update, of the layer whose line reads it first."""
-    tags: dict[str, Tag] = {}
+    tags: dict[str, Meta] = {}
     for weight in weights:
         for site in sites(table, weight):
             reader = next((line for line in site.place.lines_of_scope if site.name in line.reads), None)
             if reader is not None:
-                tags.setdefault(weight, Tag(reader.tag.layer, reader.tag.block, module=reader.tag.module))
-    return {weight: tags.get(weight, Tag()) for weight in weights}
+                tags.setdefault(weight, Meta(reader.tag.layer, reader.tag.block, module=reader.tag.module))
+    return {weight: tags.get(weight, Meta()) for weight in weights}

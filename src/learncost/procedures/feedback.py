@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Word
+from learncost.ir.line import Line, Op, Product
 from learncost.ir.parse import parse_lines
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
@@ -36,7 +36,7 @@ def matrix_lines(texts: Sequence[str]) -> tuple[Line, ...]:
     lines: list[Line] = []
     for text in texts:
         line = next(iter(parse_lines([text])), None)
-        by_entry = isinstance(line, Line) and not line.where and (not isinstance(line, Word) or _pointwise(line))
+        by_entry = isinstance(line, Line) and not line.where and (not isinstance(line, Op) or _pointwise(line))
         terms = (*line.left, *line.right) if isinstance(line, Line) else ()
         if not by_entry or any(term.axes != ("_",) for term in terms if not isinstance(term, Literal)):
             raise InputError(
@@ -48,7 +48,7 @@ def matrix_lines(texts: Sequence[str]) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def _pointwise(line: Word) -> bool:
+def _pointwise(line: Op) -> bool:
     word = entry(line.word)  # refuses one that nobody knows
     return word.pointwise and not line.axes and len(line.left) == 1
 
@@ -76,7 +76,7 @@ class _Feedback:
         statements: list[Statement] = []
         read: dict[str, Line] = {}
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 line, names = self.repeat(line, weights)
             else:
                 names = dict.fromkeys(_summed(line) & weights, line)
@@ -86,7 +86,7 @@ class _Feedback:
             read = names | read
         return tuple(statements), read
 
-    def repeat(self, line: Repeat, weights: frozenset[str]) -> tuple[Repeat, dict[str, Line]]:
+    def repeat(self, line: Loop, weights: frozenset[str]) -> tuple[Loop, dict[str, Line]]:
         """A repeat, whose turns have slices of the stacks of what is drawn."""
         slices = dict(line.each)
         inside = frozenset(slice_name for slice_name, outer in slices.items() if outer in weights)
@@ -132,7 +132,7 @@ class _Feedback:
             local = tuple(term.name for term in line.right if isinstance(term, Term))
             tag = replace(reader.tag, local=line.name, locals=local, equation="", gradients=(), jacobian="")
             made_line = replace(line, left=(left,), right=tuple(right), tag=tag)
-            if isinstance(made_line, Word):
+            if isinstance(made_line, Op):
                 word = entry(made_line.word)
                 made_line = replace(made_line, word=word.name, given=word.inputs, gives=word.outputs)
             yield made_line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.ir.line import Line, Product, Sum, Tag
+from learncost.ir.line import Line, Meta, Product, Sum
 from learncost.ir.repeat import Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
@@ -33,7 +33,7 @@ def with_following(table: Table, name: str, decay: float) -> Table:
         optimizing = lines[at]
         assert isinstance(optimizing, Line)
         right = tuple(left if term.name == weight else term for term in optimizing.right)
-        tag = Tag("optimizer", macro="optimizer_step", local=f"{name} follows")
+        tag = Meta("optimizer", macro="optimizer_step", local=f"{name} follows")
         last, share = Term(f"{other}.new", axes), Literal(1 - decay)
         lines[at : at + 1] = [
             Product((left,), (Term(weight, axes), share), (), tag),

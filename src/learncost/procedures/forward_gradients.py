@@ -8,12 +8,12 @@ from dataclasses import replace
 from learncost.autodiff.derive import Derived
 from learncost.autodiff.tangent import MARK, tangent
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Tag, Word
-from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.line import Line, Meta, Op, Product, Sum
+from learncost.ir.repeat import Carry, Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
-from learncost.layers.cuts import Elsewhere, Scope
+from learncost.layers.cuts import GradientSource, Scope
 from learncost.models.model import Model
 from learncost.procedures.directions import NUMBER, Directions, layer_tags, sites
 from learncost.procedures.needed import needed
@@ -29,13 +29,15 @@ def by_tangents(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, st
     """
     check(model, chosen)
     table, directions = model.table, Directions()
-    along: dict[Scope, dict[str, Elsewhere]] = {}
+    along: dict[Scope, dict[str, GradientSource]] = {}
     for weight in model.learning:
         for site in sites(table, weight):
             axes = site.place.values[site.name].axes
             seed = directions.seed(weight, site.counts, site.place.scope)
             lines, values = directions.signs(Term(seed, ()), axes, f"{site.name}{MARK}")
-            along.setdefault(site.place.scope, {})[site.name] = Elsewhere(f"{site.name}{MARK}", tuple(lines), values)
+            along.setdefault(site.place.scope, {})[site.name] = GradientSource(
+                f"{site.name}{MARK}", tuple(lines), values
+            )
     moved, outputs = tangent(table, along, directions.slices)
     if "loss" not in outputs:
         raise InputError(f"{chosen.name} needs a loss that moves with a weight, which {model.configuration.name} lacks")
@@ -60,7 +62,7 @@ def by_two_sides(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, s
         passed, known = _moved(model, directions, side, sign * chosen.distance)
         lines += passed
         values |= known
-    tag = Tag("loss", local="both sides")
+    tag = Meta("loss", local="both sides")
     plus, minus = Term("loss.plus", ()), Term("loss.minus", ())
     lines += [
         Sum((Term("loss.difference", ()),), (plus, minus), (), tag, (1, -1)),
@@ -108,7 +110,7 @@ def _several(
 ) -> tuple[Table, Mapping[str, str]]:
     """The two sides so many times, each along a direction of its own; the mean of what they say, which turns add up."""
     table, share = model.table, Literal(1 / several)
-    tag, update = Tag("loss", local="mean"), Tag("directions", macro="weight_update", local="merge")
+    tag, update = Meta("loss", local="mean"), Meta("directions", macro="weight_update", local="merge")
     updates, known = _updates(model, directions, Term("loss.slope.share", ()))
     turn: list[Statement] = [
         *directions.lines,
@@ -119,11 +121,11 @@ def _several(
     ]
     inner = {**values, **known, **directions.values, "loss.slope.share": Value(()), "loss.share": Value(())}
     outer, before, carries = dict(table.values), list[Statement](), []
-    totals: dict[str, tuple[str, Axes, Tag]] = {"loss": ("loss.share", (), tag)}
+    totals: dict[str, tuple[str, Axes, Meta]] = {"loss": ("loss.share", (), tag)}
     totals |= {f"d{weight}": (f"d{weight}", table.axes[weight], update) for weight in model.learning}
     for name, (part, axes, of) in totals.items():
         zero, start, end = (Term(f"{name}:{what}", axes) for what in ("zero", "sum", "sum."))
-        before.append(Word((zero,), (), (), of, word="zeros", gives=("Y",)))
+        before.append(Op((zero,), (), (), of, word="zeros", gives=("Y",)))
         turn.append(Sum((end,), (start, Term(part, axes)), (), of, (1, 1)))
         carries.append(Carry(start.name, end.name, zero.name, name))
         kind = Value(axes) if name == "loss" else Value(axes, "gradient", name.removeprefix("d"))
@@ -134,15 +136,15 @@ def _several(
     inner |= {drawn: Value(()), following: Value(())}
     carries.append(Carry(drawn, following, NUMBER, f"{drawn}:last"))
     outer |= {f"{drawn}:last": Value(())}
-    repeat = Repeat(str(several), tuple(turn), inner, tuple(carries))
+    repeat = Loop(str(several), tuple(turn), inner, tuple(carries))
     repeat = replace(repeat, values={name: inner[name] for name in inner if name in repeat.inside})
     return _step(model, first, (*before, repeat), outer)
 
 
-def _next(name: str, drawn: str, last: Term) -> Word:
+def _next(name: str, drawn: str, last: Term) -> Op:
     """The number that the next pair of sides is drawn by: of the one before and its last seed, as no seed is made."""
-    tag = Tag("directions", local="draw")
-    return Word((Term(name, ()),), (Term(drawn, ()), last), (), tag, "hashed", given=("X", "Z"), gives=("Y",))
+    tag = Meta("directions", local="draw")
+    return Op((Term(name, ()),), (Term(drawn, ()), last), (), tag, "hashed", given=("X", "Z"), gives=("Y",))
 
 
 def check(model: Model, chosen: Procedure) -> None:
@@ -198,7 +200,7 @@ def _moved(
             seed = directions.seed(weight, site.counts, site.place.scope)
             direction, scaled, moved = (Term(f"{site.name}.{part}", axes) for part in ("direction", "step", side))
             lines, values = directions.signs(Term(seed, ()), axes, direction.name)
-            tag = Tag("directions", local=f"W {side}")
+            tag = Meta("directions", local=f"W {side}")
             lines.append(Product((scaled,), (direction, Literal(abs(distance))), (), tag))
             lines.append(Sum((moved,), (Term(site.name, axes), scaled), (), tag, (1, 1 if distance > 0 else -1)))
             values |= {scaled.name: Value(axes), moved.name: Value(axes)}
@@ -217,7 +219,7 @@ def _moved(
                     result += lines
                     values |= known
                     names[name] = f"{name}.{side}"
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 inside = {name: new for name, new in names.items() if name not in line.inside}
                 inner_scope, inner = (*scope, line.makes), dict(line.values)
                 body = through(line.lines, inner_scope, inner, inside)

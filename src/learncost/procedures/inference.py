@@ -14,15 +14,15 @@ from typing import Any
 
 from learncost.ir.count import size_of
 from learncost.ir.displayed import Displayed
-from learncost.ir.line import Line, Product, Sum, Tag, Word
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.line import Line, Meta, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
 from learncost.layers.layer import Layer, marked
 from learncost.layers.parts import of_part
 from learncost.ops import entry
-from learncost.procedures.decoding import ALL, CACHED, Decoding, Kept, axis_of, cache
+from learncost.procedures.decoding import ALL, CACHED, CachedValue, Decoding, axis_of, cache
 from learncost.procedures.keys import TOKENS
 from learncost.procedures.needed import needed
 
@@ -54,7 +54,7 @@ class Inference(Displayed):
 
     prefill: Table
     decode: Table
-    cache: tuple[Kept, ...]
+    cache: tuple[CachedValue, ...]
 
     @property
     def remade(self) -> bool:
@@ -124,7 +124,7 @@ def to_logits(table: Table) -> Table:
     """
     loss_inputs = {name for name in table.inputs if table.values[name].role in ("share", "sign")}
     compared = {*loss_inputs, *(table.values[name].of for name in loss_inputs)}
-    makers = {line.name: line for line in table.lines if isinstance(line, Word)}
+    makers = {line.name: line for line in table.lines if isinstance(line, Op)}
     logits: dict[str, None] = {}
     for line in table.lines:
         if compared.intersection(line.reads):
@@ -175,7 +175,7 @@ def _last_only(table: Table) -> Table:
 # Prefill.
 
 
-def _prefill(table: Table, cached: Iterable[Kept]) -> Table:
+def _prefill(table: Table, cached: Iterable[CachedValue]) -> Table:
     """The forward pass that also gives what decode will read."""
     names = tuple(array.name for array in cached)
     lines, cached_values = _keeping(table.lines, names)
@@ -187,7 +187,7 @@ def _keeping(lines: Iterable[Statement], names: Container[str]) -> tuple[tuple[S
     result: list[Statement] = []
     cached: dict[str, Value] = {}
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             body, inner_cached = _keeping(line.lines, names)
             keep = (*line.keep, *((name, name) for name in inner_cached))
             result.append(replace(line, lines=body, values={**line.values, **inner_cached}, keep=keep))
@@ -196,7 +196,7 @@ def _keeping(lines: Iterable[Statement], names: Container[str]) -> tuple[tuple[S
         result.append(line)
         if cache(line.name) in names:
             (left,) = line.left
-            tag = Tag(line.tag.layer, line.tag.block, local=f"{line.tag.local}.cache", locals=(line.tag.local,))
+            tag = Meta(line.tag.layer, line.tag.block, local=f"{line.tag.local}.cache", locals=(line.tag.local,))
             tag = replace(tag, module=line.tag.module)
             result.append(Sum((Term(cache(line.name), left.axes),), (left,), (), tag, (1,)))
             cached[cache(line.name)] = Value(left.declared, "cache", line.name)

@@ -17,18 +17,18 @@ from dataclasses import replace
 
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
-from learncost.ir.line import Product, Sum, Tag, Word
+from learncost.ir.line import Meta, Op, Product, Sum
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.models.model import Model
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.codes import LARGEST
-from learncost.passes.powers import CODE, HALF, TOTAL, Number, Power
+from learncost.passes.powers import CODE, HALF, TOTAL, Power, ScaledInteger
 from learncost.passes.rewrite_integers import Integers, with_integers
 from learncost.procedures.directions import NUMBER, Directions
 from learncost.procedures.inference import scored
 
-_TAG = Tag("optimizer", macro="optimizer_step", local="rounding")
+_TAG = Meta("optimizer", macro="optimizer_step", local="rounding")
 
 ROOM = 30
 """The most bits that a step is shifted by: of what is shifted by more, nothing is left but chance."""
@@ -47,7 +47,7 @@ def forward_in_integers(model: Model) -> Model:
 
 def in_integers(table: Table, model: Model) -> Table:
     """A step in whole numbers alone. Raises `InputError` for a line that has no such form."""
-    updates = [line for line in table.lines if isinstance(line, Word) and line.word in OPTIMIZERS]
+    updates = [line for line in table.lines if isinstance(line, Op) and line.word in OPTIMIZERS]
     if any(line.word != "sgd" for line in updates):
         raise InputError(f"{updates[0].word} has no form in whole numbers: integer-only learns by sgd")
     if NUMBER in table.inputs:
@@ -76,7 +76,7 @@ def _powers(model: Model) -> list[str]:
     return [weight.scales[0].name for weight in model.quantized]
 
 
-def _codes(work: Integers, line: Word, gradient: Term, rate: Term, scale: Power, directions: Directions) -> None:
+def _codes(work: Integers, line: Op, gradient: Term, rate: Term, scale: Power, directions: Directions) -> None:
     """The lines of one matrix of codes."""
     codes, new = line.right[0], line.left[0]
     assert isinstance(codes, Term)
@@ -110,7 +110,7 @@ def _codes(work: Integers, line: Word, gradient: Term, rate: Term, scale: Power,
     work.word(new.name, "minimum", axes, (least, Literal(LARGEST)), _TAG)
 
 
-def _fixed(work: Integers, line: Word, gradient: Term, rate: Term) -> None:
+def _fixed(work: Integers, line: Op, gradient: Term, rate: Term) -> None:
     """The lines of a weight of 32 bits: to the nearest, and below 2^29."""
     weight, new = line.right[0], line.left[0]
     assert isinstance(weight, Term)
@@ -118,7 +118,7 @@ def _fixed(work: Integers, line: Word, gradient: Term, rate: Term) -> None:
     found, rated = work.narrow(work.read(gradient), axes, HALF, _TAG.macro), _rate(work, rate)
     part = Term(f"{weight.name}.rated", axes)  # `narrow` calls the weight itself .part, where it is multiplied
     work.emit(Product((part,), (Term(found.name, axes), Term(rated.name, ())), (), _TAG))
-    step = work.shifted(Number(part.name, found.power + rated.power, CODE + HALF), number.power, axes, _TAG)
+    step = work.shifted(ScaledInteger(part.name, found.power + rated.power, CODE + HALF), number.power, axes, _TAG)
     stepped = Term(f"{weight.name}.stepped", axes)
     work.emit(Sum((stepped,), (weight, Term(step.name, axes)), (), _TAG, (1, -1)))
     most = 2.0**TOTAL - 1
@@ -127,5 +127,5 @@ def _fixed(work: Integers, line: Word, gradient: Term, rate: Term) -> None:
     work.word(new.name, "minimum", axes, (least, Literal(most)), _TAG)
 
 
-def _rate(work: Integers, rate: Term) -> Number:
+def _rate(work: Integers, rate: Term) -> ScaledInteger:
     return work.narrow(work.read(rate), (), CODE, _TAG.macro)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from learncost.autodiff.derive import derive
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.line import Line, Product, Sum, Tag, Word
-from learncost.ir.repeat import Carry, Repeat, Statement, defined
+from learncost.ir.line import Line, Meta, Op, Product, Sum
+from learncost.ir.repeat import Carry, Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Term
-from learncost.ir.value import Same, Value
-from learncost.layers.reach import Reach
+from learncost.ir.value import IdentityKey, Value
+from learncost.layers.reach import GradientPlan
 from learncost.models.model import Model
 from learncost.passes.segments import in_groups
 from learncost.procedures.needed import needed
@@ -53,13 +53,13 @@ class _Local:
     def __post_init__(self) -> None:
         lines = self.model.table.lines
         name = self.model.configuration.name
-        stacked = {Same(place.repeats[0]) for place in stacks(self.model.table)}
-        repeated = ((place, line) for place, line in enumerate(lines) if isinstance(line, Repeat))
-        at = [place for place, line in repeated if len(line.carry) == 1 and Same(line) in stacked]
+        stacked = {IdentityKey(place.repeats[0]) for place in stacks(self.model.table)}
+        repeated = ((place, line) for place, line in enumerate(lines) if isinstance(line, Loop))
+        at = [place for place, line in repeated if len(line.carry) == 1 and IdentityKey(line) in stacked]
         first = last = at[-1] if at else 0
         while first and _hands_on(lines[first - 1], lines[first]):
             first -= 1
-        repeats = [line for line in lines[first : last + 1] if isinstance(line, Repeat)]
+        repeats = [line for line in lines[first : last + 1] if isinstance(line, Loop)]
         if not repeats:
             raise InputError(f"{self.chosen.name} needs blocks that hand a value on, one to the next: {name} has none")
         if several := self.chosen.moves.get("groups of NUMBER"):
@@ -73,7 +73,7 @@ class _Local:
         if made & read or self.final not in read:
             raise InputError(f"{self.chosen.name} needs a head that reads the last block alone, which {name} has not")
         self.head_weights = [weight for weight in self.model.table.weights if weight in read]
-        reach = Reach(frozenset(self.model.table.weights))
+        reach = GradientPlan(frozenset(self.model.table.weights))
         reach.needs(lines, set(self.model.learning))
         self.needed = reach.needed
 
@@ -122,7 +122,7 @@ class _Local:
             self.whole |= dict.fromkeys(self.parts[name], f"d{name}")
             return []
         right = tuple(Term(part, axes) for part in self.parts[name])
-        tag = Tag(macro=macro, local="merge")
+        tag = Meta(macro=macro, local="merge")
         return [Sum((Term(f"d{name}", axes),), right, (), tag, (1,) * len(right))]
 
     def axes(self, name: str) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class _Local:
         self.values |= {renamed.get(name, name): value for name, value in derived.reverse.values.items()}
         return derived.forward.lines, tuple(line.renamed(renamed) for line in derived.reverse.lines)
 
-    def blocks(self, repeat: Repeat, number: int) -> list[Statement]:
+    def blocks(self, repeat: Loop, number: int) -> list[Statement]:
         """The repeat whose turns each have a loss, go backwards and hand out updates, after what it begins with."""
         table, (carry,) = self.model.table, repeat.carry
         lines, loss, head_weights = self.head(repeat, number)
@@ -185,7 +185,7 @@ class _Local:
         if not self.has_own_heads:
             last = repeat is self.repeats[-1]
             zero = Term(f"loss:zero{number}", ())
-            before.append(Word((zero,), (), (), Tag("loss"), word="zeros", gives=("Y",)))
+            before.append(Op((zero,), (), (), Meta("loss"), word="zeros", gives=("Y",)))
             self.values[zero.name] = Value(())
             inner["loss:before"] = Value(())
             final = "loss" if last else f"loss:blocks{number}"
@@ -206,9 +206,9 @@ class _Local:
         """The gradient of what all turns read: a carried total."""
         axes = self.axes(name)
         macro = "weight_update" if name in self.model.table.weights else "backward"
-        tag = Tag(macro=macro, local="merge")
+        tag = Meta(macro=macro, local="merge")
         zero, start, end, final = (f"d{name}:{part}{number}" for part in ("zero", "sum", "sum.", "turns"))
-        before.append(Word((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
+        before.append(Op((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
         turn.append(Sum((Term(end, axes),), (Term(start, axes), Term(gradient, axes)), (), tag, (1, 1)))
         inner |= {start: Value(axes, "part", name), end: Value(axes, "part", name)}
         self.values |= {zero: Value(axes, "part", name), final: Value(axes, "part", name)}
@@ -217,7 +217,7 @@ class _Local:
 
     def of_first(
         self,
-        repeat: Repeat,
+        repeat: Loop,
         gradient: str,
         turn: list[Statement],
         before: list[Statement],
@@ -225,17 +225,17 @@ class _Local:
     ) -> list[Carry]:
         """The gradient of what the first turn was handed: a total to which every other turn adds nothing."""
         (carry,) = repeat.carry
-        axes, tag = inner[carry.start].axes, Tag(macro="backward", local="first")
+        axes, tag = inner[carry.start].axes, Meta(macro="backward", local="first")
         zero, start, end, part, final = (
             f"d{carry.initial}:{what}" for what in ("zero", "sum", "sum.", "first", "blocks")
         )
         first_turn, not_first = Term("first:one", ()), Term("first.2", ())
-        before.append(Word((first_turn,), (), (), tag, word="ones", gives=("Y",)))
-        before.append(Word((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
+        before.append(Op((first_turn,), (), (), tag, word="ones", gives=("Y",)))
+        before.append(Op((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
         masked = Term(part, axes)
         turn.append(Product((masked,), (Term(gradient, axes), Term("first", ())), (), tag))
         turn.append(Sum((Term(end, axes),), (Term(start, axes), masked), (), tag, (1, 1)))
-        turn.append(Word((not_first,), (), (), tag, word="zeros", gives=("Y",)))
+        turn.append(Op((not_first,), (), (), tag, word="zeros", gives=("Y",)))
         inner |= {name: Value(axes, "part", carry.initial) for name in (start, end, part)}
         inner |= {"first": Value(()), not_first.name: Value(())}
         self.values |= {name: Value(axes, "part", carry.initial) for name in (zero, final)}
@@ -243,7 +243,7 @@ class _Local:
         self.parts.setdefault(carry.initial, []).append(final)
         return [Carry(start, end, zero, final), Carry("first", not_first.name, first_turn.name, "first:last")]
 
-    def head(self, repeat: Repeat, number: int) -> tuple[list[Statement], str, dict[str, Value]]:
+    def head(self, repeat: Loop, number: int) -> tuple[list[Statement], str, dict[str, Value]]:
         """The head's lines on what a turn hands on, their loss, and the weights that the blocks' own heads have."""
         (carry,) = repeat.carry
         names = {name: f"local.{name}" for line in self.after for name in line.makes} | {self.final: carry.end}
@@ -265,6 +265,6 @@ class _Local:
 
 def _hands_on(first: Statement, second: Statement) -> bool:
     """Whether a repeat begins with what another one hands on."""
-    if not isinstance(first, Repeat) or not isinstance(second, Repeat) or len(first.carry) != 1:
+    if not isinstance(first, Loop) or not isinstance(second, Loop) or len(first.carry) != 1:
         return False
     return second.carry[0].initial == first.carry[0].final

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Tag
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Meta, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.term import Axis, Read, Term
 from learncost.ir.value import Role, Value
 from learncost.layers.layer import shipped_layer
@@ -61,7 +61,7 @@ class Modulation:
         """e = s - target: backpropagation's own lines from the loss to the scores of the head, times the count."""
         lines: list[Line] = []
         for line in reverse:
-            if isinstance(line, Repeat) or set(self.model.table.weights) & set(line.reads):
+            if isinstance(line, Loop) or set(self.model.table.weights) & set(line.reads):
                 break
             if line.tag.macro == "backward":
                 lines.append(line)
@@ -70,7 +70,10 @@ class Modulation:
             raise InputError(f"{name} has no scores between its weights and its loss, which {alike()} compare")
         scores = lines[-1].left[0]
         e = Product(
-            (Term("e", scores.axes),), (scores, Term(self.numbers["count"], ())), (), Tag(lines[0].tag.layer, local="e")
+            (Term("e", scores.axes),),
+            (scores, Term(self.numbers["count"], ())),
+            (),
+            Meta(lines[0].tag.layer, local="e"),
         )
         return (*in_macro(lines, "forward"), e)
 
@@ -129,7 +132,7 @@ class Modulation:
         weight = Term(line.right[0].name, line.right[0].declared)
         return [again, *self.with_error(left, rows, (self.error_at(read), weight), left.axes, line.tag, "e W")]
 
-    def projection(self, value: Term, plain: Term, tag: Tag) -> list[Line]:
+    def projection(self, value: Term, plain: Term, tag: Meta) -> list[Line]:
         """A value of the modulated pass to which the error is added through a fixed random matrix, x + strength e F.
 
         It is the same in every sequence and at every position, and has all other axes of the value: an image's pixels.
@@ -144,7 +147,7 @@ class Modulation:
         )
 
     def with_error(
-        self, value: Term, plain: Term, by: tuple[Term, Term], axes: tuple[Axis, ...], tag: Tag, local: str
+        self, value: Term, plain: Term, by: tuple[Term, Term], axes: tuple[Axis, ...], tag: Meta, local: str
     ) -> list[Line]:
         """A value of the modulated pass: the plain one, and the error times a matrix and the strength."""
         dense, scaled = (Term(f"{value.name}^{part}", axes) for part in ("dense", "scaled"))

@@ -89,7 +89,7 @@ def fault(forms: Collection[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Move:
+class StepMove:
     """A move as `MOVES` has it, with what is named in it."""
 
     form: str
@@ -102,10 +102,10 @@ class Move:
 
 
 @cache
-def move(text: str) -> Move:
+def move(text: str) -> StepMove:
     """The move that a text of a schedule says."""
     for form in MOVES:
         pattern = re.sub("[A-Z]+", r"(\\S+)", form.replace("NUMBER", "([1-9][0-9]*)"))
         if match := re.fullmatch(pattern, text.strip()):
-            return Move(form, match.groups())
+            return StepMove(form, match.groups())
     raise InputError(f"no move is called {text.strip()!r}; there are: {', '.join(MOVES)}")

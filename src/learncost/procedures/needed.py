@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 
 
@@ -35,7 +35,7 @@ def _lines(lines: Iterable[Statement], needed_names: set[str]) -> tuple[Statemen
     """The lines that make what is wanted; `wanted` receives what they read."""
     result: list[Statement] = []
     for line in reversed(tuple(lines)):
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             repeat = _repeat(line, needed_names)
             if repeat is None:
                 continue
@@ -47,7 +47,7 @@ def _lines(lines: Iterable[Statement], needed_names: set[str]) -> tuple[Statemen
     return tuple(reversed(result))
 
 
-def _repeat(line: Repeat, needed_names: set[str]) -> Repeat | None:
+def _repeat(line: Loop, needed_names: set[str]) -> Loop | None:
     keep = tuple(pair for pair in line.keep if pair[1] in needed_names)
     carry = tuple(carried for carried in line.carry if carried.final in needed_names)
     if not keep and not carry:

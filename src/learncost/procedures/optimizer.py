@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.line import Tag, Word
+from learncost.ir.line import Meta, Op
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
@@ -18,7 +18,7 @@ from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 
 if TYPE_CHECKING:
     from learncost.cost_models import Book
-    from learncost.procedures.optimizer_state import State
+    from learncost.procedures.optimizer_state import OptimizerState
 
 DEFAULT = "adamw"
 """Of a model, where no optimizer is named; a layer has none."""
@@ -38,7 +38,7 @@ def optimizer(name: str) -> Optimizer:
     return OPTIMIZERS[name]
 
 
-def state_of(name: str) -> State:
+def state_of(name: str) -> OptimizerState:
     """What an optimizer remembers; an unknown one is refused with all that exist."""
     from learncost.procedures.optimizer_state import STATES  # only where memory is asked for, or a name is refused
 
@@ -67,9 +67,9 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
         states += own_states
         results += [term.name for term in left]
         right = tuple(operands[name] for name in word.inputs)
-        tag = Tag("optimizer", macro="optimizer_step", local=chosen.word, locals=word.inputs)
+        tag = Meta("optimizer", macro="optimizer_step", local=chosen.word, locals=word.inputs)
         tag = replace(tag, module=modules.get(weight, ""))
-        lines.append(Word(tuple(left), right, (), tag, chosen.word, (), "body", word.inputs, word.outputs))
+        lines.append(Op(tuple(left), right, (), tag, chosen.word, (), "body", word.inputs, word.outputs))
     return replace(
         table,
         lines=(*table.lines, *lines),
@@ -81,7 +81,7 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
 
 def stepped(table: Table) -> Mapping[str, Axes]:
     """What the optimizer makes a step of, by weight: its axes, which are the weight's where nothing is projected."""
-    lines = (line for line, _ in walk(table.lines) if isinstance(line, Word) and line.word in OPTIMIZERS)
+    lines = (line for line, _ in walk(table.lines) if isinstance(line, Op) and line.word in OPTIMIZERS)
     seen = (term for line in lines for name, term in zip(line.given, line.right, strict=True) if name == "G")
     return {table.values[term.name].of: table.values[term.name].axes for term in seen if isinstance(term, Term)}
 

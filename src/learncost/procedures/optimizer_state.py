@@ -11,7 +11,7 @@ from learncost.ops.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)
-class State:
+class OptimizerState:
     """What an optimizer remembers of a weight of some shape: so many bytes, given the type of its states."""
 
     name: str
@@ -39,13 +39,17 @@ def _muon(shape: Sequence[int], kind: str) -> int:
     return (1 if len(shape) == 2 else 2) * bytes_of_type(kind, prod(shape))
 
 
-STATES: Mapping[str, State] = {
+STATES: Mapping[str, OptimizerState] = {
     state.name: state
     for state in (
-        *(State(name, _times(len(optimizer.state)), optimizer.kept) for name, optimizer in OPTIMIZERS.items()),
-        State("adam8bit", _eight_bits, BLOCKS["int8-2048"].source),
-        State("adafactor", _factored, "Shazeer & Stern 2018, Adafactor, Algorithm 4 without momentum"),
-        State("lion", _times(1), "Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2"),
-        State("muon", _muon, "Jordan et al. 2024, Muon: momentum of matrices in the blocks; AdamW for all else"),
+        *(OptimizerState(name, _times(len(optimizer.state)), optimizer.kept) for name, optimizer in OPTIMIZERS.items()),
+        OptimizerState("adam8bit", _eight_bits, BLOCKS["int8-2048"].source),
+        OptimizerState("adafactor", _factored, "Shazeer & Stern 2018, Adafactor, Algorithm 4 without momentum"),
+        OptimizerState(
+            "lion", _times(1), "Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2"
+        ),
+        OptimizerState(
+            "muon", _muon, "Jordan et al. 2024, Muon: momentum of matrices in the blocks; AdamW for all else"
+        ),
     )
 }

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from learncost.autodiff.derive import derive
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -18,7 +18,7 @@ from learncost.ops import entry
 
 
 @dataclass(frozen=True)
-class Place:
+class LinePlace:
     """Lines of one scope: those of a table, or of a repeat's turns.
 
     scope    what the repeats around make
@@ -29,7 +29,7 @@ class Place:
     """
 
     scope: Scope
-    repeats: tuple[Repeat, ...]
+    repeats: tuple[Loop, ...]
     lines: tuple[Statement, ...]
     values: Mapping[str, Value]
     weights: frozenset[str]
@@ -44,22 +44,22 @@ class Place:
         return (*(repeat.count for repeat in self.repeats), *axes)
 
 
-def places(table: Table) -> Iterator[Place]:
+def places(table: Table) -> Iterator[LinePlace]:
     """The table's own scope, and that of every repeat."""
 
-    def inside(around: Place) -> Iterator[Place]:
+    def inside(around: LinePlace) -> Iterator[LinePlace]:
         yield around
         for line in around.lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 slices = {inner for inner, outer in line.each if outer in around.weights}
                 weights = frozenset(slices | (around.weights - line.inside))
                 scope, repeats = (*around.scope, line.makes), (*around.repeats, line)
-                yield from inside(Place(scope, repeats, line.lines, {**around.values, **line.values}, weights))
+                yield from inside(LinePlace(scope, repeats, line.lines, {**around.values, **line.values}, weights))
 
-    yield from inside(Place((), (), table.lines, table.values, frozenset(table.weights)))
+    yield from inside(LinePlace((), (), table.lines, table.values, frozenset(table.weights)))
 
 
-def stacks(table: Table) -> tuple[Place, ...]:
+def stacks(table: Table) -> tuple[LinePlace, ...]:
     """The turns of repeats that hand a value on from block to block, those of blocks of blocks among them.
 
     Each has weights of its own, or nothing: turns that have slices of values alone are the positions of a scan.
@@ -72,7 +72,7 @@ def stacks(table: Table) -> tuple[Place, ...]:
     )
 
 
-def blocks(model: Model, doing: str) -> tuple[Place, ...]:
+def blocks(model: Model, doing: str) -> tuple[LinePlace, ...]:
     """The turns of the innermost stacks: what a model has of the same form, one after another.
 
     Raises `InputError`, which says what is done, where there are none.
@@ -86,7 +86,7 @@ def blocks(model: Model, doing: str) -> tuple[Place, ...]:
     return innermost
 
 
-def linears(place: Place) -> Iterator[tuple[Product, int]]:
+def linears(place: LinePlace) -> Iterator[tuple[Product, int]]:
     """Products of a scope with one weight that sum over an axis of it or look its rows up, and the weight's place."""
     for line in place.lines_of_scope:
         if not isinstance(line, Product):
@@ -105,7 +105,7 @@ def sums(line: Line) -> bool:
     return isinstance(line, Product) and not set(line.left[0].loops).issuperset(line.loops)
 
 
-def followed(name: str, place: Place, constant: frozenset[str]) -> str:
+def followed(name: str, place: LinePlace, constant: frozenset[str]) -> str:
     """The value that stands for a product's output: after its shift and pointwise word, while it has one reader."""
     while True:
         readers = [line for line in place.lines if name in line.reads]
@@ -114,13 +114,13 @@ def followed(name: str, place: Place, constant: frozenset[str]) -> str:
         others = {term.name for term in reader.right if isinstance(term, Term) and term.name != name}
         term = next((term for term in reader.right if term.name == name), None)
         shift = isinstance(reader, Sum) and others <= (place.weights | constant)
-        pointwise = isinstance(reader, Word) and entry(reader.word).pointwise and not others
+        pointwise = isinstance(reader, Op) and entry(reader.word).pointwise and not others
         if term is None or not (shift or pointwise) or term.axes != reader.left[0].axes:
             return name
         name = reader.name
 
 
-def stream(place: Place, model: Model) -> frozenset[str]:
+def stream(place: LinePlace, model: Model) -> frozenset[str]:
     """The values on the way from what a block is handed to what it hands on that no product that sums lies on.
 
     Raises `InputError` where there is no such way.
@@ -150,7 +150,7 @@ def scores(model: Model, doing: str) -> str:
     derived = derive(model.table, wanted=model.learning)
     gradient = ""
     for line in derived.reverse.lines:
-        if isinstance(line, Repeat) or set(model.table.weights) & set(line.reads):
+        if isinstance(line, Loop) or set(model.table.weights) & set(line.reads):
             break
         if line.tag.macro == "backward":
             gradient = line.name
@@ -167,7 +167,7 @@ def targets(model: Model, doing: str) -> Line:
     """
     scores(model, doing)
     for line in derive(model.table, wanted=model.learning).reverse.lines:
-        if isinstance(line, Repeat) or set(model.table.weights) & set(line.reads):
+        if isinstance(line, Loop) or set(model.table.weights) & set(line.reads):
             break
         if isinstance(line, Product) and len(line.right) == 1 and line.left[0].indexed:
             return line

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from learncost.ir.errors import InputError, named_one
 from learncost.models.model import Model
-from learncost.procedures.moves import MOVES, Move, fault, move
+from learncost.procedures.moves import MOVES, StepMove, fault, move
 
 MACRO_OPERATIONS = (
     "forward",
@@ -62,11 +62,11 @@ class Procedure:
     scale: float = 1.0
 
     @property
-    def sweeps(self) -> tuple[tuple[Move, ...], ...]:
+    def sweeps(self) -> tuple[tuple[StepMove, ...], ...]:
         return tuple(tuple(map(move, sweep.split(","))) for sweep in self.schedule)
 
     @property
-    def all_moves(self) -> tuple[Move, ...]:
+    def all_moves(self) -> tuple[StepMove, ...]:
         """The moves of all sweeps, in their order."""
         return tuple(move_of for sweep in self.sweeps for move_of in sweep)
 

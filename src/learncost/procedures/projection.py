@@ -8,7 +8,7 @@ from math import prod
 
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Tag, Word
+from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.repeat import Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
@@ -20,7 +20,7 @@ from learncost.procedures.places import linears
 from learncost.procedures.procedure import Procedure
 from learncost.procedures.singular_vectors import singular_vectors
 
-_TAG = Tag("optimizer", macro="optimizer_step", local="projection")
+_TAG = Meta("optimizer", macro="optimizer_step", local="projection")
 
 
 def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = False) -> Table:
@@ -39,7 +39,7 @@ def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = 
     lines: list[Statement] = []
     for line in table.lines:
         matrix = projecting.matrix_of(line)
-        lines += [line] if matrix is None or not isinstance(line, Word) else projecting.stepped(line, matrix)
+        lines += [line] if matrix is None or not isinstance(line, Op) else projecting.stepped(line, matrix)
     if not projecting.done:
         name = model.configuration.name
         raise InputError(f"{chosen.name} needs matrices that blocks have for themselves: {name} has none that learn")
@@ -54,7 +54,7 @@ def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = 
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class _ProjectedMatrix:
     """A weight of blocks that is a matrix: the places of the axes that a product sums, and of the others.
 
     One side at least is a single axis.
@@ -84,12 +84,12 @@ class _Projecting:
             weight: matrix for weight in model.learning if (matrix := next(_matrix(model.table, weight), None))
         }
 
-    def matrix_of(self, line: Statement) -> _Matrix | None:
+    def matrix_of(self, line: Statement) -> _ProjectedMatrix | None:
         """The matrix of blocks that a line of the optimizer steps."""
-        stepped = isinstance(line, Word) and line.word in OPTIMIZERS and line.tag.macro == "optimizer_step"
-        return self.places.get(line.right[0].name) if stepped and isinstance(line, Word) else None
+        stepped = isinstance(line, Op) and line.word in OPTIMIZERS and line.tag.macro == "optimizer_step"
+        return self.places.get(line.right[0].name) if stepped and isinstance(line, Op) else None
 
-    def stepped(self, line: Word, matrix: _Matrix) -> list[Statement]:
+    def stepped(self, line: Op, matrix: _ProjectedMatrix) -> list[Statement]:
         """The lines of one matrix: P, P^T G, the optimizer's own, and the weight with P U."""
         operands = dict(zip(line.given, line.right, strict=True))
         weight, gradient = operands["W"], operands["G"]
@@ -132,14 +132,14 @@ class _Projecting:
         return [
             *lines,
             Product((seen,), (directions, gradient, *_factor(before)), (), _TAG),
-            Word((zero,), (), (), _TAG, word="zeros", gives=("Y",)),
+            Op((zero,), (), (), _TAG, word="zeros", gives=("Y",)),
             replace(line, left=(step, *made), right=right),
             Product((back,), (directions, step, *_factor(after)), (), _TAG),
             *([Product((left,), (weight, operands["decay"]), (), _TAG)] if kept is left else []),
             Sum((new,), (kept, back), (), _TAG, (1, 1)),
         ]
 
-    def _drawn(self, name: str, axes: Axes, matrix: _Matrix) -> tuple[list[Statement], Term]:
+    def _drawn(self, name: str, axes: Axes, matrix: _ProjectedMatrix) -> tuple[list[Statement], Term]:
         """P of signs, drawn where it is read."""
         counts = matrix.site.counts
         axis = axes[len(counts) + matrix.alone[0]]
@@ -155,7 +155,7 @@ class _Projecting:
         self.values |= known
         return [*lines], made
 
-    def _found(self, name: str, gradient: Term, matrix: _Matrix) -> tuple[list[Statement], Term]:
+    def _found(self, name: str, gradient: Term, matrix: _ProjectedMatrix) -> tuple[list[Statement], Term]:
         """P as it was found last, or where it is found anew: no more vectors than the smaller side has entries.
 
         Of sides alike the summed one is projected, as the authors' code has it.
@@ -193,7 +193,7 @@ def _factor(share: Literal) -> tuple[Literal, ...]:
     return () if share == Literal() else (share,)
 
 
-def _matrix(table: Table, weight: str) -> Iterator[_Matrix]:
+def _matrix(table: Table, weight: str) -> Iterator[_ProjectedMatrix]:
     """Where a weight of blocks is a factor of a product that sums."""
     for site in sites(table, weight):
         for line, i in linears(site.place):
@@ -203,5 +203,5 @@ def _matrix(table: Table, weight: str) -> Iterator[_Matrix]:
             summed = tuple(at for at, axis in enumerate(term.axes) if axis not in line.left[0].loops)
             others = tuple(at for at in range(len(term.axes)) if at not in summed)
             if 1 in (len(summed), len(others)):
-                yield _Matrix(site, summed, others)
+                yield _ProjectedMatrix(site, summed, others)
                 return

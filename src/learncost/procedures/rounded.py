@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Tag, Word
+from learncost.ir.line import Line, Meta, Op
 from learncost.ir.repeat import Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
@@ -33,7 +33,7 @@ from learncost.passes.codes import LARGEST
 from learncost.passes.quantized import Quantized
 from learncost.procedures.directions import NUMBER, Directions
 
-_TAG = Tag("optimizer", macro="optimizer_step", local="rounding")
+_TAG = Meta("optimizer", macro="optimizer_step", local="rounding")
 
 
 def with_rounded(table: Table, model: Model) -> Table:
@@ -48,14 +48,14 @@ def with_rounded(table: Table, model: Model) -> Table:
     lines: list[Statement] = []
     for line in table.lines:
         weight = next((learned[name] for name in line.makes if name in learned), None)
-        lines += [line] if weight is None or not isinstance(line, Word) else _rounded(line, weight, directions, values)
+        lines += [line] if weight is None or not isinstance(line, Op) else _rounded(line, weight, directions, values)
     first = next(place for place, line in enumerate(lines) if isinstance(line, Line) and line.tag == _TAG)
     lines[first:first] = [replace(line, tag=_TAG) for line in directions.lines]
     values = directions.values | values
     return replace(table, lines=tuple(lines), values=values, inputs=(*table.inputs, NUMBER))
 
 
-def _rounded(line: Word, weight: Quantized, directions: Directions, values: dict[str, Value]) -> Iterator[Line]:
+def _rounded(line: Op, weight: Quantized, directions: Directions, values: dict[str, Value]) -> Iterator[Line]:
     """The lines of the optimizer for one matrix."""
     codes, (scale,) = line.right[0], weight.scales
     assert isinstance(codes, Term)
@@ -67,8 +67,8 @@ def _rounded(line: Word, weight: Quantized, directions: Directions, values: dict
         values[made.name] = Value(axes)
         return made
 
-    def word(name: str, made: Term, *given: Term | Literal) -> Word:
-        return Word((made,), given, (), _TAG, name, given=_GIVEN[name], gives=("Y",))
+    def word(name: str, made: Term, *given: Term | Literal) -> Op:
+        return Op((made,), given, (), _TAG, name, given=_GIVEN[name], gives=("Y",))
 
     *outer, last = axes
     row = Term(f"{weight.weight}.drawn", tuple(outer))

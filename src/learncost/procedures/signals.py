@@ -8,14 +8,25 @@ from dataclasses import dataclass, field, replace
 from learncost.autodiff.tangent import MARK
 from learncost.ir.count import base
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.line import Line, Product, Tag, Word
-from learncost.ir.repeat import Repeat
+from learncost.ir.line import Line, Meta, Op, Product
+from learncost.ir.repeat import Loop
 from learncost.ir.term import Read, Term
-from learncost.ir.value import Axes, Same, Value
-from learncost.layers.cuts import Cuts, Elsewhere, Scope
+from learncost.ir.value import Axes, IdentityKey, Value
+from learncost.layers.cuts import GradientOverrides, GradientSource, Scope
 from learncost.models.model import Model
 from learncost.procedures.directions import Directions
-from learncost.procedures.places import Place, blocks, followed, linears, places, scores, stacks, stream, sums, targets
+from learncost.procedures.places import (
+    LinePlace,
+    blocks,
+    followed,
+    linears,
+    places,
+    scores,
+    stacks,
+    stream,
+    sums,
+    targets,
+)
 from learncost.procedures.procedure import Procedure
 
 
@@ -27,57 +38,57 @@ class Signals:
     along       by scope, what is moved, and what makes its direction
     """
 
-    cuts: Cuts
+    cuts: GradientOverrides
     inputs: Mapping[str, Value]
     directions: Directions | None = None
-    along: Mapping[Scope, Mapping[str, Elsewhere]] = field(default_factory=dict)
+    along: Mapping[Scope, Mapping[str, GradientSource]] = field(default_factory=dict)
 
 
 def signals(model: Model, chosen: Procedure) -> Signals:
     """The cuts that a procedure's backward pass makes of a model. Raises `InputError` where it has no such place."""
-    making = _Signals(model, chosen)
+    making = _SignalsBuilder(model, chosen)
     for move in chosen.all_moves:
         if move.form == "stopped at PLACE":
             making.stopped |= _stops(model, chosen, move.named)
         elif move.form == "given SIGNAL at PLACE":
             making.give(*move.names)
-    cuts = Cuts(frozenset(making.stopped), making.given, making.between, making.slices)
+    cuts = GradientOverrides(frozenset(making.stopped), making.given, making.between, making.slices)
     return Signals(cuts, making.inputs, making.directions, making.along)
 
 
 # Where gradients stop.
 
 
-def _stops(model: Model, chosen: Procedure, place: str) -> set[tuple[Same[Line], int]]:
+def _stops(model: Model, chosen: Procedure, place: str) -> set[tuple[IdentityKey[Line], int]]:
     """The operands that get no gradient, the lines by themselves."""
     places_of = named_one("place", place, _STOPS)
-    return {(Same(line), i) for block in blocks(model, chosen.name) for line, i in places_of(block, model)}
+    return {(IdentityKey(line), i) for block in blocks(model, chosen.name) for line, i in places_of(block, model)}
 
 
-def _block_inputs(block: Place, model: Model) -> Iterator[tuple[Line, int]]:
+def _block_inputs(block: LinePlace, model: Model) -> Iterator[tuple[Line, int]]:
     """What reads that which the block was handed, but for the stream."""
     yield from _off(block, stream(block, model), frozenset(carry.start for carry in block.repeats[-1].carry))
 
 
-def _branch_inputs(block: Place, model: Model) -> Iterator[tuple[Line, int]]:
+def _branch_inputs(block: LinePlace, model: Model) -> Iterator[tuple[Line, int]]:
     """What reads the stream, but for the stream."""
     on_stream = stream(block, model)
     yield from _off(block, on_stream, on_stream)
 
 
-def _off(block: Place, on_stream: frozenset[str], names: frozenset[str]) -> Iterator[tuple[Line, int]]:
+def _off(block: LinePlace, on_stream: frozenset[str], names: frozenset[str]) -> Iterator[tuple[Line, int]]:
     for line in block.lines_of_scope:
         if sums(line) or on_stream.isdisjoint(line.makes):
             yield from ((line, i) for i, term in enumerate(line.right) if term.name in names)
 
 
-def _linear_inputs(block: Place, model: Model) -> Iterator[tuple[Line, int]]:
+def _linear_inputs(block: LinePlace, model: Model) -> Iterator[tuple[Line, int]]:
     """What products with weights read beside them."""
     for line, weight in linears(block):
         yield from ((line, i) for i, term in enumerate(line.right) if i != weight and isinstance(term, Term))
 
 
-_STOPS: Mapping[str, Callable[[Place, Model], Iterator[tuple[Line, int]]]] = {
+_STOPS: Mapping[str, Callable[[LinePlace, Model], Iterator[tuple[Line, int]]]] = {
     "block-inputs": _block_inputs,
     "branch-inputs": _branch_inputs,
     "linear-inputs": _linear_inputs,
@@ -89,18 +100,18 @@ _STOPS: Mapping[str, Callable[[Place, Model], Iterator[tuple[Line, int]]]] = {
 
 
 @dataclass
-class _Signals:
+class _SignalsBuilder:
     """The cuts of one model by one procedure, on the way."""
 
     model: Model
     chosen: Procedure
-    stopped: set[tuple[Same[Line], int]] = field(default_factory=set)
-    given: dict[Scope, dict[str, Elsewhere]] = field(default_factory=dict)
-    between: dict[Scope, dict[str, Elsewhere]] = field(default_factory=dict)
+    stopped: set[tuple[IdentityKey[Line], int]] = field(default_factory=set)
+    given: dict[Scope, dict[str, GradientSource]] = field(default_factory=dict)
+    between: dict[Scope, dict[str, GradientSource]] = field(default_factory=dict)
     slices: dict[Scope, dict[str, Value]] = field(default_factory=dict)
     inputs: dict[str, Value] = field(default_factory=dict)
     directions: Directions | None = None
-    along: dict[Scope, dict[str, Elsewhere]] = field(default_factory=dict)
+    along: dict[Scope, dict[str, GradientSource]] = field(default_factory=dict)
     follows: dict[Scope, set[str]] = field(default_factory=dict)  # what a repeat is handed by another one
     e: str = ""  # the gradient that matrices bring to a place
     at_targets: Line | None = None  # where targets are given, what makes it: it is 0 but at one class of every position
@@ -127,12 +138,12 @@ class _Signals:
         """Between the turns of repeats, and between repeats that follow one another."""
         blocks(self.model, self.chosen.name)
         for place in places(self.model.table):
-            repeats = [line for line in place.lines if isinstance(line, Repeat)]
+            repeats = [line for line in place.lines if isinstance(line, Loop)]
             finals = {carry.final for repeat in repeats for carry in repeat.carry}
             self.follows |= {(*place.scope, r.makes): finals & {c.initial for c in r.carry} for r in repeats}
         for place in stacks(self.model.table):
             for carry in place.repeats[-1].carry:
-                incoming = Elsewhere(f"d{carry.end}")
+                incoming = GradientSource(f"d{carry.end}")
                 source = incoming if signal == "gradient" else self.error(place, carry.start, "handed")
                 source = replace(source, beyond=carry.initial in self.follows[place.scope])
                 self.between.setdefault(place.scope, {})[carry.start] = source
@@ -156,19 +167,21 @@ class _Signals:
                 source = self.tangent(place, name) if signal == "tangent" else self.error(place, name)
                 self.given.setdefault(place.scope, {})[name] = source
                 self.stopped |= {
-                    (Same(line), i) for i, term in enumerate(line.right) if i != weight and isinstance(term, Term)
+                    (IdentityKey(line), i)
+                    for i, term in enumerate(line.right)
+                    if i != weight and isinstance(term, Term)
                 }
         if not self.given:
             name = self.model.configuration.name
             raise InputError(f"{self.chosen.name} needs products with weights below the head: {name} has none")
 
-    def tangent(self, place: Place, name: str) -> Elsewhere:
+    def tangent(self, place: LinePlace, name: str) -> GradientSource:
         """The loss's tangent times the direction along which a value was moved, in the place of its gradient."""
         assert self.directions is not None
         axes, label = self.axes(place, name), f"{name}{len(place.scope) or ''}"
         seed = self.directions.seed(label, place.turns(()), place.scope)
         lines, values = self.directions.signs(Term(seed, ()), axes, f"{name}{MARK}:direction")
-        self.along.setdefault(place.scope, {})[name] = Elsewhere(f"{name}{MARK}:direction", tuple(lines), values)
+        self.along.setdefault(place.scope, {})[name] = GradientSource(f"{name}{MARK}:direction", tuple(lines), values)
         tag = replace(
             next(line.tag for line in place.lines_of_scope if name in line.makes), macro="backward", local="draw"
         )
@@ -177,7 +190,7 @@ class _Signals:
         slope = Term(f"loss{MARK}", self.rows)
         made = Product((Term(f"d{name}", axes),), (Term(f"d{name}:direction", axes), slope), (), tag)
         self.slices = {scope: dict(known) for scope, known in self.directions.slices.items()}
-        return Elsewhere(f"d{name}", (*again, made), {**values, f"d{name}": Value(axes, "gradient", name)})
+        return GradientSource(f"d{name}", (*again, made), {**values, f"d{name}": Value(axes, "gradient", name)})
 
     @property
     def rows(self) -> Axes:
@@ -205,10 +218,10 @@ class _Signals:
                 names |= set(line.reads)
         return frozenset(names)
 
-    def axes(self, place: Place, name: str) -> Axes:
+    def axes(self, place: LinePlace, name: str) -> Axes:
         return place.values[name].axes
 
-    def error(self, place: Place, name: str, handed: str = "") -> Elsewhere:
+    def error(self, place: LinePlace, name: str, handed: str = "") -> GradientSource:
         """The gradient at the scores through a fixed random matrix, e F, in the place of a value's gradient.
 
         Of targets it is the gradient at the shares of the classes, which is the target alone: Frenkel et al. 2021.
@@ -231,18 +244,18 @@ class _Signals:
         target = f"d{name}" + (f":{handed}" if handed else "")
         reached = tuple(axis for axis in axes if axis in errors or axis in wide_axes)
         layer = next((line.tag.layer for line in place.lines_of_scope if name in (*line.makes, *line.reads)), "")
-        tag = Tag(layer, next((line.tag.block for line in place.lines_of_scope), None), "backward", local="F e")
+        tag = Meta(layer, next((line.tag.block for line in place.lines_of_scope), None), "backward", local="F e")
         values = {fixed: Value(inner, "feedback", of), target: Value(axes, "gradient", name)}
         if reached == axes:
-            return Elsewhere(target, (Product((Term(target, axes),), factors, (), tag),), values)
+            return GradientSource(target, (Product((Term(target, axes),), factors, (), tag),), values)
         dense, ones = (
             Term(f"{target}.dense", reached),
             Term(f"{target}.ones", tuple(a for a in axes if a not in reached)),
         )
         values |= {term.name: Value(term.loops, "part", name) for term in (dense, ones)}
         spread = Product((Term(target, axes),), (dense, ones), (), tag)
-        all_ones = Word((ones,), (), (), tag, word="ones", gives=("Y",))
-        return Elsewhere(target, (Product((dense,), factors, (), tag), all_ones, spread), values)
+        all_ones = Op((ones,), (), (), tag, word="ones", gives=("Y",))
+        return GradientSource(target, (Product((dense,), factors, (), tag), all_ones, spread), values)
 
     @property
     def wide(self) -> frozenset[str]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
-from learncost.ir.line import Product, Tag
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Meta, Product
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
@@ -19,7 +19,7 @@ _FILE = "singular_vectors.table"
 
 
 def singular_vectors(
-    matrix: Term, stack: Axes, rows: str, side: Axes, made: Term, tag: Tag
+    matrix: Term, stack: Axes, rows: str, side: Axes, made: Term, tag: Meta
 ) -> tuple[list[Statement], dict[str, Value]]:
     """The lines that make `made`, [stack, side, rank], of a matrix: its singular vectors along a side, largest first.
 
@@ -42,7 +42,7 @@ def singular_vectors(
     else:
         lines.append(Product((first,), (matrix,), (), tag))
     for line in table.lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             lines.append(_of(made.name, line.renamed(names), tag))
         else:
             lines.append(replace(line.renamed(names, axes), tag=tag))
@@ -72,8 +72,8 @@ def _text() -> str:
     return (files("learncost.procedures") / _FILE).read_text(encoding="utf-8")
 
 
-def _of(owner: str, repeat: Repeat, tag: Tag) -> Repeat:
+def _of(owner: str, repeat: Loop, tag: Meta) -> Loop:
     """The repeat with names of its own, which no other matrix has: what is executed is told by a line's name."""
     turns = repeat.with_own({name: f"{owner}:{name}" for name in repeat.inside})
-    lines = (_of(owner, line, tag) if isinstance(line, Repeat) else replace(line, tag=tag) for line in turns.lines)
+    lines = (_of(owner, line, tag) if isinstance(line, Loop) else replace(line, tag=tag) for line in turns.lines)
     return replace(turns, lines=tuple(lines))

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from learncost.autodiff.derive import derive
 from learncost.ir.displayed import Displayed
-from learncost.ir.line import Line, Sum, Tag
+from learncost.ir.line import Line, Meta, Sum
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.models.model import Model
-from learncost.passes.stages import Sent, Stage, cut
+from learncost.passes.stages import Stage, StageValue, cut
 from learncost.procedures.clipping import clipped
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.optimizer import with_optimizer, without_gradients
@@ -32,8 +32,8 @@ class StageStep(Displayed):
 
     stage: Stage
     table: Table
-    sends: tuple[Sent, ...]
-    receives: tuple[Sent, ...]
+    sends: tuple[StageValue, ...]
+    receives: tuple[StageValue, ...]
     tied: Mapping[str, tuple[int, ...]]
 
 
@@ -63,7 +63,7 @@ def staged(model: Model, sizes: Mapping[str, int], layers: Sequence[int], optimi
         derived = derive(_receiving(stage.table, parts.sent, number), wanted=wanted, given=given)
         table, gradients = derived.step, derived.gradients
         returned = tuple(
-            Sent(gradients[sent.read], f"d{sent.made}.{sent.target}", number, sent.source)
+            StageValue(gradients[sent.read], f"d{sent.made}.{sent.target}", number, sent.source)
             for sent in back
             if sent.target == number
         )
@@ -113,7 +113,7 @@ def staged_forward(table: Table, sizes: Mapping[str, int], layers: Sequence[int]
     )
 
 
-def _receiving(table: Table, sent: Iterable[Sent], number: int) -> Table:
+def _receiving(table: Table, sent: Iterable[StageValue], number: int) -> Table:
     """The table of a stage in which what comes from other stages is no input of the batch."""
     values = dict(table.values)
     for each in sent:
@@ -122,7 +122,7 @@ def _receiving(table: Table, sent: Iterable[Sent], number: int) -> Table:
     return replace(table, values=values)
 
 
-def _summed(table: Table, sent: Iterable[Sent]) -> Table:
+def _summed(table: Table, sent: Iterable[StageValue]) -> Table:
     """The step in which the gradient of what is sent is the sum of those that come back from who reads it."""
     back: dict[str, list[str]] = {}
     for each in sent:
@@ -134,7 +134,7 @@ def _summed(table: Table, sent: Iterable[Sent]) -> Table:
         values |= {term: Value(value.axes, "part", value.of) for term in terms}
         inputs += terms
         right = tuple(Term(term, value.axes) for term in terms)
-        tag = Tag("pipeline", macro="backward", local=name)
+        tag = Meta("pipeline", macro="backward", local=name)
         lines.append(Sum((Term(name, value.axes),), right, (), tag, (1,) * len(terms)))
     if not lines:
         return table

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Running, Sum, Tag, Word
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.line import Line, Meta, Op, Product, RunningStatistics, Sum
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
@@ -68,7 +68,7 @@ class _Added:
 
 def _with_lines(lines: Iterable[Statement], added: _Added, names: set[str]) -> Iterator[Statement]:
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             inner = _Added()
             body = tuple(_with_lines(line.lines, inner, names))
             if not inner.given:
@@ -88,16 +88,16 @@ def _with_lines(lines: Iterable[Statement], added: _Added, names: set[str]) -> I
         yield line
         running = line.tag.running
         if running and line.tag.macro == "forward" and line.name in names:
-            yield from _Lines(line, running, added).written()
+            yield from _NormalizationLines(line, running, added).written()
 
 
-class _Lines:
+class _NormalizationLines:
     """The lines behind one normalization."""
 
-    def __init__(self, line: Line, running: Running, added: _Added) -> None:
-        assert isinstance(line, Word)
+    def __init__(self, line: Line, running: RunningStatistics, added: _Added) -> None:
+        assert isinstance(line, Op)
         self.line, self.running, self.added = line, running, added
-        self.tag = Tag(line.tag.layer, line.tag.block, local="running", module=line.tag.module)
+        self.tag = Meta(line.tag.layer, line.tag.block, local="running", module=line.tag.module)
         result = line.left[0].axes
         self.batch = tuple(str(axis) for axis in result if axis in line.axes)
         self.each = tuple(str(axis) for axis in result if axis not in line.axes)
@@ -160,12 +160,12 @@ class _Lines:
         return Sum((self._term(name, axes),), right, (), self.tag, signs)
 
     def _quotient(self, name: str, axes: tuple[str, ...], above: Operand, below: Operand) -> Line:
-        return Word((self._term(name, axes),), (above, below), (), self.tag, "divide", (), "body", ("X", "D"), ("Y",))
+        return Op((self._term(name, axes),), (above, below), (), self.tag, "divide", (), "body", ("X", "D"), ("Y",))
 
 
 def over_batch(table: Table) -> str:
     """The name of the first result that a pass normalizes over its batch; "" where none is."""
-    lines = (line for line, _ in walk(table.lines) if isinstance(line, Word))
+    lines = (line for line, _ in walk(table.lines) if isinstance(line, Op))
     found = (line.name for line in lines if line.word == "normalize" and "B" in map(base, map(str, line.axes)))
     return next(found, "")
 
@@ -176,7 +176,7 @@ def check_batches(table: Table, sizes: dict[str, int]) -> None:
     Raises `InputError`.
     """
     for line, _ in walk(table.lines):
-        if line.tag.running and isinstance(line, Word):
+        if line.tag.running and isinstance(line, Op):
             points = 1
             for axis in line.axes:
                 points *= sizes[base(axis)]

@@ -32,9 +32,9 @@ def turns_of(model: Model, chosen: Procedure) -> int:
     """How many blocks take turns; 1 where none do. Raises `InputError` where a model has none."""
     if not chosen.by_turns:
         return 1
-    from learncost.models.parts import Parts
+    from learncost.models.parts import NamedParts
 
-    if number := sum(map(Parts(model).turns, model.table.repeats)):
+    if number := sum(map(NamedParts(model).turns, model.table.repeats)):
         return number
     raise _without_blocks(model, chosen)
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Product, Sum, Tag
-from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.line import Meta, Product, Sum
+from learncost.ir.repeat import Carry, Loop, Statement
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.models.model import Model
 from learncost.passes.inverse import Chain, chain_of
-from learncost.procedures.places import Place, blocks, stream
+from learncost.procedures.places import LinePlace, blocks, stream
 
 
 def in_two_streams(model: Model, doing: str) -> Model:
@@ -25,14 +25,14 @@ def in_two_streams(model: Model, doing: str) -> Model:
     chains = {place.repeats[-1].makes: _branches(model, place, doing) for place in blocks(model, doing)}
     lines, values = list[Statement](), dict(model.table.values)
     for line in model.table.lines:
-        chain = chains.pop(line.makes, None) if isinstance(line, Repeat) else None
-        lines += [line] if chain is None or not isinstance(line, Repeat) else _twice(line, chain, values)
+        chain = chains.pop(line.makes, None) if isinstance(line, Loop) else None
+        lines += [line] if chain is None or not isinstance(line, Loop) else _twice(line, chain, values)
     if chains:
         raise InputError(f"{doing} needs blocks that stand in no loop, as those of {model.configuration.name} do")
     return replace(model, table=replace(model.table, lines=tuple(lines), values=values))
 
 
-def _branches(model: Model, place: Place, doing: str) -> Chain:
+def _branches(model: Model, place: LinePlace, doing: str) -> Chain:
     """The sums by which branches are added to the stream: an even number of them, one after the other."""
     repeat, on_stream = place.repeats[-1], stream(place, model)
     chain = chain_of(place.lines, repeat.carry[0].start, repeat.carry[0].end) or []
@@ -42,7 +42,7 @@ def _branches(model: Model, place: Place, doing: str) -> Chain:
             f"{doing} needs blocks of an even number of branches, each added to the stream before the next one reads "
             f"it, which {model.configuration.name} does not have"
         )
-    if any(isinstance(line, Repeat) for line in place.lines):
+    if any(isinstance(line, Loop) for line in place.lines):
         raise InputError(
             f"{doing} needs blocks that keep nothing for their backward turns: those of {model.configuration.name} "
             "keep what a repeat inside of them makes, such as the states of a scan"
@@ -50,7 +50,7 @@ def _branches(model: Model, place: Place, doing: str) -> Chain:
     return chain
 
 
-def _twice(repeat: Repeat, chain: Chain, values: dict[str, Value]) -> list[Statement]:
+def _twice(repeat: Loop, chain: Chain, values: dict[str, Value]) -> list[Statement]:
     """The repeat with both streams, and their mean after it; `values` receives what is new."""
     (carry,) = repeat.carry
     second, names = f"{carry.start}|2", [line.name for line, _ in chain]
@@ -64,7 +64,7 @@ def _twice(repeat: Repeat, chain: Chain, values: dict[str, Value]) -> list[State
         else:
             lines.append(line.renamed({carry.start: second}))
     finals, total = (f"{carry.final}|1", f"{carry.final}|2"), f"{carry.final}|both"
-    axes, tag = values[carry.final].axes, Tag("streams", local="mean")
+    axes, tag = values[carry.final].axes, Meta("streams", local="mean")
     values |= {name: Value(axes, "part", carry.final) for name in (*finals, total)}
     ends = zip((carry.start, second), names[-2:], finals, strict=True)
     carries = tuple(Carry(start, end, carry.initial, final) for start, end, final in ends)

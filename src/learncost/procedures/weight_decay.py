@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -23,12 +23,12 @@ def with_weight_decay(table: Table) -> Table:
     lines: list[Statement] = []
     for line in table.lines:
         changed = (
-            isinstance(line, Word)
+            isinstance(line, Op)
             and line.tag.macro == "optimizer_step"
             and "G" in line.given
             and "decay" not in line.given
         )
-        lines += _decayed(line, values, numbers["weight_decay"]) if changed and not isinstance(line, Repeat) else [line]
+        lines += _decayed(line, values, numbers["weight_decay"]) if changed and not isinstance(line, Loop) else [line]
     if len(lines) == len(table.lines):
         return table
     return replace(table, lines=tuple(lines), values=values, inputs=(*table.inputs, *numbers.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from learncost.program.log import Log
+from learncost.program.log import AllocationHistory
 
 FILE = "<a program without values>"
 
@@ -20,7 +20,7 @@ def line_that_runs() -> int:
     return 0
 
 
-class Account:
+class AllocationLog:
     """Bytes that are taken now, and the most that were; `line` says where, as `where` does when it is asked.
 
     `rooms` are the bytes of each room of the first moment at which `stop_at` were taken, with where it was taken; they
@@ -37,7 +37,7 @@ class Account:
         self.line: int | str = 0
         self.stop_at, self.where, self._look = stop_at, where, look
         self.rooms: tuple[tuple[int, int | str], ...] = ()
-        self.log = Log()
+        self.log = AllocationHistory()
         self._taken: dict[int, tuple[int, int | str]] = {}
 
     def take(self, room: int, size: int) -> None:
@@ -64,12 +64,12 @@ class Account:
         self.give(-1, size)
 
 
-class Room:
+class Allocation:
     """The bytes of an array, taken as long as anything refers to it."""
 
     __slots__ = ("account", "bytes")
 
-    def __init__(self, account: Account, size: int) -> None:
+    def __init__(self, account: AllocationLog, size: int) -> None:
         self.account, self.bytes = account, size
         account.take(id(self), size)
 
@@ -77,12 +77,12 @@ class Room:
         self.account.give(id(self), self.bytes)
 
 
-class Storage(Room):
+class TensorStorage(Allocation):
     """Bytes that are taken and given back while what lies there stays known, as by PyTorch's `resize_`."""
 
     __slots__ = ()
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: AllocationLog) -> None:
         self.account, self.bytes = account, 0
 
     def resize(self, size: int) -> None:

@@ -11,7 +11,7 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.program.lifetimes import Array, Lifetimes
+from learncost.program.lifetimes import Lifetimes, ScheduledArray
 from learncost.program.packing import Piece, most, packed
 
 ALIGNED = 64
@@ -19,7 +19,7 @@ ALIGNED = 64
 
 
 @dataclass(frozen=True)
-class Laid:
+class ArenaSlot:
     """An array in an arena: its bytes from `place` on, from the call `first` to the call `last`, counted from 1."""
 
     name: str
@@ -43,14 +43,14 @@ class Arena:
 
     bytes: int
     passes: tuple[tuple[str, int, int], ...]
-    arrays: tuple[Laid, ...]
+    arrays: tuple[ArenaSlot, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
         return asdict(self)
 
 
-def mapped(lifetimes: Lifetimes, kind: Callable[[Array], str], taken: Mapping[str, int]) -> Arena:
+def mapped(lifetimes: Lifetimes, kind: Callable[[ScheduledArray], str], taken: Mapping[str, int]) -> Arena:
     """The arrays that were laid out by `apart`, the arenas of the kinds behind each other.
 
     taken  bytes of each arena, in their order
@@ -63,7 +63,7 @@ def mapped(lifetimes: Lifetimes, kind: Callable[[Array], str], taken: Mapping[st
         passes.append((macro, moment + 1, moment + number))
         moment += number
     arrays = [
-        Laid(
+        ArenaSlot(
             array.name,
             array.bytes,
             begins[kind(array.root)] + array.root.place,
@@ -79,7 +79,7 @@ def mapped(lifetimes: Lifetimes, kind: Callable[[Array], str], taken: Mapping[st
     return Arena(sum(taken.values()), tuple(passes), tuple(arrays))
 
 
-def laid_out(lifetimes: Lifetimes, size: Callable[[Array], int]) -> int:
+def laid_out(lifetimes: Lifetimes, size: Callable[[ScheduledArray], int]) -> int:
     """Give every array its `bytes`, and its `place` if it lies in the arena; the bytes of the arena.
 
     size  the bytes of an array
@@ -90,8 +90,8 @@ def laid_out(lifetimes: Lifetimes, size: Callable[[Array], int]) -> int:
 
 def apart(
     lifetimes: Lifetimes,
-    size: Callable[[Array], int],
-    kind: Callable[[Array], str],
+    size: Callable[[ScheduledArray], int],
+    kind: Callable[[ScheduledArray], str],
     aligned: int = ALIGNED,
     effort: int = 0,
 ) -> dict[str, int]:
@@ -108,7 +108,7 @@ def apart(
     placed_arrays = [
         array for array in lifetimes.arrays if array.over is None and not array.given and array.part is None
     ]
-    by_kind: dict[str, list[Array]] = {"": []}
+    by_kind: dict[str, list[ScheduledArray]] = {"": []}
     for array in placed_arrays:
         by_kind.setdefault(kind(array), []).append(array)
     return {name: _placed(arrays, aligned, effort) for name, arrays in by_kind.items()}
@@ -116,7 +116,7 @@ def apart(
 
 def _share(lifetimes: Lifetimes) -> None:
     """Let arrays take the place of those that their call reads last, after those that must."""
-    replaced: set[tuple[Array, int]] = set()  # one array of a call takes the place of another
+    replaced: set[tuple[ScheduledArray, int]] = set()  # one array of a call takes the place of another
     for read, written, moment in sorted(lifetimes.pairs, key=lambda pair: (pair[2], pair[1].over is None)):
         root = read.root
         if (root, moment) in replaced:
@@ -134,12 +134,12 @@ def _share(lifetimes: Lifetimes) -> None:
         replaced.add((root, moment))
 
 
-def alive(arrays: Iterable[Array]) -> int:
+def alive(arrays: Iterable[ScheduledArray]) -> int:
     """The most bytes of arrays that are there at any moment."""
     return most(_pieces(arrays, 1))
 
 
-def _placed(arrays: Iterable[Array], aligned: int, effort: int) -> int:
+def _placed(arrays: Iterable[ScheduledArray], aligned: int, effort: int) -> int:
     """Give arrays their places in an arena, the largest first if that is as good as any; its bytes."""
     order = sorted(arrays, key=lambda array: (-array.bytes, array.first))
     pieces = _pieces(order, aligned)
@@ -148,5 +148,5 @@ def _placed(arrays: Iterable[Array], aligned: int, effort: int) -> int:
     return max((array.place + piece.bytes for array, piece in zip(order, pieces, strict=True)), default=0)
 
 
-def _pieces(arrays: Iterable[Array], aligned: int) -> list[Piece]:
+def _pieces(arrays: Iterable[ScheduledArray], aligned: int) -> list[Piece]:
     return [Piece(-(-array.bytes // aligned) * aligned, array.first, array.last) for array in arrays]

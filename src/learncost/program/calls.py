@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol, TypeAlias
 
 from learncost.ir.line import Line, alias
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -18,7 +18,7 @@ Axes: TypeAlias = Mapping[str, tuple[str, ...]]
 Values: TypeAlias = Mapping[str, Value]
 
 
-class Place(Enum):
+class InPlaceSlot(Enum):
     """Where a call may put a result beside an operand of the same size."""
 
     SAME = "another name of the operand"
@@ -27,15 +27,15 @@ class Place(Enum):
 
 
 @dataclass(frozen=True)
-class Share:
+class AliasedMemory:
     """An operand and a result of a call that may be, or are, one and the same memory."""
 
     read: str
     written: str
-    place: Place = Place.FREE
+    place: InPlaceSlot = InPlaceSlot.FREE
 
 
-class Function(Protocol):
+class LibraryFunction(Protocol):
     """A function of a compiled library: the arrays that it is given, those that it fills, and its sizes.
 
     shares  pairs of an array that is read and one that is filled that may be one and the same memory
@@ -67,26 +67,26 @@ class Call:
     lines: tuple[Line, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    shares: tuple[Share, ...] = ()
-    function: Function | None = None
+    shares: tuple[AliasedMemory, ...] = ()
+    function: LibraryFunction | None = None
     product: MatrixProduct | None = None
     scatter: Scatter | None = None
     added: str = ""
 
 
 @dataclass(frozen=True, eq=False)
-class Loop:
+class CallLoop:
     """A repeat, and the calls of one turn."""
 
-    repeat: Repeat
+    repeat: Loop
     body: tuple[Item, ...]
 
 
-Item: TypeAlias = "Call | Loop"
+Item: TypeAlias = "Call | CallLoop"
 
 
 @dataclass(frozen=True)
-class Rules:
+class ScheduleRules:
     """How the lines of a table are the calls of a runner, where every line is a call by itself.
 
     kernels  what only lines of one kernel read stays inside of it
@@ -97,25 +97,25 @@ class Rules:
     updates: bool = False
 
 
-AS_WRITTEN = Rules()
+AS_WRITTEN = ScheduleRules()
 """Line by line; another name of an array is the same array, and nothing else is in place."""
 
-IN_KERNELS = Rules(kernels=True, updates=True)
+IN_KERNELS = ScheduleRules(kernels=True, updates=True)
 """Line by line, as a library of kernels has it: the runner that is called table."""
 
 
-def calls(table: Table, rules: Rules = AS_WRITTEN) -> tuple[Item, ...]:
+def calls(table: Table, rules: ScheduleRules = AS_WRITTEN) -> tuple[Item, ...]:
     """The calls of a table."""
     return tuple(_calls(table.lines, table.known, set(table.outputs), rules))
 
 
-def _calls(lines: Sequence[Statement], values: Values, handed: set[str], rules: Rules) -> Iterator[Item]:
+def _calls(lines: Sequence[Statement], values: Values, handed: set[str], rules: ScheduleRules) -> Iterator[Item]:
     """The calls of one scope; `handed` are the names that leave it."""
     inside = inside_of_kernels(lines, handed) if rules.kernels else frozenset[str]()
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             ends = {carry.end for carry in line.carry} | {name for name, _ in line.keep}
-            yield Loop(line, tuple(_calls(line.lines, values, ends, rules)))
+            yield CallLoop(line, tuple(_calls(line.lines, values, ends, rules)))
         else:
             reads = tuple(name for name in line.reads if name not in inside)
             writes = tuple(name for name in line.makes if name not in inside)
@@ -123,20 +123,20 @@ def _calls(lines: Sequence[Statement], values: Values, handed: set[str], rules: 
             yield Call((line,), reads, writes, tuple(shares) if writes else ())
 
 
-def _shares(line: Line, values: Values, rules: Rules) -> Iterator[Share]:
+def _shares(line: Line, values: Values, rules: ScheduleRules) -> Iterator[AliasedMemory]:
     first = line.right[0] if line.right else None
     if alias(line) and isinstance(first, Term):
-        yield Share(first.name, line.name, Place.SAME)
+        yield AliasedMemory(first.name, line.name, InPlaceSlot.SAME)
     elif rules.updates and line.tag.macro == "optimizer_step":
         yield from updates((line,), values)
 
 
-def updates(lines: Sequence[Line], values: Values) -> Iterator[Share]:
+def updates(lines: Sequence[Line], values: Values) -> Iterator[AliasedMemory]:
     """The pairs of a weight or an optimizer's state and what becomes of it in the lines of a call."""
     read = {name for line in lines for name in line.reads}
     for name in (name for line in lines for name in line.makes):
         if values[name].role == "new" and values[name].of in read:
-            yield Share(values[name].of, name, Place.OVER)
+            yield AliasedMemory(values[name].of, name, InPlaceSlot.OVER)
 
 
 def inside_of_kernels(lines: Iterable[Statement], outputs: Iterable[str]) -> frozenset[str]:
@@ -154,13 +154,13 @@ def inside_of_kernels(lines: Iterable[Statement], outputs: Iterable[str]) -> fro
 def every_call(items: Iterable[Item]) -> Iterator[Call]:
     """All calls, those of loops once."""
     for item in items:
-        if isinstance(item, Loop):
+        if isinstance(item, CallLoop):
             yield from every_call(item.body)
         else:
             yield item
 
 
-def axes_within(repeat: Repeat, axes: Axes) -> dict[str, tuple[str, ...]]:
+def axes_within(repeat: Loop, axes: Axes) -> dict[str, tuple[str, ...]]:
     """The axes of the names that one turn knows: slices have those of their stacks but the first."""
     slices = {inside: axes[outer][1:] for inside, outer in repeat.each if outer in axes}
     return {**axes, **slices, **repeat.axes}

@@ -9,16 +9,27 @@ from typing import TypeAlias
 
 from learncost.ir.count import cuts
 from learncost.ir.errors import InputError
-from learncost.ir.line import Kernel, Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat, Statement, defined, walk
+from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement, defined, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read, terms_of
 from learncost.ops.collectives import JOINED, REDUCES, is_collective
-from learncost.program.calls import Axes, Call, Function, Item, Loop, Place, Share, Values, axes_within, updates
+from learncost.program.calls import (
+    AliasedMemory,
+    Axes,
+    Call,
+    CallLoop,
+    InPlaceSlot,
+    Item,
+    LibraryFunction,
+    Values,
+    axes_within,
+    updates,
+)
 from learncost.program.groups import groups, in_kernels
 from learncost.program.matrix import MatrixProduct, matrix_product, scatter
 
-Written: TypeAlias = Callable[[Sequence[Line], Axes, frozenset[str], str], Function]
+Written: TypeAlias = Callable[[Sequence[Line], Axes, frozenset[str], str], LibraryFunction]
 """Writes the lines of a kernel as a function, given their axes, which names others read, and a wish for its name."""
 
 Products: TypeAlias = Callable[[Line], MatrixProduct | None]
@@ -35,7 +46,7 @@ def calls(
     """
     if table.zigzag:
         raise InputError(f"{' and '.join(table.zigzag)} stands in zigzag, in which no kernel counts places")
-    if any(isinstance(line, Word) and line.word == "pass_on" for line, _ in walk(table.lines)):
+    if any(isinstance(line, Op) and line.word == "pass_on" for line, _ in walk(table.lines)):
         raise InputError("parts go round, in which no kernel counts places")
     return tuple(_calls(table.lines, dict(table.axes), table.known, set(table.outputs), dtypes, written, product))
 
@@ -57,11 +68,11 @@ def _calls(
     def together(group: Sequence[Statement], line: Statement) -> bool:
         return _in_kernels(group, line) or _in_a_message(group, line, dtypes)
 
-    for group in groups((line for line in lines if isinstance(line, Repeat) or line.name not in done), together):
+    for group in groups((line for line in lines if isinstance(line, Loop) or line.name not in done), together):
         first = group[0]
-        if isinstance(first, Repeat):
+        if isinstance(first, Loop):
             ends = {carry.end for carry in first.carry} | {inner for inner, _ in first.keep}
-            yield Loop(
+            yield CallLoop(
                 first, tuple(_calls(first.lines, axes_within(first, axes), values, ends, dtypes, written, product))
             )
         elif first.name in sums:
@@ -101,11 +112,11 @@ def _call(
         product = product_of(first)
         if product:
             return Call((first,), product.reads, (first.name,), product=product)
-        if isinstance(first, Word) and first.word == "zeros":
+        if isinstance(first, Op) and first.word == "zeros":
             return Call((first,), (), (first.name,))
         if rows := scatter(first):
             return Call((first,), (rows.rows, rows.index), (first.name,), scatter=rows)
-        kernel = Kernel(first.tag.layer or "line", _turns(first))
+        kernel = FusedKernel(first.tag.layer or "line", _turns(first))
         lines = [replace(first, tag=replace(first.tag, kernel=kernel))]
     if others.isdisjoint(defined(lines)):
         others |= {*lines[-1].makes}  # nobody reads it, but the step says that it is done
@@ -117,9 +128,9 @@ def _message(lines: Sequence[Line]) -> Call:
     """Collectives that are sent at once; what is reduced may become its sum where it lies."""
     reads = tuple(dict.fromkeys(name for line in lines for name in line.reads))
     shares = [
-        Share(name, line.name)
+        AliasedMemory(name, line.name)
         for line in lines
-        if isinstance(line, Word) and line.word in REDUCES
+        if isinstance(line, Op) and line.word in REDUCES
         for name in line.reads
     ]
     return Call(tuple(lines), reads, tuple(line.name for line in lines), tuple(shares))
@@ -138,15 +149,15 @@ def _counted(line: Line) -> str:
     return next((axis for axis in (*sides, *reads) if cuts(axis)), "")
 
 
-def _shares(lines: Sequence[Line], pairs: Iterable[tuple[str, str]], values: Values) -> tuple[Share, ...]:
+def _shares(lines: Sequence[Line], pairs: Iterable[tuple[str, str]], values: Values) -> tuple[AliasedMemory, ...]:
     """Pairs of a read and a filled array that may be one memory; what is updated is."""
     must = {(share.read, share.written) for share in updates(lines, values)}
-    return tuple(Share(*pair, Place.OVER if pair in must else Place.FREE) for pair in pairs)
+    return tuple(AliasedMemory(*pair, InPlaceSlot.OVER if pair in must else InPlaceSlot.FREE) for pair in pairs)
 
 
 def _turns(line: Line) -> tuple[str, ...]:
     """The axes that a line alone takes turns over: those that all factors of a product have, else all but the last."""
-    acted = line.axes if isinstance(line, Word) else ()
+    acted = line.axes if isinstance(line, Op) else ()
     plain = [axis for axis in line.left[0].axes if isinstance(axis, str)]  # what is read at an index is no turn's own
     if isinstance(line, Product) and len(line.right) > 1:
         return tuple(a for a in plain if all(a in term.loops for term in line.right if term.axes))

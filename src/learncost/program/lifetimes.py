@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat, defined
+from learncost.ir.repeat import Loop, defined
 from learncost.ir.table import Table
-from learncost.program.calls import Axes, Call, Item, Loop, Place, axes_within
+from learncost.program.calls import Axes, Call, CallLoop, InPlaceSlot, Item, axes_within
 
 FOREVER = 10**9
 """The moment when a step is over."""
@@ -29,7 +29,7 @@ FEW = 4
 
 
 @dataclass(eq=False)
-class Array:
+class ScheduledArray:
     """An array, and the moments of its first and its last use: numbers of calls from 1; 0 is before all of them.
 
     times    how many alike arrays it stands for, those of turns that are not walked: a number, or a Count
@@ -45,11 +45,11 @@ class Array:
     axes: tuple[str, ...]
     first: int
     last: int
-    times: int | Count = 1
+    times: int | Polynomial = 1
     given: str = ""
     stack: tuple[str, tuple[str, ...]] | None = None
-    part: tuple[Array, int] | None = None
-    over: Array | None = None
+    part: tuple[ScheduledArray, int] | None = None
+    over: ScheduledArray | None = None
     macro: str = "given"
     layer: str = ""
     block: str | None = None
@@ -58,12 +58,12 @@ class Array:
     place: int = -1
 
     @property
-    def count(self) -> Count:
+    def count(self) -> Polynomial:
         """How many elements it has, all that it stands for together."""
-        return Count.of(self.axes) * self.times
+        return Polynomial.of(self.axes) * self.times
 
     @property
-    def root(self) -> Array:
+    def root(self) -> ScheduledArray:
         """The array whose memory it is."""
         array = self
         while array.over is not None:
@@ -87,43 +87,43 @@ class Array:
 class Stack:
     """What the turns of a repeat have kept, by their numbers."""
 
-    parts: dict[int, Array | Stack] = field(default_factory=dict)
+    parts: dict[int, ScheduledArray | Stack] = field(default_factory=dict)
 
-    def arrays(self) -> Iterator[Array]:
+    def arrays(self) -> Iterator[ScheduledArray]:
         for part in self.parts.values():
             yield from _arrays(part)
 
 
-Names: TypeAlias = "dict[str, Array | Stack]"
+Names: TypeAlias = "dict[str, ScheduledArray | Stack]"
 Wanted: TypeAlias = "Mapping[str, frozenset[int]]"  # as whole arrays: a name itself (0), its slices (1), theirs (2)
 Path: TypeAlias = "tuple[tuple[int, int], ...]"  # the loops around, by their numbers in the program, with the turns
 
 
 @dataclass(frozen=True)
-class Turn:
+class LoopIteration:
     """A turn of a repeat; or so many that are not walked, which are as the one before them."""
 
     number: int
     walked: bool = True
-    times: int | Count = 1
+    times: int | Polynomial = 1
 
 
-Walked: TypeAlias = "Callable[[Repeat, int | None], tuple[Turn, ...]]"  # which turns of a repeat are walked
+Walked: TypeAlias = "Callable[[Loop, int | None], tuple[LoopIteration, ...]]"  # which turns of a repeat are walked
 
 
-def every_turn(repeat: Repeat, count: int | None) -> tuple[Turn, ...]:
+def every_turn(repeat: Loop, count: int | None) -> tuple[LoopIteration, ...]:
     """All turns, in the order in which they run; of a count that is known."""
     assert count is not None
-    turns = tuple(map(Turn, range(count)))
+    turns = tuple(map(LoopIteration, range(count)))
     return turns[::-1] if repeat.reverse else turns
 
 
-def some_turns(repeat: Repeat, count: int | None) -> tuple[Turn, ...]:
+def some_turns(repeat: Loop, count: int | None) -> tuple[LoopIteration, ...]:
     """The turns that stand for all; a count that is not known is taken as more than a few."""
     if count is not None and count <= FEW:
         return every_turn(repeat, count)
-    others = Count.of((repeat.count,)) + Count.of((), -FEW) if count is None else count - FEW
-    turns = Turn(0), Turn(1), Turn(2, False, others), Turn(-2), Turn(-1)
+    others = Polynomial.of((repeat.count,)) + Polynomial.of((), -FEW) if count is None else count - FEW
+    turns = LoopIteration(0), LoopIteration(1), LoopIteration(2, False, others), LoopIteration(-2), LoopIteration(-1)
     return turns[::-1] if repeat.reverse else turns
 
 
@@ -151,16 +151,16 @@ class Lifetimes:
     ) -> None:
         self.table, self.items, self.count, self.turns, self.wholes = table, tuple(items), count, turns, wholes
         self.moment = 0
-        self.arrays: list[Array] = []
+        self.arrays: list[ScheduledArray] = []
         self.lines: list[tuple[Line, Path, int]] = []
-        self.fields: dict[Path, dict[str, Array]] = {}
-        self.loops: dict[Loop, int] = {}
-        self.pairs: list[tuple[Array, Array, int]] = []
-        self.outputs: dict[str, Array | Stack] = {}
-        self._parts: dict[tuple[Array, int], Array] = {}
+        self.fields: dict[Path, dict[str, ScheduledArray]] = {}
+        self.loops: dict[CallLoop, int] = {}
+        self.pairs: list[tuple[ScheduledArray, ScheduledArray, int]] = []
+        self.outputs: dict[str, ScheduledArray | Stack] = {}
+        self._parts: dict[tuple[ScheduledArray, int], ScheduledArray] = {}
         self._walk_all()
 
-    def by_turn(self, loops: tuple[int, ...]) -> list[tuple[Path, dict[str, Array]]]:
+    def by_turn(self, loops: tuple[int, ...]) -> list[tuple[Path, dict[str, ScheduledArray]]]:
         """The arrays that a scope's calls name, turn by turn; `loops` are the numbers of the loops around it."""
         return sorted(
             (path, arrays) for path, arrays in self.fields.items() if tuple(number for number, _ in path) == loops
@@ -184,18 +184,18 @@ class Lifetimes:
         self.moment = FOREVER  # what leaves the step is read when it is over, and with a part the whole that it lies in
         for name in self.table.outputs:
             self.outputs[name] = lifetime = names[name]
-            if isinstance(lifetime, Array):
+            if isinstance(lifetime, ScheduledArray):
                 self.fields.setdefault((), {})[name] = lifetime
             for array in _arrays(lifetime):
                 if not array.given:
                     self._touch(array)
 
-    def _new(self, name: str, axes: tuple[str, ...], moment: int) -> Array:
-        array = Array(name, axes, moment, moment)
+    def _new(self, name: str, axes: tuple[str, ...], moment: int) -> ScheduledArray:
+        array = ScheduledArray(name, axes, moment, moment)
         self.arrays.append(array)
         return array
 
-    def _touch(self, array: Array) -> None:
+    def _touch(self, array: ScheduledArray) -> None:
         array.last = max(array.last, self.moment)
         if array.part:
             self._touch(array.part[0])
@@ -203,7 +203,7 @@ class Lifetimes:
     def _walk(self, items: Sequence[Item], names: Names, axes: Axes, path: Path, handed: Wanted) -> None:
         self.fields.setdefault(path, {})
         for number, item in enumerate(items):
-            if isinstance(item, Loop):
+            if isinstance(item, CallLoop):
                 self._loop(item, items, names, axes, path, handed)
             else:
                 self._call(item, names, axes, path, number)
@@ -215,12 +215,12 @@ class Lifetimes:
         fields = self.fields[path]
         for name in call.reads:
             lifetime = names[name]
-            if isinstance(lifetime, Array):
+            if isinstance(lifetime, ScheduledArray):
                 fields[name] = lifetime
             for array in _arrays(lifetime):
                 self._touch(array)
                 array.readers.add(line.tag.macro)
-        same = {share.written: share.read for share in call.shares if share.place is Place.SAME}
+        same = {share.written: share.read for share in call.shares if share.place is InPlaceSlot.SAME}
         for name in call.writes:
             if name in same:
                 names[name] = names[same[name]]
@@ -229,23 +229,25 @@ class Lifetimes:
             array.macro, array.layer, array.block = line.tag.macro, line.tag.layer, line.tag.block
             names[name] = fields[name] = array
         for share in call.shares:
-            if share.place is not Place.SAME:
+            if share.place is not InPlaceSlot.SAME:
                 read, written = names[share.read], names[share.written]
-                assert isinstance(read, Array), f"{share.read} is read as a whole"
-                assert isinstance(written, Array)
-                if share.place is Place.OVER:
+                assert isinstance(read, ScheduledArray), f"{share.read} is read as a whole"
+                assert isinstance(written, ScheduledArray)
+                if share.place is InPlaceSlot.OVER:
                     written.over = read
                 self.pairs.append((read, written, self.moment))
 
     # Repeats.
 
-    def _loop(self, loop: Loop, around: Sequence[Item], names: Names, axes: Axes, path: Path, handed: Wanted) -> None:
+    def _loop(
+        self, loop: CallLoop, around: Sequence[Item], names: Names, axes: Axes, path: Path, handed: Wanted
+    ) -> None:
         repeat = loop.repeat
         number = self.loops.setdefault(loop, len(self.loops))
         count, inside = self.count(repeat.count), axes_within(repeat, axes)
         carried = {carry.start: names[carry.initial] for carry in repeat.carry}
         stacks = {outer: Stack() for _, outer in repeat.keep}
-        wholes: dict[str, Array] = {}
+        wholes: dict[str, ScheduledArray] = {}
         ends = {carry.end: ITSELF for carry in repeat.carry}
         for inner, outer in repeat.keep if self.wholes else ():
             depths = _wanted(outer, around, handed)
@@ -278,11 +280,11 @@ class Lifetimes:
         names |= wholes
         names |= {carry.final: carried[carry.start] for carry in repeat.carry}
 
-    def _of_another(self, array: Array, outer: str, stacks: Mapping[str, Stack]) -> bool:
+    def _of_another(self, array: ScheduledArray, outer: str, stacks: Mapping[str, Stack]) -> bool:
         """Whether it is in another stack of the same repeat, as what left a turn and goes into the next one is."""
         return array.stack is not None and array.stack[0] != outer and array.stack[0] in stacks
 
-    def _skip(self, repeat: Repeat, turn: Turn, scope: Names, stacks: Mapping[str, Stack]) -> Names:
+    def _skip(self, repeat: Loop, turn: LoopIteration, scope: Names, stacks: Mapping[str, Stack]) -> Names:
         """What turns that are not walked keep, and hand on: as the turn before them did, whose names are `scope`."""
         for carry in repeat.carry:
             for array in _arrays(scope[carry.end]):
@@ -294,7 +296,7 @@ class Lifetimes:
             for carry in repeat.carry
             if (end := scope[carry.end]) in kept_arrays and (start := scope[carry.start]) is not end
         }
-        twins: dict[Array, Array] = {}
+        twins: dict[ScheduledArray, ScheduledArray] = {}
         for inner, outer in repeat.keep:
             lifetime = scope[inner]
             stacks[outer].parts[turn.number] = self._twin(again.get(lifetime, lifetime), turn.times, twins)
@@ -305,8 +307,12 @@ class Lifetimes:
         }
 
     def _twin(
-        self, original: Array | Stack, times: int | Count, twins: dict[Array, Array], alike: bool = True
-    ) -> Array | Stack:
+        self,
+        original: ScheduledArray | Stack,
+        times: int | Polynomial,
+        twins: dict[ScheduledArray, ScheduledArray],
+        alike: bool = True,
+    ) -> ScheduledArray | Stack:
         """As many arrays more of the same kind, from the next call on; `alike`, who reads the one reads the others."""
         if isinstance(original, Stack):
             return Stack({number: self._twin(part, times, twins, alike) for number, part in original.parts.items()})
@@ -318,13 +324,13 @@ class Lifetimes:
             self.arrays.append(twins[original])
         return twins[original]
 
-    def _slice(self, original: Array | Stack, turn: int, name: str, axes: Axes) -> Array | Stack:
+    def _slice(self, original: ScheduledArray | Stack, turn: int, name: str, axes: Axes) -> ScheduledArray | Stack:
         """A turn's part of a stack; where that was made by other turns, the whole."""
         if isinstance(original, Stack):
             return original.parts.get(turn, original)
         key = (original, turn)
         if key not in self._parts:
-            self._parts[key] = Array(
+            self._parts[key] = ScheduledArray(
                 name, axes.get(name, ()), original.first, original.last, part=key, readers=original.readers
             )
         return self._parts[key]
@@ -349,14 +355,14 @@ def _wanted(name: str, items: Iterable[Item], handed: Wanted) -> frozenset[int]:
     return frozenset(depths)
 
 
-def _times(left: int | Count, right: int | Count) -> int | Count:
+def _times(left: int | Polynomial, right: int | Polynomial) -> int | Polynomial:
     if isinstance(left, int):
         return left * right if isinstance(right, int) else right * left
     return left * right
 
 
-def _arrays(array: Array | Stack) -> Iterator[Array]:
-    if isinstance(array, Array):
+def _arrays(array: ScheduledArray | Stack) -> Iterator[ScheduledArray]:
+    if isinstance(array, ScheduledArray):
         yield array
     else:
         yield from array.arrays()

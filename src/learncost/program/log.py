@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from learncost.program.stretches import Stretches
+from learncost.program.stretches import IntervalSet
 
 LONGEST = 400
 """Lines of one turn that are looked for at most."""
@@ -38,7 +38,7 @@ class LoggedLine:
 
 
 @dataclass
-class Log:
+class AllocationHistory:
     """What an account took and gave, instant by instant: an instant is after each of these.
 
     labels, levels  what ran at every instant, and the bytes after it
@@ -85,7 +85,7 @@ class Log:
 
     def stays(self, lines: Sequence[LoggedLine]) -> Iterator[tuple[Logged, int, int]]:
         """Every array that is there at some of the lines, with the first and the last of a stretch of these."""
-        stretches = Stretches([line.instant for line in lines])
+        stretches = IntervalSet([line.instant for line in lines])
         for array in self.arrays:
             if array.bytes:
                 for first, last in stretches.within(array.first, array.last):

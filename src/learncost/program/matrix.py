@@ -9,7 +9,7 @@ from learncost.ir.term import Operand, Read, Term
 
 
 @dataclass(frozen=True)
-class Matrix:
+class MatrixView:
     """An array read as a matrix: so many of its axes are the rows, the others the columns; perhaps transposed."""
 
     name: str
@@ -21,9 +21,9 @@ class Matrix:
 class MatrixProduct:
     """`out = one @ two`, all three of them arrays as they lie."""
 
-    left: Matrix
-    right: Matrix
-    out: Matrix
+    left: MatrixView
+    right: MatrixView
+    out: MatrixView
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -50,14 +50,14 @@ def matrix_product(line: Line) -> MatrixProduct | None:
         return None
     first = _matrix(a, rows, sides.summed)
     second = _matrix(b, sides.summed, columns)
-    return MatrixProduct(first, second, Matrix(out.name, len(rows))) if first and second else None
+    return MatrixProduct(first, second, MatrixView(out.name, len(rows))) if first and second else None
 
 
-def _matrix(term: Operand, rows: tuple[str, ...], columns: tuple[str, ...]) -> Matrix | None:
+def _matrix(term: Operand, rows: tuple[str, ...], columns: tuple[str, ...]) -> MatrixView | None:
     if term.loops == (*rows, *columns):
-        return Matrix(term.name, len(rows))
+        return MatrixView(term.name, len(rows))
     if term.loops == (*columns, *rows):
-        return Matrix(term.name, len(columns), transposed=True)
+        return MatrixView(term.name, len(columns), transposed=True)
     return None
 
 

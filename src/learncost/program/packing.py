@@ -39,7 +39,7 @@ def packed(pieces: Sequence[Piece], effort: int = 0) -> list[int]:
 
     effort  how many pieces are placed in search of a better order than the given one; 0 takes that
     """
-    block = _Block(pieces)
+    block = _PackedBlock(pieces)
     best = block.placed(range(len(pieces)))
     assert best is not None
     if effort and block.end(best) > (least := most(pieces)):
@@ -47,7 +47,7 @@ def packed(pieces: Sequence[Piece], effort: int = 0) -> list[int]:
     return best
 
 
-def _searched(block: _Block, least: int, effort: int) -> list[int]:
+def _searched(block: _PackedBlock, least: int, effort: int) -> list[int]:
     """The best places of many orders, each a change of the one before that made it no worse."""
     random, until, heaviest = Random(0), block.efforts + effort, _heaviest(block.pieces)
     best: list[int] = []
@@ -83,7 +83,7 @@ def _changed(order: Sequence[int], highest: Sequence[int], random: Random) -> li
     return changed
 
 
-class _Block:
+class _PackedBlock:
     """Pieces with those that are there at the same time.
 
     efforts  how many pieces were placed

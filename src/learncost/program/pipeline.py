@@ -95,7 +95,7 @@ def peak(
 
 
 @dataclass(frozen=True)
-class Ran(Displayed):
+class PipelineRun(Displayed):
     """A schedule that ran: when every pass of every device begins and ends, and how long all of it takes."""
 
     schedule: Schedule
@@ -119,7 +119,7 @@ def run(
     backward: Sequence[float],
     update: Sequence[float] | None = None,
     send: Sequence[float] | float = 0.0,
-) -> Ran:
+) -> PipelineRun:
     """Run the orders: every pass begins when its device is free and what it needs is there.
 
     forward, backward, update  seconds of a microbatch on each stage; B of a schedule that does not part them takes both
@@ -157,7 +157,7 @@ def run(
         if waiting and not moved:
             stuck = ", ".join(f"device {device} before {schedule.orders[device][places[device]]}" for device in waiting)
             raise InputError(f"the orders of {schedule.name} wait for each other: {stuck}")
-    return Ran(schedule, tuple(map(tuple, times)), max(free))
+    return PipelineRun(schedule, tuple(map(tuple, times)), max(free))
 
 
 def _ready(
@@ -182,7 +182,7 @@ def _ready(
 
 
 @dataclass(frozen=True)
-class Kind(Displayed):
+class ScheduleKind(Displayed):
     """A kind of schedule: how its orders are made, and who says so."""
 
     name: str
@@ -262,29 +262,29 @@ def _zero_bubble(devices: int, microbatches: int, _: int) -> tuple[Order, ...]:
     return tuple(orders)
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, ScheduleKind] = {
     kind.name: kind
     for kind in (
-        Kind(
+        ScheduleKind(
             "gpipe",
             "all microbatches forward, then all backward",
             "Huang et al. 2019, GPipe: efficient training of giant neural networks using pipeline parallelism",
             _gpipe,
         ),
-        Kind(
+        ScheduleKind(
             "1f1b",
             "one forward and one backward in turns, so that device s holds p - s microbatches",
             "Narayanan et al. 2021, Efficient large-scale language model training on GPU clusters, section 2.2.1",
             _one_forward_one_backward,
         ),
-        Kind(
+        ScheduleKind(
             "interleaved",
             "1F1B with several stages a device: a smaller bubble, more sends",
             "Narayanan et al. 2021, section 2.2.2; Megatron-LM, schedules.py",
             _interleaved,
             several=True,
         ),
-        Kind(
+        ScheduleKind(
             "zb-h1",
             "the weight updates apart from the backward passes, put where a device would wait",
             "Qi et al. 2023, Zero bubble pipeline parallelism (arXiv 2401.10241), section 2.2",

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 
-class Stretches:
+class IntervalSet:
     """Moments in any order, in which the longest runs are looked for whose moments are all within two.
 
     A curve has a line once for all turns of a loop, with the moment of one turn; an array of another turn may be there

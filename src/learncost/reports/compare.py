@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.cost_models import Book
 from learncost.cost_models.books import book as find_book
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
 from learncost.ir.precision import either
 from learncost.ir.repeat import check_known
@@ -22,7 +22,7 @@ from learncost.procedures.procedure import several
 from learncost.reports.crossing import coefficients, stretches
 from learncost.reports.question import question
 from learncost.reports.record import Cost
-from learncost.reports.run import Run, left_out_text, possible, prepare
+from learncost.reports.run import PreparedRun, left_out_text, possible, prepare
 from learncost.reports.sheet import Drawn
 
 SCHEMA = 1
@@ -110,7 +110,7 @@ class Comparison(Drawn):
     varied: tuple[str, ...]
     positions: int | None
     left_out: str = ""
-    run: Run | None = None
+    run: PreparedRun | None = None
 
     @property
     def procedures(self) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def compare(
     return Comparison(run.book.name, costs, overtakings, varied, learned, left_out, run)
 
 
-def _possible(run: Run, adapted: bool) -> tuple[tuple[str, ...], str]:
+def _possible(run: PreparedRun, adapted: bool) -> tuple[tuple[str, ...], str]:
     """The procedures that the model can be trained by under the book, and why not by the others."""
     priced, refused = possible(lambda name: run.rows(name, run.book))
     names = tuple(priced)
@@ -257,7 +257,7 @@ def _possible(run: Run, adapted: bool) -> tuple[tuple[str, ...], str]:
     return names, f"{others} are left out: {next(iter(refused.values()))}"
 
 
-def _varied(run: Run, fixed: bool, one_target: bool) -> tuple[str, ...]:
+def _varied(run: PreparedRun, fixed: bool, one_target: bool) -> tuple[str, ...]:
     """The lengths that vary together: none that the model fixes or does not have, nor a decoder's that is given."""
     if run.model.two_sided:
         if fixed:
@@ -276,7 +276,7 @@ def _names(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
 
 
 def _overtaking(
-    run: Run, books: Mapping[str, Book], names: Iterable[str], varied: tuple[str, ...], learned: int | None
+    run: PreparedRun, books: Mapping[str, Book], names: Iterable[str], varied: tuple[str, ...], learned: int | None
 ) -> Iterator[Overtaking]:
     for name, book in books.items():
         for quantity in QUANTITIES:
@@ -291,15 +291,15 @@ def _overtaking(
                 yield Overtaking((first, second), name, quantity, cheaper)
 
 
-def length_axes(run: Run, varied: Iterable[str]) -> tuple[str, ...]:
+def length_axes(run: PreparedRun, varied: Iterable[str]) -> tuple[str, ...]:
     """The axes of the lengths that vary."""
     letters = {"seq_len": "N" if run.model.two_sided else "M", "target_len": "M"}
     return tuple(letters[name] for name in varied)
 
 
-def total_in(run: Run, procedure: str, book: Book, quantity: str, axes: Iterable[str]) -> Count:
+def total_in(run: PreparedRun, procedure: str, book: Book, quantity: str, axes: Iterable[str]) -> Polynomial:
     """A step's total, maccs or flops, as a polynomial in one size alone, which all of these axes have, called L."""
     step_count, axes = total(getattr(row, quantity) for row in run.rows(procedure, book)), tuple(axes)
     others = {axis: size for axis, size in run.axes.items() if axis not in axes} | {"": 0}
     in_length = step_count.rename(dict.fromkeys(axes, "L")).at(others)
-    return in_length if isinstance(in_length, Count) else Count({(): in_length} if in_length else {})
+    return in_length if isinstance(in_length, Polynomial) else Polynomial({(): in_length} if in_length else {})

@@ -11,14 +11,14 @@ from math import gcd
 from typing import Any
 
 from learncost.cost_models.books import price
-from learncost.ir.count import Count, base, total
+from learncost.ir.count import Polynomial, base, total
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import walk
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.sizes import check_size, resolve
 from learncost.models.wording import shown
-from learncost.reports.crossing import Stretch, coefficients, stretches
+from learncost.reports.crossing import SignInterval, coefficients, stretches
 from learncost.reports.letters import LETTERS, lettered, order, python, text
 from learncost.reports.question import question
 from learncost.reports.sheet import Drawn
@@ -27,12 +27,12 @@ VASWANI = "Vaswani et al. 2017, Attention is all you need, table 1 and section 4
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerProduct:
     """One product of a layer: its line, its cost in all, and whether each head has a share of it of its own."""
 
     line: str
     text: str
-    maccs: Count
+    maccs: Polynomial
     heads: bool
     weighted: bool
 
@@ -43,7 +43,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerKind:
     """One kind of layer in the comparison.
 
     maccs, parameters   of one sequence, in the letters
@@ -54,16 +54,16 @@ class Kind:
 
     name: str
     table: str
-    maccs: Count
-    parameters: Count
-    sequential: Count
+    maccs: Polynomial
+    parameters: Polynomial
+    sequential: Polynomial
     path: str | None
-    steps: tuple[Step, ...]
+    steps: tuple[LayerProduct, ...]
     source: str
     part: bool = False  # a variant of the kind before it
 
     @property
-    def order(self) -> Count:
+    def order(self) -> Polynomial:
         return order(self.maccs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,12 +82,12 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class LengthCrossing:
     """Up to which length one kind costs less than another: below n = root/divisor, exactly."""
 
-    cheaper: Kind
-    dearer: Kind
-    root: Count
+    cheaper: LayerKind
+    dearer: LayerKind
+    root: Polynomial
     divisor: int
 
     @property
@@ -103,17 +103,17 @@ class Crossing:
         root_text = text(self.root)
         return f"({root_text})/{self.divisor}" if len(self.root.terms) > 1 else f"{root_text}/{self.divisor}"
 
-    def at(self, sizes: Mapping[str, int]) -> tuple[Fraction, tuple[Stretch, ...]] | None:
+    def at(self, sizes: Mapping[str, int]) -> tuple[Fraction, tuple[SignInterval, ...]] | None:
         """The length in numbers, and the sign of cheaper less dearer at every whole length; none without the sizes."""
         others = {letter: size for letter, size in sizes.items() if letter != "n"}
         if not self.difference.sizes <= {*others, "n"}:
             return None
         polynomial = self.difference.at(others)
-        assert isinstance(polynomial, Count)
+        assert isinstance(polynomial, Polynomial)
         return Fraction(self.root.at(others), self.divisor), stretches(coefficients(polynomial, "n"))
 
     @property
-    def difference(self) -> Count:
+    def difference(self) -> Polynomial:
         return self.cheaper.maccs - self.dearer.maccs
 
     def to_dict(self, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Crossing:
         }
 
 
-def _signs(stretch: Stretch) -> dict[str, int]:
+def _signs(stretch: SignInterval) -> dict[str, int]:
     """A stretch as the JSON has it; its sign is that of cheaper less dearer."""
     return {"first": stretch.first, "last": stretch.last, "sign": stretch.sign}
 
@@ -145,11 +145,11 @@ class Complexity(Drawn):
 
     room = "learncost.reports.show_complexity"
 
-    kinds: tuple[Kind, ...]
-    crossings: tuple[Crossing, ...]
+    kinds: tuple[LayerKind, ...]
+    crossings: tuple[LengthCrossing, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
 
-    def kind(self, name: str) -> Kind:
+    def kind(self, name: str) -> LayerKind:
         """A kind by its name."""
         for kind in self.kinds:
             if kind.name == name:
@@ -158,9 +158,9 @@ class Complexity(Drawn):
             f"no kind of layer is called {shown(name)} (there are {', '.join(k.name for k in self.kinds)})"
         )
 
-    def value(self, count: Count) -> int | Count:
+    def value(self, count: Polynomial) -> int | Polynomial:
         """A count at the sizes that were given: a whole number where all its letters are."""
-        evaluated: int | Count = count.at(self.sizes)
+        evaluated: int | Polynomial = count.at(self.sizes)
         return evaluated
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,26 +199,28 @@ _KINDS: tuple[tuple[str, str, str | None], ...] = (
 )
 
 
-def _steps(layer: Layer) -> Iterator[Step]:
+def _steps(layer: Layer) -> Iterator[LayerProduct]:
     """The products of a layer that sum, with their terms in all turns."""
     rows = price(layer, {}, "run").rows
     for row, (line, _) in zip(rows, walk(layer.table.lines), strict=True):
         if row.maccs:
             heads = any(base(axis) == "h" for axis in line.left[0].loops)
             weighted = any(name in layer.table.weights for name in line.reads)
-            yield Step(row.line, str(line).partition("  (")[0], lettered(row.maccs), heads, weighted)
+            yield LayerProduct(row.line, str(line).partition("  (")[0], lettered(row.maccs), heads, weighted)
 
 
-def _kind(name: str, table: str, path: str | None) -> Kind:
+def _kind(name: str, table: str, path: str | None) -> LayerKind:
     layer = shipped_layer(table)
     without = name.endswith("without projections")
     steps = tuple(step for step in _steps(layer) if not (without and step.weighted))
-    turns = max((Count.of(turns) for _, turns in walk(layer.table.lines)), key=lambda count: max(map(len, count.terms)))
-    return Kind(
+    turns = max(
+        (Polynomial.of(turns) for _, turns in walk(layer.table.lines)), key=lambda count: max(map(len, count.terms))
+    )
+    return LayerKind(
         name,
         table,
         total(step.maccs for step in steps),
-        Count() if without else lettered(parameters(layer.table)),
+        Polynomial() if without else lettered(parameters(layer.table)),
         lettered(turns),
         path,
         steps,
@@ -227,28 +229,30 @@ def _kind(name: str, table: str, path: str | None) -> Kind:
     )
 
 
-def crossing(cheaper: Kind, dearer: Kind) -> Crossing:
+def crossing(cheaper: LayerKind, dearer: LayerKind) -> LengthCrossing:
     """Where the two cost the same: both have n in every term, and the difference over n is a line in n."""
-    rising, rest = Count(), Count()
+    rising, rest = Polynomial(), Polynomial()
     for monomial, coefficient in (cheaper.maccs - dearer.maccs).terms.items():
         power = monomial.count("n")
-        part = Count.of((name for name in monomial if name != "n"), coefficient)
+        part = Polynomial.of((name for name in monomial if name != "n"), coefficient)
         assert power in (1, 2), "costs grow with the length or with its square"
         rising, rest = (rising + part, rest) if power == 2 else (rising, rest + part)
     ((slope, steepness),) = rising.terms.items()
     assert steepness > 0, "attention grows faster"
-    root = Count()
+    root = Polynomial()
     for monomial, coefficient in rest.terms.items():
         names = list(monomial)
         for name in slope:
             names.remove(name)
-        root += Count.of(names, -coefficient)
+        root += Polynomial.of(names, -coefficient)
     common = gcd(steepness, *root.terms.values())
-    return Crossing(cheaper, dearer, Count({m: c // common for m, c in root.terms.items()}), steepness // common)
+    return LengthCrossing(
+        cheaper, dearer, Polynomial({m: c // common for m, c in root.terms.items()}), steepness // common
+    )
 
 
 @cache
-def _all() -> tuple[tuple[Kind, ...], tuple[Crossing, ...]]:
+def _all() -> tuple[tuple[LayerKind, ...], tuple[LengthCrossing, ...]]:
     kinds = {name: _kind(name, table, path) for name, table, path in _KINDS}
     pairs = [*product((_WITHOUT, _ATTENTION), (_RECURRENT, _CONVOLUTION, _SEPARABLE, _FEED_FORWARD))]
     pairs += [(_WITHOUT, _RESTRICTED_WITHOUT), (_ATTENTION, _RESTRICTED)]

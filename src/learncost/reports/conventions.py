@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from learncost.cost_models import Book, Row
+from learncost.cost_models import Book, PricedLine
 from learncost.cost_models.books import every
 from learncost.ir.count import total
 from learncost.ir.errors import InputError
@@ -15,13 +15,13 @@ from learncost.ir.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.models.tables import letters_of
-from learncost.reports.counters import Counter, counters
+from learncost.reports.counters import FlopsCounter, counters
 from learncost.reports.identify import Mine
 from learncost.reports.identify import mine as held_against
 from learncost.reports.question import question
 from learncost.reports.reasons import because
 from learncost.reports.record import Amount
-from learncost.reports.run import Run, prepare
+from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.sheet import Drawn
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Reason:
+class BookReason:
     """A term by which a book differs from matrix products alone, and what it comes to: more, or fewer."""
 
     what: str
@@ -69,7 +69,7 @@ class Convention:
     book: Book
     counts: Counts | None
     difference: Counts | None
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[BookReason, ...] = ()
     refused: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Conventions(Drawn):
     parameters: int
     counted: str
     conventions: tuple[Convention, ...]
-    counters: tuple[Counter, ...]
+    counters: tuple[FlopsCounter, ...]
     mine: Mine | None = None
     letters: str = ""  # of a run of a table: its sizes as the table calls them
 
@@ -264,7 +264,7 @@ def _of_memory(model: Any, batch_size: Any, mine: Any, sizes: Mapping[str, Any])
     return Peaks(model, runs) if runs else published_memory(model, **settings)
 
 
-def _convention(run: Run, book: Book, plain: tuple[Row, ...]) -> Convention:
+def _convention(run: PreparedRun, book: Book, plain: tuple[PricedLine, ...]) -> Convention:
     try:
         rows = run.rows("bp", book)
     except InputError as error:
@@ -273,16 +273,16 @@ def _convention(run: Run, book: Book, plain: tuple[Row, ...]) -> Convention:
     reasons = []
     for text, more, less in because(run.model, book, rows, plain):
         if amount := _counts(run, more) - _counts(run, less):
-            reasons.append(Reason(text, amount))
+            reasons.append(BookReason(text, amount))
     return Convention(book, counts, counts - _counts(run, plain), tuple(reasons))
 
 
-def _counts(run: Run, rows: Iterable[Row]) -> Counts:
+def _counts(run: PreparedRun, rows: Iterable[PricedLine]) -> Counts:
     passes = [row for row in rows if row.macro_operation in PASSES]
     return Counts(_amount(run, (row for row in passes if row.macro_operation == "forward")), _amount(run, passes))
 
 
-def _amount(run: Run, rows: Iterable[Row]) -> Amount:
+def _amount(run: PreparedRun, rows: Iterable[PricedLine]) -> Amount:
     rows_again = tuple(rows)
     return Amount(
         total(row.maccs for row in rows_again).at(run.axes) if rows_again else 0,

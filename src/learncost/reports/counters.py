@@ -11,18 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.cost_models import Row
+from learncost.cost_models import PricedLine
 from learncost.cost_models.books import BOOKS
-from learncost.ir.count import Count, total
-from learncost.ir.line import Product, Sum, Word
+from learncost.ir.count import Polynomial, total
+from learncost.ir.line import Op, Product, Sum
 from learncost.ir.repeat import walk
 from learncost.ir.term import Term
 from learncost.layers.products import matrix_maccs
-from learncost.reports.run import Run
+from learncost.reports.run import PreparedRun
 
 
 @dataclass(frozen=True)
-class Counter:
+class FlopsCounter:
     """What a counter says, in its own unit, with attention by matmul and by the fused kernel."""
 
     name: str
@@ -53,7 +53,7 @@ _CALFLOPS = "MACs of linear layers and torch.matmul; `@`, einsum, bmm and the fu
 _THOP = "MACs of nn.Linear, and 4 an element of layer norms; attention's products are 0 however written; forward alone"
 
 
-def counters(run: Run, plain: tuple[Row, ...]) -> tuple[Counter, ...]:
+def counters(run: PreparedRun, plain: tuple[PricedLine, ...]) -> tuple[FlopsCounter, ...]:
     """The counters whose rule is known exactly; `plain` are the rows of matrix products of a step."""
     forward = [row for row in plain if row.macro_operation == "forward"]
     linear = _sum(run, (row.maccs for row in forward if row.kind == "linear"))
@@ -64,8 +64,8 @@ def counters(run: Run, plain: tuple[Row, ...]) -> tuple[Counter, ...]:
     products = linear + attention
     norms, biases = 5 * _sum(run, _norms(run)), _sum(run, _biases(run))
 
-    def torch(where: str, by_matmul: int, kernel: int) -> Counter:
-        return Counter(f"FlopCounterMode, {where}", "torch 2.13.0", "FLOPs", by_matmul, kernel, _TORCH)
+    def torch(where: str, by_matmul: int, kernel: int) -> FlopsCounter:
+        return FlopsCounter(f"FlopCounterMode, {where}", "torch 2.13.0", "FLOPs", by_matmul, kernel, _TORCH)
 
     counted = [
         torch("CPU, forward", 2 * products, 2 * linear),
@@ -77,26 +77,26 @@ def counters(run: Run, plain: tuple[Row, ...]) -> tuple[Counter, ...]:
     return (
         *counted,
         torch("meta, in all", both, both),
-        Counter("fvcore", "3378afe", "MACs", products + norms, linear + norms, _FVCORE),
-        Counter("ptflops, aten", "0.7.5", "MACs", products + biases, linear + biases, _PTFLOPS),
-        Counter("calflops", "0.3.2", "MACs", products, linear, _CALFLOPS),
-        Counter("thop", "43c064a", "MACs", linear + norms // 5 * 4, linear + norms // 5 * 4, _THOP),
+        FlopsCounter("fvcore", "3378afe", "MACs", products + norms, linear + norms, _FVCORE),
+        FlopsCounter("ptflops, aten", "0.7.5", "MACs", products + biases, linear + biases, _PTFLOPS),
+        FlopsCounter("calflops", "0.3.2", "MACs", products, linear, _CALFLOPS),
+        FlopsCounter("thop", "43c064a", "MACs", linear + norms // 5 * 4, linear + norms // 5 * 4, _THOP),
     )
 
 
-def _sum(run: Run, counts: Iterable[Count]) -> int:
+def _sum(run: PreparedRun, counts: Iterable[Polynomial]) -> int:
     count = total(counts)
     return int(count.at(run.axes)) if count else 0
 
 
-def _norms(run: Run) -> Iterable[Count]:
+def _norms(run: PreparedRun) -> Iterable[Polynomial]:
     """Elements that layer norms read."""
     for line, turns in walk(run.model.table.lines):
-        if isinstance(line, Word) and line.word == "normalize":
-            yield Count.of((*line.left[0].loops, *turns))
+        if isinstance(line, Op) and line.word == "normalize":
+            yield Polynomial.of((*line.left[0].loops, *turns))
 
 
-def _biases(run: Run) -> Iterable[Count]:
+def _biases(run: PreparedRun) -> Iterable[Polynomial]:
     """Elements of matrix products with a weight that a bias is added to."""
     table, products = run.model.table, set()
     for line, turns in walk(table.lines):
@@ -105,10 +105,10 @@ def _biases(run: Run) -> Iterable[Count]:
         elif isinstance(line, Sum):
             names = [term.name for term in line.right]
             if products.intersection(names) and any(name in table.weights for name in names):
-                yield Count.of((*line.left[0].loops, *turns))
+                yield Polynomial.of((*line.left[0].loops, *turns))
 
 
-def _experts(run: Run) -> bool:
+def _experts(run: PreparedRun) -> bool:
     """Whether products read weights at an index."""
     table = run.model.table
     return any(

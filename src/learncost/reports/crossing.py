@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.models.sizes import LARGEST
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SignInterval:
     """Lengths from `first` to `last`, both included, at which a polynomial has one sign: -1, 0 or 1."""
 
     first: int
@@ -19,31 +19,31 @@ class Stretch:
     sign: int
 
 
-def coefficients(count: Count, length: str) -> tuple[int, ...]:
+def coefficients(count: Polynomial, length: str) -> tuple[int, ...]:
     """The coefficients of a polynomial in one size, the constant one first."""
     assert count.sizes <= {length}, f"{count} has other sizes than {length}"
     factors = {len(monomial): factor for monomial, factor in count.terms.items()}
     return tuple(factors.get(power, 0) for power in range(max(factors, default=0) + 1))
 
 
-def stretches(polynomial: Sequence[int], first: int = 1, last: int = LARGEST) -> tuple[Stretch, ...]:
+def stretches(polynomial: Sequence[int], first: int = 1, last: int = LARGEST) -> tuple[SignInterval, ...]:
     """The signs of a polynomial with whole coefficients at every whole number from `first` to `last`.
 
     Between two changes of sign of p(n + 1) - p(n), whose degree is one less, p only rises or only falls; so bisection
     in each such stretch finds every change of sign of p, and misses none.
     """
     if len(polynomial) < 2 or first == last:
-        return (Stretch(first, last, _sign(_at(polynomial, first))),)
-    merged: list[Stretch] = []
+        return (SignInterval(first, last, _sign(_at(polynomial, first))),)
+    merged: list[SignInterval] = []
     for piece in stretches(_step(polynomial), first, last - 1):
         start, end = piece.first, piece.last + 1
         while start <= end:
             sign = _sign(_at(polynomial, start))
             reach = _reach(polynomial, start, end, sign)
             if merged and merged[-1].sign == sign:
-                merged[-1] = Stretch(merged[-1].first, max(reach, merged[-1].last), sign)
+                merged[-1] = SignInterval(merged[-1].first, max(reach, merged[-1].last), sign)
             elif not merged or start > merged[-1].last:
-                merged.append(Stretch(start, reach, sign))
+                merged.append(SignInterval(start, reach, sign))
             start = reach + 1
     return tuple(merged)
 

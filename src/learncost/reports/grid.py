@@ -29,7 +29,7 @@ _RUN = tuple(size.name for size in RUN_SIZES)
 
 
 @dataclass(frozen=True)
-class Grid:
+class SweepGrid:
     """Valid configurations: `columns` by canonical size, all of one length; `fixed` are the other sizes."""
 
     configuration: Configuration
@@ -58,7 +58,7 @@ def values(text: str, name: str) -> NDArray[np.int64]:
     return np.concatenate(numbers)
 
 
-def grid_of(model: str, values: Mapping[str, Any], grid: bool, skip_invalid: bool) -> Grid:
+def grid_of(model: str, values: Mapping[str, Any], grid: bool, skip_invalid: bool) -> SweepGrid:
     """Put sizes together to configurations and check them as `configure` and `run_sizes` check one.
 
     `given` has sizes in any spelling, numbers or arrays of them, and settings. Raises `InputError`.
@@ -85,12 +85,12 @@ def grid_of(model: str, values: Mapping[str, Any], grid: bool, skip_invalid: boo
     count = len(next(iter(columns.values())))
     columns, fixed = _complete(columns, configuration, count)
     wrong = list(_constraints(configuration, {**configuration.values, **fixed, **columns}))
-    checked = _checked(Grid(configuration, columns, fixed, count), wrong, skip_invalid)
+    checked = _checked(SweepGrid(configuration, columns, fixed, count), wrong, skip_invalid)
     _hold(checked, lambda sizes: read({**settings, **sizes}, True), [name for name in by_name if name not in _RUN])
     return checked
 
 
-def _hold(combinations: Grid, read: Callable[[Mapping[str, int]], Configuration], names: list[str]) -> None:
+def _hold(combinations: SweepGrid, read: Callable[[Mapping[str, int]], Configuration], names: list[str]) -> None:
     """The first and the last configuration against the one that `configure` makes of what was given."""
     for i in (0, combinations.configurations - 1):
         row = {name: int(column[i]) for name, column in combinations.columns.items()}
@@ -249,7 +249,7 @@ def _within(family: Family, called: str, sizes: Mapping[str, Any], at: Callable[
         )
 
 
-def _checked(combinations: Grid, wrong: list[_Wrong], skip_invalid: bool) -> Grid:
+def _checked(combinations: SweepGrid, wrong: list[_Wrong], skip_invalid: bool) -> SweepGrid:
     """Without the combinations that are wrong, or not at all."""
     count = combinations.configurations
     if not any(mask.any() for mask, _ in wrong):
@@ -265,4 +265,4 @@ def _checked(combinations: Grid, wrong: list[_Wrong], skip_invalid: bool) -> Gri
         more = f" ({total:,} of {count:,} combinations are invalid; --skip-invalid leaves them out)"
         raise InputError(text + more)
     columns = {name: column[~bad] for name, column in combinations.columns.items()}
-    return Grid(combinations.configuration, columns, combinations.fixed, count - total, total)
+    return SweepGrid(combinations.configuration, columns, combinations.fixed, count - total, total)

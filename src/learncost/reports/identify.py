@@ -9,14 +9,14 @@ from fractions import Fraction
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
-from learncost.cost_models import Row
+from learncost.cost_models import PricedLine
 from learncost.cost_models.books import every
 from learncost.ir.count import total
 from learncost.ir.errors import InputError
 from learncost.layers.parts import Part, part_of
 from learncost.models.wording import shown
 from learncost.reports.reasons import LEFT_OUT, SCORES
-from learncost.reports.run import Run
+from learncost.reports.run import PreparedRun
 
 if TYPE_CHECKING:
     from learncost.reports.conventions import Conventions
@@ -149,7 +149,7 @@ def typed(number: object) -> Typed:
     return Typed(text, value, rounding, _UNITS.get((match[4] or "")[:1].lower(), ""))
 
 
-def mine(run: Run, number: object, conventions: Conventions) -> Mine:
+def mine(run: PreparedRun, number: object, conventions: Conventions) -> Mine:
     """Which conventions give this number for this step. Raises `InputError`."""
     asked_number = typed(number)
     ways = [way for way in all_ways(run, conventions) if way.value and asked_number.unit in ("", way.unit)]
@@ -176,7 +176,7 @@ def _usual(ways: Iterable[Said]) -> list[Said]:
     return sorted(ways, key=lambda way: sum(_ODD.get(text, 0) for text in (way.part, way.without, way.per)))
 
 
-def all_ways(run: Run, conventions: Conventions) -> Iterator[Said]:
+def all_ways(run: PreparedRun, conventions: Conventions) -> Iterator[Said]:
     """Every way of every counter and book."""
     sequences, tokens = run.axes["B"], run.axes["B"] * run.axes["M"]
     scales = {"a step": 1, "a sequence": sequences, "a token": tokens}
@@ -213,7 +213,7 @@ def all_ways(run: Run, conventions: Conventions) -> Iterator[Said]:
                     yield Said(book.name, part, unit, per, without, Fraction(value, scale))
 
 
-def _count(run: Run, rows: Iterable[Row], unit: str) -> int:
+def _count(run: PreparedRun, rows: Iterable[PricedLine], unit: str) -> int:
     count = total(getattr(row, unit.lower()) for row in rows)
     return int(count.at(run.axes)) if count else 0
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.cost_models import Book, Row, price
-from learncost.ir.count import Count, size_of, total
+from learncost.cost_models import Book, PricedLine, price
+from learncost.ir.count import Polynomial, size_of, total
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
@@ -20,7 +20,7 @@ from learncost.procedures.inference import Inference, inference
 from learncost.procedures.procedure import Procedure
 from learncost.reports.record import Cache, Cost
 from learncost.reports.rows import ledger
-from learncost.reports.run import Run, check_probability, lengths_of, prepare
+from learncost.reports.run import PreparedRun, check_probability, lengths_of, prepare
 from learncost.reports.timing import Timing, timing
 from learncost.timing import Rates
 
@@ -33,13 +33,13 @@ class Served:
     held     the sizes with those of the cache when the pass is over
     """
 
-    run: Run
+    run: PreparedRun
     tables: Inference
     table: Table
     axes: Mapping[str, int]
     held: Mapping[str, int]
     context: int
-    rows: tuple[Row, ...]
+    rows: tuple[PricedLine, ...]
     timed: Timing | None
 
 
@@ -96,7 +96,7 @@ def served(
     run = prepare(configuration, price_book, batch_size, seq_len, target_len, None, None, 0, dtype, left, ())
     new, dtype = run.axes["M"], run.dtype
     tables = inference(run.model.table, configuration.name, several=decodes and new > 1)
-    sides = _Sides(run, seq_len)
+    sides = _InferenceSizes(run, seq_len)
     if decodes:
         context = _context(sides, lengths["context"], new)
         # What depends on the length, such as a window that is longer than the text, depends on all tokens.
@@ -112,10 +112,10 @@ def served(
 
 
 @dataclass(frozen=True)
-class _Sides:
+class _InferenceSizes:
     """The sizes of all axes by the number of tokens, beside an encoder's own length where there is one."""
 
-    run: Run
+    run: PreparedRun
     seq_len: int | None
 
     @property
@@ -129,7 +129,7 @@ class _Sides:
         return run_sizes(model, self.run.axes["B"], *sides)
 
 
-def _context(sides: _Sides, value: Any, new: int) -> int:
+def _context(sides: _InferenceSizes, value: Any, new: int) -> int:
     """The tokens in the cache; by default as many as leave room for the new ones. Refused where these have no room."""
     if value is None:
         try:
@@ -147,7 +147,7 @@ def _context(sides: _Sides, value: Any, new: int) -> int:
     return context
 
 
-def _with_room(sides: _Sides, prompt: int) -> dict[str, int]:
+def _with_room(sides: _InferenceSizes, prompt: int) -> dict[str, int]:
     """The sizes of the prompt and one token more, for which the cache is kept; where there is room for one."""
     try:
         return sides.of(prompt + 1)
@@ -162,7 +162,7 @@ def _cache(tables: Inference, sizes: Mapping[str, int], context: int, dtype: str
         if array.window and sizes[array.positions] < context:
             window = size_of(array.window, sizes)
             windows[window] = windows.get(window, 0) + array.elements.at(sizes)
-    elements = total(Count.of(array.axes) for array in tables.cache).at(sizes)
+    elements = total(Polynomial.of(array.axes) for array in tables.cache).at(sizes)
     return Cache(
         elements=sum(array.elements.at(sizes) for array in tokens),
         source=sum(array.elements.at(sizes) for array in tables.cache if not array.tokens),

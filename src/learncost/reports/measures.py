@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from learncost.cost_models import Row
+from learncost.cost_models import PricedLine
 from learncost.cost_models.books import book as find_book
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.ir.line import Product
 from learncost.ir.repeat import walk
 from learncost.ir.term import Term
 from learncost.layers.products import matrix_maccs
 from learncost.models.purposes import weighs_tokens
-from learncost.reports.run import Run
+from learncost.reports.run import PreparedRun
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockMeasure:
     """The blocks of one repeat: the size that says how often it turns, what a block is called, its tokens' axis.
 
     `number` is how many blocks there are in all turns, and `kinds` how many stand in one. A count of a block is the
@@ -37,16 +37,16 @@ class Block:
 class Measures:
     """Exact numbers of one model at the sizes of one step."""
 
-    run: Run
+    run: PreparedRun
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[BlockMeasure, ...]:
         """The blocks that the model has, a repeat each: those of an encoder before those of a decoder."""
-        result: list[Block] = []
+        result: list[BlockMeasure] = []
         repeats = self.run.model.table.repeats
         for repeat in repeats:
             softmaxes = [(line, turns) for line, turns in walk([repeat]) if weighs_tokens(line)]
-            kinds, number = len(softmaxes), self.at(total(Count.of(turns) for _, turns in softmaxes))
+            kinds, number = len(softmaxes), self.at(total(Polynomial.of(turns) for _, turns in softmaxes))
             if not kinds:
                 continue
             side = softmaxes[0][0].tag.block if self.run.model.two_sided else ""
@@ -55,31 +55,39 @@ class Measures:
             if len(repeats) > (2 if side else 1):
                 title += f" {first}" if number == 1 else f"s {first} to {first + number - 1}"
             title += f", the mean of {kinds} kinds" if kinds > 1 else ""
-            result.append(Block(repeat.count, title, "N" if side == "encoder" else "M", number, kinds))
+            result.append(BlockMeasure(repeat.count, title, "N" if side == "encoder" else "M", number, kinds))
         return tuple(result)
 
-    def rows(self, procedure: str, book: str) -> tuple[Row, ...]:
+    def rows(self, procedure: str, book: str) -> tuple[PricedLine, ...]:
         """The priced lines of one step."""
         return self.run.rows(procedure, find_book(book))
 
-    def at(self, count: Count) -> int:
+    def at(self, count: Polynomial) -> int:
         """A polynomial at the sizes of the step."""
         return int(count.at(self.run.axes))
 
     def flops(
-        self, procedure: str, book: str, keep: Callable[[Row], bool] = lambda row: True, block: Block | None = None
+        self,
+        procedure: str,
+        book: str,
+        keep: Callable[[PricedLine], bool] = lambda row: True,
+        block: BlockMeasure | None = None,
     ) -> int | Fraction:
         """FLOPs of one step, of the lines that are kept; with `block`, of one block of those."""
         return self._sum(procedure, book, keep, block, maccs=False)
 
     def maccs(
-        self, procedure: str, book: str, keep: Callable[[Row], bool] = lambda row: True, block: Block | None = None
+        self,
+        procedure: str,
+        book: str,
+        keep: Callable[[PricedLine], bool] = lambda row: True,
+        block: BlockMeasure | None = None,
     ) -> int | Fraction:
         """MACCs likewise."""
         return self._sum(procedure, book, keep, block, maccs=True)
 
     def _sum(
-        self, procedure: str, book: str, keep: Callable[[Row], bool], block: Block | None, maccs: bool
+        self, procedure: str, book: str, keep: Callable[[PricedLine], bool], block: BlockMeasure | None, maccs: bool
     ) -> int | Fraction:
         rows = [row for row in self.rows(procedure, book) if keep(row) and (block is None or inside(row, block))]
         value = self.at(total(row.maccs if maccs else row.flops for row in rows))
@@ -90,7 +98,7 @@ class Measures:
         """What is trained, tied weights once."""
         return self.at(self.run.model.parameters)
 
-    def block_parameters(self, block: Block) -> tuple[int | Fraction, int | Fraction]:
+    def block_parameters(self, block: BlockMeasure) -> tuple[int | Fraction, int | Fraction]:
         """The parameters that one block reads, shared ones too: those of its matrices, and all."""
         table = self.run.model.table
         (repeat,) = (line for line in table.repeats if line.count == block.count)
@@ -98,7 +106,9 @@ class Measures:
         lines = [line for line, _ in walk([repeat])]
         read = {name for line in lines for name in line.reads}
         weights = [name for name in table.weights if name in read or block.count in table.axes[name]]
-        each = {name: self.at(Count.of(axis for axis in table.axes[name] if axis not in turns)) for name in weights}
+        each = {
+            name: self.at(Polynomial.of(axis for axis in table.axes[name] if axis not in turns)) for name in weights
+        }
         multiplied = {name for line in lines if isinstance(line, Product) and matrix_maccs(line) for name in line.reads}
         matrices = sum(size for name, size in each.items() if name in multiplied)
         return _mean(matrices, block.kinds), _mean(sum(each.values()), block.kinds)
@@ -106,16 +116,16 @@ class Measures:
     @cached_property
     def additions(self) -> tuple[int, int]:
         """The matrix products of the forward pass: their multiplications, and their additions, one less a sum."""
-        multiplied, results = Count(), Count()
+        multiplied, results = Polynomial(), Polynomial()
         for line, turns in walk(self.run.model.table.lines):
             if isinstance(line, Product) and (maccs := matrix_maccs(line)):
                 left = line.left[0]
                 assert isinstance(left, Term)
-                multiplied += maccs * Count.of(turns)
-                results += Count.of((*left.loops, *turns))
+                multiplied += maccs * Polynomial.of(turns)
+                results += Polynomial.of((*left.loops, *turns))
         return self.at(multiplied), self.at(multiplied) - self.at(results)
 
-    def overtaking(self, block: Block | None = None) -> Fraction | None:
+    def overtaking(self, block: BlockMeasure | None = None) -> Fraction | None:
         """The length at which the products that grow with its square cost as much as those that grow with it.
 
         With an encoder and a decoder both lengths are this one. None where nothing grows with the square.
@@ -126,7 +136,7 @@ class Measures:
                 continue
             for monomial, coefficient in row.flops.rename({"N": "M"}).terms.items():
                 power = monomial.count("M")  # 0 where a product is made once a sequence, as in a pooler
-                rest = Count({tuple(name for name in monomial if name != "M"): coefficient})
+                rest = Polynomial({tuple(name for name in monomial if name != "M"): coefficient})
                 sums[power] = sums.get(power, 0) + self.at(rest)
         return Fraction(sums[1], sums[2]) if sums[2] else None
 
@@ -136,16 +146,16 @@ def _mean(value: int, number: int) -> int | Fraction:
     return int(mean) if mean.denominator == 1 else mean
 
 
-def inside(row: Row, block: Block) -> bool:
+def inside(row: PricedLine, block: BlockMeasure) -> bool:
     """Whether a line is in the blocks of a kind."""
     return block.count in row.repeat.sizes
 
 
-def forward(row: Row) -> bool:
+def forward(row: PricedLine) -> bool:
     """Whether a line is of the forward pass."""
     return row.macro_operation == "forward"
 
 
-def backward(row: Row) -> bool:
+def backward(row: PricedLine) -> bool:
     """Whether a line is of what backpropagation adds to it: the backward pass and the weights' updates."""
     return row.macro_operation in ("backward", "weight_update")

@@ -20,7 +20,7 @@ from learncost.passes.stages import turns_of
 from learncost.procedures.optimizer import default_optimizer, without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step
-from learncost.reports.run import Run
+from learncost.reports.run import PreparedRun
 from learncost.reports.sheet import number, size_of
 from learncost.sharding.clauses import Clause
 from learncost.sharding.collective import Collective, collectives
@@ -39,7 +39,7 @@ FEW = 0.01
 
 
 @dataclass(frozen=True)
-class Sent:
+class AxisTraffic:
     """What a device sends in a step along an axis of the mesh by one word.
 
     runs     how often
@@ -91,7 +91,7 @@ class OverMesh:
         return tuple(map(str, self.placed.clauses))
 
     @cached_property
-    def sent(self) -> tuple[Sent, ...]:
+    def sent(self) -> tuple[AxisTraffic, ...]:
         """What a device sends, by the axis of the mesh and by word."""
         groups: dict[tuple[str, str], list[Collective]] = {}
         for collective in self.collectives:
@@ -105,7 +105,7 @@ class OverMesh:
                 in_a_ring(word, collective.payload_bytes * collective.times, collective.devices)
                 for collective in several
             )
-            rows.append(Sent(axis, word, runs, payload, ring))
+            rows.append(AxisTraffic(axis, word, runs, payload, ring))
         return tuple(sorted(rows, key=lambda row: (order.index(row.mesh_axis), -row.payload)))
 
     @property
@@ -229,7 +229,7 @@ def in_a_ring(word: str, payload: int, devices: int) -> int:
 
 
 def over_mesh(
-    run: Run, procedure: str, kind: Precision, mesh: str | None, place_: str | None, placement: str | None
+    run: PreparedRun, procedure: str, kind: Precision, mesh: str | None, place_: str | None, placement: str | None
 ) -> OverMesh:
     """The step of a run over a mesh. Raises `InputError` where an axis does not divide, and where there is no mesh.
 
@@ -250,7 +250,7 @@ def refuse_stages(clause: Clause) -> None:
 
 
 def over_stages(
-    run: Run, procedure: str, kind: Precision, mesh: str | None, place_: str | None, placement: str | None
+    run: PreparedRun, procedure: str, kind: Precision, mesh: str | None, place_: str | None, placement: str | None
 ) -> tuple[OverMesh, ...]:
     """The step of a run over a mesh: of every stage, where blocks are cut into those of a pipeline; else one."""
     if mesh is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.cost_models import Book, Row
+from learncost.cost_models import Book, PricedLine
 from learncost.devices.cluster import Cluster, cluster_with, known_cluster
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.collective import groups, transfer
@@ -43,7 +43,7 @@ SEVERAL = (
 
 
 @dataclass(frozen=True)
-class Moved:
+class CollectiveTime:
     """Collectives by one word over an axis of the mesh for one purpose: how often, seconds of a step, which link."""
 
     word: str
@@ -67,7 +67,7 @@ class OverTime:
 
     cluster: str
     lines: Timing
-    moved: tuple[Moved, ...]
+    moved: tuple[CollectiveTime, ...]
     waits: float
     beside: float
     exposed: float
@@ -134,7 +134,7 @@ def cluster_of(on: str | Device | Rates | Cluster) -> Cluster:
 
 
 def over_time(
-    rows: Sequence[Row],
+    rows: Sequence[PricedLine],
     over: OverMesh,
     sizes: Mapping[str, int],
     cluster: Cluster,
@@ -146,13 +146,13 @@ def over_time(
     check_timed(over.placed.clauses, over.placed.mesh.sizes)
     computed = [row for row in rows if not is_collective(row.source)]
     lines = timing(computed, sizes, rates, dtype, book, _updated(over, precision_of(dtype)))
-    mesh_groups, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], Moved]()
+    mesh_groups, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], CollectiveTime]()
     beside, rings, waits = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}, 0.0
     for collective in over.collectives:
         takes = transfer(collective.word, collective.payload_bytes, mesh_groups[collective.mesh_axis], cluster)
         seconds = collective.times * takes.seconds
         key = collective.word, collective.mesh_axis, collective.role
-        old = several.get(key, Moved(*key, 0, 0.0, takes.link, takes.algorithm))
+        old = several.get(key, CollectiveTime(*key, 0, 0.0, takes.link, takes.algorithm))
         several[key] = replace(old, runs=old.runs + collective.times, seconds=old.seconds + seconds)
         if collective.word == "pass_on":
             rings[collective.macro == "forward"] += seconds

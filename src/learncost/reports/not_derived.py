@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.cost_models import Row
-from learncost.ir.line import Opaque, Word
+from learncost.cost_models import PricedLine
+from learncost.ir.line import Op, Opaque
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,19 @@ def _count(flops: Any) -> str:
     return "FLOPs that nobody knows" if flops is None else f"{flops:,} FLOPs"
 
 
-def not_derived_of(rows: Iterable[Row], sizes: Mapping[str, Any]) -> tuple[NotDerived, ...]:
+def not_derived_of(rows: Iterable[PricedLine], sizes: Mapping[str, Any]) -> tuple[NotDerived, ...]:
     """The operations among priced rows that are not derived, each with its gradient."""
-    operations: dict[tuple[str, str, Opaque], list[Row]] = {}
+    operations: dict[tuple[str, str, Opaque], list[PricedLine]] = {}
     for row in rows:
-        if row.opaque is not None and isinstance(row.source, Word):
+        if row.opaque is not None and isinstance(row.source, Op):
             tag = row.source.tag
             operations.setdefault((tag.operator or row.source.word, tag.module, row.opaque), []).append(row)
     return tuple(_operation(*key, lines, sizes) for key, lines in operations.items())
 
 
-def _operation(operator: str, module: str, opaque: Opaque, rows: list[Row], sizes: Mapping[str, Any]) -> NotDerived:
+def _operation(
+    operator: str, module: str, opaque: Opaque, rows: list[PricedLine], sizes: Mapping[str, Any]
+) -> NotDerived:
     flops: dict[str, Any] = {}
     for row in rows:
         before, value = flops.get(row.macro_operation, 0), None if row.unknown else row.flops.at(sizes)

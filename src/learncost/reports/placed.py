@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from learncost.ir.line import Word
+from learncost.ir.line import Op
 from learncost.ir.precision import either
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
@@ -96,7 +96,7 @@ class PlacedStep(Shown):
         def visit(lines: tuple[Statement, ...], depth: int) -> Iterator[tuple[int, Statement, Collective | None]]:
             nonlocal number
             for line in lines:
-                if isinstance(line, Repeat):
+                if isinstance(line, Loop):
                     yield depth, line, None
                     yield from visit(line.lines, depth + 1)
                 else:
@@ -112,7 +112,7 @@ class PlacedStep(Shown):
             lines = []
             for depth, line, collective in self.statements(over):
                 text = str(line).partition("\n")[0]
-                why = line.tag.why if isinstance(line, Word) else ""
+                why = line.tag.why if isinstance(line, Op) else ""
                 lines.append({"line": text, "depth": depth, "why": why, "sends": collective is not None})
             return lines
 

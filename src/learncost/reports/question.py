@@ -203,7 +203,7 @@ def _usual(name: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Told:
+class DocParts:
     """What a docstring tells: what the function does, what its parameters mean, commands with what they show."""
 
     about: str
@@ -211,13 +211,13 @@ class Told:
     commands: tuple[tuple[str, str], ...]
 
 
-def docstring_parts(function: Callable[..., Any]) -> Told:
+def docstring_parts(function: Callable[..., Any]) -> DocParts:
     """The parts of a docstring that the help shows."""
     about, *parts = _SECTION.split(cleandoc(function.__doc__ or ""))
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
     paragraphs = (" ".join(part.split()) for part in about.split("\n\n"))
     meanings, commands = (tuple(_entries(sections.get(name, ""))) for name in ("Parameters", "Commands"))
-    return Told("\n\n".join(filter(None, paragraphs)), dict(meanings), commands)
+    return DocParts("\n\n".join(filter(None, paragraphs)), dict(meanings), commands)
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:

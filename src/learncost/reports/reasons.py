@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from learncost.cost_models import Book, Row
+from learncost.cost_models import Book, PricedLine
 from learncost.cost_models.formula import FORMULA
 from learncost.ir.count import total
-from learncost.ir.line import Line, Product, Word
+from learncost.ir.line import Line, Op, Product
 from learncost.layers.parts import Part, is_norm, part_of
 from learncost.layers.products import matrix_maccs
 from learncost.layers.rewrite import DROPOUT
 from learncost.models.model import Model
 from learncost.reports.run import rows_of
 
-Difference = tuple[str, tuple[Row, ...], tuple[Row, ...]]
+Difference = tuple[str, tuple[PricedLine, ...], tuple[PricedLine, ...]]
 """A term, the rows that a book has for it, and those of matrix products alone."""
 
 _SCORES = "attention's products of scores and values"
@@ -33,7 +33,9 @@ LEFT_OUT = "left out of the publication's total: "
 """How a term begins that only the publication has which prints the total."""
 
 
-def because(model: Model, book: Book, rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Difference]:
+def because(
+    model: Model, book: Book, rows: tuple[PricedLine, ...], plain: tuple[PricedLine, ...]
+) -> Iterator[Difference]:
     """The terms by which the rows of a book differ from those of matrix products, each row in one term alone."""
     if book.rule == FORMULA:
         yield from _formula(rows, plain)
@@ -43,15 +45,19 @@ def because(model: Model, book: Book, rows: tuple[Row, ...], plain: tuple[Row, .
         yield from _grouped(_line_term(book, rows), rows, plain)
 
 
-def _attention(model: Model, book: Book, rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Difference]:
+def _attention(
+    model: Model, book: Book, rows: tuple[PricedLine, ...], plain: tuple[PricedLine, ...]
+) -> Iterator[Difference]:
     """Causal attention first, then its scores again: a book with the first alone stands between the two."""
     between = rows_of(model, "bp", replace(book, name=f"{book.name}, once", again=False)) if book.again else rows
     yield "causal attention in half" if book.causal == "half" else "pairs that causal attention hides", between, plain
     yield "attention's scores computed again in backward", rows, between
 
 
-def _grouped(term: Callable[[Row], str], rows: Iterable[Row], plain: Iterable[Row]) -> Iterator[Difference]:
-    groups: dict[str, tuple[list[Row], list[Row]]] = {}
+def _grouped(
+    term: Callable[[PricedLine], str], rows: Iterable[PricedLine], plain: Iterable[PricedLine]
+) -> Iterator[Difference]:
+    groups: dict[str, tuple[list[PricedLine], list[PricedLine]]] = {}
     for place, group_rows in enumerate((rows, plain)):
         for row in group_rows:
             groups.setdefault(term(row), ([], []))[place].append(row)
@@ -69,14 +75,12 @@ _PARTS: Mapping[Part, str] = {
 }
 
 
-def _line_term(book: Book, rows: Iterable[Row]) -> Callable[[Row], str]:
+def _line_term(book: Book, rows: Iterable[PricedLine]) -> Callable[[PricedLine], str]:
     jacobians = {
-        row.source.name: row.source.word
-        for row in rows
-        if isinstance(row.source, Word) and row.source.part == "jacobian"
+        row.source.name: row.source.word for row in rows if isinstance(row.source, Op) and row.source.part == "jacobian"
     }
 
-    def term(row: Row) -> str:
+    def term(row: PricedLine) -> str:
         line = row.source
         if not isinstance(line, Line):
             return f"{LEFT_OUT}{row.line}"
@@ -92,9 +96,9 @@ def _line_term(book: Book, rows: Iterable[Row]) -> Callable[[Row], str]:
             return _PARTS[part]
         if row.layer == DROPOUT:
             return "dropout"
-        if is_norm(row.layer) or (isinstance(line, Word) and "normalize" in line.word):
+        if is_norm(row.layer) or (isinstance(line, Op) and "normalize" in line.word):
             return "normalization"
-        if isinstance(line, Word):
+        if isinstance(line, Op):
             return _word(line.word)
         return "biases, scaling, sums and products by elements"
 
@@ -110,12 +114,12 @@ def _word(word: str) -> str:
 # Formulas.
 
 
-def _formula(rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Difference]:
+def _formula(rows: tuple[PricedLine, ...], plain: tuple[PricedLine, ...]) -> Iterator[Difference]:
     """By what is multiplied: the blocks' matrices, attention's own products, what stands outside the blocks."""
     together = any(row.layer == "model" for row in rows)
     apart = all(any(map(_of_attention, side)) for side in (rows, plain))  # a module may call its layers otherwise
 
-    def part(row: Row, formula: bool) -> str:
+    def part(row: PricedLine, formula: bool) -> str:
         if row.kind != "linear":
             return row.kind if row.kind == "attention" else f"elementwise {row.line if formula else ''}"
         if together:
@@ -124,7 +128,7 @@ def _formula(rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Differen
             return row.layer
         return "attention matrices" if apart and _of_attention(row) else "matrices"
 
-    groups: dict[str, tuple[list[Row], list[Row]]] = {}
+    groups: dict[str, tuple[list[PricedLine], list[PricedLine]]] = {}
     for place, group_rows in enumerate((rows, plain)):
         for row in group_rows:
             if row.flops or row.maccs:
@@ -133,11 +137,11 @@ def _formula(rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Differen
         yield _named(name, more, less), tuple(more), tuple(less)
 
 
-def _of_attention(row: Row) -> bool:
+def _of_attention(row: PricedLine) -> bool:
     return row.kind == "linear" and bool(row.repeat.sizes) and row.layer.endswith("attention")
 
 
-def _named(part: str, more: list[Row], less: list[Row]) -> str:
+def _named(part: str, more: list[PricedLine], less: list[PricedLine]) -> str:
     """What differs, in words: products of matrices that a formula leaves out, adds, or takes of other sizes."""
     if part == "model":
         return "parameters without a product (look-ups, norms, biases)"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from learncost.cost_models import Price, Row
+from learncost.cost_models import Price, PricedLine
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BYTES
 from learncost.layers.active import active_parameters, parameters
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def ledger(
     model: Model,
     chosen: Procedure,
-    rows: Iterable[Row],
+    rows: Iterable[PricedLine],
     axes: Mapping[str, int],
     by: str,
     dtype: str,
@@ -93,26 +93,26 @@ def by_module(cost: Cost, depth: Any) -> Cost:
     return replace(cost, rows=_rows(cost.priced, "module", passes, cost.timing, parts, over=cost.over))
 
 
-def _path(row: Row, depth: int | None) -> str:
+def _path(row: PricedLine, depth: int | None) -> str:
     """The path of a row's module, so many parts of it; of a line without one that of the whole."""
     return ".".join(row.module.split(".")[:depth]) if row.module.strip(".") else "."
 
 
 def lines_by(
     price: Price, by: str, timed: Timing | None = None, depth: int | None = None
-) -> list[tuple[dict[str, Any], list[Row]]]:
+) -> list[tuple[dict[str, Any], list[PricedLine]]]:
     """The priced lines that make each row of a ledger, under what the row is called, in the ledger's order.
 
     Lines of one name are one row by equation; those that say different modules are several.
     depth   how many parts of a module's path its rows have; None: all
     """
-    named: Mapping[str, Callable[[Row], Any]] = {
+    named: Mapping[str, Callable[[PricedLine], Any]] = {
         "layer": lambda row: shown_layer(row.layer),
         "module": lambda row: _path(row, depth),
     }
     has_modules = by == "equation" and any(row.module for row in price.rows)
     names = (*BY[by], *(["module"] if has_modules else []))
-    groups: dict[tuple[tuple[Any, ...], str], list[Row]] = {}
+    groups: dict[tuple[tuple[Any, ...], str], list[PricedLine]] = {}
     for priced in price.rows:
         group = tuple(named[name](priced) if name in named else getattr(priced, name) for name in names)
         kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart

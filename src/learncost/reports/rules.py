@@ -9,17 +9,17 @@ from fractions import Fraction
 from typing import Any
 
 from learncost.autodiff.derive import derive
-from learncost.cost_models import Row, price
+from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book as find_book
-from learncost.cost_models.formula import Reading
+from learncost.cost_models.formula import FormulaValues
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import check_known, walk
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.configuration import Configuration
 from learncost.models.purposes import activates, attentions, layers_that, makes_shares
-from learncost.reports.measures import Block, Measures, backward, forward
+from learncost.reports.measures import BlockMeasure, Measures, backward, forward
 from learncost.reports.question import question
-from learncost.reports.rules_of_thumb import Case, Number, Part, Rule, Rules, Thumb, evaluate, thumbs
+from learncost.reports.rules_of_thumb import Case, ErrorPart, Number, Rule, RuleOfThumb, Rules, evaluate, thumbs
 from learncost.reports.run import prepare
 
 __all__ = ["Rules", "rules"]
@@ -110,7 +110,7 @@ def _mfu_of(measures: Measures, tokens: int) -> Iterator[Case]:
         run.rows("bp", book)
     except InputError:
         return
-    reading, thumb = Reading(run.model), thumbs()["nanogpt_mfu"]
+    reading, thumb = FormulaValues(run.model), thumbs()["nanogpt_mfu"]
     count = measures.at(reading.quantity("parameters without positions"))
     blocks, widths = measures.at(reading.blocks), measures.at(reading.heads)
     steps = -(-tokens // (run.axes["B"] * run.axes["M"]))
@@ -127,14 +127,14 @@ def _mfu_of(measures: Measures, tokens: int) -> Iterator[Case]:
     multiplied = 6 * measures.maccs("bp", "matmul", lambda row: forward(row) and row.kind == "linear") * steps
     linear = measures.flops("bp", "matmul", lambda row: row.kind == "linear") * steps
     parts = [
-        Part("parameters that no product multiplies", 6 * count * tokens - multiplied),
-        Part("gradients of products that nobody needs", multiplied - linear),
-        Part("products of attention", rule - 6 * count * tokens - (exact - linear)),
+        ErrorPart("parameters that no product multiplies", 6 * count * tokens - multiplied),
+        ErrorPart("gradients of products that nobody needs", multiplied - linear),
+        ErrorPart("products of attention", rule - 6 * count * tokens - (exact - linear)),
     ]
     yield Case(f"{run.model.configuration.name}, bp", rule, exact, "matmul", _nonzero(parts))
 
 
-def _run_of(measures: Measures, tokens: int, thumb: Thumb, procedure: str) -> Case:
+def _run_of(measures: Measures, tokens: int, thumb: RuleOfThumb, procedure: str) -> Case:
     """A whole training run against c N D."""
     name = measures.run.model.configuration.name
     per_step = measures.run.axes["B"] * measures.run.axes["M"]
@@ -146,10 +146,10 @@ def _run_of(measures: Measures, tokens: int, thumb: Thumb, procedure: str) -> Ca
     count = measures.parameters
     beside = ", and the tokens of the encoder" if measures.run.model.two_sided else ""
     parts = [
-        Part(f"parameters that no product multiplies{beside}", every * (count * steps * per_step - multiplied)),
-        Part("linear layers that are not run again", every * multiplied - linear),
-        Part("products of attention, which have no parameters", linear - exact),
-        Part("the last step is only partly filled", every * count * (tokens - steps * per_step)),
+        ErrorPart(f"parameters that no product multiplies{beside}", every * (count * steps * per_step - multiplied)),
+        ErrorPart("linear layers that are not run again", every * multiplied - linear),
+        ErrorPart("products of attention, which have no parameters", linear - exact),
+        ErrorPart("the last step is only partly filled", every * count * (tokens - steps * per_step)),
     ]
     return Case(f"{name}, {procedure}", thumb.at(N=count, D=tokens), exact, "matmul", _nonzero(parts))
 
@@ -179,13 +179,13 @@ def _blocks(measures: Measures) -> _Found:
     )
 
 
-def _block_parts(measures: Measures, thumb: Thumb, block: Block, key: str) -> tuple[Part, ...]:
+def _block_parts(measures: Measures, thumb: RuleOfThumb, block: BlockMeasure, key: str) -> tuple[ErrorPart, ...]:
     """Rule minus exact by what is multiplied."""
     axes = measures.run.axes
     letters = {"b": axes["B"], "s": axes[block.axis], "h": axes["d"]}
     procedure, keep = ("recompute" if key == "block_recomputed" else "bp"), (forward if key == "block" else _always)
 
-    def exact(selects: Callable[[Row], bool]) -> Number:
+    def exact(selects: Callable[[PricedLine], bool]) -> Number:
         return measures.flops(procedure, "matmul", lambda row: keep(row) and selects(row), block)
 
     lines = [line for line, _ in walk(measures.run.model.table.lines)]
@@ -201,16 +201,19 @@ def _block_parts(measures: Measures, thumb: Thumb, block: Block, key: str) -> tu
         "feed_forward": "a feed-forward network that is not four times as wide",
         "scores": "products of queries, keys and values of another width",
     }
-    parts = [Part(titles[name], evaluate(thumb.parts[name], letters) - value) for name, value in mine.items()]
-    cross = Part("cross-attention", -exact(lambda row: row.layer in crossing))
+    parts = [ErrorPart(titles[name], evaluate(thumb.parts[name], letters) - value) for name, value in mine.items()]
+    cross = ErrorPart("cross-attention", -exact(lambda row: row.layer in crossing))
     others = exact(lambda row: row.layer not in attending | crossing | networks)
-    return _nonzero([*parts, cross, Part("products of other layers", -others)])
+    return _nonzero([*parts, cross, ErrorPart("products of other layers", -others)])
 
 
-def _block_parameters(measures: Measures, block: Block) -> Case:
+def _block_parameters(measures: Measures, block: BlockMeasure) -> Case:
     rule = thumbs()["block_parameters"].at(h=measures.run.axes["d"])
     matrices, every = measures.block_parameters(block)
-    parts = [Part("matrices of another shape or number", rule - matrices), Part("biases and norms", matrices - every)]
+    parts = [
+        ErrorPart("matrices of another shape or number", rule - matrices),
+        ErrorPart("biases and norms", matrices - every),
+    ]
     return Case(block.title, rule, every, "", _nonzero(parts))
 
 
@@ -235,7 +238,7 @@ def _ratios(measures: Measures) -> _Found:
     yield "backward", cases
 
 
-def _of_kind(kind: str, part: Callable[[Row], bool]) -> Callable[[Row], bool]:
+def _of_kind(kind: str, part: Callable[[PricedLine], bool]) -> Callable[[PricedLine], bool]:
     return lambda row: part(row) and row.kind == kind
 
 
@@ -271,7 +274,7 @@ def _products(measures: Measures) -> _Found:
     cases = []
     attending = frozenset().union(*attentions([line for line, _ in walk(measures.run.model.table.lines)]))
 
-    def is_softmax(row: Row) -> bool:
+    def is_softmax(row: PricedLine) -> bool:
         return forward(row) and row.layer in attending and makes_shares(row.source)
 
     for book in ("paper", "run"):
@@ -283,7 +286,7 @@ def _products(measures: Measures) -> _Found:
     yield "softmax", cases
     multiplied, added = measures.additions
     rule = thumbs()["products"].at(P=multiplied)
-    parts = (Part("an addition less in each sum", multiplied - added),)
+    parts = (ErrorPart("an addition less in each sum", multiplied - added),)
     yield "products", [Case("matrix products, forward", rule, multiplied + added, "", parts)]
     if measures.run.model.learns:
         try:
@@ -312,9 +315,9 @@ def _whole(name: str, tokens: str) -> Measures:
     return Measures(prepare(name, "matmul", 1, None, None, tokens, None, 0.0, "fp32", {}, ()))
 
 
-def _always(row: Row) -> bool:
+def _always(row: PricedLine) -> bool:
     return True
 
 
-def _nonzero(parts: Iterable[Part]) -> tuple[Part, ...]:
+def _nonzero(parts: Iterable[ErrorPart]) -> tuple[ErrorPart, ...]:
     return tuple(part for part in parts if part.amount)

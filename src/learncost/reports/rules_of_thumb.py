@@ -10,14 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.reports.sheet import Shown
 
 Number = int | Fraction
 
 
 @dataclass(frozen=True)
-class Thumb:
+class RuleOfThumb:
     """A rule of thumb as its source has it."""
 
     key: str
@@ -34,7 +34,7 @@ class Thumb:
 
 
 @dataclass(frozen=True)
-class Part:
+class ErrorPart:
     """A part of an error, in the units of the numbers; the parts of a case sum to rule minus exact."""
 
     what: str
@@ -49,7 +49,7 @@ class Case:
     rule: Number
     exact: Number
     price_book: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ErrorPart, ...] = ()
 
     @property
     def error(self) -> float:
@@ -70,7 +70,7 @@ class Case:
 class Rule:
     """A rule of thumb with everything that it was held against."""
 
-    thumb: Thumb
+    thumb: RuleOfThumb
     cases: tuple[Case, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,27 +129,27 @@ class Rules(Shown):
 
 
 @cache
-def thumbs() -> Mapping[str, Thumb]:
+def thumbs() -> Mapping[str, RuleOfThumb]:
     """The rules of thumb by key, in the order of rules.toml."""
     text = Path(__file__).with_name("rules.toml").read_text(encoding="utf-8")
-    return {key: Thumb(key, **{"parts": {}, **row}) for key, row in tomllib.loads(text).items()}
+    return {key: RuleOfThumb(key, **{"parts": {}, **row}) for key, row in tomllib.loads(text).items()}
 
 
 def evaluate(formula: str, letters: Mapping[str, Number]) -> Number:
     """The value of a sum of products such as `24 b s h^2 + 4 b s^2 h`, or of one over another."""
     values: list[Any] = [_polynomial(part).at(letters) for part in formula.split(" / ")]
-    assert not any(isinstance(value, Count) for value in values), f"{formula} has letters that stand for nothing"
+    assert not any(isinstance(value, Polynomial) for value in values), f"{formula} has letters that stand for nothing"
     value: Number = values[0] if len(values) == 1 else Fraction(values[0]) / values[1]
     return value
 
 
-def _polynomial(text: str) -> Count:
+def _polynomial(text: str) -> Polynomial:
     def factors(term: str) -> Iterator[str]:
         for factor in term.split():
             name, _, power = factor.partition("^")
             yield from [name] * int(power or 1)
 
-    return total(Count.of(factors(term)) for term in text.split(" + "))
+    return total(Polynomial.of(factors(term)) for term in text.split(" + "))
 
 
 def _plain(value: Number) -> int | float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from learncost.cost_models import Book, Row, price
+from learncost.cost_models import Book, PricedLine, price
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
 from learncost.ir.errors import InputError
@@ -37,7 +37,7 @@ LARGEST_TRAINING = 10**18  # tokens
 
 
 @lru_cache(maxsize=64)
-def _priced(structure: Structure, name: str, book: str, optimizer: str, mode: str, plan: str) -> tuple[Row, ...]:
+def _priced(structure: Structure, name: str, book: str, optimizer: str, mode: str, plan: str) -> tuple[PricedLine, ...]:
     price_book = find_book(book)
     table = _under(plan, step(structure.model, name, optimizer, price_book.jacobian, mode), structure.model)
     return price(table, {}, price_book).rows
@@ -57,7 +57,7 @@ def _under(plan: str, table: Table, model: Model) -> Table:
 
 def rows_of(
     model: Model, name: str, book: str | Book, optimizer: str | None = None, mode: str = "paper", plan: str = ""
-) -> tuple[Row, ...]:
+) -> tuple[PricedLine, ...]:
     """The priced lines of one step of a procedure under a plan, as polynomials in the axes' sizes.
 
     optimizer  where it is None, the book's (`default_optimizer`)
@@ -108,7 +108,7 @@ def left_out_text(refused: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Run:
+class PreparedRun:
     """What is checked and built before anything is priced: a model, the sizes of all axes, and how it is trained."""
 
     model: Model
@@ -120,7 +120,7 @@ class Run:
     trained: str = "all"
     plan: str = ""
 
-    def rows(self, procedure: str, book: Book) -> tuple[Row, ...]:
+    def rows(self, procedure: str, book: Book) -> tuple[PricedLine, ...]:
         """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
         return rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
 
@@ -180,7 +180,7 @@ def prepare(
     procedures: Iterable[str],
     adapted_by: Adaptation | None = None,
     plan: str | None = None,
-) -> Run:
+) -> PreparedRun:
     """Check all that `cost` is given, and build the model. Raises `InputError`.
 
     dtype       the name of a precision
@@ -224,7 +224,7 @@ def prepare(
         built = quantized(built, kind, learns=bool(names))
     built = replace(built, kept=kind.kept, whole=bool(kind.products), integers=kind.is_whole)
     axes = run_sizes(built, *(lengths.get(name) for name in ("batch_size", "seq_len", "target_len")))
-    return Run(built, axes, book, optimizer, kind.values, tokens, learning, (plan or "").strip())
+    return PreparedRun(built, axes, book, optimizer, kind.values, tokens, learning, (plan or "").strip())
 
 
 def adaptation_of(*choices: object, kind: Precision | None = None) -> Adaptation | None:

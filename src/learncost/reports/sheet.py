@@ -176,7 +176,7 @@ def _records(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
+class SheetRow:
     """Cells of a row, the first one indented `depth` times; `style` is "", "bold" or "dim"."""
 
     cells: tuple[str, ...]
@@ -193,7 +193,7 @@ class Sheet:
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SheetRow, ...]
     notes: tuple[str, ...] = ()
     left: frozenset[int] = frozenset({0})
     answer: str = ""
@@ -226,7 +226,7 @@ class Sheet:
         for places in self._blocks(widths, width) if self.columns else ():
             yield "", ""
             if any(self.columns):
-                yield from self._row(Row(self.columns, "dim"), widths, places)
+                yield from self._row(SheetRow(self.columns, "dim"), widths, places)
             for row in self.rows:
                 yield from self._row(row, widths, places)
         if self.notes and (self.title or self.columns):
@@ -258,7 +258,7 @@ class Sheet:
             blocks[-1].append(place)
         return blocks
 
-    def _row(self, row: Row, widths: Sequence[int], places: Sequence[int]) -> Iterator[tuple[str, str]]:
+    def _row(self, row: SheetRow, widths: Sequence[int], places: Sequence[int]) -> Iterator[tuple[str, str]]:
         """The row in as many lines as its longest cell of words needs."""
         cells = []
         for place in places:

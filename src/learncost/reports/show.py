@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.cost_models import NOT_DERIVED
 from learncost.cost_models.books import BOOKS, every
 from learncost.reports.not_derived import notes as notes_of
-from learncost.reports.sheet import WIDTH, Row, Sheet, joules_of, number, rounded, seconds_of, size_of
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, joules_of, number, rounded, seconds_of, size_of
 
 if TYPE_CHECKING:
     from learncost.reports.record import Cache, Cost, LedgerRow
@@ -85,7 +85,7 @@ def _sent(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
 
 
 def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> Sheet:
-    rows: list[Row] = []
+    rows: list[SheetRow] = []
     two_sided = cost.target_len is not None
 
     def add(name: str, parts: Iterable[LedgerRow], depth: int, style: str = "") -> None:
@@ -97,7 +97,7 @@ def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> 
         at_least = AT_LEAST if any(row.unknown for row in rows_again) else ""
         counts = (f"{at_least}{written(count)}" for count in (maccs, flops))
         cells = (f"{name}{_marks(rows_again) if depth else ''}", *counts, *(extra[column] for column in more))
-        rows.append(Row(cells, style, depth))
+        rows.append(SheetRow(cells, style, depth))
 
     for macro, (passes, _) in cost.macro_operations.items():
         parts = [row for row in cost.rows if row.macro_operation == macro]
@@ -285,13 +285,13 @@ def _flat(cost: Cost) -> Sheet:
         at_least = AT_LEAST if row.unknown else ""
         counts = (f"{at_least}{number(count)}" for count in (row.maccs, row.flops))
         cells = (*counts, *([number(row.bytes or 0)] if stored else []), *(more[name] for name in timed))
-        rows.append(Row((*texts, *cells)))
+        rows.append(SheetRow((*texts, *cells)))
     blank = ("",) * (len(fields) - 1)
     moved, more = sum(row.bytes or 0 for row in cost.rows), _timed_cells(cost, cost.rows)
     at_least = AT_LEAST if cost.at_least else ""
     totals = (f"{at_least}{number(count)}" for count in (cost.total.maccs, cost.total.flops))
     cells = (*totals, *([number(moved)] if stored else []), *(more[name] for name in timed))
-    rows.append(Row(("total", *blank, *cells), "bold"))
+    rows.append(SheetRow(("total", *blank, *cells), "bold"))
     left = frozenset(place for place, field in enumerate(fields) if field != "repeat")
     columns = (*map(words, fields), "MACCs", "FLOPs", *(["bytes"] if stored else []), *timed)
     return Sheet(title(cost), columns, tuple(rows), _notes(cost, stored, False), left)

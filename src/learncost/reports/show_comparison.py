@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.reports.sheet import WIDTH, Row, Sheet, number, rounded
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded
 from learncost.reports.show import active, convention, learning, title, words
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
     rows = []
     for kind in ("MACCs", "FLOPs"):
         unit = f", 10^{power}" if power else ""
-        rows.append(Row((f"{kind}{unit}", *("" for _ in costs)), "dim"))
+        rows.append(SheetRow((f"{kind}{unit}", *("" for _ in costs)), "dim"))
         for macro in MACRO_OPERATIONS:
             amounts = [cost.macro_operations[macro] for cost in costs.values()]
             if any(passes for passes, _ in amounts):
                 values = [written(getattr(amount, kind.lower())) if passes else "-" for passes, amount in amounts]
-                rows.append(Row((words(macro), *values), depth=1))
+                rows.append(SheetRow((words(macro), *values), depth=1))
         totals = [getattr(cost.total, kind.lower()) for cost in costs.values()]
-        rows.append(Row(("total", *map(written, totals)), "bold", 1))
+        rows.append(SheetRow(("total", *map(written, totals)), "bold", 1))
     first = comparison.first
     heading = title(first).replace(f"one step of {first.procedure}", "one step")
     notes = ["Rounded; --format json has every digit."] if power != 0 else []
@@ -95,7 +95,7 @@ def _ratios(comparison: Comparison) -> Sheet:
         for kind in ("MACCs", "FLOPs"):
             ratios = [comparison.ratio(name, book, kind.lower()) for name in comparison.procedures]
             cells = ("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
-            rows.append(Row((f"{book}, {kind}", *cells)))
+            rows.append(SheetRow((f"{book}, {kind}", *cells)))
     notes = [_JACOBIANS] if any(find_procedure(name).compares for name in comparison.procedures) else []
     return Sheet("One step over one step of bp, by price book", ("", *comparison.procedures), tuple(rows), tuple(notes))
 
@@ -106,11 +106,11 @@ def _crossings(comparison: Comparison) -> Sheet:
     for pair in pairs:
         of_pair = [overtaking for overtaking in comparison.overtaking if overtaking.procedures == pair]
         sentences = {_said(overtaking) for overtaking in of_pair}
-        rows.append(Row((f"{pair[0]}, {pair[1]}", sentences.pop() if len(sentences) == 1 else "")))
+        rows.append(SheetRow((f"{pair[0]}, {pair[1]}", sentences.pop() if len(sentences) == 1 else "")))
         if sentences:
             for overtaking in of_pair:
                 label = f"{overtaking.price_book}, {overtaking.quantity.upper()[:-1]}s"
-                rows.append(Row((label, _said(overtaking)), depth=1))
+                rows.append(SheetRow((label, _said(overtaking)), depth=1))
     notes = []
     if comparison.positions and any(
         c.beyond_positions for overtaking in comparison.overtaking for c in overtaking.crossings

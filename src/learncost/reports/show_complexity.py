@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.reports.complexity import VASWANI
 from learncost.reports.letters import text
-from learncost.reports.sheet import WIDTH, Row, Sheet, number, rounded
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded
 
 if TYPE_CHECKING:
-    from learncost.reports.complexity import Complexity, Crossing, Kind
+    from learncost.reports.complexity import Complexity, LayerKind, LengthCrossing
 
 
 def records(complexity: Complexity) -> Iterator[dict[str, Any]]:
@@ -29,7 +29,7 @@ def sheets(complexity: Complexity, width: int = WIDTH) -> tuple[Sheet, ...]:
     return (*tables, _numbers(complexity)) if complexity.sizes else tables
 
 
-def _name(kind: Kind) -> tuple[str, int]:
+def _name(kind: LayerKind) -> tuple[str, int]:
     if kind.part:
         return "products only", 1
     if kind.name.startswith("separable"):
@@ -43,7 +43,7 @@ def _costs(complexity: Complexity) -> Sheet:
         name, depth = _name(kind)
         counts = (kind.maccs, kind.parameters, kind.order, kind.sequential)
         cells = (*map(text, counts), (kind.path or "-").replace("(n)", " n"))
-        rows.append(Row((name, *cells), "", depth))
+        rows.append(SheetRow((name, *cells), "", depth))
     notes = (
         "n length, d width, h heads of width d/h, k kernel, r window; a feed-forward network is 4 d wide inside. "
         "One sequence, forward. The columns O, steps and path are orders: steps that must follow each other, and the "
@@ -61,10 +61,10 @@ def _heads(complexity: Complexity) -> Sheet:
     kind = complexity.kind("self-attention")
     for step in kind.steps:
         each = f"{text(step.maccs)}/h" if step.heads else "-"
-        rows.append(Row((step.text, each, text(step.maccs))))
+        rows.append(SheetRow((step.text, each, text(step.maccs))))
     shared = [step.maccs for step in kind.steps if step.heads]
-    product_sum = sum(shared, Count())
-    rows.append(Row(("total", f"({text(product_sum)})/h", text(kind.maccs)), "bold"))
+    product_sum = sum(shared, Polynomial())
+    rows.append(SheetRow(("total", f"({text(product_sum)})/h", text(kind.maccs)), "bold"))
     columns = ("self-attention", "a head", "all heads")
     return Sheet("Multi-head self-attention, product by product", columns, tuple(rows), (), frozenset({0, 1, 2}))
 
@@ -75,19 +75,19 @@ def _crossings(complexity: Complexity) -> Sheet:
         name = "products only" if crossing.cheaper.part else "with projections"
         other = _other(crossing)
         length = "never" if crossing.never else f"n < {crossing.length}"
-        rows.append(Row((name, other, length, _at(crossing, complexity))))
+        rows.append(SheetRow((name, other, length, _at(crossing, complexity))))
     has_numbers = any(row.cells[3] for row in rows)
     columns = ("self-attention", "costs less than", "for lengths", "at these sizes")[: 4 if has_numbers else 3]
-    rows = [Row(row.cells[: len(columns)]) for row in rows]
+    rows = [SheetRow(row.cells[: len(columns)]) for row in rows]
     notes = ("Exact for every n; never, where that is not above 0.",)
     return Sheet("Where self-attention costs less", columns, tuple(rows), notes, frozenset(range(4)))
 
 
-def _other(crossing: Crossing) -> str:
+def _other(crossing: LengthCrossing) -> str:
     return "restricted attention" if crossing.dearer.name.startswith("restricted") else crossing.dearer.name
 
 
-def _at(crossing: Crossing, complexity: Complexity) -> str:
+def _at(crossing: LengthCrossing, complexity: Complexity) -> str:
     """The last whole length at which the one costs less, at the sizes that are given."""
     stretches_at = crossing.at(complexity.sizes)
     if stretches_at is None:
@@ -104,13 +104,13 @@ def _numbers(complexity: Complexity) -> Sheet:
 
 
 def _at_sizes(complexity: Complexity, written: Callable[[int], str], notes: tuple[str, ...]) -> Sheet:
-    def filled(count: Count) -> str:
+    def filled(count: Polynomial) -> str:
         value = complexity.value(count)
         return written(value) if isinstance(value, int) else text(value, written)
 
     rows = []
     for kind in complexity.kinds:
         name, depth = _name(kind)
-        rows.append(Row((name, filled(kind.maccs), filled(kind.parameters)), "", depth))
+        rows.append(SheetRow((name, filled(kind.maccs), filled(kind.parameters)), "", depth))
     sizes = ", ".join(f"{letter} = {size:,}" for letter, size in complexity.sizes.items())
     return Sheet(f"At {sizes}", ("layer", "MACCs", "parameters"), tuple(rows), notes)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from learncost.reports.conventions import YARDSTICK, Conventions, Counts
-from learncost.reports.sheet import WIDTH, Row, Sheet, number, significant
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, significant
 
 _NAMES = 36  # columns that names are given, which are broken where they are longer
 _COLUMNS = (
@@ -52,7 +52,7 @@ def sheets(answer: Conventions, width: int = WIDTH) -> tuple[Sheet, ...]:
 
 def _mine(answer: Conventions, mine: Mine) -> Sheet:
     matches = mine.matches[:MATCHES]
-    rows = [Row((way.text, number(round(way.value)))) for way in matches]
+    rows = [SheetRow((way.text, number(round(way.value)))) for way in matches]
     notes = []
     heading = f"{answer.model}: {mine.number.text} is what these say"
     if len(mine.matches) > MATCHES:
@@ -64,11 +64,13 @@ def _mine(answer: Conventions, mine: Mine) -> Sheet:
         share = 100 * (float(mine.number.value / near.value) - 1)
         off = f"{significant(abs(share))} % {'more' if share > 0 else 'less'}"
         heading = f"{answer.model}: no convention says {mine.number.text}; it is {off} than the nearest"
-        rows = [Row((near.text, number(round(near.value))), "bold")]
-        rows += [Row((label, f"{round(amount):+,}"), depth=1) for label, amount in mine.lines]
+        rows = [SheetRow((near.text, number(round(near.value))), "bold")]
+        rows += [SheetRow((label, f"{round(amount):+,}"), depth=1) for label, amount in mine.lines]
         if mine.rest:
-            rows.append(Row(("not explained" if mine.lines else "the difference", f"{round(mine.rest):+,}"), depth=1))
-        rows.append(Row((mine.number.text, number(round(mine.number.value))), "bold"))
+            rows.append(
+                SheetRow(("not explained" if mine.lines else "the difference", f"{round(mine.rest):+,}"), depth=1)
+            )
+        rows.append(SheetRow((mine.number.text, number(round(mine.number.value))), "bold"))
         notes.append(
             "Where your counter had another length, batch or class, give it: --seq-len, --batch-size, --architecture."
         )
@@ -112,7 +114,7 @@ def _books(answer: Conventions, width: int) -> Sheet:
                 amounts = (convention.counts.forward, convention.counts.whole)
                 counts = [written(value) for amount in amounts for value in (amount.maccs, amount.flops)]
                 cells = (*counts, "" if ratio is None else f"{ratio:.3f}")
-            rows.append(Row((convention.book.name, *cells), "bold" if convention.book.name == YARDSTICK else ""))
+            rows.append(SheetRow((convention.book.name, *cells), "bold" if convention.book.name == YARDSTICK else ""))
         notes = (
             "In all: forward, backward, weights' gradients; the optimizer's step aside. 1 MACC = 2 FLOPs.",
             f"{answer.parameters:,} parameters. Counted: {answer.counted}.",
@@ -146,12 +148,12 @@ def _why(answer: Conventions, width: int) -> Sheet:
                 continue
             name = f"{convention.book.name}: {convention.book.title}"
             totals = (signed(convention.difference.forward.flops), signed(convention.difference.whole.flops))
-            rows.append(Row((name, *totals), "bold"))
+            rows.append(SheetRow((name, *totals), "bold"))
             for reason in convention.reasons:
                 if not (reason.amount.forward.flops or reason.amount.whole.flops):
                     continue  # a difference in MACCs alone, which the data has
                 amounts = (signed(reason.amount.forward.flops), signed(reason.amount.whole.flops))
-                rows.append(Row((reason.what, *amounts), "", 1))
+                rows.append(SheetRow((reason.what, *amounts), "", 1))
         title = "Why they differ: FLOPs more (+) or fewer (-) than the matrix products of `matmul`"
         twice = "Formulas of publications take the backward pass as twice the forward one, as products are."
         notes = (twice, *_refusals(answer))
@@ -175,7 +177,7 @@ def _refusals(answer: Conventions) -> Iterator[str]:
 def _counters(answer: Conventions, width: int) -> Sheet:
     def make(written: Callable[[int], str]) -> Sheet:
         rows = [
-            Row((counter.name, counter.unit, written(counter.by_matmul), written(counter.fused)))
+            SheetRow((counter.name, counter.unit, written(counter.by_matmul), written(counter.fused)))
             for counter in answer.counters
         ]
         rules = dict.fromkeys(

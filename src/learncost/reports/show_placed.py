@@ -7,11 +7,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.count import shape_of
-from learncost.ir.line import Word
-from learncost.ir.repeat import Repeat, walk
+from learncost.ir.line import Op
+from learncost.ir.repeat import Loop, walk
 from learncost.ops import entry
 from learncost.reports.mesh_cost import fields_of
-from learncost.reports.sheet import WIDTH, Row, Sheet, number, size_of
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, size_of
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -25,7 +25,7 @@ def sheets(step: PlacedStep, width: int = WIDTH) -> tuple[Sheet, ...]:
     tables: dict[tuple[object, ...], list[int]] = {}
     for place, over in enumerate(step.stages):
         table = over.placed.table
-        kinds = tuple(line.word if isinstance(line, Word) else type(line) for line, _ in walk(table.lines))
+        kinds = tuple(line.word if isinstance(line, Op) else type(line) for line, _ in walk(table.lines))
         tables.setdefault((table.weights, kinds), []).append(place)
     return _stages(step), *(_table(step, step.stages[alike[0]], _of_stages(alike)) for alike in tables.values())
 
@@ -55,7 +55,7 @@ def _stages(step: PlacedStep) -> Sheet:
         }
         blocks = number(sum(over.placed.turns.values()))
         cells = (str(place), blocks, number(weights), *(size_of(n) if n else "" for n in (*to.values(), tied, inside)))
-        rows.append(Row(cells))
+        rows.append(SheetRow(cells))
     notes = (
         f"Cut by: {step.over.cut_by}.",
         "Of one device, for one microbatch of all sequences: weights in numbers; what it sends forward and backward to "
@@ -86,7 +86,8 @@ def title(step: PlacedStep) -> str:
 def _sent(step: PlacedStep) -> Sheet:
     over = step.over
     rows = tuple(
-        Row((row.mesh_axis, row.word, number(row.runs), size_of(row.payload), size_of(row.ring))) for row in over.sent
+        SheetRow((row.mesh_axis, row.word, number(row.runs), size_of(row.payload), size_of(row.ring)))
+        for row in over.sent
     )
     notes = (
         f"Cut by: {over.cut_by}.",
@@ -98,28 +99,30 @@ def _sent(step: PlacedStep) -> Sheet:
 
 def _formulas(step: PlacedStep) -> Iterator[Sheet]:
     """The payload by sizes, as publications print it."""
-    rows = tuple(Row((row["mesh_axis"], row["word"], row["numbers"])) for row in step.formulas)
+    rows = tuple(SheetRow((row["mesh_axis"], row["word"], row["numbers"])) for row in step.formulas)
     notes = ("Numbers, not bytes, of all runs of a step; B/dp is a device's part of B.",)
     if rows:
         yield Sheet("The payload as formulas", ("mesh axis", "word", "numbers"), rows, notes, frozenset({0, 1, 2}))
 
 
 def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
-    rows: list[Row] = []
+    rows: list[SheetRow] = []
     macro = ""
     for depth, line, collective in step.statements(over):
-        if isinstance(line, Repeat):
-            rows.append(Row((str(line).partition("\n")[0], ""), depth=depth))
+        if isinstance(line, Loop):
+            rows.append(SheetRow((str(line).partition("\n")[0], ""), depth=depth))
             continue
         if line.tag.macro != macro:
             macro = line.tag.macro
-            rows.append(Row((macro.replace("_", " "), ""), "bold", depth))
-        is_moved = isinstance(line, Word) and entry(line.word).kind == "collective"
-        rows.append(Row((f"{'> ' if is_moved else ''}{line}", size_of(collective.payload_bytes) if collective else "")))
-        rows[-1] = Row(rows[-1].cells, "", depth)
+            rows.append(SheetRow((macro.replace("_", " "), ""), "bold", depth))
+        is_moved = isinstance(line, Op) and entry(line.word).kind == "collective"
+        rows.append(
+            SheetRow((f"{'> ' if is_moved else ''}{line}", size_of(collective.payload_bytes) if collective else ""))
+        )
+        rows[-1] = SheetRow(rows[-1].cells, "", depth)
         if is_moved:
             times = f" {number(collective.times)} times." if collective and collective.times > 1 else ""
             why = line.tag.why[:1] + line.tag.why[1:]
-            rows.append(Row((f"{why}.{times}", ""), "dim", depth + 2))
+            rows.append(SheetRow((f"{why}.{times}", ""), "dim", depth + 2))
     notes = ("> moves arrays between devices, or takes a device's part (shard); rules: docs/many-devices.md.",)
     return Sheet(heading, ("line", "payload"), tuple(rows), notes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from learncost.reports.sheet import WIDTH, Row, Sheet, number, rounded
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded
 
 if TYPE_CHECKING:
     from learncost.reports.rules_of_thumb import Case, Number, Rule, Rules
@@ -45,10 +45,10 @@ def _subject(case: Case) -> str:
 def _table(rule: Rule, written: Callable[[Number], str]) -> Sheet:
     rows = []
     for case in rule.cases:
-        rows.append(Row((_subject(case), written(case.rule), written(case.exact), percent(case.error))))
+        rows.append(SheetRow((_subject(case), written(case.rule), written(case.exact), percent(case.error))))
         for part in case.parts:
             share = percent(float(Fraction(part.amount) / Fraction(case.exact)))
-            rows.append(Row((part.what, written(part.amount), "", share), depth=1))
+            rows.append(SheetRow((part.what, written(part.amount), "", share), depth=1))
     thumb = rule.thumb
     letters = ", ".join(f"{letter} {meaning}" for letter, meaning in thumb.letters.items())
     formula = f"{thumb.formula}   ({letters})" if letters else thumb.formula

@@ -14,10 +14,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.cost_models import Row
+from learncost.cost_models import PricedLine
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import check_known
 from learncost.layers.active import parameters
@@ -28,11 +28,11 @@ from learncost.models.model import Model, build
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.reports.grid import Grid, grid_of
+from learncost.reports.grid import SweepGrid, grid_of
 from learncost.reports.question import question
 from learncost.reports.run import check_probability, left_out_text, possible, rows_of
 from learncost.reports.sheet import WIDTH, Drawn, Sheet
-from learncost.reports.sheet import Row as Cells
+from learncost.reports.sheet import SheetRow as Cells
 
 if TYPE_CHECKING:
     import os
@@ -51,7 +51,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Series:
+class SweepSeries:
     """The counts of all configurations under one procedure and one price book; float64, like all columns of counts."""
 
     procedure: str
@@ -99,7 +99,7 @@ class Sweep(Drawn):
     sizes: Mapping[str, NDArray[np.int64]]
     fixed: Mapping[str, int]
     parameters: NDArray[np.float64]
-    series: tuple[Series, ...]
+    series: tuple[SweepSeries, ...]
     dropped: int = 0
     left_out: str = ""
 
@@ -260,11 +260,11 @@ def sweep(
     priced, refused = possible(lambda name: rows_of(built, name, books[0], optimizer), names)
     names, left_out = tuple(priced), left_out_text(refused)
     series_asked = _wanted(built, names, books, optimizer, by)
-    unread = Count.of((UNREAD,)) if built.configuration.unread else Count()
+    unread = Polynomial.of((UNREAD,)) if built.configuration.unread else Polynomial()
     counts = [parameters(built.table) + unread, *(count for _, _, _, pair in series_asked for count in pair)]
     values, bounds = evaluate(counts, combinations, built, progress)
     series = tuple(
-        Series(name, book, macro, values[i], values[i + 1], (bounds[i] < EXACT) & (bounds[i + 1] < EXACT))
+        SweepSeries(name, book, macro, values[i], values[i + 1], (bounds[i] < EXACT) & (bounds[i + 1] < EXACT))
         for i, (name, book, macro, _) in zip(itertools.count(1, 2), series_asked, strict=False)
     )
     is_exact = bounds[0] < EXACT
@@ -281,7 +281,7 @@ def sweep(
     )
 
 
-_Wanted = tuple[str, str, str | None, tuple[Count, Count]]
+_Wanted = tuple[str, str, str | None, tuple[Polynomial, Polynomial]]
 
 
 def _wanted(model: Model, names: Sequence[str], books: Sequence[str], optimizer: str | None, by: str) -> list[_Wanted]:
@@ -297,13 +297,16 @@ def _wanted(model: Model, names: Sequence[str], books: Sequence[str], optimizer:
     return result
 
 
-def _summed(rows: Iterable[Row]) -> tuple[Count, Count]:
+def _summed(rows: Iterable[PricedLine]) -> tuple[Polynomial, Polynomial]:
     rows_again = tuple(rows)
     return total(row.maccs for row in rows_again), total(row.flops for row in rows_again)
 
 
 def evaluate(
-    counts: Sequence[Count], combinations: Grid, model: Model, progress: Callable[[int, int], None] | None = None
+    counts: Sequence[Polynomial],
+    combinations: SweepGrid,
+    model: Model,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The values of polynomials for every configuration, and bounds: a value is exact where its bound is below 2^53.
 
@@ -312,7 +315,7 @@ def evaluate(
     """
     columns, constants = _axes(combinations, model)
     partly = [count if count.sizes <= columns.keys() else count.at(constants) for count in counts]
-    polynomials = [value if isinstance(value, Count) else Count.of((), value) for value in partly]
+    polynomials = [value if isinstance(value, Polynomial) else Polynomial.of((), value) for value in partly]
     monomials = sorted({monomial for count in polynomials for monomial in count.terms})
     # Every monomial is an earlier one times a size; prefixes that no polynomial has are made on the way.
     prefixes = sorted({m[:i] for m in monomials for i in range(1, len(m) + 1)})
@@ -339,7 +342,7 @@ def evaluate(
     return values, bounds
 
 
-def _axes(combinations: Grid, model: Model) -> tuple[dict[str, NDArray[np.float64]], dict[str, int]]:
+def _axes(combinations: SweepGrid, model: Model) -> tuple[dict[str, NDArray[np.float64]], dict[str, int]]:
     """The axes of the tables: those that differ between configurations as arrays, the others as numbers."""
     sizes = {
         **model.configuration.values,

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.cost_models import Book, Row
+from learncost.cost_models import Book, PricedLine
 from learncost.ir.errors import InputError
 from learncost.timing import Rates, Time, time
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TimedKernel:
     """Lines that run at once. Their time is the kernel's, and stands at one of them: none has a time of its own.
 
     seconds, bound  of all its turns, and what bounds it: compute, memory or launch
@@ -20,7 +20,7 @@ class Kernel:
     main            the priced line that it stands at
     """
 
-    main: Row
+    main: PricedLine
     seconds: float
     bound: str
     flops: float
@@ -57,7 +57,7 @@ class Timing:
 
     rates: Rates
     time: Time
-    kernels: Mapping[int, Kernel]  # by the place of every priced row that runs in one
+    kernels: Mapping[int, TimedKernel]  # by the place of every priced row that runs in one
     shares: Mapping[int, float]  # and what share of the kernel's operations is the row's
 
     @property
@@ -74,19 +74,19 @@ class Timing:
         low, usual, high = (time * watts for time, watts in zip(seconds, self.rates.watts, strict=True))
         return low, usual, high
 
-    def inside(self, row: Row) -> str:
+    def inside(self, row: PricedLine) -> str:
         """The line at which the time of a row's kernel stands, where that is another one's."""
         kernel = self.kernels.get(row.place)
         return "" if kernel is None or kernel.main is row else f"{kernel.main.layer}.{kernel.main.line}"
 
-    def of_lines(self, rows: Sequence[Row]) -> RowTime:
+    def of_lines(self, rows: Sequence[PricedLine]) -> RowTime:
         """What lines take: a kernel's time stands whole at its main line, the others have none of their own."""
         mine = [(self.kernels[row.place], 1.0) for row in rows if row.place in self.kernels and not self.inside(row)]
         others = tuple(dict.fromkeys(filter(None, map(self.inside, rows))))
         joined_time = _together(mine, others)
         return replace(joined_time, seconds=None) if others and not mine else joined_time
 
-    def of(self, rows: Iterable[Row]) -> RowTime:
+    def of(self, rows: Iterable[PricedLine]) -> RowTime:
         """What rows take together, that are all of a layer or a kind: of kernels that are not theirs alone the share of
         the operations."""
         places = [row.place for row in rows if row.place in self.kernels]
@@ -109,7 +109,7 @@ class Timing:
         return result
 
 
-def _together(kernels: Sequence[tuple[Kernel, float]], inside: tuple[str, ...] = ()) -> RowTime:
+def _together(kernels: Sequence[tuple[TimedKernel, float]], inside: tuple[str, ...] = ()) -> RowTime:
     """Kernels, or shares of them, together."""
     bounds: dict[str, float] = {}
     for kernel, share in kernels:
@@ -124,7 +124,7 @@ def _together(kernels: Sequence[tuple[Kernel, float]], inside: tuple[str, ...] =
 
 
 def timing(
-    rows: Sequence[Row],
+    rows: Sequence[PricedLine],
     sizes: Mapping[str, int],
     rates: Rates,
     dtype: str,
@@ -138,12 +138,12 @@ def timing(
     if book.rule == "formula" or book.jacobian:
         raise InputError(f"time is of what runs, which price book {book.name} is not about: take run or matmul")
     predicted = time(rows, sizes, rates, dtype, updated)
-    kernels: dict[int, Kernel] = {}
+    kernels: dict[int, TimedKernel] = {}
     shares: dict[int, float] = {}
     for part in predicted.parts:
         lines, main = [rows[place] for place in part.rows], rows[part.main]
         flops = [int(row.flops.at(sizes)) for row in lines]
-        kernel = Kernel(main, part.total, str(part.bound), part.visible * sum(flops), part.moved)
+        kernel = TimedKernel(main, part.total, str(part.bound), part.visible * sum(flops), part.moved)
         kernels |= {row.place: kernel for row in lines}
         for row, row_flops in zip(lines, flops, strict=True):
             shares[row.place] = row_flops / sum(flops) if any(flops) else float(row is main)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from learncost.ir.repeat import Repeat, Statement, defined
+from learncost.ir.repeat import Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ops.collectives import REDUCES, is_collective
 
@@ -22,13 +22,13 @@ def bucketed(table: Table) -> Table:
 
     Those outside of repeats are brought together as far as the next repeat: nothing is held over one.
     """
-    stretches = groupby(map(_statement, table.lines), key=lambda line: isinstance(line, Repeat))
+    stretches = groupby(map(_statement, table.lines), key=lambda line: isinstance(line, Loop))
     lines = (each for is_repeat, stretch in stretches for each in (stretch if is_repeat else _turn([*stretch])))
     return replace(table, lines=tuple(lines))
 
 
 def _statement(line: Statement) -> Statement:
-    return replace(line, lines=tuple(_turn([*map(_statement, line.lines)]))) if isinstance(line, Repeat) else line
+    return replace(line, lines=tuple(_turn([*map(_statement, line.lines)]))) if isinstance(line, Loop) else line
 
 
 def _turn(lines: Sequence[Statement]) -> list[Statement]:
@@ -48,4 +48,4 @@ def _turn(lines: Sequence[Statement]) -> list[Statement]:
 
 
 def _updates(line: Statement) -> bool:
-    return not isinstance(line, Repeat) and line.tag.macro == "optimizer_step"
+    return not isinstance(line, Loop) and line.tag.macro == "optimizer_step"

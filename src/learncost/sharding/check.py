@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from learncost.ir.count import comes_round, cuts, down_to, whole
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term, terms_of
 from learncost.ops import entry
@@ -53,7 +53,7 @@ def check_placed(table: Table, mesh_axes: Iterable[tuple[str, int]]) -> None:
     for mesh_axis, devices in mesh_axes:
         states = {name: _of(table.axes[name], mesh_axis) for name in (*table.inputs, *table.weights)}
         axes = {name: value.axes for name, value in table.values.items()}
-        _Check(mesh_axis, devices, axes).lines(table.lines, states)
+        _LineCheck(mesh_axis, devices, axes).lines(table.lines, states)
         for name in table.outputs:
             if states[name] not in (CUT, SAME, ZERO):
                 raise InputError(f"the result {name} would be partial over {mesh_axis} ({states[name]})")
@@ -63,7 +63,7 @@ def _of(axes: Iterable[str], mesh_axis: str) -> str:
     return CUT if any(mesh_axis in cuts(axis) for axis in axes) else SAME
 
 
-class _Check:
+class _LineCheck:
     """The lines of a scope over one axis of the mesh; `states` is what is known of names, and receives theirs."""
 
     def __init__(self, mesh_axis: str, devices: int, axes: Mapping[str, tuple[str, ...]], busy: bool = False) -> None:
@@ -73,7 +73,7 @@ class _Check:
 
     def lines(self, lines: Iterable[Statement], states: States) -> None:
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 self.repeat(line, states)
             else:
                 self.line(line, states)
@@ -82,9 +82,9 @@ class _Check:
         text = str(line).partition("\n")[0]
         return InputError(f"over {self.mesh_axis} {why}, so that it cannot be shown to be right: {text}")
 
-    def repeat(self, line: Repeat, states: States) -> None:
+    def repeat(self, line: Loop, states: States) -> None:
         mesh_axis, busy = self.mesh_axis, self.busy or self.mesh_axis in cuts(line.count)
-        inner = _Check(mesh_axis, self.devices, {**self.axes, **line.axes}, busy)
+        inner = _LineCheck(mesh_axis, self.devices, {**self.axes, **line.axes}, busy)
         inner.owners = {**self.owners, **{name: self.owners.get(stack, "") for name, stack in line.each}}
         inner_states = dict(states)
         if line.around == mesh_axis:
@@ -111,7 +111,7 @@ class _Check:
         for name, stack in line.keep:
             states[stack] = CUT if busy and not self.busy else inner_states[name]
 
-    def ring(self, line: Repeat, states: States, inner: _Check) -> None:
+    def ring(self, line: Loop, states: States, inner: _LineCheck) -> None:
         """Turns in which the parts of all others come round: each of them once, and what is summed over them whole."""
         if line.count != str(self.devices - 1):
             raise self.refuse(line, f"{line.count} turns go round {self.devices} devices")
@@ -145,7 +145,7 @@ class _Check:
             return
         if not {*read} <= known or any(axis.endswith("=") for axis in along) or len(along) > 2:
             raise self.refuse(line, f"it reads {' and '.join(sorted({*read} - {SAME}))}")
-        if isinstance(line, Word) and along & {*line.axes}:
+        if isinstance(line, Op) and along & {*line.axes}:
             word = entry(line.word)
             if not word.pointwise and (word.kind != "reduction" or line.part != "body"):
                 raise self.refuse(line, f"{line.word} acts along what goes round")
@@ -158,7 +158,7 @@ class _Check:
             else:
                 states[term.name] = CAME if any(map(comes_round, left)) else PART
 
-    def totals(self, line: Repeat, inner_states: States, inner: _Check) -> None:
+    def totals(self, line: Loop, inner_states: States, inner: _LineCheck) -> None:
         """How totals are that begin with zeros: as a turn leaves them."""
         begun = [carry for carry in line.carry if inner_states[carry.start] == ZERO]
         if not begun:
@@ -182,7 +182,7 @@ class _Check:
         if self.busy:
             states.update(dict.fromkeys(line.makes, OWN))
             return
-        if isinstance(line, Word) and line.word == "zeros":
+        if isinstance(line, Op) and line.word == "zeros":
             self.zeros.update(line.makes)
         cut_axes = self.cut_axes(line)
         is_pair = len(cut_axes) == 2 and not any("=" in axis for axis in cut_axes)
@@ -199,7 +199,7 @@ class _Check:
             if not is_cut and state in (CUT, SENT):
                 raise self.refuse(line, f"{term.name} would differ from device to device")
 
-    def collective(self, line: Word, states: States) -> None:
+    def collective(self, line: Op, states: States) -> None:
         name = line.right[0].name
         if line.axes[0] != self.mesh_axis:
             states[line.name] = states[name]
@@ -219,7 +219,7 @@ class _Check:
         if line.word == "combine" and self.owners[name] != line.axes[1]:
             raise self.refuse(line, f"{name} was sent to who has {self.owners[name]}")
 
-    def part(self, line: Word, states: States) -> None:
+    def part(self, line: Op, states: States) -> None:
         """A part of what a device has along all of an axis: the own one, or the one that came round."""
         name, place = line.right[0].name, place_changed(line)
         before, after = line.right[0].declared[place], line.left[0].declared[place]
@@ -257,9 +257,9 @@ class _Check:
             raise self.refuse(line, f"{' and '.join(sorted(cut_axes))} are cut at once")
         remaining = {axis if isinstance(axis, str) else f"{axis.axis}=" for term in line.left for axis in term.axes}
         if not cut_axes:
-            return ZERO if isinstance(line, Word) and line.word == "zeros" else SAME
+            return ZERO if isinstance(line, Op) and line.word == "zeros" else SAME
         (axis,) = cut_axes
-        if isinstance(line, Word) and not axis.endswith("=") and axis in line.axes:
+        if isinstance(line, Op) and not axis.endswith("=") and axis in line.axes:
             if entry(line.word).kind == "reduction" and line.part == "body":
                 return line.word
             if not entry(line.word).pointwise:

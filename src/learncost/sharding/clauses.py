@@ -16,7 +16,7 @@ from math import lcm
 from learncost.ir.count import base, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table, features
 from learncost.ir.term import Read, Term
 from learncost.ir.value import DRAWN, Value
@@ -143,7 +143,7 @@ def _channels(table: Table, lines: Iterable[Statement], wide: Collection[str]) -
     """The features along which turns over positions hand on states that nothing sums over (Dao and Gu 2024, 8.1)."""
     positions = {axis for name in table.indices.intersection(table.inputs) for axis in table.axes[name]}
     for repeat in lines:
-        if not isinstance(repeat, Repeat):
+        if not isinstance(repeat, Loop):
             continue
         results = [name for name, stack in repeat.keep if table.known[stack].role == "value"]
         kept = {axis for name in results for axis in repeat.axes[name]}
@@ -157,7 +157,7 @@ Split = tuple[tuple[str, ...], ...]
 """For every axis of a value the axes of the mesh that cut it, the outermost first."""
 
 
-class Homes:
+class ShardSpecs:
     """Where the values of a table live: by the clauses alone, wherever lines may leave them."""
 
     def __init__(
@@ -328,7 +328,7 @@ def parts_of(table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[
     """Into how many parts the clauses cut each axis that they name, where any value of a table is cut on it."""
     chosen = tuple(chosen)
     large = {name: size * mesh.devices if size > 1 else 1 for name, size in sizes.items()}
-    homes, numbers = Homes(table, mesh, chosen, large), dict[str, int]()
+    homes, numbers = ShardSpecs(table, mesh, chosen, large), dict[str, int]()
     for name, value in table.known.items():
         parts: dict[str, int] = {}
         for mesh_axis, (clause, axis) in homes.winners(name, value).items():
@@ -377,7 +377,7 @@ def _read_at_a_choice(table: Table) -> Iterator[str]:
     def visit(lines: Iterable[Statement], stacks: Mapping[str, str]) -> Iterator[str]:
         made = {name for line in lines if isinstance(line, Line) for name in line.makes}
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 yield from visit(line.lines, {**stacks, **{inside: stacks.get(o, o) for inside, o in line.each}})
                 continue
             for term in line.right:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from learncost.ir.count import Count, base, shape_of, size_of
-from learncost.ir.line import Word
+from learncost.ir.count import Polynomial, base, shape_of, size_of
+from learncost.ir.line import Op
 from learncost.ir.repeat import walk
 from learncost.ir.value import INDICES, Value
 from learncost.layers.spelling import condition_names
@@ -76,7 +76,7 @@ BYTES_OF_A_CONDITION = 1
 """What holds or not, such as which keys a query sees, is sent as PyTorch's bool."""
 
 
-def elements(line: Word, sizes: Mapping[str, int]) -> tuple[int, int]:
+def elements(line: Op, sizes: Mapping[str, int]) -> tuple[int, int]:
     """How many numbers a collective moves, the larger of what goes in and what comes out; and without what fills up."""
     mesh_axis, sides = line.axes[0], [term.declared for term in (line.left[0], line.right[0])]
     real = max(prod(shape_of(axes, sizes)) for axes in sides)
@@ -92,15 +92,15 @@ def elements(line: Word, sizes: Mapping[str, int]) -> tuple[int, int]:
     return max(full), real
 
 
-def formulas(placed: Placed, sizes: Mapping[str, int]) -> dict[tuple[str, str], Count]:
+def formulas(placed: Placed, sizes: Mapping[str, int]) -> dict[tuple[str, str], Polynomial]:
     """How many numbers the payload of a step has, by mesh axis and word: a polynomial in the sizes of the table."""
-    sizes, found = {**sizes, **placed.sizes}, dict[tuple[str, str], Count]()
+    sizes, found = {**sizes, **placed.sizes}, dict[tuple[str, str], Polynomial]()
     for line, turns in walk(placed.table.lines):
         if sends(line):
             sides = [term.declared for term in (line.left[0], line.right[0])]
             larger = max(sides, key=lambda axes: prod(shape_of(axes, sizes)))
             key = line.axes[0], line.word
-            found[key] = found.get(key, Count()) + Count.of((*turns, *larger))
+            found[key] = found.get(key, Polynomial()) + Polynomial.of((*turns, *larger))
     return found
 
 

@@ -8,15 +8,15 @@ from math import prod
 
 from learncost.ir.affine import Affine
 from learncost.ir.count import base
-from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.ir.value import Value
 from learncost.ops import entry
 from learncost.passes.lower import expanded
 from learncost.sharding.filled import stays_zero
-from learncost.sharding.layout import Layout, cut
-from learncost.sharding.rows import Choice, Rows, rows_of
-from learncost.sharding.scope import Reason, Scope
+from learncost.sharding.layout import ShardLayout, cut
+from learncost.sharding.rows import RoutedRows, RowChoice, rows_of
+from learncost.sharding.scope import CollectiveReason, ShardingScope
 
 Site = tuple[str, str]
 """What a mesh axis cuts in a line: ("along", an axis of the line), or ("at", an axis that is read at an index)."""
@@ -24,7 +24,7 @@ Site = tuple[str, str]
 ALONG, AT, SENT = "along", "at", "sent"
 
 
-def place_line(scope: Scope, line: Line) -> None:
+def place_line(scope: ShardingScope, line: Line) -> None:
     """Place a line: collectives for its operands, then the line with its axes cut."""
     cutting = Cutting(scope, line)
     if cutting.through_body:
@@ -42,7 +42,7 @@ def place_line(scope: Scope, line: Line) -> None:
 class Cutting:
     """A line, the site of every mesh axis, and the mesh axes over which a partial operand goes through it."""
 
-    def __init__(self, scope: Scope, line: Line) -> None:
+    def __init__(self, scope: ShardingScope, line: Line) -> None:
         self.scope, self.line = scope, line
         self.rows = rows_of(scope, line)
         self.passes = {q: how for q in scope.homes.mesh.names if (how := self._passing(q))}
@@ -66,7 +66,7 @@ class Cutting:
                     self.sites[mesh_axis] = site
         self._check_parts(forced)
 
-    def _choice(self, rows: Rows) -> Choice:
+    def _choice(self, rows: RoutedRows) -> RowChoice:
         """The choice of rows with the axis that is read at it as this line cuts it."""
         return rows.choice.reads(rows.at, self.cuts(Read(rows.at, Term(rows.choice.index, rows.axes))))
 
@@ -86,7 +86,7 @@ class Cutting:
     def through_body(self) -> bool:
         """Whether an axis that a word acts on is cut, so that its body has to be seen."""
         line = self.line
-        if not isinstance(line, Word) or entry(line.word).pointwise or line.opaque:
+        if not isinstance(line, Op) or entry(line.word).pointwise or line.opaque:
             return False
         is_reduction = entry(line.word).kind == "reduction" and line.part == "body"
         return not is_reduction and any((ALONG, axis) in self.sites.values() for axis in line.axes)
@@ -124,7 +124,7 @@ class Cutting:
     def _passing(self, mesh_axis: str) -> str:
         """How what a linear line makes of a partial operand is partial; empty where it has to be joined before."""
         line, scope = self.line, self.scope
-        if isinstance(line, Word):
+        if isinstance(line, Op):
             return ""
         terms = [term for term in line.right if isinstance(term, Term)]
         inner = [term for outer in (*terms, *line.left) for axis in outer.axes for term in _index(axis)]
@@ -186,12 +186,12 @@ class Cutting:
             self._place_by_rows(self.rows)
             return
         shown = {mesh_axis: f"{_ON[kind]} {axis}" for mesh_axis, (kind, axis) in self.sites.items()}
-        reason = Reason(2, line, shown)
+        reason = CollectiveReason(2, line, shown)
         right = tuple(self.operand(term, reason) for term in line.right)
         left = tuple(self.term(term, term.name, reason) for term in line.left)
         where = tuple(self.condition(condition) for condition in line.where)
         names = {"left": left, "right": right, "where": where, "tag": self.tag()}
-        if isinstance(line, Word):
+        if isinstance(line, Op):
             names["axes"] = tuple(map(self.axis, line.axes))
         scope.out.append(replace(line, **names))  # type: ignore[arg-type]
         for term in line.left:
@@ -203,7 +203,7 @@ class Cutting:
         (left, *_), rows = self.line.left, self.rows
         return bool(rows.at) and not left.indexed and not {*rows.axes} <= {*left.axes}
 
-    def _place_by_rows(self, rows: Rows) -> None:
+    def _place_by_rows(self, rows: RoutedRows) -> None:
         """The line with a result for every row, and the sum of what comes back."""
         line, scope = self.line, self.scope
         left = line.left[0]
@@ -227,10 +227,10 @@ class Cutting:
         alike = (other for other in self.line.loops if base(other) == base(axis) and self.cuts(other))
         return cut(axis, self.cuts(next(alike, axis)))
 
-    def operand(self, operand: Operand, reason: Reason) -> Operand:
+    def operand(self, operand: Operand, reason: CollectiveReason) -> Operand:
         if isinstance(operand, Literal):
             return operand
-        layout = Layout(tuple(map(self.cuts, operand.axes)), self._kept_partial(operand.name))
+        layout = ShardLayout(tuple(map(self.cuts, operand.axes)), self._kept_partial(operand.name))
         rows = self.rows
         if rows is not None and not operand.indexed and {*operand.axes} & {*rows.axes}:
             axes = (*rows.axes, *(axis for axis in operand.axes if axis not in rows.axes))
@@ -247,10 +247,10 @@ class Cutting:
             return frozenset()
         return frozenset((q, how) for q, how in layout.partial if self.passes.get(q) == how)
 
-    def term(self, term: Term, name: str, reason: Reason) -> Term:
+    def term(self, term: Term, name: str, reason: CollectiveReason) -> Term:
         return Term(name, tuple(self.placed_axis(axis, reason) for axis in term.axes))
 
-    def placed_axis(self, axis: Axis, reason: Reason) -> Axis:
+    def placed_axis(self, axis: Axis, reason: CollectiveReason) -> Axis:
         if isinstance(axis, str):
             return self.axis(axis)
         at = axis.at
@@ -292,24 +292,24 @@ class Cutting:
         for mesh_axis, (kind, axis) in self.sites.items():
             if (kind == ALONG and axis in plain) or (kind == AT and axis in at) or kind == SENT:
                 continue
-            partial[mesh_axis] = entry(line.word).name if isinstance(line, Word) else "sum"
+            partial[mesh_axis] = entry(line.word).name if isinstance(line, Op) else "sum"
             joins[mesh_axis] = f"{line.name} " + (f"reads {axis} at an index" if kind == AT else f"sums over {axis}")
         sent = self.rows.choice.key if self.rows is not None and not at else ""
-        layout = Layout(tuple(map(self.cuts, term.axes)), frozenset(partial.items()), sent)
+        layout = ShardLayout(tuple(map(self.cuts, term.axes)), frozenset(partial.items()), sent)
         if term.name not in scope.values:
             scope.step_homes[term.name] = replace(layout.whole(), sent="")
         scope.made_by[term.name] = line
         scope.joins[term.name] = joins
         scope.arrays.pop(term.name, None)
         scope.give(term.name, layout)
-        if isinstance(line, Word) and line.word == "zeros":
+        if isinstance(line, Op) and line.word == "zeros":
             scope.zeros.add(term.name)
 
 
 _ON = {ALONG: "on", AT: "at", SENT: "where its rows are sent by"}
 
 
-def _partial_operand(scope: Scope, line: Line, mesh_axis: str) -> str:
+def _partial_operand(scope: ShardingScope, line: Line, mesh_axis: str) -> str:
     for term in line.right:
         layout = scope.partial(term.name) if isinstance(term, Term) else None
         if layout is not None and mesh_axis in layout.joined_over:
@@ -330,7 +330,7 @@ def _whole_axes(line: Line) -> Iterator[str]:
             for axis in term.axes:
                 if isinstance(axis, Read) and isinstance(axis.at, Affine):
                     yield from (axis.axis, *axis.at.loops)
-    if not isinstance(line, Word):
+    if not isinstance(line, Op):
         return
     word = entry(line.word)
     if word.kind in ("choice", "scan") or word.name in ("append", "join"):

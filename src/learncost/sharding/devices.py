@@ -18,7 +18,7 @@ from learncost.ir.count import cuts, held, here, size_of
 from learncost.ir.line import Line
 from learncost.ir.zigzag import devices_name, devices_of
 from learncost.passes.lower import lower
-from learncost.sharding.layout import Layout
+from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed
 from learncost.sharding.zigzag import ordered
@@ -98,7 +98,7 @@ class Meetings:
 
 
 @dataclass(frozen=True)
-class Device:
+class MeshDevice:
     """A device of a mesh: how it exchanges arrays with others."""
 
     mesh: Mesh
@@ -152,7 +152,7 @@ def run_placed(
             for name in given:
                 array, axes = of_stage(arrays[name], stages[stage], name), table.axes[name]
                 values[name] = part(ordered(array, axes, table.zigzag, own_sizes), axes, own_sizes)
-            execute(lowered[stage], values, own_sizes, watch, Device(mesh, place, meetings))
+            execute(lowered[stage], values, own_sizes, watch, MeshDevice(mesh, place, meetings))
             results[rank] = values
         except EndedError:
             pass
@@ -213,7 +213,7 @@ def filled_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -
     return array
 
 
-def together(parts: list[Array], layout: Layout, mesh: Mesh, shape: Sequence[int] = ()) -> Array:
+def together(parts: list[Array], layout: ShardLayout, mesh: Mesh, shape: Sequence[int] = ()) -> Array:
     """The whole of a value of which every device has a part; what is partial is joined.
 
     shape  of the whole, where parts may be filled up
@@ -239,7 +239,7 @@ def together(parts: list[Array], layout: Layout, mesh: Mesh, shape: Sequence[int
 
 
 def _assembled(
-    parts: Mapping[tuple[int, ...], Array], names: list[str], layout: Layout, mesh: Mesh, shape: Sequence[int]
+    parts: Mapping[tuple[int, ...], Array], names: list[str], layout: ShardLayout, mesh: Mesh, shape: Sequence[int]
 ) -> Array:
     if not names:
         return parts[()]

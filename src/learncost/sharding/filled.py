@@ -15,8 +15,8 @@ import numpy as np
 from learncost.interpreter.functions import function_of
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
@@ -33,7 +33,7 @@ def check_filled(table: Table, filled: Mapping[str, int]) -> None:
 
     filled  the axes of such parts, `d/dp`, with their sizes
     """
-    check = _Check(filled, {**table.values})
+    check = _PaddingCheck(filled, {**table.values})
     zero = {name for name in (*table.inputs, *table.weights) if check.has(table.axes[name])}
     check.lines(table.lines, zero)
     for name in table.renewed.values():
@@ -45,10 +45,10 @@ def check_filled(table: Table, filled: Mapping[str, int]) -> None:
 def stays_zero(line: Line, axis: str, values: Mapping[str, Value]) -> bool:
     """Whether a line makes 0 where parts of an axis are filled up, if all that it reads along it is 0 there."""
     zero = {o.name for o in line.right if isinstance(o, Term) and axis in o.axes}
-    return _Check({base(axis): 0}, dict(values)).is_zero(line, [axis], zero)
+    return _PaddingCheck({base(axis): 0}, dict(values)).is_zero(line, [axis], zero)
 
 
-class _Check:
+class _PaddingCheck:
     """Goes through lines; `zero` are names of arrays in filled parts, which have 0 where these are filled up."""
 
     def __init__(self, filled: Mapping[str, int], values: dict[str, Value]) -> None:
@@ -64,13 +64,13 @@ class _Check:
 
     def lines(self, lines: Iterable[Statement], zero: set[str]) -> None:
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 self.repeat(line, zero)
             else:
                 self.line(line, zero)
 
-    def repeat(self, line: Repeat, zero: set[str]) -> None:
-        inner = _Check(self.filled, {**self.values, **line.values})
+    def repeat(self, line: Loop, zero: set[str]) -> None:
+        inner = _PaddingCheck(self.filled, {**self.values, **line.values})
         begun = {carry.start for carry in line.carry if carry.initial in zero}
         given = {name for name, stack in line.each if stack in zero}
         while True:  # what turns hand on is 0 if every turn leaves it so
@@ -116,7 +116,7 @@ class _Check:
         zeros = [isinstance(o, Term) and o.name in zero and {*axes} <= {*o.axes} for o in line.right]
         if isinstance(line, Sum):
             return is_plain and all(zeros)
-        assert isinstance(line, Word)
+        assert isinstance(line, Op)
         word = entry(line.word)
         if word.fill is not None:
             return word.fill == 0
@@ -124,7 +124,7 @@ class _Check:
             return False
         if word.body_text or line.part != "body":
             steps, more = expanded(line, self.values)
-            inner = _Check(self.filled, {**self.values, **more})
+            inner = _PaddingCheck(self.filled, {**self.values, **more})
             inside = {*zero}
             inner.lines(steps, inside)
             zero |= {term.name for term in line.left if term.name in inside}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -24,7 +24,7 @@ def keeping(table: Table, words: tuple[str, ...]) -> tuple[Table, Mapping[str, s
     for place in range(len(lines)):
         for before in range(place):
             first, second = lines[before], lines[place]
-            if isinstance(first, Repeat) and isinstance(second, Repeat) and first.count == second.count:
+            if isinstance(first, Loop) and isinstance(second, Loop) and first.count == second.count:
                 lines[before], lines[place], made = _kept(first, second, words, {**table.known, **values})
                 values |= {stack: value for stack, (value, _) in made.items()}
                 stacks |= {stack: array for stack, (_, array) in made.items()}
@@ -34,7 +34,7 @@ def keeping(table: Table, words: tuple[str, ...]) -> tuple[Table, Mapping[str, s
 
 
 @dataclass(frozen=True)
-class _Source:
+class _KeptCollective:
     """What a collective of a turn is of: its word, its axes, and the stacks of which its operands are slices."""
 
     word: str
@@ -44,8 +44,8 @@ class _Source:
 
 
 def _kept(
-    first: Repeat, second: Repeat, words: tuple[str, ...], known: Mapping[str, Value]
-) -> tuple[Repeat, Repeat, Mapping[str, tuple[Value, str]]]:
+    first: Loop, second: Loop, words: tuple[str, ...], known: Mapping[str, Value]
+) -> tuple[Loop, Loop, Mapping[str, tuple[Value, str]]]:
     """Two repeats of the same turns, the later of which reads what collectives of the earlier made."""
     # What a turn reads of a stack of the whole, or hands to one: whatever either of them calls it.
     sources = [
@@ -78,7 +78,7 @@ def _kept(
     return replace(first, keep=tuple(keep)), replace(second, lines=left, each=tuple(each)), stacks
 
 
-def _source(line: Statement, words: tuple[str, ...], stacks: Mapping[str, str]) -> _Source | None:
+def _source(line: Statement, words: tuple[str, ...], stacks: Mapping[str, str]) -> _KeptCollective | None:
     """What a collective of a turn is of, where all that it reads are slices of stacks; else None."""
     if not is_collective(line) or line.word not in words:
         return None
@@ -86,11 +86,11 @@ def _source(line: Statement, words: tuple[str, ...], stacks: Mapping[str, str]) 
     if any(term.name not in stacks for term in operands):
         return None
     of = tuple((stacks[term.name], term.declared) for term in operands)
-    return _Source(line.word, line.axes, of, line.left[0].declared)
+    return _KeptCollective(line.word, line.axes, of, line.left[0].declared)
 
 
 def _without_unread(line: Statement, read: set[str]) -> Statement:
     """A repeat that keeps nothing that nobody reads."""
-    if not isinstance(line, Repeat):
+    if not isinstance(line, Loop):
         return line
     return replace(line, keep=tuple(pair for pair in line.keep if pair[1] in read))

@@ -10,7 +10,7 @@ from learncost.sharding.clauses import Split
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ShardLayout:
     """For every axis the mesh axes that cut it, and those over which the devices' arrays are still to be joined.
 
     partial  pairs of a mesh axis and of how: sum, max or min
@@ -31,7 +31,7 @@ class Layout:
         """The mesh axes over which it is partial."""
         return frozenset(name for name, _ in self.partial)
 
-    def whole(self) -> Layout:
+    def whole(self) -> ShardLayout:
         """The same with nothing left to join."""
         return replace(self, partial=frozenset())
 
@@ -49,15 +49,15 @@ def cut(axis: str, mesh_axes: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class LayoutMove:
     """A collective over a mesh axis, and the layout that it leaves."""
 
     word: str
     mesh_axis: str
-    layout: Layout
+    layout: ShardLayout
 
 
-def moves(start: Layout, goal: Layout) -> Iterator[Move]:
+def moves(start: ShardLayout, goal: ShardLayout) -> Iterator[LayoutMove]:
     """The collectives that lead from a layout to another one, the cheapest first: what scatters, what is free.
 
     A mesh axis that cuts another axis than before is exchanged; inner cuts are gathered before outer ones.
@@ -71,21 +71,21 @@ def moves(start: Layout, goal: Layout) -> Iterator[Move]:
         left = now.partial - {(mesh_axis, how)}
         if place is None:
             now = replace(now, partial=left)
-            yield Move("all_reduce" if how == "sum" else f"all_reduce_{how}", mesh_axis, now)
+            yield LayoutMove("all_reduce" if how == "sum" else f"all_reduce_{how}", mesh_axis, now)
         else:
             now = replace(_with(now, place, (*now.split[place], mesh_axis)), partial=left)
-            yield Move("reduce_scatter", mesh_axis, now)
+            yield LayoutMove("reduce_scatter", mesh_axis, now)
     while now.split != goal.split:
         move = _shard(now, goal) or _exchange(now, goal) or _gather(now, goal)
         now = move.layout
         yield move
 
 
-def _with(layout: Layout, place: int, names: tuple[str, ...]) -> Layout:
+def _with(layout: ShardLayout, place: int, names: tuple[str, ...]) -> ShardLayout:
     return replace(layout, split=(*layout.split[:place], names, *layout.split[place + 1 :]))
 
 
-def _wanted(now: Layout, goal: Layout, mesh_axis: str) -> int | None:
+def _wanted(now: ShardLayout, goal: ShardLayout, mesh_axis: str) -> int | None:
     """The axis that a mesh axis may cut next on the way to the goal."""
     for place, (names, wanted) in enumerate(zip(now.split, goal.split, strict=True)):
         if wanted[: len(names) + 1] == (*names, mesh_axis):
@@ -93,36 +93,36 @@ def _wanted(now: Layout, goal: Layout, mesh_axis: str) -> int | None:
     return None
 
 
-def _scatters(now: Layout, goal: Layout, mesh_axis: str) -> int | None:
+def _scatters(now: ShardLayout, goal: ShardLayout, mesh_axis: str) -> int | None:
     return None if mesh_axis in now.over else _wanted(now, goal, mesh_axis)
 
 
-def _shard(now: Layout, goal: Layout) -> Move | None:
+def _shard(now: ShardLayout, goal: ShardLayout) -> LayoutMove | None:
     for names, wanted in zip(now.split, goal.split, strict=True):
         following = wanted[len(names)] if wanted[: len(names)] == names and len(wanted) > len(names) else None
         if following is not None and following not in now.over:
             place = _wanted(now, goal, following)
             assert place is not None
-            return Move("shard", following, _with(now, place, wanted[: len(names) + 1]))
+            return LayoutMove("shard", following, _with(now, place, wanted[: len(names) + 1]))
     return None
 
 
-def _surplus(now: Layout, goal: Layout) -> Iterator[tuple[int, str]]:
+def _surplus(now: ShardLayout, goal: ShardLayout) -> Iterator[tuple[int, str]]:
     """The axes that are cut as the goal has them not, each with its innermost cut."""
     for place, (names, wanted) in enumerate(zip(now.split, goal.split, strict=True)):
         if names and wanted[: len(names)] != names:
             yield place, names[-1]
 
 
-def _exchange(now: Layout, goal: Layout) -> Move | None:
+def _exchange(now: ShardLayout, goal: ShardLayout) -> LayoutMove | None:
     for place, mesh_axis in _surplus(now, goal):
         to = _wanted(now, goal, mesh_axis)
         if to is not None and to != place:
             shorter = _with(now, place, now.split[place][:-1])
-            return Move("all_to_all", mesh_axis, _with(shorter, to, (*now.split[to], mesh_axis)))
+            return LayoutMove("all_to_all", mesh_axis, _with(shorter, to, (*now.split[to], mesh_axis)))
     return None
 
 
-def _gather(now: Layout, goal: Layout) -> Move:
+def _gather(now: ShardLayout, goal: ShardLayout) -> LayoutMove:
     place, mesh_axis = next(_surplus(now, goal))
-    return Move("all_gather", mesh_axis, _with(now, place, now.split[place][:-1]))
+    return LayoutMove("all_gather", mesh_axis, _with(now, place, now.split[place][:-1]))

@@ -11,13 +11,13 @@ from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.names import scores
 from learncost.sharding.check import check_placed
-from learncost.sharding.clauses import Clause, Homes
+from learncost.sharding.clauses import Clause, ShardSpecs
 from learncost.sharding.filled import check_filled
 from learncost.sharding.keeping import keeping
-from learncost.sharding.layout import Layout
+from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.ring import ringed
-from learncost.sharding.scope import Reason, Scope, readers
+from learncost.sharding.scope import CollectiveReason, ShardingScope, readers
 from learncost.sharding.zigzag import in_zigzag
 
 
@@ -49,7 +49,7 @@ class Placed:
     whole: Table
     mesh: Mesh
     clauses: tuple[Clause, ...]
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, ShardLayout]
     holds: Mapping[str, str]
     turns: Mapping[str, int] = field(default_factory=dict)
     first: Mapping[str, int] = field(default_factory=dict)
@@ -86,12 +86,12 @@ def place(
     that depend on one another would be cut.
     """
     chosen = tuple(chosen)
-    scope = Scope(Homes(table, mesh, chosen, sizes, part_of), table.values)
+    scope = ShardingScope(ShardSpecs(table, mesh, chosen, sizes, part_of), table.values)
     scope.readers = readers(table.lines, table.outputs)
     for name in (*table.inputs, *table.weights):
         scope.give(name, scope.home(name))
     scope.statements(table.lines)
-    results = {name: scope.at(name, scope.home(name), Reason(8, None)) for name in table.outputs}
+    results = {name: scope.at(name, scope.home(name), CollectiveReason(8, None)) for name in table.outputs}
     moved = {name: array for name, array in results.items() if array != name}
     if set(moved.values()) & {*table.inputs, *table.weights}:
         raise InputError("a result of the step is one of its inputs, moved: it has no name of its own")

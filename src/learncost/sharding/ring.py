@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 from learncost.passes.rematerialization import pairs
 from learncost.sharding.clauses import kind_of
 from learncost.sharding.mesh import Mesh
-from learncost.sharding.ring_regions import Region, regions
+from learncost.sharding.ring_regions import RingRegion, regions
 from learncost.sharding.ring_rounds import Rounds
 from learncost.sharding.ring_turn import Normalizer, Ring
 from learncost.sharding.ring_twice import in_two
@@ -40,7 +40,7 @@ def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) ->
 
 
 @dataclass(eq=False)
-class _Scope:
+class _RingScope:
     """Lines of a scope while it is rewritten.
 
     frame     the repeat whose turns they are, and outer, the scope that it stands in
@@ -50,10 +50,10 @@ class _Scope:
 
     lines: list[Statement]
     values: dict[str, Value]
-    frame: Repeat | None = None
-    outer: _Scope | None = None
-    before: _Scope | None = None
-    children: dict[int, _Scope] = field(default_factory=dict)
+    frame: Loop | None = None
+    outer: _RingScope | None = None
+    before: _RingScope | None = None
+    children: dict[int, _RingScope] = field(default_factory=dict)
     normalizers: dict[str, Normalizer] = field(default_factory=dict)
 
     @property
@@ -112,7 +112,7 @@ class _Rings:
     def table(self, placed: Table) -> Table:
         """The table with every ring that there is. Raises `InputError` where there is none."""
         self.taken |= {*placed.known} | {name for line, _ in walk(placed.lines) for name in line.makes}
-        scope = _Scope([*placed.lines], {**placed.values})
+        scope = _RingScope([*placed.lines], {**placed.values})
         self.scope(scope)
         is_pass = any(line.tag.macro == "forward" for line, _ in walk(self.whole.lines))
         if not self.number and not self.stays and is_pass and self.mesh.devices > 1:
@@ -122,22 +122,22 @@ class _Rings:
             )
         return replace(placed, lines=scope.assembled(), values=scope.values)
 
-    def scope(self, scope: _Scope) -> None:
+    def scope(self, scope: _RingScope) -> None:
         """Rewrite the lines of a scope, and those of its repeats."""
         earlier = scope.before.lines if scope.before else []
         around: list[Statement] = [*earlier, *scope.lines]
         scopes = {**scope.children, **(scope.before.children if scope.before else {})}
         before = {id(second): id(first) for (_, first), (_, second), _ in pairs(around, ())}
         for line in scope.lines:
-            if isinstance(line, Repeat):
-                child = _Scope([*line.lines], {**line.values}, line, scope, scopes.get(before.get(id(line), 0)))
+            if isinstance(line, Loop):
+                child = _RingScope([*line.lines], {**line.values}, line, scope, scopes.get(before.get(id(line), 0)))
                 scope.children[id(line)] = scopes[id(line)] = child
                 self.scope(child)
         for mesh_axis, size in self.mesh.axes:
             if size > 1:
                 self.over(scope, mesh_axis)
 
-    def over(self, scope: _Scope, mesh_axis: str) -> None:
+    def over(self, scope: _RingScope, mesh_axis: str) -> None:
         """Rewrite the regions of a scope over an axis of the mesh."""
 
         def is_value(name: str) -> bool:
@@ -147,7 +147,7 @@ class _Rings:
         for region in regions(scope.lines, mesh_axis, is_value):
             self.region(scope, region)
 
-    def region(self, scope: _Scope, region: Region) -> None:
+    def region(self, scope: _RingScope, region: RingRegion) -> None:
         kept = {name for name, _ in scope.frame.keep} if scope.frame else set[str]()
         kept |= {carry.end for carry in scope.frame.carry} if scope.frame else set()
         if left := sorted(kept & {*region.at, *region.rows}):
@@ -175,8 +175,8 @@ class _Rings:
 
     def ring(
         self,
-        scope: _Scope,
-        region: Region,
+        scope: _RingScope,
+        region: RingRegion,
         normalizers: Mapping[str, Normalizer],
         slice_of: Callable[[str], None],
     ) -> str:
@@ -209,7 +209,7 @@ class _Rings:
         self.holds |= work.holds
         return ""
 
-    def stay(self, why: str, region: Region, normalizers: Mapping[str, Normalizer]) -> None:
+    def stay(self, why: str, region: RingRegion, normalizers: Mapping[str, Normalizer]) -> None:
         """Note why a region stays as it is, and which of the pass before it has to stay with it."""
         self.why = self.why or why
         self.stays |= {name: why for line in region.lines for name in line.makes if name in normalizers}
@@ -224,7 +224,7 @@ class _Rings:
         return new
 
 
-def _order(lines: Sequence[Statement], region: Region) -> tuple[list[Statement], list[Statement]] | None:
+def _order(lines: Sequence[Statement], region: RingRegion) -> tuple[list[Statement], list[Statement]] | None:
     """The other lines before the ring, and those behind it, as they read what it makes; None where both are so."""
     ours: list[Statement] = [*region.gathers.values(), *region.lines, *region.scatters.values()]
     last = max(place for place, line in enumerate(lines) if any(line is each for each in ours))
@@ -234,7 +234,7 @@ def _order(lines: Sequence[Statement], region: Region) -> tuple[list[Statement],
     free = {*region.rows, *(line.name for line in region.scatters.values())}
     for place, line in enumerate(lines):
         if any(line is each for each in ours):
-            if not isinstance(line, Repeat) and made & {*line.reads} - free:
+            if not isinstance(line, Loop) and made & {*line.reads} - free:
                 region.refuse(line, "it reads what all parts make together, so that they would go round twice")
                 return None
         elif place > last or made & {*line.reads}:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from learncost.ir.count import cuts, place_cut
-from learncost.ir.line import Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.term import Read, Term, terms_of
 from learncost.ops import entry
 from learncost.ops.collectives import is_collective
 
 
 @dataclass(eq=False)
-class Region:
+class RingRegion:
     """Lines of a scope that read what is gathered over an axis of the mesh, a place of it at a time.
 
     gathers   the arrays that are gathered, with the lines that gather them
@@ -28,12 +28,12 @@ class Region:
     """
 
     mesh_axis: str
-    gathers: dict[str, Word] = field(default_factory=dict)
+    gathers: dict[str, Op] = field(default_factory=dict)
     at: dict[str, int] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
     totals: list[str] = field(default_factory=list)
     slices: dict[str, int] = field(default_factory=dict)
-    scatters: dict[str, Word] = field(default_factory=dict)
+    scatters: dict[str, Op] = field(default_factory=dict)
     rows: list[str] = field(default_factory=list)
     partial: set[str] = field(default_factory=set)
     why: str = ""
@@ -66,7 +66,7 @@ class Region:
         """Note the first reason why its parts cannot go round."""
         self.why = self.why or f"{why}: {str(line).partition(chr(10))[0].strip()}"
 
-    def absorb(self, other: Region) -> None:
+    def absorb(self, other: RingRegion) -> None:
         """Take in another one, with which a line has something in common."""
         self.gathers |= other.gathers
         self.at |= other.at
@@ -79,7 +79,7 @@ class Region:
         self.why = self.why or other.why
 
 
-def regions(lines: Sequence[Statement], mesh_axis: str, is_value: Callable[[str], bool]) -> list[Region]:
+def regions(lines: Sequence[Statement], mesh_axis: str, is_value: Callable[[str], bool]) -> list[RingRegion]:
     """The regions of a scope over an axis of the mesh.
 
     is_value  whether an array is none of weights and their gradients, which go round in no ring
@@ -96,19 +96,19 @@ def regions(lines: Sequence[Statement], mesh_axis: str, is_value: Callable[[str]
 class _Regions:
     def __init__(self, mesh_axis: str) -> None:
         self.mesh_axis = mesh_axis
-        self.all: list[Region] = []
+        self.all: list[RingRegion] = []
 
-    def gather(self, line: Word) -> None:
+    def gather(self, line: Op) -> None:
         place = place_cut(line.right[0].declared, self.mesh_axis)
         assert place is not None
-        region = Region(self.mesh_axis, {line.name: line}, {line.name: place})
+        region = RingRegion(self.mesh_axis, {line.name: line}, {line.name: place})
         if cuts(line.right[0].declared[place])[-1] != self.mesh_axis:
             region.refuse(line, "it is gathered in parts of parts")
         for other in self._of(line.reads):
             other.refuse(line, "it is moved between devices")
         self.all.append(region)
 
-    def _of(self, names: Iterable[str]) -> list[Region]:
+    def _of(self, names: Iterable[str]) -> list[RingRegion]:
         names = {*names}
         return [region for region in self.all if names & region.at.keys()]
 
@@ -120,14 +120,14 @@ class _Regions:
         for other in others:
             region.absorb(other)
             self.all.remove(other)
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             region.refuse(line, "turns read what is gathered")
         elif is_collective(line):
             self._scatter(region, line)
         else:
             self._line(region, line)
 
-    def _scatter(self, region: Region, line: Word) -> None:
+    def _scatter(self, region: RingRegion, line: Op) -> None:
         name = line.right[0].name
         place = place_cut(line.left[0].declared, self.mesh_axis)
         if line.word == "reduce_scatter" and line.axes[0] == self.mesh_axis and region.at[name] == place:
@@ -135,7 +135,7 @@ class _Regions:
         else:
             region.refuse(line, "it is moved between devices as a whole")
 
-    def _line(self, region: Region, line: Line) -> None:
+    def _line(self, region: RingRegion, line: Line) -> None:
         region.lines.append(line)
         axis = region.axis(line)
         inside = [term for operand in line.right for term in terms_of(operand)]
@@ -150,8 +150,8 @@ class _Regions:
                 region.refuse(line, "it reads an array along two axes of pairs")
         by = {other for other in line.loops if self.mesh_axis in cuts(other)}
         is_partial = any(name in region.partial for name in line.reads)
-        shares = isinstance(line, Word) and entry(line.word).makes == "shares" and line.axes == (axis,)
-        if isinstance(line, Word) and not entry(line.word).pointwise and not shares:
+        shares = isinstance(line, Op) and entry(line.word).makes == "shares" and line.axes == (axis,)
+        if isinstance(line, Op) and not entry(line.word).pointwise and not shares:
             region.refuse(line, f"{line.word} needs all of {axis} at once")
         for term in line.left:
             if axis in term.axes:

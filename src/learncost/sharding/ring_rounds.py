@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from learncost.ir.count import ROUND, base
-from learncost.ir.line import Line, Product, Sum, Tag, Word
-from learncost.ir.repeat import Carry, Repeat, Statement
+from learncost.ir.line import Line, Meta, Op, Product, Sum
+from learncost.ir.repeat import Carry, Loop, Statement
 from learncost.ir.term import Literal, Term
 from learncost.sharding.ring_turn import (
     Normalizer,
     Ring,
+    RingIteration,
     SoFar,
-    Turn,
     makes_shares,
     of_word,
     sink_of,
@@ -52,7 +52,7 @@ class Rounds:
         if ring.why:
             return []
         source = {name: line.right[0].name for name, line in region.gathers.items()}
-        own = Turn(ring, "here", source, self.earlier, corrections)
+        own = RingIteration(ring, "here", source, self.earlier, corrections)
         if not region.scatters:
             own.write()
             initial = {name: own.names[name] for name in region.totals}
@@ -137,11 +137,11 @@ class Rounds:
 
     # The turns.
 
-    def _turns(self, own: Turn, initial: Mapping[str, str]) -> list[Statement]:
+    def _turns(self, own: RingIteration, initial: Mapping[str, str]) -> list[Statement]:
         """The repeat; totals begin with what the own part made of them, or with zeros."""
         region, ring = self.region, self.ring
         around, ring.values = ring.values, {}
-        turn = Turn(ring, "turn", {}, self.earlier, own.corrections, is_round=True)
+        turn = RingIteration(ring, "turn", {}, self.earlier, own.corrections, is_round=True)
         carries = [self._came(turn, line) for line in region.gathers.values()]
         begin = dict(initial)
         starts = {name: self._start(name, turn) for name in (*region.totals, *region.scatters)}
@@ -177,13 +177,13 @@ class Rounds:
         for carry in carries[: len(region.gathers)]:
             ring.values[carry.final] = ring.known_of(carry.initial)
         count = str(ring.devices - 1)
-        return [*out, Repeat(count, tuple(turn.out), inside, tuple(carries), around=region.mesh_axis)]
+        return [*out, Loop(count, tuple(turn.out), inside, tuple(carries), around=region.mesh_axis)]
 
     @property
     def _macro(self) -> str:
         return next((line.tag.macro for line in self.region.scatters.values()), self.region.lines[0].tag.macro)
 
-    def _came(self, turn: Turn, line: Word) -> Carry:
+    def _came(self, turn: RingIteration, line: Op) -> Carry:
         """What a part is handed on as, from the device before to this one."""
         ring, source = self.ring, line.right[0]
         axes = list(source.declared)
@@ -200,13 +200,13 @@ class Rounds:
         turn.names[line.name] = came.name
         return Carry(start.name, came.name, source.name, ring.fresh(source.name, "last"))
 
-    def _passed(self, left: Term, right: Term, line: Word, value: str, why: str) -> Word:
+    def _passed(self, left: Term, right: Term, line: Op, value: str, why: str) -> Op:
         """An array that goes to the next device."""
         self.ring.holds[left.name] = value
-        tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
-        return Word((left,), (right,), (), tag, "pass_on", (self.region.mesh_axis,), "body", ("X",), ("Y",))
+        tag = Meta(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
+        return Op((left,), (right,), (), tag, "pass_on", (self.region.mesh_axis,), "body", ("X",), ("Y",))
 
-    def _start(self, name: str, turn: Turn) -> Term:
+    def _start(self, name: str, turn: RingIteration) -> Term:
         """What a turn begins with of a total; of gradients of what goes round, of the part that came."""
         value = self.ring.known[name]
         axes = list(value.axes)
@@ -216,7 +216,7 @@ class Rounds:
         self.ring.values[term.name] = value.along(axes)
         return term
 
-    def _total(self, turn: Turn, name: str, start: Term) -> Term:
+    def _total(self, turn: RingIteration, name: str, start: Term) -> Term:
         """A total so far: of what is linear in fresh shares, with what was summed before as below the largest score."""
         line = self.made_by[name]
         (term,) = (term for term in line.left if term.name == name)
@@ -225,7 +225,7 @@ class Rounds:
         add = Term(turn.names[name], term.axes)
         return turn.so_far(Term(start.name, term.axes), add, scale, turn.tag(line))
 
-    def _home(self, turn: Turn, line: Word, name: str, start: Term) -> Term:
+    def _home(self, turn: RingIteration, line: Op, name: str, start: Term) -> Term:
         """The gradient of a part that came round, with what this device adds to it, on its way home."""
         add = Term(turn.names[name], start.axes)
         so_far = turn.so_far(start, add, None, line.tag)
@@ -236,7 +236,7 @@ class Rounds:
 
     # What comes of them.
 
-    def _ends(self, own: Turn) -> list[Statement]:
+    def _ends(self, own: RingIteration) -> list[Statement]:
         """Totals after the last turn: those of exponentials divided by the sum of these."""
         out: list[Statement] = []
         ring, sums = self.ring, dict[str, Term]()
@@ -262,7 +262,7 @@ class Rounds:
                 out.append(Sum((left,), (final,), (), tag, (1,)))
         return out
 
-    def _together(self, own: Turn) -> list[Statement]:
+    def _together(self, own: RingIteration) -> list[Statement]:
         """What the turns made, and what the own part adds to it."""
         out: list[Statement] = []
         for name in (*self.region.totals, *self.region.scatters):

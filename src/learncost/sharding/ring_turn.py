@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 from learncost.ir.count import ROUND, base
-from learncost.ir.line import Condition, Line, Product, Sum, Tag, Word
+from learncost.ir.line import Condition, Line, Meta, Op, Product, Sum
 from learncost.ir.repeat import Statement
 from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.ir.value import Value
 from learncost.ops import entry
-from learncost.sharding.ring_regions import Region
+from learncost.sharding.ring_regions import RingRegion
 
 LOWEST = Literal(-1e29)
 """What the largest score is at least, so that rows that see nothing have sums of zero, as in the word safe_softmax."""
@@ -22,7 +22,7 @@ SINK = "z"
 """What a softmax calls a score that every row has besides, and that takes a share of it."""
 
 
-def sink_of(line: Word) -> Term | None:
+def sink_of(line: Op) -> Term | None:
     """The scores that the rows of a softmax have besides; None where they have none."""
     given = zip(line.given, line.right, strict=True)
     return next((term for name, term in given if name == SINK and isinstance(term, Term)), None)
@@ -52,7 +52,7 @@ class Ring:
     why          why it cannot be; empty where it can
     """
 
-    region: Region
+    region: RingRegion
     devices: int
     known: Mapping[str, Value]
     before: Mapping[str, Value]
@@ -83,27 +83,27 @@ class Ring:
         return self.made(self.fresh(of, what), axes, of)
 
 
-def makes_shares(line: Line) -> TypeGuard[Word]:
+def makes_shares(line: Line) -> TypeGuard[Op]:
     """Whether a line is a softmax, or its gradient."""
-    return isinstance(line, Word) and entry(line.word).makes == "shares"
+    return isinstance(line, Op) and entry(line.word).makes == "shares"
 
 
-def step_tag(tag: Tag, name: str) -> Tag:
+def step_tag(tag: Meta, name: str) -> Meta:
     """The tag of a line that stands beside another one, and makes a name."""
-    return Tag(tag.layer, tag.block, tag.macro, local=name, kernel=tag.kernel, module=tag.module)
+    return Meta(tag.layer, tag.block, tag.macro, local=name, kernel=tag.kernel, module=tag.module)
 
 
 def of_word(
     word: str,
     left: Term,
     right: tuple[Operand, ...],
-    tag: Tag,
+    tag: Meta,
     axes: tuple[str, ...] = (),
     where: tuple[Condition, ...] = (),
-) -> Word:
+) -> Op:
     """A line that is a word."""
     row = entry(word)
-    return Word((left,), right, where, step_tag(tag, left.name), word, axes, "body", row.inputs, row.outputs)
+    return Op((left,), right, where, step_tag(tag, left.name), word, axes, "body", row.inputs, row.outputs)
 
 
 @dataclass
@@ -117,7 +117,7 @@ class SoFar:
 
 
 @dataclass
-class Turn:
+class RingIteration:
     """The lines of a region with one part, while they are written.
 
     names        what values of the region are called here
@@ -156,21 +156,21 @@ class Turn:
         self.ring.holds[left] = self.ring.holds.get(name, name)
         first = region.lines[0].tag
         why = f"{name} is along all of {base(value.axes[place])}, and a turn reads a part of it (rule 9)"
-        tag = Tag(first.layer, first.block, first.macro, local=left, module=first.module, why=why)
+        tag = Meta(first.layer, first.block, first.macro, local=left, module=first.module, why=why)
         terms = (Term(left, tuple(axes)),), (Term(name, value.axes),)
-        self.out.append(Word(*terms, (), tag, "part", (region.mesh_axis,), "body", ("X",), ("Y",)))
+        self.out.append(Op(*terms, (), tag, "part", (region.mesh_axis,), "body", ("X",), ("Y",)))
         self.names[name] = left
 
     def axis(self, axis: str) -> str:
         """What it calls the gathered axis of a line: `M/cp'` of `M'`, and `M/cp~'` of a part that came round."""
         return base(self.ring.region.gathered) + (ROUND if self.is_round else "") + axis[len(base(axis)) :]
 
-    def tag(self, line: Line) -> Tag:
+    def tag(self, line: Line) -> Meta:
         """The tag of a line here: a kernel is one of its own."""
         kernel = line.tag.kernel
         return replace(line.tag, kernel=kernel and replace(kernel, name=f"{kernel.name}_{self.suffix}"))
 
-    def so_far(self, start: Term, add: Term, scale: Term | None, tag: Tag) -> Term:
+    def so_far(self, start: Term, add: Term, scale: Term | None, tag: Meta) -> Term:
         """What was summed before and what is added, multiplied before where the largest score is another one now."""
         if scale is not None:
             scaled = self.ring.step(add.name, "scaled", add.axes)
@@ -199,14 +199,14 @@ class Turn:
         else:
             self._sums(new, line.name)
 
-    def _exponentials(self, line: Word, below: Term) -> None:
+    def _exponentials(self, line: Op, below: Term) -> None:
         """Shares, or the exponentials that they are shares of: of scores below a number of their row."""
         left, scores, where = line.left[0], line.right[0], line.where
         less = self.ring.step(left.name, "below", left.axes)
         self.out.append(Sum((less,), (scores, below), where, step_tag(line.tag, less.name), (1, -1)))
         self.out.append(of_word("exp", left, (less,), line.tag, where=where))
 
-    def _sums(self, line: Word, shares: str) -> None:
+    def _sums(self, line: Op, shares: str) -> None:
         """The largest score so far, and the exponentials below it in place of shares, with their sum."""
         left, where, tag, ring = line.left[0], line.where, line.tag, self.ring
         rows = tuple(axis for axis in left.axes if axis not in line.axes)
@@ -229,7 +229,7 @@ class Turn:
             start = Term(before.total.name, rows)
             self.now[shares] = SoFar(below, self.so_far(start, total, scale, tag), scale)
 
-    def _with_sink(self, sink: Term, below: Term, total: Term, tag: Tag) -> Term:
+    def _with_sink(self, sink: Term, below: Term, total: Term, tag: Meta) -> Term:
         """The sum of exponentials with that of the sink."""
         less, share, whole = (self.ring.step(total.name, what, total.axes) for what in ("sink", "of_sink", "in_all"))
         self.out.append(Sum((less,), (sink, below), (), step_tag(tag, less.name), (1, -1)))
@@ -237,7 +237,7 @@ class Turn:
         self.out.append(Sum((whole,), (total, share), (), step_tag(tag, whole.name), (1, 1)))
         return whole
 
-    def _gradient(self, new: Word, old: Word) -> None:
+    def _gradient(self, new: Op, old: Op) -> None:
         """The gradient of a softmax: shares times what their gradients are more than on average of the row."""
         left, given = new.left[0], dict(zip(new.given, new.right, strict=True))
         shares = dict(zip(old.given, old.right, strict=True))["Y"].name

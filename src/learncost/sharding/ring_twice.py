@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.ir.line import Line, Tag, Word
+from learncost.ir.line import Line, Meta, Op
 from learncost.ir.repeat import Statement
-from learncost.sharding.ring_regions import Region
+from learncost.sharding.ring_regions import RingRegion
 from learncost.sharding.ring_turn import makes_shares
 
 
@@ -24,15 +24,15 @@ class Twice:
     shares  softmaxes of the second ring, each with the one in the first of the same scores
     """
 
-    first: Region
-    second: Region
+    first: RingRegion
+    second: RingRegion
     lines: list[Statement]
     copies: Mapping[str, str]
     shares: Mapping[str, str]
 
 
 def in_two(
-    region: Region, lines: Sequence[Statement], earlier: Iterable[str], fresh: Callable[[str, str], str]
+    region: RingRegion, lines: Sequence[Statement], earlier: Iterable[str], fresh: Callable[[str, str], str]
 ) -> Twice | None:
     """A region in two rings; None where one will do.
 
@@ -61,7 +61,7 @@ def in_two(
     )
 
 
-def _behind(region: Region, lines: Sequence[Statement]) -> set[str]:
+def _behind(region: RingRegion, lines: Sequence[Statement]) -> set[str]:
     """What its lines make of what reads its totals."""
     totals, result, late = {*region.totals}, set[str](), set[str]()
     for line in lines:
@@ -74,7 +74,7 @@ def _behind(region: Region, lines: Sequence[Statement]) -> set[str]:
     return result
 
 
-def _of_fresh(region: Region, known: Collection[str]) -> list[str]:
+def _of_fresh(region: RingRegion, known: Collection[str]) -> list[str]:
     """The totals that are made of shares whose sums are not known."""
     of_shares: set[str] = set()
     for line in region.lines:
@@ -84,7 +84,7 @@ def _of_fresh(region: Region, known: Collection[str]) -> list[str]:
     return [name for name in region.totals if name in of_shares]
 
 
-def _before(region: Region, names: Iterable[str]) -> list[Line]:
+def _before(region: RingRegion, names: Iterable[str]) -> list[Line]:
     """The lines that make something, with those that make what they read, in their order."""
     wanted, result = {*names}, list[Line]()
     for line in reversed(region.lines):
@@ -105,8 +105,8 @@ def _copy(line: Line, names: Mapping[str, str]) -> Line:
 
 
 def _part(
-    region: Region, lines: list[Line], totals: list[str], scatters: Mapping[str, Word], names: Mapping[str, str]
-) -> Region:
+    region: RingRegion, lines: list[Line], totals: list[str], scatters: Mapping[str, Op], names: Mapping[str, str]
+) -> RingRegion:
     """Some lines of a region, of which copies have other names."""
     used = {name for line in lines for name in (*line.reads, *line.makes)}
     at = {**region.at, **{copy: region.at[name] for name, copy in names.items() if name in region.at}}
@@ -143,4 +143,4 @@ def _same(first: Iterable[Line], last: Iterable[Line]) -> dict[str, str]:
 def _plain(line: Line, numbers: Mapping[str, str]) -> Line:
     """A line without what it is for, and without the names that it makes."""
     places = {name: f"#{place}" for place, name in enumerate(line.makes)}
-    return line.with_changed(tag=Tag("")).renamed({**numbers, **places})
+    return line.with_changed(tag=Meta("")).renamed({**numbers, **places})

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 from learncost.ir.affine import Affine
 from learncost.ir.count import down_to
-from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.term import Read, Term
 from learncost.ops import entry
-from learncost.sharding.layout import Layout, cut
+from learncost.sharding.layout import ShardLayout, cut
 
 if TYPE_CHECKING:
-    from learncost.sharding.scope import Scope
+    from learncost.sharding.scope import ShardingScope
 
 
 @dataclass(frozen=True)
-class Choice:
+class RowChoice:
     """An index by which rows are sent over an axis of the mesh.
 
     index      its name
@@ -40,35 +40,35 @@ class Choice:
         """What layouts call it."""
         return f"{self.index} over {self.mesh_axis} by {self.read}"
 
-    def reads(self, axis: str, names: tuple[str, ...]) -> Choice:
+    def reads(self, axis: str, names: tuple[str, ...]) -> RowChoice:
         """The same for an axis that these axes of the mesh cut where it is read, the outermost first."""
         return replace(self, read=down_to(cut(axis, names), self.mesh_axis))
 
-    def is_over(self, other: Choice) -> bool:
+    def is_over(self, other: RowChoice) -> bool:
         """Whether another one is by the same index over the same axis of the mesh."""
         return (self.index, self.mesh_axis) == (other.index, other.mesh_axis)
 
 
 @dataclass(frozen=True)
-class Rows:
+class RoutedRows:
     """The rows of a line: by which choice they are sent, and what the line calls its axes.
 
     sent  the layout of an operand that is among them already
     """
 
-    choice: Choice
+    choice: RowChoice
     axes: tuple[str, ...]
     first: str  # the axis that the mesh cuts where rows are at home
-    sent: Layout | None = None
+    sent: ShardLayout | None = None
     cut: tuple[tuple[str, ...], ...] = ()  # of what is sent already: the mesh axes that cut each axis of the rows
     at: str = ""  # the axis that the line reads or writes at the choice
 
 
-def rows_of(scope: Scope, line: Line) -> Rows | None:
+def rows_of(scope: ShardingScope, line: Line) -> RoutedRows | None:
     """The rows that a line runs over where they are sent to, or None."""
-    if isinstance(line, Word) and (not entry(line.word).pointwise or line.opaque):
+    if isinstance(line, Op) and (not entry(line.word).pointwise or line.opaque):
         return None
-    if not isinstance(line, Product | Sum | Word) or line.where:
+    if not isinstance(line, Product | Sum | Op) or line.where:
         return None
     rows = _reading(scope, line)
     among = _among(scope, line)
@@ -83,7 +83,7 @@ def rows_of(scope: Scope, line: Line) -> Rows | None:
     return rows if all(_fits(term, rows) for term in (*read, *written)) else None
 
 
-def _reading(scope: Scope, line: Line) -> Rows | None:
+def _reading(scope: ShardingScope, line: Line) -> RoutedRows | None:
     """The rows of a line that reads or writes a cut axis at an index whose own axes the same mesh axis cuts."""
     for term in (*line.right, *line.left):
         for place, axis in enumerate(term.axes):
@@ -97,16 +97,16 @@ def _reading(scope: Scope, line: Line) -> Rows | None:
                 declared, read = scope.value(index.name).axes, scope.value(term.name).axes[place]
                 if scope.homes.rank(mesh_axis, read) >= scope.homes.rank(mesh_axis, declared[first]):
                     continue  # rows stay, and what they read is gathered
-                choice = Choice(index.name, mesh_axis, cut(axis.axis, (mesh_axis,)), declared)
+                choice = RowChoice(index.name, mesh_axis, cut(axis.axis, (mesh_axis,)), declared)
                 loops = tuple(str(axis) for axis in index.axes)
                 is_sum_or_word = not isinstance(line, Product)
                 if is_sum_or_word and any(not {*loops} <= {*left.axes} for left in line.left):
                     continue
-                return Rows(choice, loops, loops[first], at=axis.axis)
+                return RoutedRows(choice, loops, loops[first], at=axis.axis)
     return None
 
 
-def _among(scope: Scope, line: Line) -> Rows | None:
+def _among(scope: ShardingScope, line: Line) -> RoutedRows | None:
     """The rows of a line of which an operand is where it was sent to, and nowhere else."""
     for term in line.right:
         if not isinstance(term, Term) or term.indexed:
@@ -121,11 +121,11 @@ def _among(scope: Scope, line: Line) -> Rows | None:
         axes = tuple(str(term.axes[place]) for place in places)
         cuts = tuple(layout.split[place] for place in places)
         first = next(axis for axis, names in zip(axes, cuts, strict=True) if choice.mesh_axis in names)
-        return Rows(choice, axes, first, layout, cuts)
+        return RoutedRows(choice, axes, first, layout, cuts)
     return None
 
 
-def _fits(term: Term, rows: Rows) -> bool:
+def _fits(term: Term, rows: RoutedRows) -> bool:
     """Whether an operand is of no rows, as weights are, or is of rows that can be sent."""
     inside = {axis for axis in term.axes if isinstance(axis, str)} & {*rows.axes}
     if term.indexed:

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.count import base, whole
-from learncost.ir.line import Line, Sum, Tag, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Meta, Op, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.term import Axis, Term
 from learncost.ir.value import Value
-from learncost.sharding.clauses import Homes, Split
-from learncost.sharding.layout import Layout, Move, cut, moves
-from learncost.sharding.rows import Choice
+from learncost.sharding.clauses import ShardSpecs, Split
+from learncost.sharding.layout import LayoutMove, ShardLayout, cut, moves
+from learncost.sharding.rows import RowChoice
 
 
 @dataclass(frozen=True)
-class Reason:
+class CollectiveReason:
     """Why a collective is there: by which rule, and for which line; `cut` says over what that line is cut."""
 
     rule: int
@@ -26,7 +26,7 @@ class Reason:
 
 
 @dataclass
-class Scope:
+class ShardingScope:
     """Lines of a scope as they are placed; what is not known here is known around it.
 
     homes    where values live
@@ -34,23 +34,25 @@ class Scope:
     busy     mesh axes whose devices run different turns: here they cut nothing, and nothing goes over them
     """
 
-    homes: Homes
+    homes: ShardSpecs
     values: Mapping[str, Value]
     busy: frozenset[str] = frozenset()
-    outer: Scope | None = None
+    outer: ShardingScope | None = None
     out: list[Statement] = field(default_factory=list)
     placed: dict[str, Value] = field(default_factory=dict)
-    layouts: dict[str, Layout] = field(default_factory=dict)  # of arrays, by their names in the placed table
-    arrays: dict[str, dict[Layout, str]] = field(default_factory=dict)  # that hold a value of the whole table
+    layouts: dict[str, ShardLayout] = field(default_factory=dict)  # of arrays, by their names in the placed table
+    arrays: dict[str, dict[ShardLayout, str]] = field(default_factory=dict)  # that hold a value of the whole table
     steps: dict[str, Value] = field(default_factory=dict)  # inside of words
-    step_homes: dict[str, Layout] = field(default_factory=dict)
+    step_homes: dict[str, ShardLayout] = field(default_factory=dict)
     readers: Counter[str] = field(default_factory=Counter)
     zeros: set[str] = field(default_factory=set)
     made_by: dict[str, Line] = field(default_factory=dict)
     joins: dict[str, dict[str, str]] = field(default_factory=dict)  # why a value is partial, by mesh axis
     taken: set[str] = field(default_factory=set)
-    choices: dict[str, Choice] = field(default_factory=dict)  # by which rows were sent, by what layouts call them
-    expanded: dict[tuple[str, Layout], str] = field(default_factory=dict)  # of a value without all axes of its rows
+    choices: dict[str, RowChoice] = field(default_factory=dict)  # by which rows were sent, by what layouts call them
+    expanded: dict[tuple[str, ShardLayout], str] = field(
+        default_factory=dict
+    )  # of a value without all axes of its rows
     holds: dict[str, str] = field(default_factory=dict)  # of what collectives make, in this scope and inside
 
     def statements(self, lines: Iterable[Statement]) -> None:
@@ -58,7 +60,7 @@ class Scope:
         from learncost.sharding.turns import place_repeat
 
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 place_repeat(self, line)
             else:
                 place_line(self, line)
@@ -66,7 +68,7 @@ class Scope:
     # What is known of a value.
 
     def value(self, name: str) -> Value:
-        scope: Scope | None = self
+        scope: ShardingScope | None = self
         while scope is not None:
             if name in scope.values:
                 return scope.values[name]
@@ -75,16 +77,16 @@ class Scope:
             scope = scope.outer
         raise KeyError(name)
 
-    def home(self, name: str) -> Layout:
+    def home(self, name: str) -> ShardLayout:
         """Where a value lives: by the clauses; a step inside of a word where its line leaves it."""
-        scope: Scope | None = self
+        scope: ShardingScope | None = self
         while scope is not None and name not in scope.values:
             if name in scope.step_homes:
                 return scope.step_homes[name]
             scope = scope.outer
-        return Layout(self.homes.home(name, self.value(name), self.busy))
+        return ShardLayout(self.homes.home(name, self.value(name), self.busy))
 
-    def held(self, name: str) -> dict[Layout, str]:
+    def held(self, name: str) -> dict[ShardLayout, str]:
         """The arrays that hold a value, by their layouts; one that is still to be joined goes where it was joined."""
         around = self.outer.held(name) if self.outer is not None and name not in self.values else {}
         array_layouts = self.arrays.get(name, {})
@@ -92,11 +94,11 @@ class Scope:
             around = {layout: array for layout, array in around.items() if not layout.partial}
         return {**around, **array_layouts}
 
-    def partial(self, name: str) -> Layout | None:
+    def partial(self, name: str) -> ShardLayout | None:
         """The layout of a value that is still to be joined; None of one that is not."""
         return next((layout for layout in self.held(name) if layout.partial), None)
 
-    def give(self, name: str, layout: Layout, array: str = "") -> None:
+    def give(self, name: str, layout: ShardLayout, array: str = "") -> None:
         """An array holds a value."""
         array = array or name
         self.arrays.setdefault(name, {})[layout] = array
@@ -107,7 +109,7 @@ class Scope:
 
     # Moves.
 
-    def at(self, name: str, goal: Layout, reason: Reason) -> str:
+    def at(self, name: str, goal: ShardLayout, reason: CollectiveReason) -> str:
         """The array that holds a value in a layout, made by collectives where there is none yet."""
         held = self.held(name)
         if goal in held:
@@ -126,23 +128,23 @@ class Scope:
             self.arrays[name] = {layout: kept for layout, kept in held.items() if not layout.partial}
         return self.moved(name, start, held[start], goal, reason)
 
-    def moved(self, name: str, start: Layout, array: str, goal: Layout, reason: Reason) -> str:
+    def moved(self, name: str, start: ShardLayout, array: str, goal: ShardLayout, reason: CollectiveReason) -> str:
         """The array that collectives make of one that holds a value."""
         axes, line = self.value(name).axes, reason.line or self.line_of(name)
         for move in moves(start, goal):
             left = Term(self.fresh(name, move.word), move.layout.cut(axes))
             right = Term(array, start.cut(axes))
             why = f"{self.why(name, start, move, reason)} (rule {reason.rule}){self.filled_up(left, right)}"
-            tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
-            self.out.append(Word((left,), (right,), (), tag, move.word, (move.mesh_axis,), "body", ("X",), ("Y",)))
+            tag = Meta(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
+            self.out.append(Op((left,), (right,), (), tag, move.word, (move.mesh_axis,), "body", ("X",), ("Y",)))
             self.give(name, move.layout, left.name)
             self.holds[left.name] = name
             start, array = move.layout, left.name
         return array
 
-    def choice(self, key: str) -> Choice:
+    def choice(self, key: str) -> RowChoice:
         """The choice that a layout's key says."""
-        scope: Scope | None = self
+        scope: ShardingScope | None = self
         while scope is not None:
             if key in scope.choices:
                 return scope.choices[key]
@@ -152,12 +154,12 @@ class Scope:
     def dispatched(
         self,
         term: Term,
-        layout: Layout,
-        choice: Choice,
+        layout: ShardLayout,
+        choice: RowChoice,
         rows: tuple[str, ...],
         axes: tuple[Axis, ...],
         split: Split,
-        reason: Reason,
+        reason: CollectiveReason,
     ) -> str:
         """The array that holds an operand's rows where they are sent to; of one without all axes of the rows, for each.
 
@@ -165,7 +167,7 @@ class Scope:
         axes   of the array that is made, and how they are cut, `split`
         """
         self.choices[choice.key] = choice
-        goal = Layout(split, layout.partial, choice.key)
+        goal = ShardLayout(split, layout.partial, choice.key)
         held = self.held(term.name) if axes == term.axes else {}
         if goal in held:
             return held[goal]
@@ -178,7 +180,7 @@ class Scope:
         if key in self.expanded:
             return self.expanded[key]
         array = self.at(term.name, layout, reason)
-        index = self.at(choice.index, Layout(tuple(split[axes.index(row)] for row in rows)), reason)
+        index = self.at(choice.index, ShardLayout(tuple(split[axes.index(row)] for row in rows)), reason)
         left = Term(self.fresh(term.name, "dispatch"), tuple(cut(str(a), s) for a, s in zip(axes, split, strict=True)))
         right = (
             Term(array, tuple(cut(str(axis), names) for axis, names in zip(term.axes, layout.split, strict=True))),
@@ -198,19 +200,19 @@ class Scope:
             self.expanded[key] = left.name
         return left.name
 
-    def sends(self, word: str, left: Term, right: tuple[Term, Term], choice: Choice, line: Line, why: str) -> None:
+    def sends(self, word: str, left: Term, right: tuple[Term, Term], choice: RowChoice, line: Line, why: str) -> None:
         """Add a line that sends rows."""
-        tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
+        tag = Meta(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
         acted = (choice.mesh_axis, choice.read)
-        self.out.append(Word((left,), right, (), tag, word, acted, "body", ("X", "I"), ("Y",)))
+        self.out.append(Op((left,), right, (), tag, word, acted, "body", ("X", "I"), ("Y",)))
 
-    def combined(self, name: str, reason: Reason) -> str:
+    def combined(self, name: str, reason: CollectiveReason) -> str:
         """The array that holds a value whose rows were sent, where they came from."""
         layout, array = next(iter(self.held(name).items()))
         choice, axes = self.choice(layout.sent), self.value(name).axes
         home = replace(layout, sent="")
         index_split = tuple(layout.split[axes.index(row)] for row in choice.axes)
-        index = self.at(choice.index, Layout(index_split), reason)
+        index = self.at(choice.index, ShardLayout(index_split), reason)
         left = Term(self.fresh(name, "combine"), home.cut(axes))
         right = (
             Term(array, layout.cut(axes)),
@@ -223,7 +225,7 @@ class Scope:
         self.holds[left.name] = name
         return left.name
 
-    def made_zeros(self, name: str, goal: Layout) -> str:
+    def made_zeros(self, name: str, goal: ShardLayout) -> str:
         """Zeros in another layout: they are made, not moved; of a sum they are any device's part."""
         held = self.held(name)
         if goal.whole() in held:
@@ -234,7 +236,7 @@ class Scope:
         self.give(name, goal.whole(), array)
         return array
 
-    def why(self, name: str, start: Layout, move: Move, reason: Reason) -> str:
+    def why(self, name: str, start: ShardLayout, move: LayoutMove, reason: CollectiveReason) -> str:
         """Why a value is moved, in words."""
         axes, over = self.value(name).axes, move.mesh_axis
         before = next((axis for axis, names in zip(axes, start.split, strict=True) if over in names), "")
@@ -265,7 +267,7 @@ class Scope:
         return ""
 
     def join_of(self, name: str, over: str) -> str:
-        scope: Scope | None = self
+        scope: ShardingScope | None = self
         while scope is not None:
             if name in scope.joins:
                 return scope.joins[name].get(over, "")
@@ -274,7 +276,7 @@ class Scope:
 
     def line_of(self, name: str) -> Line:
         """The line that makes a value."""
-        scope: Scope | None = self
+        scope: ShardingScope | None = self
         while scope is not None:
             if name in scope.made_by:
                 return scope.made_by[name]

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Tag, Word
+from learncost.ir.line import Line, Meta, Op
 from learncost.ir.repeat import Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.ops.collectives import is_collective
-from learncost.passes.stages import Sent, Stage, even
+from learncost.passes.stages import Stage, StageValue, even
 from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed, place
@@ -23,7 +23,7 @@ BLOCKS = "blocks"
 """Stands in a clause for the turns of all repeats of blocks, whatever a family calls their number."""
 
 
-class Step(Protocol):
+class StageProgram(Protocol):
     """The step of a stage: its table, what it sends and receives, and what several stages sum before they update."""
 
     @property
@@ -31,9 +31,9 @@ class Step(Protocol):
     @property
     def table(self) -> Table: ...
     @property
-    def sends(self) -> tuple[Sent, ...]: ...
+    def sends(self) -> tuple[StageValue, ...]: ...
     @property
-    def receives(self) -> tuple[Sent, ...]: ...
+    def receives(self) -> tuple[StageValue, ...]: ...
     @property
     def tied(self) -> Mapping[str, tuple[int, ...]]: ...
 
@@ -91,7 +91,7 @@ def _numbers(clause: Clause) -> bool:
 
 
 def place_stages(
-    steps: Sequence[Step], pipeline: Pipeline, mesh: Mesh, sizes: Mapping[str, int], whole: Table
+    steps: Sequence[StageProgram], pipeline: Pipeline, mesh: Mesh, sizes: Mapping[str, int], whole: Table
 ) -> tuple[Placed, ...]:
     """The table that the devices of each stage run, with the lines that send and receive.
 
@@ -116,10 +116,10 @@ def place_stages(
     return tuple(result)
 
 
-def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: str) -> Table:
+def _with_sends(placed: Placed, step: StageProgram, received: Mapping[str, StageValue], axis: str) -> Table:
     """A placed stage with what goes to other stages and comes from them, and the sums of gradients of tied weights."""
     table = placed.table
-    sends: dict[str, list[Sent]] = {}
+    sends: dict[str, list[StageValue]] = {}
     for sent in step.sends:
         sends.setdefault(sent.made, []).append(sent)
     values, lines, waiting = dict(table.values), list[Statement](), dict(received)
@@ -132,9 +132,9 @@ def _with_sends(placed: Placed, step: Step, received: Mapping[str, Sent], axis: 
         axes = values[operand or name].axes
         values[name] = replace(values[operand or name], axes=axes)
         right = (Term(operand, axes),) if operand else ()
-        tag = Tag("pipeline", macro=macro, local=name, why=why)
+        tag = Meta("pipeline", macro=macro, local=name, why=why)
         given = ("X",) if operand else ()
-        return Word((Term(name, axes),), right, (), tag, word, (axis, *map(str, places)), "body", given, ("Y",))
+        return Op((Term(name, axes),), right, (), tag, word, (axis, *map(str, places)), "body", given, ("Y",))
 
     for last in table.lines:
         macro = next(inner for inner, _ in walk((last,))).tag.macro

@@ -8,14 +8,14 @@ from dataclasses import replace
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Sum
-from learncost.ir.repeat import Carry, Repeat
-from learncost.sharding.layout import Layout, cut
-from learncost.sharding.scope import Reason, Scope, readers
+from learncost.ir.repeat import Carry, Loop
+from learncost.sharding.layout import ShardLayout, cut
+from learncost.sharding.scope import CollectiveReason, ShardingScope, readers
 
 Partial = frozenset[tuple[str, str]]
 
 
-def place_repeat(scope: Scope, repeat: Repeat) -> None:
+def place_repeat(scope: ShardingScope, repeat: Loop) -> None:
     """Place a repeat: what goes in is moved before it, and its turns are placed once for all."""
     busy = _busy(scope, repeat)
     _move_shared(scope, repeat, busy)
@@ -29,7 +29,7 @@ def place_repeat(scope: Scope, repeat: Repeat) -> None:
     _finish(scope, repeat, busy, inner, totals)
 
 
-def _busy(scope: Scope, repeat: Repeat) -> tuple[str, ...]:
+def _busy(scope: ShardingScope, repeat: Loop) -> tuple[str, ...]:
     """The mesh axes that cut the turns themselves, as where sequences take turns.
 
     Turns that depend on one another run on all devices, where these have parts of what a turn does, as of channels.
@@ -50,7 +50,7 @@ def _busy(scope: Scope, repeat: Repeat) -> tuple[str, ...]:
     return first if {*first} - parted else ()
 
 
-def _move_shared(scope: Scope, repeat: Repeat, busy: tuple[str, ...]) -> None:
+def _move_shared(scope: ShardingScope, repeat: Loop, busy: tuple[str, ...]) -> None:
     """What all turns read is joined before the first, and gathered over the devices that run different turns."""
     for name in repeat.shared:
         held = scope.held(name)
@@ -60,11 +60,11 @@ def _move_shared(scope: Scope, repeat: Repeat, busy: tuple[str, ...]) -> None:
             continue
         if layout.partial:
             goal = scope.home(name)
-        goal = Layout(tuple(tuple(q for q in names if q not in busy) for names in goal.split))
-        scope.at(name, goal, Reason(5, None))
+        goal = ShardLayout(tuple(tuple(q for q in names if q not in busy) for names in goal.split))
+        scope.at(name, goal, CollectiveReason(5, None))
 
 
-def _joinable(scope: Scope, carry: Carry) -> Partial:
+def _joinable(scope: ShardingScope, carry: Carry) -> Partial:
     """The mesh axes over which a total may be carried as a partial sum: all, where it begins with zeros."""
     if carry.initial in scope.zeros:
         return frozenset((name, "sum") for name in scope.homes.mesh.names)
@@ -72,17 +72,17 @@ def _joinable(scope: Scope, carry: Carry) -> Partial:
     return layout.partial if layout is not None else frozenset()
 
 
-def _carried(scope: Scope, start: str, partial: Partial) -> Layout:
+def _carried(scope: ShardingScope, start: str, partial: Partial) -> ShardLayout:
     """The layout of a carried value: its home, and what is still to be joined."""
     home = scope.home(start)
     return replace(home, partial=frozenset((q, how) for q, how in partial if q not in home.over))
 
 
 def _turn(
-    scope: Scope, repeat: Repeat, busy: tuple[str, ...], totals: Mapping[str, Partial]
-) -> tuple[Scope, dict[str, Partial]]:
+    scope: ShardingScope, repeat: Loop, busy: tuple[str, ...], totals: Mapping[str, Partial]
+) -> tuple[ShardingScope, dict[str, Partial]]:
     """The lines of a turn, and how what it hands on is partial before it is brought into the layout of the start."""
-    inner = Scope(scope.homes, repeat.values, scope.busy | {*busy}, scope)
+    inner = ShardingScope(scope.homes, repeat.values, scope.busy | {*busy}, scope)
     inner.readers = readers(repeat.lines, [carry.end for carry in repeat.carry] + [name for name, _ in repeat.keep])
     for carry in repeat.carry:
         inner.give(carry.start, _carried(inner, carry.start, totals[carry.start]))
@@ -93,30 +93,34 @@ def _turn(
     return inner, {carry.start: _ending(inner, carry.end) for carry in repeat.carry}
 
 
-def _ending(inner: Scope, name: str) -> Partial:
+def _ending(inner: ShardingScope, name: str) -> Partial:
     layout = inner.partial(name)
     return layout.partial if layout is not None else frozenset()
 
 
-def _stack_layout(scope: Scope, inner: Scope, repeat: Repeat, each: tuple[str, str], busy: tuple[str, ...]) -> Layout:
+def _stack_layout(
+    scope: ShardingScope, inner: ShardingScope, repeat: Loop, each: tuple[str, str], busy: tuple[str, ...]
+) -> ShardLayout:
     """The layout in which turns read their slices of a stack: cut as the turns are, wherever it lives."""
     name, stack = each
     layout = next(iter(scope.held(stack)))
     if busy:
         others = (tuple(q for q in names if q not in busy) for names in scope.home(stack).split[1:])
-        return Layout((busy, *others))
+        return ShardLayout((busy, *others))
     layout = scope.home(stack) if layout.partial else layout
     if layout.split[0] and not repeat.part(name, scope.value(stack).axes):
-        return Layout(((), *inner.home(name).split))  # every device has all turns
+        return ShardLayout(((), *inner.home(name).split))  # every device has all turns
     return layout
 
 
-def _of_turn(layout: Layout, together: int) -> tuple[tuple[str, ...], ...]:
+def _of_turn(layout: ShardLayout, together: int) -> tuple[tuple[str, ...], ...]:
     return layout.split if together else layout.split[1:]
 
 
-def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, totals: Mapping[str, Partial]) -> None:
-    reason = Reason(5, None)
+def _finish(
+    scope: ShardingScope, repeat: Loop, busy: tuple[str, ...], inner: ShardingScope, totals: Mapping[str, Partial]
+) -> None:
+    reason = CollectiveReason(5, None)
     over = frozenset(busy)
     carried, kept = [], []
     for carry in repeat.carry:
@@ -132,7 +136,7 @@ def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, t
         scope.made_by[carry.final] = inner.line_of(carry.end)
         scope.joins[carry.final] = dict(inner.joins.get(carry.end, {}))
         scope.joins[carry.final] |= {q: f"the turns over {base(repeat.count)} run on its devices" for q in busy}
-        scope.give(carry.final, Layout(layout.split, partial))
+        scope.give(carry.final, ShardLayout(layout.split, partial))
     for name, stack in repeat.keep:
         layout = _kept_layout(inner, name, frozenset() if busy else scope.home(stack).over)
         kept.append((inner.at(name, layout, reason), stack))
@@ -141,7 +145,7 @@ def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, t
         scope.made_by[stack] = inner.line_of(name)
         scope.joins[stack] = dict(inner.joins.get(name, {}))
         scope.choices |= inner.choices
-        scope.give(stack, Layout(split, layout.partial, layout.sent))
+        scope.give(stack, ShardLayout(split, layout.partial, layout.sent))
     each = []
     for name, stack in repeat.each:
         each.append((name, scope.at(stack, _stack_layout(scope, inner, repeat, (name, stack), busy), reason)))
@@ -159,7 +163,7 @@ def _finish(scope: Scope, repeat: Repeat, busy: tuple[str, ...], inner: Scope, t
     )
 
 
-def _is_total(repeat: Repeat, carry: Carry) -> bool:
+def _is_total(repeat: Loop, carry: Carry) -> bool:
     """Whether what turns hand on is only added to: a state that other lines read is none, even from zeros on."""
     sums = {carry.start}
     for line in repeat.lines:
@@ -170,7 +174,7 @@ def _is_total(repeat: Repeat, carry: Carry) -> bool:
     return carry.end in sums and not sums & {name for name, _ in repeat.keep}
 
 
-def _kept_layout(inner: Scope, name: str, over: frozenset[str]) -> Layout:
+def _kept_layout(inner: ShardingScope, name: str, over: frozenset[str]) -> ShardLayout:
     """What a stack collects: the home, but that gradients of weights stay partial until somebody reads them.
 
     over  what cuts the stack: a sum over what cuts its turns is joined where it is cut

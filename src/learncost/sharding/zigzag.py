@@ -16,8 +16,8 @@ import numpy as np
 from learncost.ir.affine import Affine
 from learncost.ir.count import base, cuts, size_of, whole
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Word
-from learncost.ir.repeat import Repeat, Statement, each_line, walk
+from learncost.ir.line import Line, Op
+from learncost.ir.repeat import Loop, Statement, each_line, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read
 from learncost.ir.zigzag import devices_of, position
@@ -65,13 +65,13 @@ def _balanced(line: Line, axes: Collection[str]) -> Line:
 def _statements(lines: Iterable[Statement]) -> Iterator[Statement]:
     for line in lines:
         yield line
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             yield from _statements(line.lines)
 
 
 def _told_apart(line: Statement) -> Iterator[str]:
     """Axes of which a line tells positions by where they stand: reads at places, turns, words that go along them."""
-    if isinstance(line, Repeat):
+    if isinstance(line, Loop):
         yield line.count
         return
     assert isinstance(line, Line)
@@ -80,7 +80,7 @@ def _told_apart(line: Statement) -> Iterator[str]:
             if isinstance(axis, Read):
                 yield axis.axis
                 yield from axis.at.loops if isinstance(axis.at, Affine) else ()
-    if isinstance(line, Word):
+    if isinstance(line, Op):
         word = entry(line.word)
         if word.kind in ("choice", "scan") or word.name in ("append", "join"):
             yield from (*line.axes, *line.chosen)

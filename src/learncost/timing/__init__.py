@@ -4,15 +4,15 @@
 """
 
 from learncost.timing.predict import Bound, Seconds, Time, time
-from learncost.timing.rates import Curve, Grid, Rates
-from learncost.timing.work import MatrixProduct, Priced, Work, matrix_product, works
+from learncost.timing.rates import MatmulGrid, RateCurve, Rates
+from learncost.timing.work import MatmulShape, Priced, Work, matrix_product, works
 
 __all__ = [
     "Bound",
-    "Curve",
-    "Grid",
-    "MatrixProduct",
+    "MatmulGrid",
+    "MatmulShape",
     "Priced",
+    "RateCurve",
     "Rates",
     "Seconds",
     "Time",

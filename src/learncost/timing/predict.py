@@ -11,7 +11,7 @@ from learncost.ir.count import base, larger, smaller
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.timing.rates import FRESH, Rates
-from learncost.timing.work import MatrixProduct, Priced, Work, works
+from learncost.timing.work import MatmulShape, Priced, Work, works
 
 
 class Bound(StrEnum):
@@ -145,7 +145,7 @@ def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seco
     )
 
 
-def _product(product: MatrixProduct, work: Work, rates: Rates) -> Any:
+def _product(product: MatmulShape, work: Work, rates: Rates) -> Any:
     shape = product.m, product.n, product.k
     kernel = _is_kernel(work)
     if not kernel and not hasattr(product.batch, "shape") and product.batch == 1:

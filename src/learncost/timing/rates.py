@@ -23,7 +23,7 @@ ORIENTATIONS = ("NN", "TN", "NT")
 
 
 @dataclass(frozen=True)
-class Curve:
+class RateCurve:
     """Values at places, straight lines between them in the logarithms of both; the ends go on as they are."""
 
     places: tuple[float, ...]
@@ -43,7 +43,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Grid:
+class MatmulGrid:
     """FLOP/s of products of matrices m x k and k x n, for every three of the `sizes`, the last one of k fastest.
 
     Between the sizes the logarithm of the rate is interpolated in the logarithms of m, n and k. Above the largest the
@@ -128,9 +128,9 @@ class Rates(Displayed):
     watts      that it draws, lowest, usual and highest, where that is known
     """
 
-    products: Mapping[str, Grid]
-    inner: Grid
-    bandwidth: Curve
+    products: Mapping[str, MatmulGrid]
+    inner: MatmulGrid
+    bandwidth: RateCurve
     words: Mapping[str, float] = field(default_factory=dict)
     launch: float = 0.0
     launch_backward: float = 0.0

@@ -22,7 +22,7 @@ Given = TypeVar("Given")
 
 
 @dataclass(frozen=True)
-class Mark:
+class TraceMark:
     """A moment: a function of a program is called, reaches a line, or returns.
 
     at      nanoseconds of the clock
@@ -46,7 +46,7 @@ class TracedStep:
     number: int
     began: int
     ended: int
-    marks: tuple[Mark, ...]
+    marks: tuple[TraceMark, ...]
 
 
 @dataclass
@@ -62,13 +62,13 @@ class Tracer:
         self.seen += 1
         if self.seen == 1 or len(self.traced) >= self.steps:
             return take()
-        with _Memory() as memory:
-            marks: list[Mark] = []
+        with _ResidentMemory() as memory:
+            marks: list[TraceMark] = []
             watched: dict[CodeType, str] = {}
 
             def mark(event: str, frame: FrameType, text: str) -> None:
                 code = frame.f_code
-                marks.append(Mark(perf_counter_ns(), event, code.co_name, frame.f_lineno, memory.bytes, text))
+                marks.append(TraceMark(perf_counter_ns(), event, code.co_name, frame.f_lineno, memory.bytes, text))
 
             def inside(frame: FrameType, event: str, _: Any) -> Any:
                 if event in ("line", "return"):
@@ -108,10 +108,10 @@ def has_headings(text: str, first: int) -> bool:
     return False
 
 
-class _Memory:
+class _ResidentMemory:
     """The bytes that this process holds, as Linux says them (proc(5), statm): its second number, in pages."""
 
-    def __enter__(self) -> _Memory:
+    def __enter__(self) -> _ResidentMemory:
         self._file = -1
         with suppress(OSError):
             self._file = os.open(Path("/proc/self/statm"), os.O_RDONLY)

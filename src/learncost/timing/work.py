@@ -12,8 +12,8 @@ from functools import reduce
 from math import prod
 from typing import Any, Protocol
 
-from learncost.ir.count import Count, base, comes_round, larger, size_of, smaller, whole
-from learncost.ir.line import Kernel, Line, Product, Sum, Word, alias
+from learncost.ir.count import Polynomial, base, comes_round, larger, size_of, smaller, whole
+from learncost.ir.line import FusedKernel, Line, Op, Product, Sum, alias
 from learncost.ir.precision import BYTES
 from learncost.ir.repeat import check_derived
 from learncost.ir.sides import sides
@@ -28,7 +28,7 @@ class Priced(Protocol):
     """What is read of a priced line."""
 
     @property
-    def repeat(self) -> Count:
+    def repeat(self) -> Polynomial:
         """How often it runs in a step."""
 
     @property
@@ -37,7 +37,7 @@ class Priced(Protocol):
 
 
 @dataclass(frozen=True)
-class MatrixProduct:
+class MatmulShape:
     """`batch` products of matrices m x k and k x n; in `orientation` a T is a factor that lies the other way round."""
 
     batch: Any
@@ -80,7 +80,7 @@ class Work:
     main: int
     turns: Any
     macro: str
-    products: tuple[MatrixProduct, ...]
+    products: tuple[MatmulShape, ...]
     points: Mapping[str, Any]
     bytes: Mapping[str, Any]
     result_bytes: Mapping[str, Any] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class LineAxes:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class TiledBlocks:
     """What a kernel does in blocks of at most so many of an axis, with the windows of what it sees."""
 
     axis: str
@@ -136,14 +136,14 @@ class WorkAxes:
     """
 
     lines: tuple[LineAxes, ...]
-    repeat: Count
+    repeat: Polynomial
     macro: str
     bits: Mapping[str, int]
     bytes: Mapping[str, tuple[Touched, ...]]
     made: Mapping[str, Extent]
     width: int
     kernel: tuple[str, ...] | None = None
-    blocks: Blocks | None = None
+    blocks: TiledBlocks | None = None
 
     def at(self, sizes: Mapping[str, Any]) -> Work:
         """The work at sizes."""
@@ -304,13 +304,13 @@ class ProductAxes:
     summed: tuple[str, ...]
     orientation: str = "NN"
 
-    def at(self, sizes: Mapping[str, Any]) -> MatrixProduct:
+    def at(self, sizes: Mapping[str, Any]) -> MatmulShape:
         """The product at sizes."""
         b, m, n, k = (_points_of(axes, sizes) for axes in (self.batch, self.rows, self.columns, self.summed))
-        return MatrixProduct(b, m, n, k, self.orientation)
+        return MatmulShape(b, m, n, k, self.orientation)
 
 
-def matrix_product(line: Line, sizes: Mapping[str, int]) -> MatrixProduct:
+def matrix_product(line: Line, sizes: Mapping[str, int]) -> MatmulShape:
     """A line's product of matrices at sizes, as `product_axes` has it."""
     return product_axes(line).at(sizes)
 
@@ -353,13 +353,13 @@ def _touched(part: Touched, sizes: Mapping[str, Any]) -> Any:
     return often * (points if axes == extent_axes else smaller(points, _points_of(extent_axes, sizes)))
 
 
-def _blocks(group: list[_Numbered], kernel: Kernel) -> Blocks:
+def _blocks(group: list[_Numbered], kernel: FusedKernel) -> TiledBlocks:
     assert kernel.blocks is not None
     conditions = [condition for _, line in group for condition in line.where if condition.ordered]
-    return Blocks(*kernel.blocks, bool(conditions), tuple(c.window for c in conditions if c.window), kernel.zigzag)
+    return TiledBlocks(*kernel.blocks, bool(conditions), tuple(c.window for c in conditions if c.window), kernel.zigzag)
 
 
-def _in_blocks(axes: ProductAxes, blocks: Blocks, sizes: Mapping[str, Any]) -> MatrixProduct:
+def _in_blocks(axes: ProductAxes, blocks: TiledBlocks, sizes: Mapping[str, Any]) -> MatmulShape:
     """A product as blocks of queries do it: rows of the scores, of what they are multiplied with, or sums are cut."""
     product, queries = axes.at(sizes), _size(blocks.axis, sizes)
     rows = smaller(blocks.most, queries)
@@ -376,10 +376,10 @@ def _in_blocks(axes: ProductAxes, blocks: Blocks, sizes: Mapping[str, Any]) -> M
         n = n // queries * rows
     else:
         return product  # one of matrices for every query
-    return MatrixProduct(product.batch * turns, m, n, k, product.orientation)
+    return MatmulShape(product.batch * turns, m, n, k, product.orientation)
 
 
-def _seen(blocks: Blocks, sizes: Mapping[str, Any]) -> Any:
+def _seen(blocks: TiledBlocks, sizes: Mapping[str, Any]) -> Any:
     """The share of the keys that the blocks see: the mean of the keys up to a block's last query.
 
     Of several devices it is that of the last one, for which all wait: it has the latest queries, but in zigzag as
@@ -413,12 +413,12 @@ def _at_index(term: Term) -> bool:
 
 def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
     """Whether a word in the group is the whole of an operator that this line is a part of."""
-    return of_norm(line) and not isinstance(line, Word) and any(isinstance(member, Word) for _, member in group)
+    return of_norm(line) and not isinstance(line, Op) and any(isinstance(member, Op) for _, member in group)
 
 
 def _points(line: Line, word_names: frozenset[str]) -> Iterator[tuple[str, Extent]]:
     """How often each known word or primitive of a line is computed."""
-    if isinstance(line, Word):
+    if isinstance(line, Op):
         name = f"{line.word}'" if line.part == "gradient" else line.word
         if name in word_names:
             yield name, (line.loops, 1)
@@ -426,7 +426,7 @@ def _points(line: Line, word_names: frozenset[str]) -> Iterator[tuple[str, Exten
     for part in lower_line(line):
         if all(isinstance(term, Literal) for term in part.right):
             continue
-        if isinstance(part, Word):
+        if isinstance(part, Op):
             yield part.word, (part.loops, 1)
         elif isinstance(part, Sum):
             yield "add", (part.loops, len(part.right) - 1)

@@ -10,7 +10,7 @@ import torch
 from learncost.engines.weights import DEVIATION, kinds, shape
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.torch.passes import Passes
+from learncost.torch.passes import DifferentiablePasses
 
 
 class TableModule(torch.nn.Module):
@@ -23,7 +23,7 @@ class TableModule(torch.nn.Module):
         super().__init__()
         self.table, self.sizes, self._chances = table, dict(sizes), dict(chances)
         self._drops = any(self._chances.values())
-        self._passes: dict[Any, Passes] = {}
+        self._passes: dict[Any, DifferentiablePasses] = {}
         for name in table.weights:
             self._register(name, torch.nn.Parameter(torch.empty(shape(table, name, self.sizes), **tensor)))
         self.reset_parameters()
@@ -70,14 +70,14 @@ class TableModule(torch.nn.Module):
     def _emit(self, key: tuple[bool, ...]) -> None:
         """Make the passes of that table; torch.compile does not look in here."""
         if key not in self._passes:
-            self._passes[key] = Passes(self.chosen(key), self.sizes)
+            self._passes[key] = DifferentiablePasses(self.chosen(key), self.sizes)
 
-    def passes(self, key: tuple[bool, ...]) -> Passes:
+    def passes(self, key: tuple[bool, ...]) -> DifferentiablePasses:
         """The passes of that table."""
         self._emit(key)
         return self._passes[key]
 
-    def _run(self, passes: Passes, values: dict[str, torch.Tensor]) -> Any:
+    def _run(self, passes: DifferentiablePasses, values: dict[str, torch.Tensor]) -> Any:
         """The outputs, one alone without a tuple; what is drawn is drawn here, with torch's generator."""
         values = values | self.weights()
         masks = [name for name in passes.inputs if name in self._chances]

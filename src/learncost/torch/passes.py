@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from learncost.autodiff.derive import Derived, derive
-from learncost.backends import Node, Tree, leaves, program
+from learncost.backends import RecordNode, Tree, leaves, program
 from learncost.ir.errors import InputError
 from learncost.ir.repeat import windows
 from learncost.ir.table import Table
@@ -18,7 +18,7 @@ from learncost.ir.table import Table
 Tensors = Mapping[str, torch.Tensor]
 
 
-class Passes:
+class DifferentiablePasses:
     """A table as a function of tensors by name, differentiable by the tables that are derived from it.
 
     sizes   of axes that stand in no input, and of windows; all others are read off the inputs
@@ -130,13 +130,13 @@ def _autocast(device: str) -> tuple[str, torch.dtype] | None:
 
 
 def _argument(tree: Tree) -> str:
-    if isinstance(tree, Node):
+    if isinstance(tree, RecordNode):
         return f"{tree.record}({', '.join(map(_argument, tree.fields))})"
     return "None" if tree is None else f"values[{tree!r}]"
 
 
 def _taken(tree: Tree, text: str) -> Iterator[tuple[str, str]]:
-    if isinstance(tree, Node):
+    if isinstance(tree, RecordNode):
         for place, part in enumerate(tree.fields):
             yield from _taken(part, f"{text}[{place}]")
     elif tree is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from learncost.reports.sheet import size_of, wrapped
 from learncost.training.folder import SAMPLES
-from learncost.training.loop import Result, Step
+from learncost.training.loop import TrainingResult, TrainingStep
 
 
-def stopped(result: Result) -> str:
+def stopped(result: TrainingResult) -> str:
     """Where a run that stopped before its end goes on."""
     return (
         f"saved after step {result.steps:,} of {result.options.steps:,}; "
@@ -15,7 +15,7 @@ def stopped(result: Result) -> str:
     )
 
 
-def _memory(step: Step) -> list[str]:
+def _memory(step: TrainingStep) -> list[str]:
     """What the process took, as measured, and what was predicted for the arrays of a step."""
     if step.process is None or step.memory is None:
         return []
@@ -26,7 +26,7 @@ def _memory(step: Step) -> list[str]:
     return lines
 
 
-def summary(result: Result) -> str:
+def summary(result: TrainingResult) -> str:
     """How a training ended."""
     options, lines = result.options, []
     steps_text = "1 step" if result.steps == 1 else f"{result.steps:,} steps"

@@ -26,7 +26,7 @@ Batch = Mapping[str, Any]
 """Arrays by the names of `lc.Training.step`: tokens, targets, labels, image and so on."""
 
 
-class Engine(Protocol):
+class TrainingEngine(Protocol):
     """Weights, the optimizer's state, and steps that change them.
 
     `weights` and `state` are NumPy arrays by name: of the weights of the model's table (those of a repeat are stacks),

@@ -8,22 +8,22 @@ from importlib.util import find_spec
 from learncost.engines.options import Options, refuse_schedule
 from learncost.ir.errors import named_one
 from learncost.models.configuration import Configuration
-from learncost.training.engine import Engine, NumPyEngine
+from learncost.training.engine import NumPyEngine, TrainingEngine
 
 
-def _torch(configuration: Configuration, options: Options) -> Engine:
+def _torch(configuration: Configuration, options: Options) -> TrainingEngine:
     from learncost.training.torch_engine import TorchEngine
 
     return TorchEngine(configuration, options)
 
 
-def _jax(configuration: Configuration, options: Options) -> Engine:
+def _jax(configuration: Configuration, options: Options) -> TrainingEngine:
     from learncost.training.jax_engine import JaxEngine
 
     return JaxEngine(configuration, options)
 
 
-ENGINES: Mapping[str, Callable[[Configuration, Options], Engine]] = {
+ENGINES: Mapping[str, Callable[[Configuration, Options], TrainingEngine]] = {
     "numpy": NumPyEngine,
     "torch": _torch,
     "jax": _jax,
@@ -36,7 +36,7 @@ def usual() -> str:
     return "torch" if find_spec("torch") else "numpy"
 
 
-def engine(configuration: Configuration, options: Options) -> Engine:
+def engine(configuration: Configuration, options: Options) -> TrainingEngine:
     """The engine that the options name, with initial weights."""
     if options.mesh is not None:
         from learncost.training.stages_engine import mesh_engine

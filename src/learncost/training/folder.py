@@ -23,7 +23,7 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model
 from learncost.models.storage import (
     TEMPORARY,
-    Kept,
+    WriteAdvice,
     alone,
     cannot_write,
     check_finite,
@@ -37,7 +37,7 @@ from learncost.models.storage import (
 from learncost.training import parts as in_parts
 from learncost.training.data.tasks import tokenizer_of
 from learncost.training.engine import NumPyEngine
-from learncost.training.parts import Parts, Saved
+from learncost.training.parts import Parts, SavedCheckpoint
 from learncost.training.processes import Processes
 
 OPTIONS, CONFIG, WEIGHTS = "training.json", "config.json", hugging_face.WEIGHTS
@@ -120,7 +120,7 @@ class Folder:
             raise InputError(f"{path} is damaged: batch_size, seq_len and learning_rate are needed; {self.advice}")
         return options
 
-    def rewrite(self, options: Options, kept: Kept) -> None:
+    def rewrite(self, options: Options, kept: WriteAdvice) -> None:
         """Other options in place of the first ones."""
         write_json(self.path / OPTIONS, options.to_dict(), kept)
 
@@ -144,7 +144,7 @@ class Folder:
         """A checkpoint, which takes the place of the one before it, of step `last`, or -1. Raises InputError."""
         last_one = last_checkpoint(last)
         check_finite({**weights, **state}, f"step {steps:,}", f"give a smaller --learning-rate; {last_one}")
-        kept = Kept(last_one, self.again)
+        kept = WriteAdvice(last_one, self.again)
         ours = model.configuration.family not in hugging_face.layouts()
         theirs = dict(weights) if ours else hugging_face.to_theirs(model, weights)
         optimizer = self._optimizer(steps)
@@ -158,7 +158,7 @@ class Folder:
 
     def save_parts(self, arrays: Parts, steps: int, last: int, processes: Processes) -> None:
         """A checkpoint of which every process writes its parts, in the place of all before it. Raises InputError."""
-        kept = Kept(last_checkpoint(last), self.again)
+        kept = WriteAdvice(last_checkpoint(last), self.again)
         in_parts.save(self.path, arrays, steps, {name: self._length(name) for name in LOGS}, kept, processes)
 
         def forget_others() -> None:
@@ -169,7 +169,7 @@ class Folder:
 
         processes.of_first(forget_others)
 
-    def distributed(self, whole: bool = False) -> Saved | None:
+    def distributed(self, whole: bool = False) -> SavedCheckpoint | None:
         """The last checkpoint, where it was written in parts; those that are `whole` go first where they are told to.
 
         Raises InputError for a damaged one.

@@ -15,7 +15,7 @@ from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, precision_of
 from learncost.ir.table import Table
-from learncost.ir.value import Same
+from learncost.ir.value import IdentityKey
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
@@ -43,13 +43,13 @@ class _JaxRunner:
         import jax
 
         training = self._training
-        self._compiled: dict[Same[Table], _Compiled] = {}
+        self._compiled: dict[IdentityKey[Table], _Compiled] = {}
         with exact(training.dtype):
             training.weights = {name: jax.numpy.array(array) for name, array in training.weights.items()}
             training.state = {name: jax.numpy.array(array) for name, array in training.state.items()}
 
     def __call__(self, prepared: Prepared) -> Values:
-        training, key = self._training, Same(prepared.table)
+        training, key = self._training, IdentityKey(prepared.table)
         if key not in self._compiled:
             self._compiled[key] = _Compiled(prepared.table, training.model.sizes, training.precision.name)
         with exact(training.dtype):

@@ -6,13 +6,13 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from learncost.models.storage import Kept, cannot_write
+from learncost.models.storage import WriteAdvice, cannot_write
 
 
-class Log:
+class MetricsLog:
     """A file that is only added to; what was written after the last checkpoint is cut off when a run resumes."""
 
-    def __init__(self, path: Path, length: int, kept: Kept) -> None:
+    def __init__(self, path: Path, length: int, kept: WriteAdvice) -> None:
         self._path, self._kept = path, kept
         try:
             self._file = path.open("ab")
@@ -42,7 +42,7 @@ class Log:
             self._file.close()
 
 
-class NoLog(Log):
+class NoLog(MetricsLog):
     """Of a process that does not write."""
 
     def __init__(self) -> None: ...

@@ -26,7 +26,7 @@ from learncost.ir import displayed
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of
 from learncost.models.model import build
-from learncost.models.storage import Kept
+from learncost.models.storage import WriteAdvice
 from learncost.timing.traced import Tracer
 from learncost.training import memory
 from learncost.training.begin import begin
@@ -34,12 +34,12 @@ from learncost.training.data.columns import FACTS
 from learncost.training.data.task import Data, count, right
 from learncost.training.data.tasks import next_token, task
 from learncost.training.data.text import Text
-from learncost.training.engine import Engine
+from learncost.training.engine import TrainingEngine
 from learncost.training.engines import engine
 from learncost.training.folder import CONFIG, LOGS, Checkpoint, Folder, last_checkpoint
 from learncost.training.generate import Decoder, Sampling, sample
 from learncost.training.interrupt import asked_to_stop
-from learncost.training.log import Log, NoLog
+from learncost.training.log import MetricsLog, NoLog
 from learncost.training.parts import read
 from learncost.training.processes import ALONE, Processes
 
@@ -54,7 +54,7 @@ SMALL = 1e8
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """What is known after a step; of the validation only where it was done. `seconds` are the step's own.
 
     accuracy   the share of right answers where they are classes
@@ -90,7 +90,7 @@ class Step:
         return json.dumps({name: value for name, value in vars(self).items() if value is not None}) + "\n"
 
 
-class Report(Protocol):
+class TrainingReporter(Protocol):
     """Who is told how a training goes."""
 
     def say(self, text: str) -> None:
@@ -99,7 +99,7 @@ class Report(Protocol):
     def begin(self, step: int, steps: int) -> None:
         """The steps begin, after `step` of `steps`."""
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: TrainingStep) -> None:
         """A step is done."""
 
     def sampled(self, step: int, text: str) -> None:
@@ -107,7 +107,7 @@ class Report(Protocol):
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainingResult:
     """How a training ended: its steps and the last of them; `stopped` before the end as that was `asked`, or late.
 
     told   whether this process is the one of several that tells it
@@ -119,8 +119,8 @@ class Result:
     steps: int
     parameters: int
     seconds: float
-    last: Step | None
-    validated: Step | None
+    last: TrainingStep | None
+    validated: TrainingStep | None
     stopped: bool
     asked: bool
     writes: bool
@@ -143,11 +143,11 @@ class Result:
 def start(
     options: Options,
     path: Path,
-    report: Report,
+    report: TrainingReporter,
     stop: Callable[[], bool] | None = None,
     trace: int = 0,
     processes: Processes = ALONE,
-) -> Result:
+) -> TrainingResult:
     """Train as the options say, in a new folder; `stop`, `trace` and `processes` as for `go_on`. Raises InputError.
 
     What is refused before its first step, such as a list with a mistake, leaves no folder: it can be said again.
@@ -163,7 +163,7 @@ def start(
     processes.of_first(write)
     with _alone(folder, processes):
         try:
-            run = _Run(folder, report, {}, trace, processes)
+            run = _TrainingRun(folder, report, {}, trace, processes)
         except InputError:
             if processes.first:
                 folder.forget()
@@ -173,12 +173,12 @@ def start(
 
 def go_on(
     path: Path,
-    report: Report,
+    report: TrainingReporter,
     stop: Callable[[], bool] | None = None,
     trace: int = 0,
     processes: Processes = ALONE,
     **changes: Any,
-) -> Result:
+) -> TrainingResult:
     """Continue a run from its last checkpoint, bit for bit as if it had never stopped. Raises InputError.
 
     stop       asked after every step; the run is saved where it says yes. None: Ctrl-C says yes
@@ -188,7 +188,7 @@ def go_on(
     """
     folder = Folder(path)
     with _alone(folder, processes):
-        return _Run(folder, report, changes, trace, processes).to_the_end(stop)
+        return _TrainingRun(folder, report, changes, trace, processes).to_the_end(stop)
 
 
 @contextmanager
@@ -199,11 +199,11 @@ def _alone(folder: Folder, processes: Processes) -> Iterator[None]:
         yield
 
 
-class _Run:
+class _TrainingRun:
     """A run with everything that it needs to take steps."""
 
     def __init__(
-        self, folder: Folder, report: Report, changes: dict[str, Any], trace: int, processes: Processes
+        self, folder: Folder, report: TrainingReporter, changes: dict[str, Any], trace: int, processes: Processes
     ) -> None:
         self.tracer = Tracer(trace)
         self.folder, self.report, self.told, self.processes = folder, report, False, processes
@@ -215,7 +215,7 @@ class _Run:
         self.tokenizer = folder.tokenizer()
         self.task = task(self.configuration, self.tokenizer, self.options)
         self.data = self._data()
-        self.engine: Engine = engine(self.configuration, self.options)
+        self.engine: TrainingEngine = engine(self.configuration, self.options)
         held_bytes = sum(array.nbytes for array in _held(self.engine))
         memory.forget_highest()
         self.before = memory.highest() - held_bytes
@@ -224,12 +224,12 @@ class _Run:
             self._measure()
         lengths = logs or dict.fromkeys(LOGS, 0)
         self.saved = self.engine.steps if logs is not None else -1
-        kept = Kept(self._kept(), folder.again)
-        self.metrics: Log = NoLog()
-        self.samples: Log = NoLog()
+        kept = WriteAdvice(self._kept(), folder.again)
+        self.metrics: MetricsLog = NoLog()
+        self.samples: MetricsLog = NoLog()
 
         def log() -> None:
-            self.metrics, self.samples = (Log(folder.path / name, lengths[name], kept) for name in LOGS)
+            self.metrics, self.samples = (MetricsLog(folder.path / name, lengths[name], kept) for name in LOGS)
 
         processes.of_first(log)
         if self.options != options:
@@ -301,7 +301,7 @@ class _Run:
         steps = self.processes.of_first(lambda: max(1, int(0.9 * 60 * minutes / float(np.median(times[1:])))))
         self.options = replace(self.options.resolved(steps), minutes=None)
 
-    def to_the_end(self, stop: Callable[[], bool] | None) -> Result:
+    def to_the_end(self, stop: Callable[[], bool] | None) -> TrainingResult:
         """All steps, or until somebody says stop."""
         if stop is not None:
             with self._threads():
@@ -309,13 +309,13 @@ class _Run:
         with asked_to_stop() as asked, self._threads():
             return self._steps(asked)
 
-    def _steps(self, stop: Callable[[], bool]) -> Result:
+    def _steps(self, stop: Callable[[], bool]) -> TrainingResult:
         """Step by step, with what is due after some of them."""
         options, engine = self.options.resolved(self.options.steps or 1), self.engine
         assert options.steps is not None
         began, interrupted, stopped = perf_counter(), False, False
-        step: Step | None = None
-        validated: Step | None = None
+        step: TrainingStep | None = None
+        validated: TrainingStep | None = None
         self.report.begin(engine.steps, options.steps)
         if self.saved < 0:
             self._save()
@@ -340,9 +340,9 @@ class _Run:
         parameters = sum(math.prod(shape(table, name, sizes)) for name in table.weights)
         seconds = perf_counter() - began
         ended = (step, validated, stopped, interrupted, self.writes, self.processes.first)
-        return Result(self.folder.path, self.name, options, engine.steps, parameters, seconds, *ended)
+        return TrainingResult(self.folder.path, self.name, options, engine.steps, parameters, seconds, *ended)
 
-    def _step(self, options: Options) -> Step:
+    def _step(self, options: Options) -> TrainingStep:
         engine, at = self.engine, self.engine.steps
         rate, batch = options.rate(at), self.data.batch(at)
         began = perf_counter()
@@ -363,7 +363,7 @@ class _Run:
         text = isinstance(self.task, Text)
         speed = (batch["tokens"].size if text else len(next(iter(batch.values())))) / seconds
         tokens, examples = (speed, None) if text else (None, speed)
-        return Step(at + 1, loss, rate, seconds, tokens, examples, mfu, *bytes_)
+        return TrainingStep(at + 1, loss, rate, seconds, tokens, examples, mfu, *bytes_)
 
     def _trace(self) -> None:
         """The steps that were traced, as files that a viewer opens."""
@@ -380,7 +380,7 @@ class _Run:
     def _kept(self) -> str:
         return last_checkpoint(self.saved)
 
-    def _validated(self, step: Step) -> Step:
+    def _validated(self, step: TrainingStep) -> TrainingStep:
         """With the loss of what validates, as much at a time as a step has, and the share of answers that are right."""
         losses, counts, rights = [], [], 0
         for batch in self.data.check():
@@ -437,7 +437,7 @@ class _Run:
         self.saved = engine.steps
 
 
-def _held(engine: Engine) -> Iterator[Any]:
+def _held(engine: TrainingEngine) -> Iterator[Any]:
     """The arrays of weights and of the optimizer's state that this process has."""
     parts = engine.parts()
     if parts is None:

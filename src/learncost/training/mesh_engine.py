@@ -20,14 +20,14 @@ from learncost.models.configuration import Configuration
 from learncost.models.model import build, run_sizes
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.sharding.clauses import Homes
+from learncost.sharding.clauses import ShardSpecs
 from learncost.sharding.devices import filled_part, own_part
-from learncost.sharding.layout import Layout
+from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import mesh
 from learncost.sharding.presets import chosen_for
 from learncost.training.engine import Arrays, Batch, NumPyEngine
 from learncost.training.mesh_runner import MeshRunner, mine, parts_of_batch
-from learncost.training.parts import KINDS, Part, Parts
+from learncost.training.parts import KINDS, ArrayPart, Parts
 from learncost.training.torch_engine import check_device
 
 
@@ -55,9 +55,9 @@ class MeshEngine(NumPyEngine):
         table = without_gradients(training.table())
         self._check_batch(options)
         self._sizes = sizes
-        homes = Homes(table, *self._runner.within, sizes)
+        homes = ShardSpecs(table, *self._runner.within, sizes)
         self._layouts = {
-            name: Layout(homes.home(name, table.known[name])) for name in (*training.weights, *training.state)
+            name: ShardLayout(homes.home(name, table.known[name])) for name in (*training.weights, *training.state)
         }
         self._axes, self._filled = {name: table.axes[name] for name in self._layouts}, dict(homes.filled)
         self._whole = {name: shape(table, name, sizes) for name in self._layouts}
@@ -151,16 +151,16 @@ class MeshEngine(NumPyEngine):
     def parts(self) -> Parts:
         self._take_parts()
         self._runner.pool.fetch()
-        here, parts = self._sizes_here(), dict[str, tuple[Part, ...]]()
+        here, parts = self._sizes_here(), dict[str, tuple[ArrayPart, ...]]()
         for kind, arrays in zip(KINDS, (super().weights, super().state), strict=True):
             for name, array in arrays.items():
                 real, first = own_part(array, self._cut_as(name), here)
                 parts[f"{kind}.{name}"] = self._apart(name, real, first)
         return parts
 
-    def _apart(self, name: str, real: Any, first: tuple[int, ...]) -> tuple[Part, ...]:
+    def _apart(self, name: str, real: Any, first: tuple[int, ...]) -> tuple[ArrayPart, ...]:
         """What a process has of an array, as it lies in the whole of all processes."""
-        return (Part(np.ascontiguousarray(real), first, self._whole[name]),)
+        return (ArrayPart(np.ascontiguousarray(real), first, self._whole[name]),)
 
     def _cut_as(self, name: str) -> tuple[str, ...]:
         return self._layouts[name].cut(self._axes[name])
@@ -196,6 +196,6 @@ class MeshEngine(NumPyEngine):
         return super().look(batch)
 
 
-def _joined(parts: tuple[Part, ...]) -> Any:
+def _joined(parts: tuple[ArrayPart, ...]) -> Any:
     """What a process has of an array, one turn behind another."""
     return parts[0].array if len(parts) == 1 else np.concatenate([part.array for part in parts])

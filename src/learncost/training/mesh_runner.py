@@ -16,18 +16,18 @@ from learncost.engines.options import Options
 from learncost.ir.count import base, shape_of, whole
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.ir.value import Same
+from learncost.ir.value import IdentityKey
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.reports.memory.planner import smallest
 from learncost.sharding.bucketed import bucketed
 from learncost.sharding.clauses import Clause
 from learncost.sharding.devices import part, together
-from learncost.sharding.layout import Layout
+from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed, place
 from learncost.sharding.zigzag import ordered, put_back
-from learncost.training.torch_engine import Emitted, Pool
+from learncost.training.torch_engine import TensorPool, TorchProgram
 
 if TYPE_CHECKING:
     from learncost.engines.in_place import InPlace
@@ -48,8 +48,8 @@ class MeshRunner:
 
     def forget(self) -> None:
         """What was written; weights and state are those that the training has now."""
-        self.pool = Pool(self.device, self.training.low)
-        self._steps: dict[tuple[Same[Table], tuple[tuple[str, int], ...]], _PlacedStep] = {}
+        self.pool = TensorPool(self.device, self.training.low)
+        self._steps: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _RunnableStep] = {}
 
     def turned(self) -> None:
         """Blocks do not take turns here."""
@@ -90,9 +90,9 @@ class MeshRunner:
         return smallest(table, {**sizes, "B": max(sizes["B"] // parts, 1)}, self.training.precision.name)
 
     def __call__(self, prepared: Prepared) -> Values:
-        key = (Same(prepared.table), tuple(prepared.sizes.items()))
+        key = (IdentityKey(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._steps:
-            self._steps[key] = _PlacedStep(prepared, self)
+            self._steps[key] = _RunnableStep(prepared, self)
         return self._steps[key](prepared)
 
     def all(self, flag: bool) -> bool:
@@ -106,7 +106,7 @@ class MeshRunner:
             flag = bool(agreed)
         return flag
 
-    def gathered(self, array: Any, layout: Layout, shape: Sequence[int] = ()) -> Any:
+    def gathered(self, array: Any, layout: ShardLayout, shape: Sequence[int] = ()) -> Any:
         """The whole of which every process has a part, on all of them; its shape, where parts may be filled up."""
         if not layout.over:
             return array
@@ -119,7 +119,7 @@ class MeshRunner:
         return together([each.numpy() for each in parts], layout, self.mesh, shape)
 
 
-class _PlacedStep:
+class _RunnableStep:
     """A table for batches of one size, placed, and run in place where every line can be; else as operators."""
 
     def __init__(self, prepared: Prepared, runner: MeshRunner) -> None:
@@ -135,7 +135,7 @@ class _PlacedStep:
         # What is sent, and in which messages, is the same on all.
         if not runner.all(in_place is not None):
             in_place = None
-        self._run: InPlace | Emitted = in_place or self._emitted()
+        self._run: InPlace | TorchProgram = in_place or self._emitted()
 
     def _take(self, placed: Placed) -> None:
         self.placed = placed
@@ -158,10 +158,10 @@ class _PlacedStep:
         pool.arena = step.arena
         return step
 
-    def _emitted(self) -> Emitted:
+    def _emitted(self) -> TorchProgram:
         runner, sizes = self._runner, self._sizes | self.placed.sizes
         precision = runner.training.precision.name
-        return Emitted(bucketed(self.placed.table), sizes, precision, runner.device, devices=runner.devices)
+        return TorchProgram(bucketed(self.placed.table), sizes, precision, runner.device, devices=runner.devices)
 
     def _own(self, prepared: Prepared) -> Values:
         """This process's parts of what a step is given."""
@@ -179,7 +179,7 @@ class _PlacedStep:
     def __call__(self, prepared: Prepared) -> Values:
         pool, arrays = self._runner.pool, self._own(prepared)
         tensors = {name: pool.tensor(name, arrays[name]) for name in self._owned}
-        if isinstance(self._run, Emitted):
+        if isinstance(self._run, TorchProgram):
             results_by_name = self._run(tensors | pool.held(arrays), arrays)
             for name, new in self._renewed.items():
                 pool.tensors[name].copy_(results_by_name.pop(new))

@@ -17,7 +17,7 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 
 from learncost.ir.errors import InputError
-from learncost.models.storage import Kept, cannot_write, check_finite, read_json, write_json
+from learncost.models.storage import WriteAdvice, cannot_write, check_finite, read_json, write_json
 from learncost.training.processes import ALONE, Processes, is_of_peers
 
 FACTS = "learncost.json"
@@ -33,7 +33,7 @@ KINDS = ("model", "optimizer")
 
 
 @dataclass(frozen=True)
-class Part:
+class ArrayPart:
     """An array that is a part of a whole one.
 
     first  where it begins, along every axis
@@ -45,12 +45,12 @@ class Part:
     whole: tuple[int, ...]
 
 
-Parts = Mapping[str, tuple[Part, ...]]
+Parts = Mapping[str, tuple[ArrayPart, ...]]
 """Of every array by its name what a process has of it: one part, or several that lie apart."""
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A complete checkpoint in its folder: after how many steps, and how long the logs were."""
 
     path: Path
@@ -59,22 +59,22 @@ class Saved:
     digests: Mapping[str, str]
 
 
-def newest(run: Path, advice: str) -> Saved | None:
+def newest(run: Path, advice: str) -> SavedCheckpoint | None:
     """The last complete checkpoint in the folder of a run, if there is one. Raises InputError for a damaged one."""
     paths = [path for path in run.glob(f"{NAMED}*") if (path / FACTS).exists()]
     saved = [_saved(path, read_json(path / FACTS, advice), advice) for path in paths]
     return max(saved, key=lambda each: each.steps, default=None)
 
 
-def _saved(path: Path, facts: Mapping[str, Any], advice: str) -> Saved:
+def _saved(path: Path, facts: Mapping[str, Any], advice: str) -> SavedCheckpoint:
     try:
-        return Saved(path, int(facts["steps"]), dict(facts["logs"]), dict(facts["digests"]))
+        return SavedCheckpoint(path, int(facts["steps"]), dict(facts["logs"]), dict(facts["digests"]))
     except (KeyError, TypeError, ValueError):
         raise InputError(f"{path / FACTS} was not saved by learncost train; {advice}") from None
 
 
 def save(
-    run: Path, parts: Parts, steps: int, logs: Mapping[str, int], kept: Kept, processes: Processes = ALONE
+    run: Path, parts: Parts, steps: int, logs: Mapping[str, int], kept: WriteAdvice, processes: Processes = ALONE
 ) -> Path:
     """Every process writes its parts, each what nobody else writes; the checkpoint's folder. Raises InputError.
 
@@ -98,7 +98,7 @@ def save(
     return path
 
 
-def _made_anew(path: Path, kept: Kept) -> None:
+def _made_anew(path: Path, kept: WriteAdvice) -> None:
     try:
         if path.exists():  # what a killed run left
             rmtree(path)
@@ -107,17 +107,17 @@ def _made_anew(path: Path, kept: Kept) -> None:
         raise cannot_write(path, error, kept) from None
 
 
-def _written(path: Path, parts: Parts, kept: Kept) -> None:
+def _written(path: Path, parts: Parts, kept: WriteAdvice) -> None:
     import torch.distributed as distributed
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
-    from learncost.training.planners import Saving, Writer
+    from learncost.training.planners import CheckpointWriter, Saving
 
     alone = not distributed.is_initialized()
     try:
         with _quietly():
-            write(dict(parts), storage_writer=Writer(path), planner=Saving(), no_dist=alone)
+            write(dict(parts), storage_writer=CheckpointWriter(path), planner=Saving(), no_dist=alone)
     except CheckpointException as error:
         raise _refusal(path, error.failures.values(), kept) from None
     except (OSError, RuntimeError) as error:
@@ -132,7 +132,7 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _refusal(path: Path, failures: Iterable[tuple[BaseException, Any]], kept: Kept) -> Exception:
+def _refusal(path: Path, failures: Iterable[tuple[BaseException, Any]], kept: WriteAdvice) -> Exception:
     """Why some process could not write, as the system says it; where one of them is gone, that."""
     errors = [error for error, _ in failures]
     if gone := next((error for error in errors if isinstance(error, RuntimeError) and is_of_peers(error)), None):
@@ -144,7 +144,7 @@ def _refusal(path: Path, failures: Iterable[tuple[BaseException, Any]], kept: Ke
     return InputError(f"cannot write {path}: {reason}{kept.after('')}")
 
 
-def read(saved: Saved, parts: Parts, advice: str, processes: Processes = ALONE) -> None:
+def read(saved: SavedCheckpoint, parts: Parts, advice: str, processes: Processes = ALONE) -> None:
     """Fill the arrays of parts, of which every process has those that it needs. Raises InputError.
 
     Before PyTorch reads them all files are held to their digests, each by one process.
@@ -154,19 +154,19 @@ def read(saved: Saved, parts: Parts, advice: str, processes: Processes = ALONE) 
     processes.each(lambda: _filled(saved, parts, advice))
 
 
-def read_whole(saved: Saved, advice: str) -> dict[str, dict[str, Any]]:
+def read_whole(saved: SavedCheckpoint, advice: str) -> dict[str, dict[str, Any]]:
     """Whole weights and states, by kind and name, on one process. Raises InputError."""
     try:
         from torch.distributed.checkpoint.filesystem import FileSystemReader
     except ImportError:
         raise InputError(f"{saved.path} is read by PyTorch: pip install 'learncost[torch]'") from None
     _check(saved, saved.digests, advice)
-    parts: dict[str, tuple[Part, ...]] = {}
+    parts: dict[str, tuple[ArrayPart, ...]] = {}
     names: Mapping[str, Any] = FileSystemReader(saved.path).read_metadata().state_dict_metadata
     for name, facts in names.items():
         kind = str(facts.properties.dtype).removeprefix("torch.")
         whole = tuple(facts.size)
-        parts[name] = (Part(np.empty(whole, kind), (0,) * len(whole), whole),)
+        parts[name] = (ArrayPart(np.empty(whole, kind), (0,) * len(whole), whole),)
     _filled(saved, parts, advice)
     by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     for name, (part,) in parts.items():
@@ -175,7 +175,7 @@ def read_whole(saved: Saved, advice: str) -> dict[str, dict[str, Any]]:
     return by_kind
 
 
-def _filled(saved: Saved, parts: Parts, advice: str) -> None:
+def _filled(saved: SavedCheckpoint, parts: Parts, advice: str) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -219,7 +219,7 @@ def _digest(path: Path) -> str:
     return fingerprint.hexdigest()
 
 
-def _check(saved: Saved, names: Iterable[str], advice: str) -> None:
+def _check(saved: SavedCheckpoint, names: Iterable[str], advice: str) -> None:
     """Hold files to their digests. Raises InputError."""
     for name in names:
         path = saved.path / name

@@ -31,14 +31,14 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from learncost.training.parts import Part, Parts
+from learncost.training.parts import ArrayPart, Parts
 
 
-def _tensor(part: Part) -> torch.Tensor:
+def _tensor(part: ArrayPart) -> torch.Tensor:
     return torch.from_numpy(part.array)
 
 
-def _chunk(part: Part) -> ChunkStorageMetadata:
+def _chunk(part: ArrayPart) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(torch.Size(part.first), torch.Size(part.array.shape))
 
 
@@ -70,7 +70,7 @@ def _at(parts: Parts, index: MetadataIndex) -> torch.Tensor:
     return next(_tensor(part) for part in parts[index.fqn] if part.first == tuple(index.offset or ()))
 
 
-def _written(name: str, part: Part) -> WriteItem:
+def _written(name: str, part: ArrayPart) -> WriteItem:
     chunk, properties = _chunk(part), TensorProperties.create_from_tensor(_tensor(part))
     return WriteItem(
         MetadataIndex(name, chunk.offsets),
@@ -79,7 +79,7 @@ def _written(name: str, part: Part) -> WriteItem:
     )
 
 
-class Writer(FileSystemWriter):
+class CheckpointWriter(FileSystemWriter):
     """Writes files, and says it as the system does where they cannot be written: PyTorch's archive hides that."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

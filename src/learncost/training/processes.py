@@ -64,7 +64,7 @@ class Processes:
 ALONE = Processes()
 
 
-class Several(Processes):
+class ProcessGroup(Processes):
     """A process among others, which meet in torch.distributed."""
 
     def __init__(self, store: Any, rank: int, number: int) -> None:
@@ -221,7 +221,7 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
     store, rank, number, name = meet(distributed)
     backend, meeting = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", f"learncost/{name}"
     groups = distributed.PrefixStore(f"{meeting}/groups", store)
-    processes = Several(distributed.PrefixStore(f"{meeting}/words", store), rank, number)
+    processes = ProcessGroup(distributed.PrefixStore(f"{meeting}/words", store), rank, number)
     try:
         distributed.init_process_group(backend, store=groups, rank=rank, world_size=number)
         yield processes

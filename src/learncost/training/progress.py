@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from learncost.reports.sheet import wrapped
-from learncost.training.loop import Report, Step
+from learncost.training.loop import TrainingReporter, TrainingStep
 
 
 @contextmanager
-def reporter(tells: bool = True) -> Iterator[Report]:
+def reporter(tells: bool = True) -> Iterator[TrainingReporter]:
     """Who is told; nothing of it is left on the screen but lines. Of several processes one tells."""
     if not tells:
         yield Nobody()
         return
     if not sys.stderr.isatty():
-        yield Lines()
+        yield ProgressLines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,10 +28,10 @@ def reporter(tells: bool = True) -> Iterator[Report]:
         *(TextColumn("{task.fields[facts]}"), TimeRemainingColumn()),
     )
     with Progress(*columns, console=Console(stderr=True, highlight=False)) as progress:
-        yield Bar(progress)
+        yield ProgressBar(progress)
 
 
-def _facts(step: Step) -> str:
+def _facts(step: TrainingStep) -> str:
     text = f"loss {step.loss:.3f}  "
     tokens = step.tokens_per_second is not None
     text += f"{step.tokens_per_second:,.0f} tokens/s" if tokens else f"{step.examples_per_second:,.0f} examples/s"
@@ -39,11 +39,11 @@ def _facts(step: Step) -> str:
     return text
 
 
-def _validation(step: Step) -> str:
+def _validation(step: TrainingStep) -> str:
     return f"step {step.step:,}: {_facts(step)}, validation {step.validated}"
 
 
-class Lines:
+class ProgressLines:
     """For files and pipes."""
 
     def say(self, text: str) -> None:
@@ -52,7 +52,7 @@ class Lines:
     def begin(self, step: int, steps: int) -> None:
         self.say(f"step {step:,} of {steps:,}")
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: TrainingStep) -> None:
         if step.validation_loss is not None:
             self.say(_validation(step))
 
@@ -69,14 +69,14 @@ class Nobody:
     def begin(self, step: int, steps: int) -> None:
         """Nothing."""
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: TrainingStep) -> None:
         """Nothing."""
 
     def sampled(self, step: int, text: str) -> None:
         """Nothing."""
 
 
-class Bar:
+class ProgressBar:
     """For a terminal."""
 
     def __init__(self, progress: Any) -> None:
@@ -89,7 +89,7 @@ class Bar:
     def begin(self, step: int, steps: int) -> None:
         self._progress.update(self._task, description="training", completed=step, total=steps)
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: TrainingStep) -> None:
         self._progress.update(self._task, completed=step.step, facts=_facts(step))
         if step.validation_loss is not None:
             self._progress.console.print(_validation(step))

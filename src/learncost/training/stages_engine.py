@@ -19,7 +19,7 @@ from learncost.sharding.presets import chosen_for
 from learncost.sharding.stages import Pipeline, pipeline_of
 from learncost.training.engine import Arrays
 from learncost.training.mesh_engine import MeshEngine
-from learncost.training.parts import KINDS, Part
+from learncost.training.parts import KINDS, ArrayPart
 from learncost.training.stages_runner import StagesRunner
 
 
@@ -79,13 +79,13 @@ class StagesEngine(MeshEngine):
             for name, several in parts.items()
         }
 
-    def _apart(self, name: str, real: Any, first: tuple[int, ...]) -> tuple[Part, ...]:
-        parts, begin = list[Part](), 0
+    def _apart(self, name: str, real: Any, first: tuple[int, ...]) -> tuple[ArrayPart, ...]:
+        parts, begin = list[ArrayPart](), 0
         for stage in self._stages:
             if name in {*stage.table.weights, *stage.table.inputs} and (count := counted(stage, name)):
                 end = begin + stage.turns[count]
                 where = (stage.first[count], *first[1:])
-                parts.append(Part(np.ascontiguousarray(real[begin:end]), where, self._whole[name]))
+                parts.append(ArrayPart(np.ascontiguousarray(real[begin:end]), where, self._whole[name]))
                 begin = end
         return tuple(parts) or super()._apart(name, real, first)
 

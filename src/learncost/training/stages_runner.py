@@ -16,7 +16,7 @@ from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.ir.value import Same
+from learncost.ir.value import IdentityKey
 from learncost.procedures.optimizer import without_gradients
 from learncost.program.pipeline import CHUNKS, KINDS, Schedule, forward_once, schedule
 from learncost.sharding.clauses import Clause
@@ -39,12 +39,12 @@ class StagesRunner(MeshRunner):
         super().__init__(training, grid, clauses, options)
         self.pipeline = pipeline
         self._kind, self._microbatches = options.schedule or "1f1b", options.microbatches
-        self._staged: dict[tuple[Same[Table], int], Staged] = {}
+        self._staged: dict[tuple[IdentityKey[Table], int], Staged] = {}
         self._chunks = CHUNKS if self._kind in KINDS and KINDS[self._kind].several else 1
 
     def forget(self) -> None:
         super().forget()
-        self._runs: dict[tuple[Same[Table], tuple[tuple[str, int], ...]], _StagesStep] = {}
+        self._runs: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _StagesStep] = {}
 
     @property
     def within(self) -> tuple[Mesh, tuple[Clause, ...]]:
@@ -73,7 +73,7 @@ class StagesRunner(MeshRunner):
 
     def staged(self, table: Table, sizes: Mapping[str, int]) -> Staged:
         """The stages of a table, and their program: of a step of the training in microbatches, else at once."""
-        key = Same(table), sizes["B"]
+        key = IdentityKey(table), sizes["B"]
         if key not in self._staged:
             inner, clauses = for_batch(*self.within, sizes)
             over = replace(self.pipeline, mesh=inner, clauses=clauses)
@@ -96,7 +96,7 @@ class StagesRunner(MeshRunner):
         return self._staged[key]
 
     def __call__(self, prepared: Prepared) -> Values:
-        key = (Same(prepared.table), tuple(prepared.sizes.items()))
+        key = (IdentityKey(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._runs:
             self._runs[key] = _StagesStep(prepared, self)
         return self._runs[key](prepared)

@@ -17,7 +17,7 @@ from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, precision_of
 from learncost.ir.table import Table
-from learncost.ir.value import Same
+from learncost.ir.value import IdentityKey
 from learncost.models.configuration import Configuration
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
@@ -47,8 +47,8 @@ class _TorchRunner:
 
     def forget(self) -> None:
         """What was compiled; weights and state are those that the training has now."""
-        self._pool = Pool(self.device, self._training.low)
-        self._steps: dict[tuple[Same[Table], tuple[tuple[str, int], ...]], _Step] = {}
+        self._pool = TensorPool(self.device, self._training.low)
+        self._steps: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _TorchStep] = {}
 
     def fetch(self) -> None:
         """Bring weights and state back from the device into NumPy's arrays."""
@@ -60,9 +60,9 @@ class _TorchRunner:
         self.forget()
 
     def __call__(self, prepared: Prepared) -> Values:
-        key = (Same(prepared.table), tuple(prepared.sizes.items()))
+        key = (IdentityKey(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._steps:
-            self._steps[key] = _Step(prepared, self.plan, self._training.precision.name, self._pool)
+            self._steps[key] = _TorchStep(prepared, self.plan, self._training.precision.name, self._pool)
         return self._steps[key](prepared)
 
     @property
@@ -153,7 +153,7 @@ def check_device(options: Options) -> None:
 
 
 @dataclass
-class Pool:
+class TensorPool:
     """What all programs of a training share: tensors, on a processor in the memory of arrays, and the largest arena."""
 
     device: str = "cpu"
@@ -204,26 +204,26 @@ def _as_array(tensor: torch.Tensor) -> torch.dtype:
     return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 
-class _Step:
+class _TorchStep:
     """A table for arrays of one size: in place where every line can be, else as PyTorch's operators compute it."""
 
-    def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: Pool) -> None:
+    def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: TensorPool) -> None:
         table = without_gradients(prepared.table)
         self.renewed = table.renewed
         self._table, self._pool = table, pool
         self._sizes = dict(prepared.sizes)
         self.plan = smallest(table, self._sizes, precision) if plan is None else plan
-        self._emitted: Emitted | None = None
+        self._emitted: TorchProgram | None = None
         self._in_place: InPlace | None = None
         if pool.device != "cpu":
-            self._emitted = Emitted(planned(table, self.plan), self._sizes, precision, pool.device)
+            self._emitted = TorchProgram(planned(table, self.plan), self._sizes, precision, pool.device)
             self.says = f"plan {self.plan or 'none'}, on PyTorch's operators on {pool.device}"
             return
         try:
             self._in_place = self._compiled(prepared, precision)
             self.says = f"plan {self.plan or 'none'}, kernels compiled by {' '.join(compiler() or ())}"
         except InputError as error:
-            self._emitted = Emitted(planned(table, self.plan), self._sizes, precision, pool.device)
+            self._emitted = TorchProgram(planned(table, self.plan), self._sizes, precision, pool.device)
             self.says = f"plan {self.plan or 'none'}, on PyTorch's operators, as {error}"
 
     def _compiled(self, prepared: Prepared, precision: str) -> InPlace:
@@ -267,7 +267,7 @@ class _Step:
         return results | pool.renewed(self._table)
 
 
-class Emitted:
+class TorchProgram:
     """The program of a table as PyTorch's operators, called with values by the names of the table.
 
     On CUDA `torch.compile` takes it whole and writes its kernels.

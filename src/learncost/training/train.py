@@ -20,7 +20,7 @@ from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.presets import chosen
 from learncost.training.ending import stopped
 from learncost.training.folder import Folder
-from learncost.training.loop import Result, go_on, start
+from learncost.training.loop import TrainingResult, go_on, start
 from learncost.training.processes import Processes, is_met, joined, started, told_once
 from learncost.training.progress import reporter
 
@@ -42,7 +42,7 @@ def train(
     or_resume: bool = False,
     trace: int | str | None = None,
     **sizes: Any,
-) -> Result:
+) -> TrainingResult:
     """Train a model on plain files: texts, pairs or classes of texts, images with classes, sounds with texts.
 
     What it learns from follows from its head and its inputs: language models, those that fill masks too, read text

@@ -14,14 +14,14 @@ from learncost.autodiff.derive import Derived, derive
 from learncost.cost_models.books import price
 from learncost.interpreter import execute
 from learncost.ir.count import shape_of
-from learncost.ir.line import Line, Word, alias
+from learncost.ir.line import Line, Op, alias
 from learncost.ir.repeat import check_derived, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.layers.layer import Layer
 from learncost.ops import entry
 from learncost.passes.lower import lower
-from learncost.verification.report import Check, Report
+from learncost.verification.report import Check, VerificationReport
 from learncost.verification.sample import Array, random_arrays, small_sizes
 from learncost.verification.tally import Tally, tallied
 
@@ -33,7 +33,7 @@ LARGER = 4.0  # times a sample, to reach limits: still small enough for logarith
 ENTRIES = 4000  # above this many entries gradients are compared along random directions
 
 
-def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Report:
+def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> VerificationReport:
     """Prove a layer by running it at small sizes that are all different.
 
     Every entry of every gradient is compared with a complex step. The operations that run are counted by an array that
@@ -64,7 +64,7 @@ def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Report:
     table = layer.table if isinstance(layer, Layer) else layer
     name = layer.name if isinstance(layer, Layer) else table.title or "table"
     check_derived(table.lines, "nothing proves it")
-    return Report(f"proof of {name}", tuple(survived(name, checks(table, name, meaning))))
+    return VerificationReport(f"proof of {name}", tuple(survived(name, checks(table, name, meaning))))
 
 
 def survived(name: str, comparisons: Iterator[Check]) -> Iterator[Check]:
@@ -311,11 +311,11 @@ def _central_slope(
     still: list[Array] = []  # what passes no gradient on stands still
 
     def keep(line: Line, values: MutableMapping[str, Array]) -> None:
-        if isinstance(line, Word) and line.word != "inside" and entry(line.word).kind == "move":
+        if isinstance(line, Op) and line.word != "inside" and entry(line.word).kind == "move":
             still.append(values[line.name])
 
     def put_back(line: Line, values: MutableMapping[str, Array]) -> None:
-        if isinstance(line, Word) and line.word != "inside" and entry(line.word).kind == "move":
+        if isinstance(line, Op) and line.word != "inside" and entry(line.word).kind == "move":
             values[line.name] = still[next(places)]
 
     execute(lowered, dict(arrays), sizes, keep)
@@ -328,7 +328,7 @@ def _central_slope(
 
 def takes_complex(table: Table) -> bool:
     """Whether its words are analytic functions to NumPy; Python's own error function takes no complex numbers."""
-    words = {line.word for line, _ in walk(lower(table).lines) if isinstance(line, Word)} - {"inside"}
+    words = {line.word for line, _ in walk(lower(table).lines) if isinstance(line, Op)} - {"inside"}
     return all(entry(word).complex for word in words) and ("erf" not in words or find_spec("scipy") is not None)
 
 

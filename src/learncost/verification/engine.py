@@ -6,9 +6,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
-from learncost.cost_models import Row, price
+from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
-from learncost.ir.count import Count, size_of
+from learncost.ir.count import Polynomial, size_of
 from learncost.ir.line import Product
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
@@ -21,7 +21,7 @@ BLOCKS = replace(book("matmul"), name="blocks", causal="blocks")
 
 
 @dataclass
-class Ran:
+class ExecutedLine:
     """What was executed of a line.
 
     products   calls of a library
@@ -34,7 +34,7 @@ class Ran:
     elements: int = 0
 
 
-class Lines:
+class ExecutedLines:
     """The lines of a table in its order, what each of them costs, and what was executed of it.
 
     sizes    of all axes and counts
@@ -48,7 +48,7 @@ class Lines:
         self._whole = price(table, sizes, book("matmul")).rows
         self._few = skipping(table.lines, table.outputs)
         self._sizes = sizes
-        self.ran = tuple(Ran() for _ in self.lines)
+        self.ran = tuple(ExecutedLine() for _ in self.lines)
         self.written: set[tuple[int, str]] | None = None
         self.unseen: set[int] = set()
 
@@ -64,7 +64,7 @@ class Lines:
     def elements(self, at: int) -> int:
         """The elements of a line's results that lie in memory, in all turns."""
         stored = [term for term in self.lines[at].left if (at, term.name) in (self.written or ())]
-        counts = (Count.of(term.declared) * self.rows[at].repeat for term in stored)
+        counts = (Polynomial.of(term.declared) * self.rows[at].repeat for term in stored)
         return sum(int(count.at(self._sizes)) for count in counts)
 
     def turns(self, count: str) -> int:
@@ -103,7 +103,7 @@ class Lines:
         return ""
 
 
-def _shown(row: Row) -> str:
+def _shown(row: PricedLine) -> str:
     return f"{row.layer}: {row.text}" if row.layer else row.text
 
 

@@ -15,13 +15,13 @@ from math import prod
 from typing import Any
 
 from learncost.backends.c.sides import is_ended, is_library
-from learncost.backends.placed import Placed
+from learncost.backends.placed import InPlaceProgram
 from learncost.ir.count import base, shape_of
-from learncost.ir.line import Line, Product, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Op, Product
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
-from learncost.program.calls import Call, Item, Loop
-from learncost.verification.engine import Lines, factors, places
+from learncost.program.calls import Call, CallLoop, Item
+from learncost.verification.engine import ExecutedLines, factors, places
 
 Shape = tuple[int, int, int]
 """The smaller and the larger extent of a product's result, and the extent of its sum."""
@@ -53,10 +53,10 @@ class Expected:
     numbers: Mapping[str, int]
 
 
-class Watch:
+class StatementWatch:
     """What ran while `watching`: statements in their order. `kernel` is called around a kernel's own call."""
 
-    def __init__(self, program: Placed) -> None:
+    def __init__(self, program: InPlaceProgram) -> None:
         self.events: list[Event] = []
         self._writes = {
             function.name: slice(len(function.reads), len(function.reads) + len(function.writes))
@@ -87,7 +87,7 @@ class Watch:
 
         events = self.events
 
-        class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        class InPlaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
                 result = function(*arguments, **(keywords or {}))
                 event = _event(function.overloadpacket.__name__, arguments, result)
@@ -95,7 +95,7 @@ class Watch:
                     events.append(event)
                 return result
 
-        return Mode()  # type: ignore[no-untyped-call]
+        return InPlaceMode()  # type: ignore[no-untyped-call]
 
 
 def _event(name: str, arguments: Any, result: Any) -> Event | None:
@@ -108,7 +108,7 @@ def _event(name: str, arguments: Any, result: Any) -> Event | None:
     return None  # views, and copies that a sum in place needs
 
 
-def counting(watch: Watch, library: Mapping[str, int]) -> dict[str, Any]:
+def counting(watch: StatementWatch, library: Mapping[str, int]) -> dict[str, Any]:
     """BLAS's products by their names, noting what they are asked for. Kernels call them from all their threads."""
     integer, any_ = ctypes.POINTER(ctypes.c_int), ctypes.c_void_p
     kind = ctypes.CFUNCTYPE(
@@ -132,7 +132,9 @@ def address(product: Any) -> int:
     return ctypes.cast(product, ctypes.c_void_p).value or 0
 
 
-def note(lines: Lines, table: Table, program: Placed, sizes: Mapping[str, int], events: list[Event]) -> None:
+def note(
+    lines: ExecutedLines, table: Table, program: InPlaceProgram, sizes: Mapping[str, int], events: list[Event]
+) -> None:
     """Note what ran as what the lines of its statements did. The table has every name once, as the program has."""
     expected = list(_expected(program.calls, lines, sizes, _numbers(table.lines, count())))
     lines.written = {
@@ -164,29 +166,31 @@ def note(lines: Lines, table: Table, program: Placed, sizes: Mapping[str, int], 
 
 
 @dataclass(frozen=True)
-class Scope:
+class StatementScope:
     """The numbers of the lines of a scope by what they make, and the scopes of the loops in it."""
 
     numbers: Mapping[str, int]
-    loops: tuple[Scope, ...]
+    loops: tuple[StatementScope, ...]
 
 
-def _numbers(statements: Sequence[Statement], numbers: Iterator[int]) -> Scope:
+def _numbers(statements: Sequence[Statement], numbers: Iterator[int]) -> StatementScope:
     numbers_of: dict[str, int] = {}
-    loops: list[Scope] = []
+    loops: list[StatementScope] = []
     for statement in statements:
-        if isinstance(statement, Repeat):
+        if isinstance(statement, Loop):
             loops.append(_numbers(statement.lines, numbers))
         else:
             numbers_of.update(dict.fromkeys((term.name for term in statement.left), next(numbers)))
-    return Scope(numbers_of, tuple(loops))
+    return StatementScope(numbers_of, tuple(loops))
 
 
-def _expected(items: Iterable[Item], lines: Lines, sizes: Mapping[str, int], scope: Scope) -> Iterator[Expected]:
+def _expected(
+    items: Iterable[Item], lines: ExecutedLines, sizes: Mapping[str, int], scope: StatementScope
+) -> Iterator[Expected]:
     """The statements in the order of the run, every turn of a loop by itself."""
     loops, numbers = iter(scope.loops), scope.numbers
     for item in items:
-        if isinstance(item, Loop):
+        if isinstance(item, CallLoop):
             turn = list(_expected(item.body, lines, sizes, next(loops)))
             for _ in range(lines.turns(item.repeat.count)):
                 yield from turn
@@ -198,7 +202,7 @@ def _expected(items: Iterable[Item], lines: Lines, sizes: Mapping[str, int], sco
         elif item.product:
             summed = [axis for axis in first.loops if axis not in first.left[0].loops]
             yield Expected(("product", points * _points(summed, sizes)), item, numbers)
-        elif isinstance(first, Word):
+        elif isinstance(first, Op):
             yield Expected(("zero_", points), item, numbers)
         else:
             if not item.added:
@@ -211,7 +215,7 @@ def _points(axes: Any, sizes: Mapping[str, int]) -> int:
 
 
 def _by_line(
-    call: Call, ran: Counter[Shape], sizes: Mapping[str, int], lines: Lines, numbers: Mapping[str, int]
+    call: Call, ran: Counter[Shape], sizes: Mapping[str, int], lines: ExecutedLines, numbers: Mapping[str, int]
 ) -> dict[str, Counter[Shape]]:
     """The products of a statement by the names that its lines make: those that a line asks for, the rest to the last.
 

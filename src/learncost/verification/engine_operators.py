@@ -16,7 +16,7 @@ from learncost.backends import Program, fill, program, unfold
 from learncost.ir.table import Table
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.verification.check import error, seeds_of, sound_arrays, survived, values_of, worst
-from learncost.verification.engine import Lines
+from learncost.verification.engine import ExecutedLines
 from learncost.verification.report import Check
 from learncost.verification.sample import small_sizes
 
@@ -52,7 +52,7 @@ def run(
     return {name: np.asarray(value) for name, value in results.items()}, written, products
 
 
-def note(lines: Lines, written: Program, products: Products) -> None:
+def note(lines: ExecutedLines, written: Program, products: Products) -> None:
     """Note products as those of the lines whose statements took them.
 
     The book has no price for a product with a vector, whether a library takes it or loops do: it is left out.
@@ -66,7 +66,7 @@ def note(lines: Lines, written: Program, products: Products) -> None:
             lines.ran[at].maccs += maccs
 
 
-def _statements(lines: Lines, written: Program) -> dict[int, int]:
+def _statements(lines: ExecutedLines, written: Program) -> dict[int, int]:
     """For every line of the text that makes something of the table's, which of its lines makes it.
 
     What is made twice under one name is made in the same order in the text.
@@ -92,7 +92,7 @@ def _torch(step: Callable[[Mapping[str, Any]], Values], arrays: Mapping[str, Any
 
     products: Products = []
 
-    class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class OperatorsMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
             name = function.overloadpacket.__name__
             if name in PRODUCTS:
@@ -105,7 +105,7 @@ def _torch(step: Callable[[Mapping[str, Any]], Values], arrays: Mapping[str, Any
             return function(*arguments, **(keywords or {}))
 
     tensors = {name: torch.as_tensor(np.array(array)) for name, array in arrays.items()}
-    with torch.no_grad(), Mode():  # type: ignore[no-untyped-call]
+    with torch.no_grad(), OperatorsMode():  # type: ignore[no-untyped-call]
         return step(tensors), products
 
 
@@ -163,6 +163,6 @@ def verify_layer(table: Table, name: str, backend: str) -> Iterator[Check]:
     expected = values_of(table, arrays, sizes)
     text, passed = worst({key: error(array, expected[key]) for key, array in results.items()})
     yield Check(name, f"values as emitted for {backend} with the interpreter's", text, passed)
-    lines = Lines(table, sizes)
+    lines = ExecutedLines(table, sizes)
     note(lines, written, products)
     yield from lines.checks(name)

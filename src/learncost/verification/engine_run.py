@@ -30,8 +30,8 @@ from learncost.reports.memory.planner import smallest
 from learncost.verification import engine_in_place as in_place
 from learncost.verification import engine_operators as operators
 from learncost.verification.check import survived
-from learncost.verification.engine import Lines
-from learncost.verification.report import Check, Report
+from learncost.verification.engine import ExecutedLines
+from learncost.verification.report import Check, VerificationReport
 
 if TYPE_CHECKING:
     from learncost.engines.in_place import InPlace
@@ -52,7 +52,7 @@ def verify_engine(
     batch_size: int = BATCH_SIZE,
     seq_len: int = SEQ_LEN,
     sizes: Mapping[str, Any] | None = None,
-) -> Report:
+) -> VerificationReport:
     """Run one step and compare every product, and every array that it writes, with the price of the step's table.
 
     model   a model as `cost` takes it; a layer or its file, its passes as they are emitted; None: every layer
@@ -62,14 +62,14 @@ def verify_engine(
     """
     named_one("engine that can be watched", engine, dict.fromkeys(ENGINES))
     if model is None:
-        return Report(f"verification of every layer on {engine}", tuple(operators.verify_layers(engine)))
+        return VerificationReport(f"verification of every layer on {engine}", tuple(operators.verify_layers(engine)))
     _installed(engine)
     subject_found = layer_or_model(model)
     if isinstance(subject_found, Layer):
         checks = survived(
             subject_found.name, operators.verify_layer(derive(subject_found.table).step, subject_found.name, engine)
         )
-        return Report(f"verification of {subject_found.name} on {engine}", tuple(checks))
+        return VerificationReport(f"verification of {subject_found.name} on {engine}", tuple(checks))
     for name, length in (("batch-size", batch_size), ("seq-len", seq_len)):
         if length < 2:  # a single token has none after it
             raise InputError(f"{name} must be at least 2, not {length}")
@@ -86,7 +86,7 @@ def verify_engine(
     if engine == "torch":
         plan = smallest(prepared.table, prepared.sizes, "fp64") if plan is None else plan
     subject = f"{configuration.name}, {procedure} with {optimizer} on {engine}"
-    return Report(f"verification of {subject}", tuple(_step(prepared, engine, plan or "", subject)))
+    return VerificationReport(f"verification of {subject}", tuple(_step(prepared, engine, plan or "", subject)))
 
 
 def _fits(model: Model) -> None:
@@ -116,7 +116,7 @@ def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[
         except InputError as reason:
             subject += f", as {reason} on PyTorch's operators" if compiler() else ", on PyTorch's operators"
     table = replace(table, lines=each_line(table.lines, _without_kernel))  # operators run whole arrays
-    lines = Lines(table, prepared.sizes)
+    lines = ExecutedLines(table, prepared.sizes)
     _, written, products = operators.run(table, engine, prepared.values, prepared.sizes)
     operators.note(lines, written, products)
     yield from lines.checks(subject)
@@ -143,15 +143,15 @@ def _in_place(table: Table, prepared: Prepared, subject: str) -> Iterator[Check]
     tensors = {name: torch.from_numpy(np.array(prepared.values[name], order="C")) for name in owned}
     step = Watched(table, prepared.sizes, "fp64", tensors)
     once = written_once(table)
-    lines = Lines(once, prepared.sizes)
-    watch = in_place.Watch(step.program)
+    lines = ExecutedLines(once, prepared.sizes)
+    watch = in_place.StatementWatch(step.program)
     step.wrap(watch.kernel)
     _watched(step, watch, prepared.values)
     in_place.note(lines, once, step.program, prepared.sizes, watch.events)
     yield from lines.checks(subject)
 
 
-def _watched(step: InPlace, watch: in_place.Watch, values: Mapping[str, Any]) -> None:
+def _watched(step: InPlace, watch: in_place.StatementWatch, values: Mapping[str, Any]) -> None:
     """One step; the kernels' library has its own products again afterwards."""
     library = compiled(source(step.program.functions))
     noted = in_place.counting(watch, products())

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from learncost.ir.affine import Affine
 from learncost.ir.count import size_of
-from learncost.ir.line import Condition, Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Condition, Line, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Term
 from learncost.layers.products import direct
@@ -86,13 +86,13 @@ class _Translation:
 
     def statements(self, lines: Iterable[Statement], values: dict[str, Tensor]) -> None:
         for line in lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 self.repeat(line, values)
                 continue
             results = self.line(line, values)
             values.update(zip((term.name for term in line.left), results, strict=True))
 
-    def repeat(self, line: Repeat, values: dict[str, Tensor]) -> None:
+    def repeat(self, line: Loop, values: dict[str, Tensor]) -> None:
         carried = {carry.start: values[carry.initial] for carry in line.carry}
         stacks: dict[str, list[Tensor]] = {stack: [] for _, stack in line.keep}
         for turn in range(self.size(line.count)):
@@ -115,13 +115,13 @@ class _Translation:
             result = self.product(line, values)
             return (self.scattered(line, result, values),)
         loops = tuple(dict.fromkeys(axis for term in line.right for axis in term.loops))
-        outside = entry(line.word).outside if isinstance(line, Word) and line.word != "inside" else 0.0
+        outside = entry(line.word).outside if isinstance(line, Op) and line.word != "inside" else 0.0
         operands = [self.spread(term, values, loops, outside or 0.0) for term in line.right]
         mask = self.mask(line.where, loops)
         if isinstance(line, Sum):
             result = sum(sign * operand for sign, operand in zip(line.signs, operands, strict=True))
             return (self.ordered(result if mask is None else result * mask, loops, left),)
-        assert isinstance(line, Word)
+        assert isinstance(line, Op)
         if not line.right:
             return (self.constant(line.word, left),)
         if not self.knows(line.word) and entry(line.word).body:
@@ -148,7 +148,7 @@ class _Translation:
             word in words for words in (self.library.words, self.library.last, _STEPS, _PLAIN)
         )
 
-    def epsilon(self, line: Word) -> float:
+    def epsilon(self, line: Op) -> float:
         return next((term.number(self.sizes) for term in line.right if isinstance(term, Literal)), 0.0)
 
     def inside(self, result: Tensor, mask: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ class _Translation:
         shape = [self.size(axis) for axis in term.declared]
         return self.library.scattered(shape, self.places(term, values, term.loops), result)
 
-    def word(self, line: Word, operands: list[Tensor], mask: Tensor, loops: tuple[str, ...]) -> tuple[Tensor, ...]:
+    def word(self, line: Op, operands: list[Tensor], mask: Tensor, loops: tuple[str, ...]) -> tuple[Tensor, ...]:
         along = tuple(loops.index(axis) for axis in line.axes)
         if line.word == "select" and mask is not None and len(operands) == 2:  # of a lowered word: its `where` decides
             return (self.library.where(mask > 0, *operands),)
@@ -232,7 +232,7 @@ class _Translation:
         function = self.library.words.get(line.word) or getattr(self.library.module, line.word)
         return (function(*operands),)
 
-    def choice(self, line: Word, x: Tensor, mask: Tensor | None, loops: tuple[str, ...]) -> Tensor:
+    def choice(self, line: Op, x: Tensor, mask: Tensor | None, loops: tuple[str, ...]) -> Tensor:
         """Places, of which nothing has a gradient."""
         left, row = line.left[0].loops, entry(line.word)
         x = -x if row.largest else x
@@ -252,7 +252,7 @@ class _Translation:
         result = function(moved.reshape((*moved.shape[: len(others)], -1))).reshape(moved.shape)
         return self.library.permute(result, [order.index(i) for i in range(x.ndim)])
 
-    def spelt_out(self, line: Word, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def spelt_out(self, line: Op, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """A word that the library does not know, by its body; its gradient is still the library's own."""
         inner = dict(values)
         self.statements(lower(Table((line,), {})).lines, inner)

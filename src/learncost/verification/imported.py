@@ -16,7 +16,7 @@ from learncost.importer.restored import copied, restored
 from learncost.importer.running.ends import backward, ends
 from learncost.importer.settled import OfSizes
 from learncost.importer.values import run_graph
-from learncost.importer.walk import WITHOUT_GRADIENT, Imported
+from learncost.importer.walk import WITHOUT_GRADIENT, ImportedModule
 from learncost.importer.wrappers import plain
 from learncost.interpreter import run
 from learncost.ir.count import shape_of
@@ -27,7 +27,7 @@ from learncost.layers.layer import Layer, layer
 
 
 @dataclass(frozen=True)
-class Parity:
+class ModuleParity:
     """The largest differences between a table and its module.
 
     value      of the outputs, relative to the largest number of each
@@ -49,14 +49,14 @@ SEED = 20_261_122
 
 
 @dataclass(frozen=True)
-class Ran:
+class ModuleRun:
     """What a module's exported graph gave in float64 under autograd, and how far the table that was read of it is.
 
     given    the inputs by name, and `doubles` in float64
     graph    the values of its nodes
     results  with the gradient that each was given
     weights  by path, with their gradients
-    value, gradient   the largest differences, as of `Parity`
+    value, gradient   the largest differences, as of `ModuleParity`
     """
 
     read: Layer
@@ -69,11 +69,11 @@ class Ran:
     gradient: float
 
 
-def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parity:
+def parity(module: Any, inputs: Any, imported: ImportedModule, seed: int = 0) -> ModuleParity:
     """Run a module in float64 under autograd, and the table that was read of it with NumPy, and compare."""
     ran = ran_both(module, inputs, imported, layer(imported.text), seed)
     own, _ = gradients_apart(module, ran)
-    return Parity(
+    return ModuleParity(
         ran.value,
         ran.gradient,
         max(_apart_from_module(module, ran.given, ran.graph, imported), own or 0.0),
@@ -82,7 +82,7 @@ def parity(module: Any, inputs: Any, imported: Imported, seed: int = 0) -> Parit
     )
 
 
-def ran_both(module: Any, inputs: Any, imported: Imported, read: Layer, seed: int = 0) -> Ran:
+def ran_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, seed: int = 0) -> ModuleRun:
     """Run a module's exported graph, and a table with NumPy on the same numbers."""
     import torch
 
@@ -128,7 +128,7 @@ def ran_both(module: Any, inputs: Any, imported: Imported, read: Layer, seed: in
         ours = values.get(f"d{name}")
         shaped = _shaped(theirs, read, name, sizes)
         gradient = max(gradient, _apart(np.zeros_like(shaped) if ours is None else ours, shaped, largest))
-    return Ran(read, given, doubles, graph, [*zip(results, seeds, strict=True)], weights, value, gradient)
+    return ModuleRun(read, given, doubles, graph, [*zip(results, seeds, strict=True)], weights, value, gradient)
 
 
 def _as_numbers(result: Any) -> Any:
@@ -166,7 +166,7 @@ def read_output(read: Layer, name: str) -> str:
     return next((each for each in read.table.outputs if read.table.header(each) == name), name)
 
 
-def _sizes(read: Layer, imported: Imported, given: Mapping[str, Any]) -> dict[str, int]:
+def _sizes(read: Layer, imported: ImportedModule, given: Mapping[str, Any]) -> dict[str, int]:
     """The sizes of the example: those of the table, and of its open letters."""
     sizes = dict(read.sizes)
     for letter, (name, dim) in imported.exported.letters.where_open.items():
@@ -178,7 +178,7 @@ def _sizes(read: Layer, imported: Imported, given: Mapping[str, Any]) -> dict[st
 
 def arrays_of(
     read: Layer,
-    imported: Imported,
+    imported: ImportedModule,
     of_node: Mapping[str, Any],
     weights: Mapping[str, Any],
     sizes: Mapping[str, int],
@@ -202,7 +202,7 @@ def _gradient(tensor: Any) -> Any:
     return np.zeros(tuple(_real(tensor).shape)) if tensor.grad is None else _real(tensor.grad).numpy(force=True)
 
 
-def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
+def _input(stored: Any, imported: ImportedModule, of_node: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
     if stored in imported.reader.numbers:
         numbers = imported.reader.numbers[stored]
         if isinstance(numbers, OfSizes):
@@ -234,7 +234,7 @@ def _input(stored: Any, imported: Imported, of_node: Mapping[str, Any], sizes: M
     return value.astype(float) if value.dtype == bool else value
 
 
-def _stops(stored: Any, imported: Imported) -> bool:
+def _stops(stored: Any, imported: ImportedModule) -> bool:
     """Whether an operator made it whose gradient is zero everywhere."""
     node = next(each for each in imported.exported.program.graph.nodes if each.name == stored.target)
     return node.op == "call_function" and operator_name(node.target).partition(".")[0] in WITHOUT_GRADIENT
@@ -256,7 +256,7 @@ def _apart(ours: Any, theirs: Any, scale: float) -> float:
     return float(np.max(apart)) / max(scale, 1e-300)
 
 
-def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, imported: Imported) -> float:
+def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, imported: ImportedModule) -> float:
     """How far the module itself, in its own precision, is from the graph in float64."""
     import torch
 
@@ -291,7 +291,7 @@ def twin_of(module: Any) -> Any:
     return deepcopy(module, {id(leaf): leaf.detach().clone() for leaf in computed})
 
 
-def gradients_apart(module: Any, ran: Ran) -> tuple[float | None, str]:
+def gradients_apart(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
     """How far the gradients of the module itself are from those of its graph, relative to the largest of these; None
     where they cannot be compared, and why.
 
@@ -350,7 +350,7 @@ class Products:
         return self.table == self.torch
 
 
-def products(module: Any, inputs: Any, imported: Imported, table: Layer | None = None) -> Products:
+def products(module: Any, inputs: Any, imported: ImportedModule, table: Layer | None = None) -> Products:
     """Count a step by the table, and by FlopCounterMode over the module itself with attention as plain products.
 
     Raises InputError where an operation of the table has no count.
@@ -391,7 +391,7 @@ _OF_EXPORT = (
 )
 
 
-def _counted_of_table(read: Layer, module: Any, inputs: Any, imported: Imported) -> tuple[int, int]:
+def _counted_of_table(read: Layer, module: Any, inputs: Any, imported: ImportedModule) -> tuple[int, int]:
     """What the table has of what FlopCounterMode counts, forward and backward."""
     from learncost.reports.cost import cost
 
@@ -415,7 +415,9 @@ def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int
             raise InputError(f"autograd has no gradients of the module itself ({told(error)})") from error
 
 
-def _counted_of_export(module: Any, inputs: Any, imported: Imported, formulas: Mapping[Any, Any]) -> tuple[int, int]:
+def _counted_of_export(
+    module: Any, inputs: Any, imported: ImportedModule, formulas: Mapping[Any, Any]
+) -> tuple[int, int]:
     """The same of the graph that PyTorch exports of it; what its table is given is there already."""
     weights = {
         path: parameter.detach().double().requires_grad_(bool(parameter.requires_grad))
@@ -442,7 +444,7 @@ def _flops_of(results: Callable[[], Sequence[Any]], formulas: Mapping[Any, Any])
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False, custom_mapping=dict(formulas))
-    counter.mod_tracker = _Whole()  # type: ignore[assignment]
+    counter.mod_tracker = _SingleModule()  # type: ignore[assignment]
     with (
         sdpa_kernel(SDPBackend.MATH),
         torch.backends.mkldnn.flags(enabled=False),  # else a recurrence is one operator that counts nothing
@@ -455,7 +457,7 @@ def _flops_of(results: Callable[[], Sequence[Any]], formulas: Mapping[Any, Any])
         return forward, int(counter.get_total_flops()) - forward
 
 
-class _Whole:
+class _SingleModule:
     """In the place of what tells a counter in which module it is: its hooks let no module take a gradient itself."""
 
     parents = frozenset({"Global"})

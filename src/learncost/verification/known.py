@@ -10,13 +10,13 @@ import numpy as np
 
 from learncost.autodiff.derive import derive
 from learncost.ir.count import base, shape_of
-from learncost.ir.line import Line, Word
-from learncost.ir.repeat import Repeat, Statement, each_line
+from learncost.ir.line import Line, Op
+from learncost.ir.repeat import Loop, Statement, each_line
 from learncost.ir.table import Table
 from learncost.ir.term import Term
-from learncost.ir.value import Same, Value
+from learncost.ir.value import IdentityKey, Value
 from learncost.models.model import Model
-from learncost.models.parts import Parts
+from learncost.models.parts import NamedParts
 from learncost.procedures.forward_gradients import by_two_sides
 from learncost.procedures.places import blocks
 from learncost.procedures.procedure import Procedure
@@ -78,11 +78,11 @@ def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
         copies: list[Line] = []
         right = list(line.right)
         for i, term in enumerate(line.right):
-            if (Same(line), i) in stops and isinstance(term, Term):
+            if (IdentityKey(line), i) in stops and isinstance(term, Term):
                 whole, copy = (
                     Term(name, term.declared) for name in (term.name, f"{term.name}:stopped{len(copies)}:{line.name}")
                 )
-                copies.append(Word((copy,), (whole,), (), line.tag, word="stop_gradient", given=("X",), gives=("Y",)))
+                copies.append(Op((copy,), (whole,), (), line.tag, word="stop_gradient", given=("X",), gives=("Y",)))
                 right[i] = Term(copy.name, term.axes)
         return (*copies, replace(line, right=tuple(right))) if copies else (line,)
 
@@ -102,14 +102,14 @@ def _with_values(table: Table) -> Table:
     """The table, and its repeats, with what is known of the copies in it."""
 
     def inside(statement: Statement, around: Mapping[str, Value]) -> Statement:
-        if not isinstance(statement, Repeat):
+        if not isinstance(statement, Loop):
             return statement
         known = {**around, **statement.values}
         lines = tuple(inside(line, known) for line in statement.lines)
         return replace(statement, lines=lines, values={**statement.values, **copies(statement.lines, known)})
 
     def copies(lines: Iterable[Statement], known: Mapping[str, Value]) -> dict[str, Value]:
-        words = (line for line in lines if isinstance(line, Word) and line.word == "stop_gradient")
+        words = (line for line in lines if isinstance(line, Op) and line.word == "stop_gradient")
         return {line.name: Value(line.left[0].declared) for line in words if line.name not in known}
 
     lines = tuple(inside(line, table.values) for line in table.lines)
@@ -203,7 +203,9 @@ def _of_smaller_weights(table: Table, arrays: Mapping[str, Any], share: float) -
 def _turns(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """What the block whose turn it is has for gradients are bp's of that block, and nothing else has one."""
     plain, last = step(model, "bp"), turns_of(model, chosen) - 1
-    counts = {repeat.count: Parts(model).turns(repeat) for repeat in model.table.repeats if not repeat.count.isdigit()}
+    counts = {
+        repeat.count: NamedParts(model).turns(repeat) for repeat in model.table.repeats if not repeat.count.isdigit()
+    }
     for turn in sorted({0, last}):
         table, learning = step(model, chosen, turn=turn), trained_by(model, chosen, turn).learning
         sizes = small_sizes(table) | counts

@@ -12,15 +12,15 @@ from learncost.autodiff.derive import derive
 from learncost.autodiff.tangent import MARK
 from learncost.ir.count import base, shape_of
 from learncost.ir.line import Product
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
-from learncost.layers.cuts import Elsewhere, Scope
+from learncost.layers.cuts import GradientSource, Scope
 from learncost.models.model import Model
 from learncost.procedures.directions import Site, sites
 from learncost.procedures.feedback import with_feedback
-from learncost.procedures.places import Place, linears, places
+from learncost.procedures.places import LinePlace, linears, places
 from learncost.procedures.procedure import Procedure
 from learncost.procedures.signals import signals
 from learncost.procedures.step import step
@@ -31,12 +31,12 @@ from learncost.verification.stepped import arrays_of, gradients_of, held, sizes_
 
 
 @dataclass(frozen=True)
-class _Given:
+class _GivenGradient:
     """What is given in the place of a value's gradient: by the name of the value, in the turns of a place."""
 
-    place: Place
+    place: LinePlace
     name: str
-    at: Elsewhere
+    at: GradientSource
 
     @property
     def stack(self) -> str:
@@ -53,12 +53,12 @@ class _Given:
         return self.at.values[self.at.name].axes
 
 
-def _all_given(model: Model, chosen: Procedure) -> list[_Given]:
+def _all_given(model: Model, chosen: Procedure) -> list[_GivenGradient]:
     """All that is given in the place of gradients, within scopes or handed from turn to turn."""
     cuts = signals(model, chosen).cuts
     of_scope = {place.scope: place for place in places(model.table)}
     all_given = [*cuts.given.items(), *cuts.between.items()]
-    return [_Given(of_scope[scope], name, at) for scope, given in all_given for name, at in given.items()]
+    return [_GivenGradient(of_scope[scope], name, at) for scope, given in all_given for name, at in given.items()]
 
 
 def _stack(name: str, depth: int) -> str:
@@ -85,7 +85,7 @@ def _keeping(
     """The lines of a scope whose repeats, so many deep, keep what is wanted of them; the stacks, with their axes."""
     statements, stacks = list[Statement](), list[tuple[str, Axes]]()
     for line in lines:
-        if isinstance(line, Repeat):
+        if isinstance(line, Loop):
             inside, deeper = _keeping(line.lines, wanted, depth + 1)
             made = {name for statement in line.lines for name in statement.makes}
             here = [name for name, at in wanted if at == depth and name in made]
@@ -121,12 +121,12 @@ def exact(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     yield _by_matrices(model, chosen, name, given, plain, compares)
 
 
-def _given_exactly(model: Model, chosen: Procedure, given: Iterable[_Given]) -> Table:
+def _given_exactly(model: Model, chosen: Procedure, given: Iterable[_GivenGradient]) -> Table:
     """The step that is given gradients as they are, inputs called `STACK:exact`, where the procedure makes others."""
     cuts = signals(model, chosen).cuts
     slices: dict[Scope, dict[str, Value]] = {}
     inputs: dict[str, Value] = {}
-    exactly: dict[tuple[Scope, str], Elsewhere] = {}
+    exactly: dict[tuple[Scope, str], GradientSource] = {}
     for each in given:
         name, turns = f"{each.stack}:exact", each.place.turns(each.axes)
         inputs[name] = Value(turns, "gradient", each.name)
@@ -147,7 +147,7 @@ def _given_exactly(model: Model, chosen: Procedure, given: Iterable[_Given]) -> 
 
 
 def _by_matrices(
-    model: Model, chosen: Procedure, name: str, given: Iterable[_Given], plain: Table, compares: Collection[str]
+    model: Model, chosen: Procedure, name: str, given: Iterable[_GivenGradient], plain: Table, compares: Collection[str]
 ) -> Check:
     """Of one token of one sequence a matrix brings the error to any gradient: e F = g with F = e^T g / |e|^2."""
     compared = "gradients with bp's where the matrices are exact"

@@ -10,16 +10,16 @@ from typing import Any
 
 from learncost.importer.examples import as_called, flattened
 from learncost.importer.inputs import attempts, checked, examples_of, sized, tensors
-from learncost.importer.live import Live
+from learncost.importer.live import LiveModule
 from learncost.importer.refusals import told
 from learncost.importer.restored import copied, restored
 from learncost.importer.tried import size_of_example
-from learncost.importer.walk import Imported
+from learncost.importer.walk import ImportedModule
 from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
 from learncost.layers.layer import Layer, layer
-from learncost.verification.imported import Ran, gradients_apart, products, ran_both, twin_of
+from learncost.verification.imported import ModuleRun, gradients_apart, products, ran_both, twin_of
 from learncost.verification.overwritten import has_repeated_places, overwriting
 from learncost.verification.report import Check
 
@@ -30,7 +30,7 @@ SINGLE = 1e-3
 """The same of a module that runs in its own precision alone."""
 
 
-def verify_live(table: Layer, live: Live) -> Iterator[Check]:
+def verify_live(table: Layer, live: LiveModule) -> Iterator[Check]:
     """All comparisons of a table with the module that it was read of, on random numbers at two sizes."""
     name = table.name
     try:
@@ -58,7 +58,7 @@ def verify_live(table: Layer, live: Live) -> Iterator[Check]:
             yield from _at(table, live, imported, whole, each)
 
 
-def _move_buffers(live: Live, imported: Imported, sizes: Mapping[str, int]) -> None:
+def _move_buffers(live: LiveModule, imported: ImportedModule, sizes: Mapping[str, int]) -> None:
     """Give the buffers that are changed other numbers, where the module takes them: of zeros no decay is seen.
 
     One run is compared with the numbers that it was read with.
@@ -83,7 +83,7 @@ def _move_buffers(live: Live, imported: Imported, sizes: Mapping[str, int]) -> N
                 each.copy_(numbers)
 
 
-def _sizes(live: Live, imported: Imported) -> list[dict[str, int]]:
+def _sizes(live: LiveModule, imported: ImportedModule) -> list[dict[str, int]]:
     """Two sizes for the letters that are open, the second one where the module takes it."""
     if live.as_run:
         return [{}]
@@ -109,7 +109,7 @@ STEPS = ((1, 1), (2, 0), (3, 0))
 """A size is tried so many times, and so much more: sides halve often, and lengths are whole windows."""
 
 
-def _read_at(imported: Imported) -> dict[str, int]:
+def _read_at(imported: ImportedModule) -> dict[str, int]:
     """The sizes of the example that was read."""
     exported = imported.exported
     nodes = {exported.inputs.get(node.name): node for node in exported.program.graph.nodes if node.op == "placeholder"}
@@ -117,7 +117,7 @@ def _read_at(imported: Imported) -> dict[str, int]:
     return {letter: size_of_example(nodes[name].meta["val"].shape[dim]) for letter, (name, dim) in where}
 
 
-def _taken(live: Live, several: Iterator[dict[str, int]]) -> dict[str, int]:
+def _taken(live: LiveModule, several: Iterator[dict[str, int]]) -> dict[str, int]:
     """The first sizes that a module takes; none where it takes no others."""
     for sizes in several:
         with suppress(Exception):  # whatever a user's module raises at a size that it does not take
@@ -155,12 +155,12 @@ DISTINCT = (_Draw(0, 0.5, distinct="tensor"), _Draw(0, 0.5, distinct="row"))
 """What is tried first where a module writes at places that it is given."""
 
 
-def _drawn(live: Live, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _drawn(live: LiveModule, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The first random inputs that the module takes. Raises what it raises of all of them."""
     return next(_draws(live, sizes))
 
 
-def _draws(live: Live, sizes: Mapping[str, int], draws: Sequence[_Draw] = DRAWS) -> Iterator[dict[str, Any]]:
+def _draws(live: LiveModule, sizes: Mapping[str, int], draws: Sequence[_Draw] = DRAWS) -> Iterator[dict[str, Any]]:
     """Random inputs that the module takes, of numbers that lead to numbers. Raises what it raises of all of them."""
     given, taken = _given(live, sizes), False
     if live.as_run:
@@ -185,7 +185,7 @@ def _draws(live: Live, sizes: Mapping[str, int], draws: Sequence[_Draw] = DRAWS)
         yield given
 
 
-def _given(live: Live, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _given(live: LiveModule, sizes: Mapping[str, int]) -> dict[str, Any]:
     if isinstance(live.inputs, Mapping) or not live.as_run:
         return dict(sized(live.inputs, sizes, live.symbols))
     return tensors(checked(live.inputs, live.module, live.called), examples_of(live.inputs))
@@ -235,7 +235,9 @@ def _tensors(result: Any) -> list[Any]:
     ]
 
 
-def _at(table: Layer, live: Live, imported: Imported, whole: Any, sizes: Mapping[str, int]) -> Iterator[Check]:
+def _at(
+    table: Layer, live: LiveModule, imported: ImportedModule, whole: Any, sizes: Mapping[str, int]
+) -> Iterator[Check]:
     """The comparisons at one size of each letter."""
     where = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
     name = f"{table.name} at {where}" if where else table.name
@@ -269,14 +271,14 @@ class _NoNumbersError(Exception):
 
 
 def _first(
-    table: Layer, live: Live, imported: Imported, whole: Any, draws: Iterator[dict[str, Any]]
-) -> tuple[dict[str, Any], Ran]:
+    table: Layer, live: LiveModule, imported: ImportedModule, whole: Any, draws: Iterator[dict[str, Any]]
+) -> tuple[dict[str, Any], ModuleRun]:
     """The first inputs of which the table gives numbers where the module does, and no place is written twice, and the
     runs on these; else the first that the module takes.
 
     A softmax of a row that a mask hides wholly is no number in a table, and zeros in PyTorch's fused attention.
     """
-    first: tuple[dict[str, Any], Ran] | None = None
+    first: tuple[dict[str, Any], ModuleRun] | None = None
     while True:
         try:
             values = next(draws, None)
@@ -292,7 +294,7 @@ def _first(
     return first
 
 
-def _of_run(live: Live, imported: Imported, values: Mapping[str, Any]) -> dict[str, Any]:
+def _of_run(live: LiveModule, imported: ImportedModule, values: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs as they are read: one run takes the tensors alone."""
     if not live.as_run:
         return dict(values)
@@ -366,7 +368,7 @@ def _apart(one: Any, other: Any) -> float:
     return difference if difference == difference else float("inf")
 
 
-def _values(name: str, ran: Ran, own: _Own, imported: Imported) -> Iterator[Check]:
+def _values(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> Iterator[Check]:
     """Outputs: of the table with the exported graph, and of this with the module."""
     compared = "outputs with the module's run"
     if ran.value > WITHIN:
@@ -387,7 +389,7 @@ def _values(name: str, ran: Ran, own: _Own, imported: Imported) -> Iterator[Chec
     )
 
 
-def _gradients(name: str, module: Any, ran: Ran, own: _Own) -> Check:
+def _gradients(name: str, module: Any, ran: ModuleRun, own: _Own) -> Check:
     """Gradients of the table with autograd's of the exported graph, and of this with the module's own."""
     compared = "gradients with the module's"
     worst, reason = ran.gradient, ""
@@ -401,7 +403,13 @@ def _gradients(name: str, module: Any, ran: Ran, own: _Own) -> Check:
 
 
 def _products(
-    name: str, live: Live, values: Mapping[str, Any], whole: Any, inputs: Any, imported: Imported, table: Layer
+    name: str,
+    live: LiveModule,
+    values: Mapping[str, Any],
+    whole: Any,
+    inputs: Any,
+    imported: ImportedModule,
+    table: Layer,
 ) -> Check:
     """FLOPs of products with FlopCounterMode's of the module."""
     compared = "FLOPs of products with FlopCounterMode's"
@@ -417,7 +425,7 @@ def _products(
     return Check(name, compared, f"forward {text}{reason}", counts.equal or bool(counts.reason))
 
 
-def _changes(name: str, ran: Ran, own: _Own, imported: Imported) -> Iterator[Check]:
+def _changes(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> Iterator[Check]:
     """Buffers and inputs after the call with what the table says that they become."""
     compared = "buffers and inputs after the call"
     told_of = {

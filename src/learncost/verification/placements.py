@@ -11,10 +11,10 @@ import numpy as np
 
 from learncost.ir.count import base, shape_of, size_of
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Word
+from learncost.ir.line import Line, Op
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
-from learncost.ir.value import Same
+from learncost.ir.value import IdentityKey
 from learncost.models.families import FAMILIES
 from learncost.models.model import Model, build
 from learncost.models.small import small
@@ -129,7 +129,7 @@ def _case(
     subject: str, model: Model, grid: Mesh, clauses: tuple[Clause, ...], plan: str, procedure: str, optimizer: str
 ) -> Iterator[Check]:
     try:
-        table = _step(Same(model), procedure, optimizer, plan)
+        table = _step(IdentityKey(model), procedure, optimizer, plan)
         pipeline = pipeline_of(model.table, grid, clauses)
         within = (pipeline.mesh, pipeline.clauses) if pipeline else (grid, clauses)
         sizes = dividing(table, *within)
@@ -168,7 +168,7 @@ def _step_of(model: Model, procedure: str, optimizer: str, plan: str) -> Table:
 
 
 @lru_cache(maxsize=8)
-def _step(same: Same[Model], procedure: str, optimizer: str, plan: str) -> Table:
+def _step(same: IdentityKey[Model], procedure: str, optimizer: str, plan: str) -> Table:
     """A model's step under a plan: one placement after another is held to it."""
     return _step_of(same.content, procedure, optimizer, plan)
 
@@ -229,7 +229,7 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool 
         }
         numbers |= {axis: 2 * number for axis, number in numbers.items() if axis in orders and number > 1}
     # Of two numbers a norm leaves the signs, and of gradients nothing but rounding.
-    words = [line for line, _ in walk(table.lines) if isinstance(line, Word) and entry(line.word).makes == "normal"]
+    words = [line for line, _ in walk(table.lines) if isinstance(line, Op) and entry(line.word).makes == "normal"]
     sizes = small_sizes(table, multiples=numbers, least={base(axis): 3 for line in words for axis in line.axes})
     counts = {count for _, turns in walk(table.lines) for count in turns}
     for clause in clauses:
@@ -359,7 +359,7 @@ def _filled(array: Any, axes: Iterable[str], sizes: Mapping[str, int]) -> Any:
 
 def _zeros(table: Table, expected: Values, gradients: Iterable[str], largest: float) -> frozenset[str]:
     """Weights whose gradient is nothing but rounding: what an optimizer that divides by it makes of it is noise."""
-    if not any(isinstance(line, Word) and line.word == "adamw" for line, _ in walk(table.lines)):
+    if not any(isinstance(line, Op) and line.word == "adamw" for line, _ in walk(table.lines)):
         return frozenset()
     weights = {table.values[name].of for name in gradients if np.abs(expected[name]).max(initial=0) < 1e-12 * largest}
     return frozenset(weights | {f"{weight}.{state}" for weight in weights for state in "MV"})

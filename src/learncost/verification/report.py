@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from learncost.reports.sheet import WIDTH, Row, Sheet, Shown
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 
 _MARKS = {True: "passed", False: "FAILED", None: "not made"}
 
@@ -25,7 +25,7 @@ class Check:
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Shown):
+class VerificationReport(Shown):
     """All comparisons; `passed` if none failed. Prints as a table of them, or where `summed` of how many passed."""
 
     title: str
@@ -53,7 +53,7 @@ class Report(Shown):
 
     def _lines_of_all(self) -> Sheet:
         texts = ((c.passed, f"{c.subject}, {c.compared}: {c.found}") for c in self.checks)
-        rows = (Row((_MARKS[passed], text), "bold" if passed is False else "") for passed, text in texts)
+        rows = (SheetRow((_MARKS[passed], text), "bold" if passed is False else "") for passed, text in texts)
         return Sheet(self._heading, ("", ""), tuple(rows), (_verdict(self.checks),), frozenset({0, 1}))
 
     def _summary(self) -> Sheet:
@@ -62,7 +62,7 @@ class Report(Shown):
         states = [state for state in _MARKS if state is not None or any(c.passed is None for c in self.checks)]
         for compared in dict.fromkeys(_kind(check) for check in self.checks):
             outcomes = [check.passed for check in self.checks if _kind(check) == compared]
-            rows.append(Row((compared, *(str(outcomes.count(state)) for state in states))))
+            rows.append(SheetRow((compared, *(str(outcomes.count(state)) for state in states))))
         notes = (*map(str, self.failed), _verdict(self.checks))
         columns = ("", *(_MARKS[state].lower() for state in states))
         return Sheet(self._heading, columns, tuple(rows), notes)

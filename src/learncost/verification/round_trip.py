@@ -14,12 +14,12 @@ from learncost.backends import fill, program
 from learncost.cost_models import price
 from learncost.cost_models.books import book as find_book
 from learncost.importer.walk import read_module
-from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, layer
 from learncost.layers.products import matrix_maccs
 from learncost.reports.cost import cost
-from learncost.verification.imported import Parity, parity
+from learncost.verification.imported import ModuleParity, parity
 from learncost.verification.sample import random_arrays
 
 BOOKS = ("matmul", "run")
@@ -36,7 +36,7 @@ class RoundTrip:
               ("backward", "merge"), an addition of parts of a gradient; without the optimizer's
     """
 
-    parity: Parity
+    parity: ModuleParity
     written: Mapping[str, tuple[int, int]]
     read: Mapping[str, tuple[int, int]]
     apart_by: Mapping[tuple[str, str], int]
@@ -78,7 +78,7 @@ def _operations(priced: Layer) -> Counter[tuple[str, str]]:
 
 
 def _operation(line: Line) -> str:
-    if isinstance(line, Word):
+    if isinstance(line, Op):
         return f"gradient of {line.word}" if line.part == "gradient" else line.word
     if isinstance(line, Sum):
         return "merge" if line.tag.local == "merge" else "add"
@@ -106,7 +106,7 @@ def _module(table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -
     exec(compile(written.text, "emitted.py", "exec"), names)
     more = {size: sizes[name] for name, size in written.sizes.items()}
 
-    class Emitted(torch.nn.Module):
+    class EmittedModule(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weights = torch.nn.ParameterDict(
@@ -119,7 +119,7 @@ def _module(table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -
             arguments = [fill(tree, values, names) for tree in written.parameters]
             return names[written.function](*arguments, **more)
 
-    return Emitted()
+    return EmittedModule()
 
 
 def _plain(name: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from learncost.ir.affine import Affine
 from learncost.ir.count import base, shape_of, size_of
-from learncost.ir.line import Line, Word
+from learncost.ir.line import Line, Op
 from learncost.ir.repeat import walk, windows
 from learncost.ir.roles import places_read
 from learncost.ir.table import Table
@@ -122,7 +122,7 @@ def _measured(table: Table) -> set[str]:
     if not any(name in table.constants and not table.axes[name] for name in table.inputs):
         return set()
     given = {base(axis) for name in (*table.inputs, *table.weights) for axis in table.axes[name]}
-    chosen = {base(axis) for line, _ in walk(table.lines) if isinstance(line, Word) for axis in line.chosen}
+    chosen = {base(axis) for line, _ in walk(table.lines) if isinstance(line, Op) for axis in line.chosen}
     return {*_names(table)} - given - chosen
 
 
@@ -131,13 +131,13 @@ def _covered(table: Table, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]
     nothing is, and those that are read at what a word chooses along another axis, such as the experts of a router.
     """
     chosen = {
-        line.name: line.axes for line, _ in walk(table.lines) if isinstance(line, Word) and entry(line.word).chooses
+        line.name: line.axes for line, _ in walk(table.lines) if isinstance(line, Op) and entry(line.word).chooses
     }
     for line, _ in walk(table.lines):
         for read in _reads(line):
             if isinstance(read.at, Term) and read.at.name in chosen:
                 yield base(read.axis), max(size_of(axis, sizes) for axis in chosen[read.at.name])
-        if not isinstance(line, Word) or not line.axes:
+        if not isinstance(line, Op) or not line.axes:
             continue
         for read in _reads(line):
             if isinstance(read.at, Affine) and not read.at.sizes:
@@ -153,7 +153,7 @@ def _names(table: Table) -> list[str]:
     """
     counts = [*windows(table.lines), *(count for _, turns in walk(table.lines) for count in turns)]
     counts += [axis for line, _ in walk(table.lines) for c in line.where if c.window for axis in (c.upper, c.lower)]
-    counts += [axis for line, _ in walk(table.lines) if isinstance(line, Word) for axis in line.chosen]
+    counts += [axis for line, _ in walk(table.lines) if isinstance(line, Op) for axis in line.chosen]
     axes = [axis for array in (*table.inputs, *table.weights) for axis in table.axes[array]]
     axes += [axis for line, _ in walk(table.lines) for axis in line.loops]
     axes += [read.axis for line, _ in walk(table.lines) for read in _reads(line)]

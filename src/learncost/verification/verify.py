@@ -21,7 +21,7 @@ from learncost.models.argument import GENERIC, layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
 from learncost.models.small import small
-from learncost.ops import Entry, entries
+from learncost.ops import OpDef, entries
 from learncost.procedures.procedure import several
 from learncost.verification.check import (
     LARGER,
@@ -38,13 +38,15 @@ from learncost.verification.check import (
 from learncost.verification.plain import under_where
 from learncost.verification.procedures import verify_procedures
 from learncost.verification.references import LAYERS, of_word
-from learncost.verification.report import Check, Report
+from learncost.verification.report import Check, VerificationReport
 from learncost.verification.sample import small_sizes
 from learncost.verification.tangents import along
 from learncost.verification.words import consistent, word_layer
 
 
-def verify(model: str | Model | Configuration | Layer | Table | None = None, procedure: str | None = None) -> Report:
+def verify(
+    model: str | Model | Configuration | Layer | Table | None = None, procedure: str | None = None
+) -> VerificationReport:
     """Prove every layer and word that comes with the package; or one model, layer or table.
 
     Parameters
@@ -72,7 +74,7 @@ def verify(model: str | Model | Configuration | Layer | Table | None = None, pro
     >>> report.passed
     True
     """
-    return Report(
+    return VerificationReport(
         "verification of every word and every layer" if model is None else f"verification of {_title(model)}",
         tuple(_checks(model, several(procedure))),
     )
@@ -125,7 +127,7 @@ def all_words() -> Iterator[Check]:
             yield from verify_word(entry)
 
 
-def verify_word(entry: Entry) -> Iterator[Check]:
+def verify_word(entry: OpDef) -> Iterator[Check]:
     """A word as a layer of one line: as such, of large numbers too, and where it can be, under a `where`.
 
     Of large numbers nothing overflows: an exponential is taken of what is shifted by the maximum.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from learncost.ir.line import Condition, Line, Product, Tag, Word
+from learncost.ir.line import Condition, Line, Meta, Op, Product
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Term
 from learncost.ir.value import Value
 from learncost.layers.layer import Layer
-from learncost.ops import Entry
+from learncost.ops import OpDef
 from learncost.verification.report import Check
 
 # Operands that are numbers, and operands that the word asks for a logarithm, a root, a divisor or a condition of.
@@ -17,7 +17,7 @@ ROWS = frozenset(("z",))  # operands with one number for all that the word acts 
 SCALARS = frozenset(("lr", "mu", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay", "e", "a"))
 
 
-def word_layer(entry: Entry, masked: bool = False) -> Layer:
+def word_layer(entry: OpDef, masked: bool = False) -> Layer:
     """The word on operands of axes a and n, along n where it acts along axes; masked: only where n <= a."""
     axes = () if entry.pointwise else ("n",)
     operands = tuple(name for name in entry.inputs if name not in SCALARS or not entry.defaults)
@@ -27,11 +27,11 @@ def word_layer(entry: Entry, masked: bool = False) -> Layer:
     shapes |= {f"{name}.out": left for name in entry.outputs}
     right: tuple[Operand, ...] = (*(Term(name, shapes[name]) for name in operands), *entry.defaults)
     outputs = tuple(f"{name}.out" for name in entry.outputs)
-    line = Word(
+    line = Op(
         tuple(Term(name, left) for name in outputs),
         right,
         (Condition("n", "a"),) if masked else (),
-        Tag(layer=entry.name, local=outputs[0], locals=entry.inputs),
+        Meta(layer=entry.name, local=outputs[0], locals=entry.inputs),
         entry.name,
         axes,
         "body",
@@ -44,11 +44,11 @@ def word_layer(entry: Entry, masked: bool = False) -> Layer:
     return Layer(entry.name, Table((line,), values, operands, (), outputs, entry.name))
 
 
-def _derived(entry: Entry) -> Iterator[str]:
+def _derived(entry: OpDef) -> Iterator[str]:
     return (term.name for line in entry.gradient for term in line.left)
 
 
-def consistent(entry: Entry) -> Check:
+def consistent(entry: OpDef) -> Check:
     """Every line of a word's tables reads its operands and results with the axes that they have."""
     all_axes = ("_",) if entry.pointwise else ("_", "n")
     axes = {name: () if name in SCALARS else all_axes for name in entry.inputs}
@@ -79,7 +79,7 @@ def _axes_after(lines: Iterable[Line], axes: Mapping[str, tuple[str, ...]]) -> d
             if read != have:
                 return f"{term} has other axes, in line: {line}"
         right = {axis for term in terms for axis in term.declared}
-        loose = isinstance(line, Product) or (isinstance(line, Word) and (line.axes or not terms))
+        loose = isinstance(line, Product) or (isinstance(line, Op) and (line.axes or not terms))
         spread = isinstance(line, Product) and len(line.right) == 2 and len(terms) == 1  # a number beside one value
         if (not set(left) <= right and terms and not spread) or (not loose and set(left) != right):
             return f"the axes on the left are not those on the right, in line: {line}"

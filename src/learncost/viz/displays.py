@@ -19,7 +19,7 @@ from learncost.layers.layer import Layer
 from learncost.liveness import Live
 from learncost.procedures.inference import Inference
 from learncost.reports.notation import mathml
-from learncost.reports.sheet import Row, Sheet, number, significant, size_of
+from learncost.reports.sheet import Sheet, SheetRow, number, significant, size_of
 
 LONGEST = 240
 """Characters of a field; what is longer is cut, with three dots."""
@@ -88,7 +88,7 @@ def _derived(derived: Derived) -> str:
 
 
 def _inference(inference: Inference) -> str:
-    rows = tuple(Row((array.name, str(array.elements))) for array in inference.cache)
+    rows = tuple(SheetRow((array.name, str(array.elements))) for array in inference.cache)
     cache = Sheet("What the cache keeps of every token", ("value", "elements"), rows).html()
     passes = {"prefill": inference.prefill, "decode": inference.decode}
     return cache + "".join(_titled(name, _equations(table)) for name, table in passes.items())
@@ -102,8 +102,8 @@ def _price(price: Price) -> str:
     for row in price.rows:
         counts = (row.maccs, row.flops)
         cells = [cell(count.at(price.sizes)) for count in counts]
-        rows.append(Row((row.layer, row.line, row.macro_operation.replace("_", " "), *cells)))
-    rows.append(Row(("total", "", "", cell(price.maccs), cell(price.flops)), "bold"))
+        rows.append(SheetRow((row.layer, row.line, row.macro_operation.replace("_", " "), *cells)))
+    rows.append(SheetRow(("total", "", "", cell(price.maccs), cell(price.flops)), "bold"))
     columns = ("layer", "line", "macro-operation", "MACCs", "FLOPs")
     return Sheet(f"Price book {price.book}", columns, tuple(rows), (), frozenset({0, 1, 2})).html()
 
@@ -111,10 +111,12 @@ def _price(price: Price) -> str:
 def _live(live: Live) -> str:
     if not isinstance(live.peak, int):
         return _fields(live)
-    rows = [Row(("peak", live.peak_line, number(live.peak), size_of(live.peak)), "bold")]
-    rows += [Row((array.name, " × ".join(map(str, array.shape)), number(array.bytes), "")) for array in live.witnesses]
-    rows += [Row(("kept for later passes", "", number(live.kept_bytes), ""), "bold")]
-    rows += [Row((array.name, " × ".join(map(str, array.shape)), number(array.bytes), "")) for array in live.kept]
+    rows = [SheetRow(("peak", live.peak_line, number(live.peak), size_of(live.peak)), "bold")]
+    rows += [
+        SheetRow((array.name, " × ".join(map(str, array.shape)), number(array.bytes), "")) for array in live.witnesses
+    ]
+    rows += [SheetRow(("kept for later passes", "", number(live.kept_bytes), ""), "bold")]
+    rows += [SheetRow((array.name, " × ".join(map(str, array.shape)), number(array.bytes), "")) for array in live.kept]
     return Sheet("What is alive at the peak", ("", "line or shape", "bytes", ""), tuple(rows)).html()
 
 
@@ -128,7 +130,7 @@ def _training(training: Core) -> str:
         "steps": training.steps,
         "weights": f"{count:,} numbers in {len(training.weights):,} arrays of {training.dtype}",
     }
-    rows = tuple(Row((name, _text_of(value))) for name, value in facts.items())
+    rows = tuple(SheetRow((name, _text_of(value))) for name, value in facts.items())
     return Sheet(type(training).__name__, ("", ""), rows, (), frozenset({0, 1})).html()
 
 
@@ -139,7 +141,7 @@ def _fields(thing: Any) -> str:
         values = {field.name: getattr(thing, field.name) for field in fields(thing) if not field.name.startswith("_")}
     name = str(values.pop("name", "")) or type(thing).__name__
     texts = {field: _text_of(value) for field, value in values.items()}
-    rows = tuple(Row((field.replace("_", " "), text)) for field, text in texts.items() if text)
+    rows = tuple(SheetRow((field.replace("_", " "), text)) for field, text in texts.items() if text)
     return Sheet(name, ("", ""), rows, (), frozenset({0, 1})).html()
 
 

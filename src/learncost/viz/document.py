@@ -31,7 +31,7 @@ from learncost.reports import notation as write
 from learncost.reports.cost import cost
 from learncost.reports.memory.engines import TABLE, USUAL
 from learncost.reports.memory.memory import Memory, memory
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.step import MemoryStep
 from learncost.reports.question import flags_of, flags_typed, question
 from learncost.reports.record import Cost
 from learncost.reports.run import adaptation_of, prepare
@@ -190,7 +190,7 @@ def _stretches(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[s
         adaptation,
         arguments.get("plan"),
     )
-    return stretches(Step(run, arguments["procedure"], kind, arguments["optimizer"]))
+    return stretches(MemoryStep(run, arguments["procedure"], kind, arguments["optimizer"]))
 
 
 def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from learncost.viz.figures.make import (
 
 
 @dataclass(frozen=True, repr=False)
-class Saved(Shown):
+class SavedFigure(Shown):
     """A figure that was written: where, what it shows, and what it rests on."""
 
     kind: str
@@ -64,7 +64,7 @@ def figure(
     along: str | None = None,
     against: str | None = None,
     **given: Any,
-) -> Saved:
+) -> SavedFigure:
     """A figure for a paper: vector or pixels, one or two columns wide, legible in grey.
 
     The kinds are macro-operations, scaling, crossover, memory, roofline, procedures and conventions. What a figure
@@ -121,7 +121,7 @@ def figure(
     save(plotted(kind, panels, wide), path, command)
     files = (path, *(save_data(kind, panels, path, command) if data else ()))
     finding = "; ".join(each.finding for each in panels)
-    return Saved(kind, tuple(map(str, files)), finding, sentences(kind, panels))
+    return SavedFigure(kind, tuple(map(str, files)), finding, sentences(kind, panels))
 
 
 def _command(

@@ -13,10 +13,10 @@ from typing import Any
 
 from learncost.devices.rates import HERE
 from learncost.ir.errors import InputError
-from learncost.timing.traced import Mark, TracedStep
+from learncost.timing.traced import TracedStep, TraceMark
 from learncost.version import __version__
 from learncost.viz.predicted import phases
-from learncost.viz.timeline import Counter, Process, Slice, Timeline, changes
+from learncost.viz.timeline import Slice, Timeline, TimelineCounter, TimelineProcess, changes
 from learncost.viz.trace import ENDINGS, Trace, trace
 
 _HEADING = re.compile(r"    # (?P<layer>[a-z][\w ]*?)(?P<backward>, backward)?$")
@@ -82,7 +82,7 @@ def _pass(layer: str, name: str, function: str, weights: frozenset[str]) -> str:
     return "recomputation" if function.endswith("_backward") else "forward"
 
 
-class _Reading:
+class _MeasuredSlices:
     """The marks of a step as slices."""
 
     def __init__(self, step: TracedStep, zero: int, weights: frozenset[str]) -> None:
@@ -103,7 +103,7 @@ class _Reading:
         facts = {"step": self.step.number, "seconds": (end - start) / 1e9}
         return Slice(f"step {self.step.number:,}", "step", "step", start, end, facts, list(_in_passes(parts)))
 
-    def _function(self, marks: Sequence[Mark]) -> tuple[list[Mark], list[Slice]]:
+    def _function(self, marks: Sequence[TraceMark]) -> tuple[list[TraceMark], list[Slice]]:
         """The layers and turns of the function that the first mark calls, and the marks after it."""
         call, *rest = marks
         lines: list[Slice] = []
@@ -180,14 +180,14 @@ def timeline(
     """
     zero = steps[0].began if steps else 0
     names = frozenset(re.sub(r"\W", "_", name) for name in weights)
-    readings = [_Reading(step, zero, names) for step in steps]
+    readings = [_MeasuredSlices(step, zero, names) for step in steps]
     slices = tuple(reading.slice() for reading in readings)
     levels = [level for reading in readings for level in reading.memory]
-    counters = [Counter("memory of the process, measured", "bytes", changes(levels))] if levels else []
+    counters = [TimelineCounter("memory of the process, measured", "bytes", changes(levels))] if levels else []
     if predicted and slices:
         ends = (slices[0].start, predicted), (slices[-1].end, predicted)
-        counters.append(Counter("weights, state and step, predicted", "bytes", ends))
-    return Timeline((Process(facts["what"], slices, tuple(counters)),), facts)
+        counters.append(TimelineCounter("weights, state and step, predicted", "bytes", ends))
+    return Timeline((TimelineProcess(facts["what"], slices, tuple(counters)),), facts)
 
 
 def write(

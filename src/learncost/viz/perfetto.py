@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from struct import pack
 from typing import Any
 
-from learncost.viz.timeline import Process, Slice, Timeline
+from learncost.viz.timeline import Slice, Timeline, TimelineProcess
 
 SEQUENCE = 1
 """All packets are of one sequence."""
@@ -101,7 +101,7 @@ def _slices(slices: Iterable[Slice], track: int) -> Iterator[bytes]:
         yield _event(part.end, END, track)
 
 
-def _counters(process: Process, steps: int) -> Iterator[bytes]:
+def _counters(process: TimelineProcess, steps: int) -> Iterator[bytes]:
     for number, counter in enumerate(process.counters, 1):
         track = steps + number
         kind = _field(3, BYTES) if counter.unit == "bytes" else _field(6, counter.unit)  # unit, or unit_name

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from itertools import count, groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from learncost.cost_models import Price, Row
+from learncost.cost_models import Price, PricedLine
 from learncost.ir.count import size_of
 from learncost.ir.line import Line, alias
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.layers.parts import shown_layer
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.program.groups import groups
-from learncost.program.lifetimes import Turn, Walked, every_turn, some_turns
+from learncost.program.lifetimes import LoopIteration, Walked, every_turn, some_turns
 from learncost.reports.timing import Timing
-from learncost.viz.timeline import Counter, Pen, Process, changes
+from learncost.viz.timeline import Pen, TimelineCounter, TimelineProcess, changes
 
 MOST = 100_000
 """Lines that a trace has at most. Of more, an inner repeat is one turn that stands for all, and then every repeat."""
@@ -32,7 +32,7 @@ Path: TypeAlias = "tuple[int, ...]"
 """The turns around a line, the outermost first."""
 
 
-class Memory(Protocol):
+class StepMemory(Protocol):
     """What a step has in memory, line by line."""
 
     @property
@@ -52,11 +52,11 @@ class PricedStep:
 
     name: str
     table: Table
-    rows: Sequence[Row]
+    rows: Sequence[PricedLine]
     axes: Mapping[str, int]
     dtype: str
     timing: Timing | None = None
-    memory: Memory | None = None
+    memory: StepMemory | None = None
 
     @property
     def flops(self) -> int:
@@ -73,25 +73,25 @@ class PricedStep:
 class _Leaf:
     """A line of the table, and its row."""
 
-    row: Row
+    row: PricedLine
     line: Line
 
 
 @dataclass(frozen=True)
-class _Loop:
+class _DrawnLoop:
     """A repeat with its turns, what they are called, and which of them are drawn."""
 
-    repeat: Repeat
+    repeat: Loop
     parts: tuple[_Node, ...]
     count: int
-    names: _Names
+    names: _IterationNames
 
 
-_Node: TypeAlias = "_Leaf | _Loop"
+_Node: TypeAlias = "_Leaf | _DrawnLoop"
 
 
 @dataclass(frozen=True)
-class _Names:
+class _IterationNames:
     """What the turns of a repeat are called: blocks by their numbers in the model, several of them in a turn."""
 
     block: str
@@ -105,12 +105,12 @@ class _Names:
         return f"{self.block}s {first} to {first + self.several - 1}" if self.several > 1 else f"{self.block} {first}"
 
 
-def process(step: PricedStep) -> Process:
+def process(step: PricedStep) -> TimelineProcess:
     """The step as a process: its passes, in these blocks, layers and lines, and the memory as a counter."""
-    return _Drawing(step).process()
+    return _StepDrawing(step).process()
 
 
-class _Drawing:
+class _StepDrawing:
     """A step that is drawn line by line."""
 
     def __init__(self, step: PricedStep) -> None:
@@ -128,20 +128,20 @@ class _Drawing:
 
     # The table, with its rows and the names of its blocks.
 
-    def _nodes(self, lines: Iterable[Statement], rows: Iterator[Row], outermost: bool) -> tuple[_Node, ...]:
+    def _nodes(self, lines: Iterable[Statement], rows: Iterator[PricedLine], outermost: bool) -> tuple[_Node, ...]:
         return tuple(
-            self._loop(line, rows, outermost) if isinstance(line, Repeat) else _Leaf(next(rows), line) for line in lines
+            self._loop(line, rows, outermost) if isinstance(line, Loop) else _Leaf(next(rows), line) for line in lines
         )
 
-    def _loop(self, repeat: Repeat, rows: Iterator[Row], outermost: bool) -> _Loop:
+    def _loop(self, repeat: Loop, rows: Iterator[PricedLine], outermost: bool) -> _DrawnLoop:
         turns, parts = int(size_of(repeat.count, self.step.axes)), self._nodes(repeat.lines, rows, False)
         blocks = {leaf.row.block for leaf in _leaves(parts)} - {None}
-        names = _Names("", 0, 1)
+        names = _IterationNames("", 0, 1)
         if outermost and len(blocks) == 1:
             names = self._blocks(f"{blocks.pop()} block" if self.blocks else "block", repeat, turns)
-        return _Loop(repeat, parts, turns, names)
+        return _DrawnLoop(repeat, parts, turns, names)
 
-    def _blocks(self, block: str, repeat: Repeat, turns: int) -> _Names:
+    def _blocks(self, block: str, repeat: Loop, turns: int) -> _IterationNames:
         """Repeats that read the same weights are the same blocks; others of the kind come behind those before."""
         weights_read = frozenset(outer for _, outer in repeat.each if outer in self.known)
         several = max(
@@ -155,14 +155,14 @@ class _Drawing:
         if number is None:
             first = sum(many for _, _, many in groups)
             groups.append((weights_read, first, turns * several))
-            return _Names(block, first, several)
+            return _IterationNames(block, first, several)
         weights, first, many = groups[number]
         groups[number] = weights | weights_read, first, many
-        return _Names(block, first, max(1, many // turns))
+        return _IterationNames(block, first, max(1, many // turns))
 
     # What is known of a line as it runs.
 
-    def _turns(self, loop: _Loop | Repeat, outermost: bool) -> bool:
+    def _turns(self, loop: _DrawnLoop | Loop, outermost: bool) -> bool:
         """Whether the turns of a repeat are drawn one by one."""
         return self.outer if outermost else self.inner
 
@@ -172,13 +172,13 @@ class _Drawing:
             return {}
         outermost = {id(line) for line in self.step.memory.table.lines}
 
-        def turns(repeat: Repeat, many: int | None) -> tuple[Turn, ...]:
+        def turns(repeat: Loop, many: int | None) -> tuple[LoopIteration, ...]:
             return (every_turn if self._turns(repeat, id(repeat) in outermost) else some_turns)(repeat, many)
 
         moments = self.step.memory.moments(turns)
         return {(path, line.tag.macro, line.name): level for line, path, level in moments}
 
-    def _length(self, row: Row, times: int) -> float:
+    def _length(self, row: PricedLine, times: int) -> float:
         """Nanoseconds of a line that runs so many times of its turns."""
         turns = int(row.repeat.at(self.step.axes))
         if self.step.timing is None:
@@ -187,7 +187,7 @@ class _Drawing:
 
     # Drawing.
 
-    def process(self) -> Process:
+    def process(self) -> TimelineProcess:
         for passes, nodes in phases(self.nodes, _passes):
             name = ", ".join(_spaced(category) for category in passes)
             with self.pen.around(name, "pass", ",".join(passes)):
@@ -195,15 +195,15 @@ class _Drawing:
         timing = self.step.timing
         if timing is not None and timing.time.step:
             self.pen.draw(timing.time.step * 1e9, "beside the lines", "rest", "rest", seconds=timing.time.step)
-        counters = (Counter("memory, predicted", "bytes", changes(self.memory)),) if self.memory else ()
-        return Process(self.step.name, tuple(self.pen.slices), counters)
+        counters = (TimelineCounter("memory, predicted", "bytes", changes(self.memory)),) if self.memory else ()
+        return TimelineProcess(self.step.name, tuple(self.pen.slices), counters)
 
     def _scope(self, nodes: Sequence[_Node], path: Path, times: int, outermost: bool) -> None:
         """The lines of one scope, `times` of them at once, in layers, and the turns of its repeats."""
-        for is_loop, group in groupby(nodes, lambda node: isinstance(node, _Loop)):
+        for is_loop, group in groupby(nodes, lambda node: isinstance(node, _DrawnLoop)):
             if is_loop:
                 for loop in group:
-                    assert isinstance(loop, _Loop)
+                    assert isinstance(loop, _DrawnLoop)
                     self._loops(loop, path, times, outermost)
                 continue
             leaves = [leaf for leaf in group if isinstance(leaf, _Leaf)]
@@ -213,7 +213,7 @@ class _Drawing:
                 with self.pen.around(shown_layer(layer), "layer", passes):
                     self._layer(lines, path, times)
 
-    def _loops(self, loop: _Loop, path: Path, times: int, outermost: bool) -> None:
+    def _loops(self, loop: _DrawnLoop, path: Path, times: int, outermost: bool) -> None:
         passes = ",".join(_ordered(leaf.row.macro_operation for leaf in _leaves(loop.parts)))
         if not self._turns(loop, outermost):
             with self.pen.around(f"{loop.count:,} turns", "turn", passes, turns=loop.count):
@@ -297,7 +297,7 @@ def _by_line(timing: Timing | None) -> dict[int, float]:
 
 def _leaves(nodes: Iterable[_Node]) -> Iterator[_Leaf]:
     for node in nodes:
-        if isinstance(node, _Loop):
+        if isinstance(node, _DrawnLoop):
             yield from _leaves(node.parts)
         else:
             yield node
@@ -307,8 +307,8 @@ def _lines(nodes: Iterable[_Node], inner: bool, outer: bool) -> int:
     """Lines as they run, with the turns of outermost repeats, and of those inside of them, or without."""
     lines = 0
     for node in nodes:
-        turns = node.count if isinstance(node, _Loop) and outer else 1
-        lines += turns * _lines(node.parts, inner, inner) if isinstance(node, _Loop) else 1
+        turns = node.count if isinstance(node, _DrawnLoop) and outer else 1
+        lines += turns * _lines(node.parts, inner, inner) if isinstance(node, _DrawnLoop) else 1
     return lines
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
 from learncost.reports.sheet import WIDTH, size_of
-from learncost.viz.data.curve import Curve, curve
+from learncost.viz.data.curve import MemoryCurve, curve
 from learncost.viz.data.growth import growth
 from learncost.viz.figures.complexity import of as curves_of
 from learncost.viz.figures.style import place_of, tick
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from learncost.reports.compare import Comparison
     from learncost.reports.complexity import Complexity
     from learncost.reports.memory.memory import Memory
-    from learncost.training.loop import Result
+    from learncost.training.loop import TrainingResult
 
 HIGH = 14
 """Lines of a picture."""
@@ -39,7 +39,7 @@ _FILLS: Mapping[str, str] = {"weights": "░", "state": "▒", "the rest": "█"
 
 
 @dataclass(frozen=True)
-class Line:
+class PlotLine:
     """Points of a line, from left to right, and its name."""
 
     name: str
@@ -48,7 +48,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Axis:
+class PlotAxis:
     """From and to where an axis goes, whether it is logarithmic, and how its numbers are written."""
 
     low: float
@@ -82,7 +82,7 @@ def plot(answer: Any, width: int = WIDTH) -> str:
     return "\n".join(line.replace(chr(_BLANK), " ").rstrip() for line in draw(answer, max(40, min(width, WIDTH))))
 
 
-def lines(series: Sequence[Line], x: Axis, y: Axis, width: int, title: str, below: str) -> Iterator[str]:
+def lines(series: Sequence[PlotLine], x: PlotAxis, y: PlotAxis, width: int, title: str, below: str) -> Iterator[str]:
     """Lines on two axes, their names at their right ends, and what the axes are."""
     names = max(len(line.name) for line in series)
     written = {row: y.written(y.value(1 - row / (HIGH - 1))) for row in (0, HIGH // 2, HIGH - 1)}
@@ -117,7 +117,7 @@ def _between(points: Sequence[tuple[float, float]], share: float) -> float | Non
     return None
 
 
-def _ends(series: Sequence[Line], y: Axis) -> dict[int, str]:
+def _ends(series: Sequence[PlotLine], y: PlotAxis) -> dict[int, str]:
     """The rows at which the names stand, none on another."""
     rows: dict[int, str] = {}
     order = sorted(((1 - y.share(line.ys[-1])) * (HIGH - 1), line.name) for line in series if isfinite(line.ys[-1]))
@@ -129,7 +129,7 @@ def _ends(series: Sequence[Line], y: Axis) -> dict[int, str]:
     return {row: name for row, (_, name) in zip(sorted(rows), order, strict=False)}
 
 
-def _marks(x: Axis, across: int) -> str:
+def _marks(x: PlotAxis, across: int) -> str:
     """Numbers below an axis, as many as there is room for."""
     places = (
         [2**power for power in range(64) if x.low <= 2**power <= x.high]
@@ -182,13 +182,13 @@ def _memory(memory: Memory, width: int) -> Iterator[str]:
     yield f"{'':{numbers}} {'   '.join([*parts, '█ made by the passes'])}"
 
 
-def _highest(data: Curve, start: float, end: float) -> int:
+def _highest(data: MemoryCurve, start: float, end: float) -> int:
     """The line with the most bytes among those of a column."""
     places = range(int(start), max(int(start) + 1, int(end)))
     return max(places, key=lambda place: data.lines[place].bytes)
 
 
-def _passes(data: Curve, across: int) -> str:
+def _passes(data: MemoryCurve, across: int) -> str:
     """The passes below the stairs, each where it begins."""
     text, end = ["·"] * across, 0
     for macro, several in groupby(range(len(data.lines)), lambda place: data.lines[place].macro_operation):
@@ -204,12 +204,12 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str]:
     """The procedures over backpropagation by the length."""
     data = growth(comparison)
     series = [
-        Line(series.procedure, data.places, [float("nan") if ratio is None else ratio for ratio in series.ratios])
+        PlotLine(series.procedure, data.places, [float("nan") if ratio is None else ratio for ratio in series.ratios])
         for series in data.series
     ]
     values = [value for line in series for value in line.ys if isfinite(value)]
-    x = Axis(data.places[0], data.places[-1], True, place_of)
-    y = Axis(min(values) * 0.97, max(values) * 1.03, False, lambda value: f"{value:.2f} ×")
+    x = PlotAxis(data.places[0], data.places[-1], True, place_of)
+    y = PlotAxis(min(values) * 0.97, max(values) * 1.03, False, lambda value: f"{value:.2f} ×")
     yield from lines(series, x, y, width, f"FLOPs over those of {series[0].name}", "tokens in a sequence")
     yield from wrap(f"{data.finding}.", width)
 
@@ -217,14 +217,14 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str]:
 def _complexity(complexity: Complexity, width: int) -> Iterator[str]:
     """The MACCs of the kinds of layers whose sizes are known, by the length."""
     data = curves_of(complexity)
-    series = [Line(line.name, line.places, line.values) for line in data.lines]
+    series = [PlotLine(line.name, line.places, line.values) for line in data.lines]
     places = series[0].xs
     values = [value for line in series for value in line.ys]
-    x, y = Axis(places[0], places[-1], True, place_of), Axis(min(values), max(values), True, tick)
+    x, y = PlotAxis(places[0], places[-1], True, place_of), PlotAxis(min(values), max(values), True, tick)
     yield from lines(series, x, y, width, "MACCs of one layer", "tokens in a sequence, n")
 
 
-def _losses(result: Result, width: int) -> Iterator[str]:
+def _losses(result: TrainingResult, width: int) -> Iterator[str]:
     """The losses of a training, from its log; cut above where it began, as a run that diverges sets no scale."""
     path = Path(result.folder, "metrics.jsonl")
     rows = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
@@ -232,15 +232,15 @@ def _losses(result: Result, width: int) -> Iterator[str]:
         "loss": [(row["step"], row["loss"]) for row in rows if row.get("loss") is not None],
         "validation": [(row["step"], row["validation_loss"]) for row in rows if row.get("validation_loss") is not None],
     }
-    series = [Line(name, *zip(*points, strict=True)) for name, points in several.items() if len(points) > 1]
+    series = [PlotLine(name, *zip(*points, strict=True)) for name, points in several.items() if len(points) > 1]
     values = [value for line in series for value in line.ys if isfinite(value)]
     if not values:
         return
     begun = next(value for value in series[0].ys if isfinite(value))
     steps = [step for line in series for step in line.xs]
     top = min(max(values), 1.1 * begun)
-    x = Axis(min(steps), max(steps), False, lambda value: f"{value:,.0f}")
-    y = Axis(min(values), top, False, lambda value: f"{value:.3g}")
+    x = PlotAxis(min(steps), max(steps), False, lambda value: f"{value:,.0f}")
+    y = PlotAxis(min(values), top, False, lambda value: f"{value:.3g}")
     above = f" (to {max(values):.3g} above)" if max(values) > top else ""
     yield from lines(series, x, y, width, f"loss{above}", "steps")
 

@@ -38,7 +38,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Counter:
+class TimelineCounter:
     """A number that changes: at each moment, in nanoseconds, its new value."""
 
     name: str
@@ -47,12 +47,12 @@ class Counter:
 
 
 @dataclass(frozen=True)
-class Process:
+class TimelineProcess:
     """What happens side by side with others: its slices, and its counters."""
 
     name: str
     slices: tuple[Slice, ...]
-    counters: tuple[Counter, ...] = ()
+    counters: tuple[TimelineCounter, ...] = ()
 
     def walk(self) -> Iterator[Slice]:
         """All slices, in the order in which they begin."""
@@ -64,7 +64,7 @@ class Process:
 class Timeline:
     """Processes beside each other, and what must be known to read them."""
 
-    processes: tuple[Process, ...]
+    processes: tuple[TimelineProcess, ...]
     facts: Mapping[str, str]
 
 

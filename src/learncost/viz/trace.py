@@ -22,14 +22,14 @@ from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.lifetimes import Walked
 from learncost.reports.inference import served
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.step import MemoryStep
 from learncost.reports.question import question
 from learncost.reports.run import adaptation_of, prepare
-from learncost.reports.sheet import Row, Sheet, Shown, number, seconds_of
+from learncost.reports.sheet import Sheet, SheetRow, Shown, number, seconds_of
 from learncost.reports.timing import timing
 from learncost.version import __version__
 from learncost.viz.perfetto import perfetto
-from learncost.viz.predicted import Memory, PricedStep, process
+from learncost.viz.predicted import PricedStep, StepMemory, process
 from learncost.viz.timeline import Slice, Timeline
 from learncost.viz.trace_event import trace_events
 
@@ -87,11 +87,11 @@ class Trace(Shown):
     def sheets(self, width: int = 0) -> tuple[Sheet, ...]:
         """The passes with what they take, and the file."""
         facts, parts = self.timeline.facts, [part for process in self.timeline.processes for part in process.slices]
-        rows = [Row((part.name, number(_lines(part)), _length(part.length, facts))) for part in parts]
+        rows = [SheetRow((part.name, number(_lines(part)), _length(part.length, facts))) for part in parts]
         sums = number(sum(map(_lines, parts))), _length(sum(part.length for part in parts), facts)
         where = f"In {self.path}: {OPENS}" if self.path else "Give -o trace.json or -o trace.pftrace to write it."
         notes = (where, *(f"{name.capitalize()}: {facts[name]}." for name in _NOTED if name in facts))
-        return (Sheet(self.title, ("", "lines", "length"), (*rows, Row(("total", *sums), "bold")), notes),)
+        return (Sheet(self.title, ("", "lines", "length"), (*rows, SheetRow(("total", *sums), "bold")), notes),)
 
 
 _NOTED = ("length", "device", "memory")
@@ -200,7 +200,7 @@ def trace(
             served_step.axes,
             served_step.timed,
         )
-        memory: Memory = _Pass(table, axes, type_name)
+        memory: StepMemory = _InferenceMemory(table, axes, type_name)
     else:
         if context is not None:
             raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
@@ -211,7 +211,7 @@ def trace(
         check_known(run.model.table.lines, "a trace")
         table, rows, axes = run.table(procedure, run.book), run.rows(procedure, run.book), run.axes
         timed = None if rates is None else timing(rows, axes, rates, run.dtype, run.book)
-        memory = Step(run, procedure, precision_of(type_name), optimizer or default_optimizer(run.book))
+        memory = MemoryStep(run, procedure, precision_of(type_name), optimizer or default_optimizer(run.book))
     step = PricedStep(f"{run.model.configuration.name}, {procedure}", table, rows, axes, run.dtype, timed, memory)
     drawn = Trace(f"{step.name}, as predicted", Timeline((process(step),), _facts(step, type_name, rates)), output)
     if path is not None:
@@ -220,7 +220,7 @@ def trace(
 
 
 @dataclass(frozen=True)
-class _Pass:
+class _InferenceMemory:
     """The memory of a pass of inference, as its table says."""
 
     table: Table

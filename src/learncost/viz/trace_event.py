@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from learncost.viz.timeline import Process, Timeline
+from learncost.viz.timeline import Timeline, TimelineProcess
 
 THREAD = 1
 
@@ -20,7 +20,7 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
     return {"displayTimeUnit": "ns", "otherData": dict(timeline.facts), "traceEvents": events}
 
 
-def _events(process: Process, number: int) -> Iterator[dict[str, Any]]:
+def _events(process: TimelineProcess, number: int) -> Iterator[dict[str, Any]]:
     where = {"pid": number, "tid": THREAD}
     yield {"ph": "M", "name": "process_name", **where, "args": {"name": process.name}}
     yield {"ph": "M", "name": "process_sort_index", **where, "args": {"sort_index": number}}

@@ -17,22 +17,22 @@ from learncost.backends.c.ending import Ending, ended, ending
 from learncost.backends.c.function import routine
 from learncost.backends.c.gnu import GNU
 from learncost.backends.c.printer import Printer, indented
-from learncost.backends.c.schedule import Schedule
+from learncost.backends.c.schedule import KernelSchedule
 from learncost.backends.c.shares import shared
 from learncost.backends.c.sides import groups, joined
 from learncost.backends.c.unify import lowered, unified
 from learncost.ir.errors import InputError
-from learncost.ir.line import Kernel, Line, Sum
+from learncost.ir.line import FusedKernel, Line, Sum
 from learncost.ir.term import Term
 
-__all__ = ["Function", "Scratch", "SizeNeededError", "kernel", "source", "writable"]
+__all__ = ["KernelFunction", "Scratch", "SizeNeededError", "kernel", "source", "writable"]
 
 
 class SizeNeededError(Exception):
     """A dialect has to know a size as a number, for the memory that it is handed or the power of a size."""
 
 
-class _Constants(dict[str, int]):
+class _ConstantSizes(dict[str, int]):
     """The sizes that are constants, by their names."""
 
     def __missing__(self, size: str) -> int:
@@ -40,7 +40,7 @@ class _Constants(dict[str, int]):
 
 
 @dataclass(frozen=True)
-class Function:
+class KernelFunction:
     """One kernel in C.
 
     name     of the C function, which returns nothing
@@ -78,7 +78,7 @@ def kernel(
     sizes: Mapping[str, int],
     name: str,
     printer: Printer = GNU,
-) -> Function:
+) -> KernelFunction:
     """The C function that computes the lines, which carry the same kernel in their tags.
 
     axes      the declared axes of every name that the lines read or make
@@ -88,9 +88,9 @@ def kernel(
     printer   the dialect of C
     Raises `InputError` with the line that cannot be written; SizeNeededError where the dialect has to know a size.
     """
-    lines, sizes = tuple(lines), _Constants(sizes)
+    lines, sizes = tuple(lines), _ConstantSizes(sizes)
     _check(lines, axes, outputs, dtypes, printer)
-    plan = lines[0].tag.kernel or Kernel(name, ())
+    plan = lines[0].tag.kernel or FusedKernel(name, ())
     normal = lowered(lines, axes, outputs, plan.axes)
     names = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
     computed = "fp64" if any(dtypes.get(array) == "fp64" for array in names) else "fp32"
@@ -111,19 +111,19 @@ def kernel(
     head = textwrap.fill(head, 118, subsequent_indent="        ")
     text = "\n".join((f"/*\n{comment}\n*/", head, *indented(printer.function(turns_of, sizes)), "}\n"))
     given, made = (tuple(array.of for array in of_role) for of_role in (reads, makes))
-    return Function(name, text, given, made, tuple(free), shared(arrays, turns_of), scratch)
+    return KernelFunction(name, text, given, made, tuple(free), shared(arrays, turns_of), scratch)
 
 
 def _scratch(turns_of: tree.Routine, sizes: Mapping[str, int], computed: str, printer: Printer) -> tuple[Scratch, ...]:
     """The memory of a call."""
-    known = _Constants({text: sizes[axis] for axis, text in turns_of.sizes.items() if axis in sizes})
+    known = _ConstantSizes({text: sizes[axis] for axis, text in turns_of.sizes.items() if axis in sizes})
     dtypes = {printer.types[dtype]: dtype for dtype in ("int64", "bool", computed)}
     arrays = turns_of.arrays("scratch")
     return tuple(Scratch(array.name, dtypes[array.type], tree.evaluated(array.points, known)) for array in arrays)
 
 
 def _routine(
-    schedule: Schedule,
+    schedule: KernelSchedule,
     axes: Mapping[str, tuple[str, ...]],
     dtypes: Mapping[str, str],
     printer: Printer,
@@ -161,8 +161,12 @@ def _check(
 
 
 def _scheduled(
-    lines: tuple[Line, ...], plan: Kernel, outputs: frozenset[str], dtypes: Mapping[str, str], narrow: frozenset[str]
-) -> Schedule:
+    lines: tuple[Line, ...],
+    plan: FusedKernel,
+    outputs: frozenset[str],
+    dtypes: Mapping[str, str],
+    narrow: frozenset[str],
+) -> KernelSchedule:
     """The schedule; without axes for the turns, every element is a turn where that is possible.
 
     narrow  outputs that are stored in another type than sums are taken in
@@ -172,18 +176,18 @@ def _scheduled(
         widest = max((line.left[0].declared for line in lines), key=len)
         if not any(line.left[0].indexed for line in lines):
             try:
-                return Schedule(lines, widest, None, outputs, dtypes)
+                return KernelSchedule(lines, widest, None, outputs, dtypes)
             except InputError:
                 pass
     parts: dict[str, tuple[str, ...]] = {}
     try:
-        schedule = Schedule(lines, turns, plan.blocks, outputs, dtypes)
+        schedule = KernelSchedule(lines, turns, plan.blocks, outputs, dtypes)
     except InputError:  # products of a library sum over one axis: several that are side by side go as one
         together = groups(lines, frozenset(turns).union(plan.blocks[:1] if plan.blocks else ()), turns)
         if not together:
             raise
         lines, parts = tuple(joined(lines, together)), {" ".join(group): group for group in together.values()}
-        schedule = Schedule(lines, turns, plan.blocks, outputs, dtypes, parts)
+        schedule = KernelSchedule(lines, turns, plan.blocks, outputs, dtypes, parts)
     late = {
         v.name
         for v in schedule.values.values()
@@ -199,7 +203,7 @@ def _scheduled(
         if left.name in late:
             plain = Term(left.name, left.declared)
             changed.append(Sum((plain,), (replace(plain, name=f"{left.name}~sum"),), (), line.tag, (1,)))
-    return Schedule(changed, turns, plan.blocks, outputs, dtypes, parts)
+    return KernelSchedule(changed, turns, plan.blocks, outputs, dtypes, parts)
 
 
 def writable(
@@ -213,6 +217,6 @@ def writable(
     return True
 
 
-def source(functions: Sequence[Function], printer: Printer = GNU) -> str:
+def source(functions: Sequence[KernelFunction], printer: Printer = GNU) -> str:
     """The whole C file: what all functions need, and the functions."""
     return printer.preamble + "\n".join(function.text for function in functions)

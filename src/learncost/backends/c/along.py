@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays
 from learncost.backends.c.numbers import Numbers
-from learncost.backends.c.schedule import Value
+from learncost.backends.c.schedule import ScheduledValue
 from learncost.backends.c.tree import ONE, ZERO, chosen, joined, larger, minus
-from learncost.ir.line import Word
-from learncost.ops import Entry, entry
+from learncost.ir.line import Op
+from learncost.ops import OpDef, entry
 
 
-def word_of(value: Value) -> Entry:
+def word_of(value: ScheduledValue) -> OpDef:
     """The word that a value is made by."""
-    assert isinstance(value.line, Word)
+    assert isinstance(value.line, Op)
     return entry(value.line.word)
 
 
-def along(numbers: Numbers, value: Value) -> Iterator[tree.Statement]:
+def along(numbers: Numbers, value: ScheduledValue) -> Iterator[tree.CStatement]:
     """Loops over all other axes around what goes along one."""
-    assert isinstance(value.line, Word)
+    assert isinstance(value.line, Op)
     arrays, (axis,) = numbers.arrays, value.line.axes
     (term,) = value.line.right
     result_axis = next(
@@ -31,22 +31,22 @@ def along(numbers: Numbers, value: Value) -> Iterator[tree.Statement]:
     yield from _loops(arrays, [loop for loop in arrays.schedule.inner(value.axes) if loop != result_axis], body)
 
 
-def _loops(arrays: Arrays, axes: Sequence[str], body: Sequence[tree.Statement]) -> Sequence[tree.Statement]:
+def _loops(arrays: Arrays, axes: Sequence[str], body: Sequence[tree.CStatement]) -> Sequence[tree.CStatement]:
     """Loops over the axes, the first outermost."""
     for axis in reversed(axes):
         body = (arrays.loop(axis, body),)
     return body
 
 
-def _variable(arrays: Arrays, value: Value, ending: str) -> tree.Name:
-    return tree.Name(arrays.names.of(f"{value.name}.{ending}", "along"))
+def _variable(arrays: Arrays, value: ScheduledValue, ending: str) -> tree.NameExpression:
+    return tree.NameExpression(arrays.names.of(f"{value.name}.{ending}", "along"))
 
 
-def _scan(numbers: Numbers, value: Value, axis: str) -> Sequence[tree.Statement]:
+def _scan(numbers: Numbers, value: ScheduledValue, axis: str) -> Sequence[tree.CStatement]:
     """A sum that is stored at each place."""
     arrays, place = numbers.arrays, dict(numbers.arrays.positions)
     if word_of(value).backwards:
-        place[axis] = tree.Operation("-", (minus(arrays.size(axis), ONE), place[axis]))
+        place[axis] = tree.OperationExpression("-", (minus(arrays.size(axis), ONE), place[axis]))
     total, to = _variable(arrays, value, "sum"), arrays.address(value, place)
     steps = (
         tree.Store(total, numbers.number(value.line.right[0], place), "+="),
@@ -55,17 +55,17 @@ def _scan(numbers: Numbers, value: Value, axis: str) -> Sequence[tree.Statement]
     return (tree.Let(total.text, arrays.real, ZERO, changes=True), arrays.loop(axis, steps))
 
 
-def _choice(numbers: Numbers, value: Value, axis: str, result_axis: str) -> Sequence[tree.Statement]:
+def _choice(numbers: Numbers, value: ScheduledValue, axis: str, result_axis: str) -> Sequence[tree.CStatement]:
     """Place after place: of those behind the last one in the order of values, and of places of one value, the first."""
-    arrays, none, sign = numbers.arrays, tree.Name("-1"), ">" if word_of(value).largest else "<"
+    arrays, none, sign = numbers.arrays, tree.NameExpression("-1"), ">" if word_of(value).largest else "<"
     last, best, last_number, best_number = (
         _variable(arrays, value, ending) for ending in ("last", "best", "last.number", "best.number")
     )
-    at = tree.Counter(_variable(arrays, value, "at").text)
+    at = tree.LoopCounter(_variable(arrays, value, "at").text)
     number = numbers.number(value.line.right[0], {**arrays.positions, axis: at})
 
     def holds(left: tree.Expression, relation: str, right: tree.Expression) -> tree.Expression:
-        return tree.Operation(relation, (left, right))
+        return tree.OperationExpression(relation, (left, right))
 
     tie = joined("&&", [holds(number, "==", last_number), holds(at, ">", last)])
     behind = joined("||", [holds(last, "<", ZERO), holds(last_number, sign, number), tie])
@@ -77,7 +77,7 @@ def _choice(numbers: Numbers, value: Value, axis: str, result_axis: str) -> Sequ
     step = (
         tree.Let(best.text, "place", none, changes=True),
         tree.Let(best_number.text, arrays.real, ZERO, changes=True),
-        tree.Loop(at.text, ZERO, arrays.size(axis), look),
+        tree.ForLoop(at.text, ZERO, arrays.size(axis), look),
         tree.Store(arrays.address(value, arrays.positions), larger(best, ZERO)),
         tree.Store(last, best),
         tree.Store(last_number, best_number),

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from learncost.backends.c import tree
 from learncost.backends.c.printer import Printer
-from learncost.backends.c.schedule import MAIN, Schedule, Value
+from learncost.backends.c.schedule import MAIN, KernelSchedule, ScheduledValue
 from learncost.backends.c.tree import ONE, TURN, ZERO, larger, minus, plus, smaller, times
 from learncost.backends.identifiers import Identifiers
 from learncost.ir.count import base
@@ -28,10 +28,10 @@ _RESERVED = (
 
 
 @dataclass(frozen=True)
-class Storage:
+class ArrayStorage:
     """An array, its axes, how many places it has of each, and the axis of which it holds one block."""
 
-    array: tree.Array
+    array: tree.ArrayMemory
     axes: tuple[str, ...]
     extents: tuple[tree.Expression, ...]
     block: str = ""
@@ -49,7 +49,7 @@ class Arrays:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: KernelSchedule,
         axes: Mapping[str, tuple[str, ...]],
         dtypes: Mapping[str, str],
         printer: Printer,
@@ -69,7 +69,7 @@ class Arrays:
         read_names = {name for value in values for name in value.line.reads if name not in self.values}
         self.parameters = {self.names.of(name) for name in read_names | schedule.outputs}
         looped = dict.fromkeys(axis for value in values for axis in (*value.line.loops, *value.axes))
-        self.positions: Positions = {axis: tree.Counter(self.counter(axis)) for axis in looped}  # where loops stand
+        self.positions: Positions = {axis: tree.LoopCounter(self.counter(axis)) for axis in looped}  # where loops stand
         self.bounded, self._conditions = self._bounding(lines)
 
     # Axes.
@@ -79,7 +79,7 @@ class Arrays:
         if axis in self.schedule.parts:
             return self.count(self.schedule.parts[axis])
         name = base(axis)
-        return tree.Name(name) if name.isdigit() else tree.Size(self.names.of(name, "size"), name)
+        return tree.NameExpression(name) if name.isdigit() else tree.SizeExpression(self.names.of(name, "size"), name)
 
     def count(self, axes: Sequence[str]) -> tree.Expression:
         return times(*map(self.size, axes))
@@ -92,7 +92,7 @@ class Arrays:
     def block_size(self) -> tree.Expression:
         assert self.schedule.block is not None
         axis, places = self.schedule.block
-        return tree.Name(str(places)) if places else self.size(axis)
+        return tree.NameExpression(str(places)) if places else self.size(axis)
 
     def counter(self, axis: str) -> str:
         return self.names.of("i_" + "_".join(self.schedule.parts.get(axis, (axis,))), "position")
@@ -111,15 +111,15 @@ class Arrays:
             return self.edge("from", axis), self.edge("to", axis)
         return ZERO, self.size(axis)
 
-    def edge(self, side: str, axis: str) -> tree.Name:
-        return tree.Name(f"{side}_{self.counter(axis)}")
+    def edge(self, side: str, axis: str) -> tree.NameExpression:
+        return tree.NameExpression(f"{side}_{self.counter(axis)}")
 
     def loop(
-        self, axis: str, body: Sequence[tree.Statement], phase: int | None = None, independent: bool = False
-    ) -> tree.Loop:
+        self, axis: str, body: Sequence[tree.CStatement], phase: int | None = None, independent: bool = False
+    ) -> tree.ForLoop:
         """The loop over an axis."""
         first, last = self.bounds(axis, phase) if axis == self.bounded else (ZERO, self.size(axis))
-        return tree.Loop(self.counter(axis), first, last, tuple(body), independent=independent)
+        return tree.ForLoop(self.counter(axis), first, last, tuple(body), independent=independent)
 
     def _bounding(self, lines: Sequence[Line]) -> tuple[str, tuple[Condition, ...]]:
         """The axis that every line that has both it and the block's ties to it, where no output has both."""
@@ -147,7 +147,9 @@ class Arrays:
             lower = larger(low, lower) if low else lower
             upper = smaller(high, upper) if high else upper
         if self.tiles and lower != ZERO:  # where strips begin; what a condition excludes, is zero there
-            lower = times(tree.Operation("/", (lower, tree.Name("LANES"))), tree.Name("LANES"))
+            lower = times(
+                tree.OperationExpression("/", (lower, tree.NameExpression("LANES"))), tree.NameExpression("LANES")
+            )
         return lower, upper
 
     # Memory.
@@ -156,16 +158,18 @@ class Arrays:
         """Whether a product takes a factor of this type as it lies."""
         return stored == self.real or (self.alone and stored == self.types["int8"])
 
-    def storage(self, value: Value) -> Storage:
+    def storage(self, value: ScheduledValue) -> ArrayStorage:
         """Where the value of a line is put together: the output itself, a thread's sums, or memory of the turn."""
         schedule, value_name, axes = self.schedule, self.names.of(value.name), value.axes
         if (
             value.shared and not self.alone
         ):  # a scalar, such as the loss, is one of so many numbers that it takes double
             kind, extents = self.real if axes else "double", tuple(map(self.size, axes))
-            return Storage(tree.Array(f"{value_name}_sums", kind, "sums", value.name, times(*extents)), axes, extents)
+            return ArrayStorage(
+                tree.ArrayMemory(f"{value_name}_sums", kind, "sums", value.name, times(*extents)), axes, extents
+            )
         if value.output:
-            return Storage(self.output(value), axes, self._extents(value.name, axes))
+            return ArrayStorage(self.output(value), axes, self._extents(value.name, axes))
         axes = tuple(axis for axis in axes if axis not in schedule.turns)
         if not value.added:
             axes = tuple(axis for axis in axes if axis not in schedule.sequence)
@@ -175,19 +179,19 @@ class Arrays:
         name = f"{self.names.of(schedule.over.get(value.name, value.name))}_rows"
         return self.scratch(name, kind, value.name, axes, whole=value.added)
 
-    def scratch(self, name: str, kind: str, of: str, axes: tuple[str, ...], whole: bool = False) -> Storage:
+    def scratch(self, name: str, kind: str, of: str, axes: tuple[str, ...], whole: bool = False) -> ArrayStorage:
         """Memory of the turn, for one block, or for all of them."""
         extents = tuple(map(self.size, axes)) if whole else self.room(axes)
         block = self.block if self.block in axes and not whole else ""
-        return Storage(tree.Array(name, kind, "scratch", of, times(*extents)), axes, extents, block)
+        return ArrayStorage(tree.ArrayMemory(name, kind, "scratch", of, times(*extents)), axes, extents, block)
 
-    def output(self, value: Value) -> tree.Array:
-        return tree.Array(self.names.of(value.name), self.types[self.dtypes[value.name]], "made", value.name)
+    def output(self, value: ScheduledValue) -> tree.ArrayMemory:
+        return tree.ArrayMemory(self.names.of(value.name), self.types[self.dtypes[value.name]], "made", value.name)
 
-    def read_array(self, term: Term) -> Storage:
+    def read_array(self, term: Term) -> ArrayStorage:
         """An array that the kernel reads."""
-        array = tree.Array(self.names.of(term.name), self.types[self.dtypes[term.name]], "read", term.name)
-        return Storage(array, term.declared, self._extents(term.name, term.declared))
+        array = tree.ArrayMemory(self.names.of(term.name), self.types[self.dtypes[term.name]], "read", term.name)
+        return ArrayStorage(array, term.declared, self._extents(term.name, term.declared))
 
     def _extents(self, name: str, axes: Sequence[str]) -> tuple[tree.Expression, ...]:
         """Of an array with declared axes, which may have other names here."""
@@ -195,19 +199,19 @@ class Arrays:
         parts = (self.schedule.parts.get(axis, (axis,)) for axis in axes)
         return tuple(self.count([next(declared) for _ in group]) for group in parts)
 
-    def element(self, store: Storage, at: Sequence[tree.Expression]) -> tree.Element:
+    def element(self, store: ArrayStorage, at: Sequence[tree.Expression]) -> tree.Element:
         """An element, by an index for every axis."""
         pairs = zip(store.axes, at, strict=True)
         first = self.edge("from", store.block)
         indices = (minus(index, first) if store.block and axis == store.block else index for axis, index in pairs)
         return tree.Element(store.array, store.extents, tuple(indices))
 
-    def address(self, value: Value, positions: Positions) -> tree.Element:
+    def address(self, value: ScheduledValue, positions: Positions) -> tree.Element:
         """The element of the memory where a value lies."""
         store = self.storage(value)
         return self.element(store, [positions[axis] for axis in store.axes])
 
-    def loaded(self, value: Value, positions: Positions) -> tree.Expression:
+    def loaded(self, value: ScheduledValue, positions: Positions) -> tree.Expression:
         """What lies there."""
         element = self.address(value, positions)
         return self.widened(element, element.array.type)
@@ -215,19 +219,21 @@ class Arrays:
     def widened(self, number: tree.Expression, stored: str) -> tree.Expression:
         """A stored number as one to compute with."""
         if stored == "bf16":
-            return tree.Call("from_bf16", (number,))
+            return tree.CallExpression("from_bf16", (number,))
         if stored == self.types["int8"]:
-            return tree.Operation(f"({self.real})", (number,))
-        return tree.Operation("(double)", (number,)) if stored == "float" and self.real == "double" else number
+            return tree.OperationExpression(f"({self.real})", (number,))
+        return (
+            tree.OperationExpression("(double)", (number,)) if stored == "float" and self.real == "double" else number
+        )
 
     def summand(self, number: tree.Expression) -> tree.Expression:
         """A number among numbers: of a condition too, which strict compilers want said."""
         is_condition = isinstance(number, tree.Named) and number.type == "int"
-        return tree.Operation(f"({self.real})", (number,)) if self.alone and is_condition else number
+        return tree.OperationExpression(f"({self.real})", (number,)) if self.alone and is_condition else number
 
     def narrowed(self, number: tree.Expression, stored: str) -> tree.Expression:
         if stored == "bf16":
-            return tree.Call("to_bf16", (number,))
+            return tree.CallExpression("to_bf16", (number,))
         if self.alone:
-            return self.summand(number) if stored == self.real else tree.Operation(f"({stored})", (number,))
-        return tree.Operation("(float)", (number,)) if stored == "float" and self.real == "double" else number
+            return self.summand(number) if stored == self.real else tree.OperationExpression(f"({stored})", (number,))
+        return tree.OperationExpression("(float)", (number,)) if stored == "float" and self.real == "double" else number

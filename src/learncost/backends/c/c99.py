@@ -122,7 +122,7 @@ def _product(part: tree.Dot | tree.Pack) -> Iterator[str]:
     assert isinstance(part, tree.Dot)
     numbers, types = [*map(number, part.extents)], []
     for factor in (part.left, part.right):
-        assert isinstance(factor, tree.Matrix)
+        assert isinstance(factor, tree.MatrixBlock)
         types.append(factor.first.array.type)
         numbers += (pointer(factor), *map(number, factor.strides))
     numbers += (str(int(part.add)), pointer(part.to), number(part.to.stride))

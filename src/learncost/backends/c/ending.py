@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from learncost.backends.c import tree
-from learncost.backends.c.arrays import Arrays, Storage
+from learncost.backends.c.arrays import Arrays, ArrayStorage
 from learncost.backends.c.function import turn
 from learncost.backends.c.once import computed_once
 from learncost.backends.c.printer import Printer
-from learncost.backends.c.schedule import Schedule
+from learncost.backends.c.schedule import KernelSchedule
 from learncost.backends.c.sides import is_library, sides_within
 from learncost.backends.c.tree import ONE, ZERO, minus, plus, smaller, times
 from learncost.ir.line import Product
@@ -31,7 +31,7 @@ class Tile:
     summed: tuple[str, ...]
 
 
-def ended(schedule: Schedule) -> Tile | None:
+def ended(schedule: KernelSchedule) -> Tile | None:
     """The product that the other lines of a schedule end, element by element; None if it is something else."""
     (first, *others) = schedule.values.values()
     line = first.line
@@ -60,7 +60,7 @@ class Ending(Arrays):
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: KernelSchedule,
         axes: Mapping[str, tuple[str, ...]],
         dtypes: Mapping[str, str],
         printer: Printer,
@@ -69,23 +69,25 @@ class Ending(Arrays):
         tile: Tile,
     ) -> None:
         lines = [value.line for value in schedule.values.values() if value.line is not tile.product]
-        behind = Schedule(lines, schedule.turns, None, schedule.outputs, dtypes, schedule.parts)
+        behind = KernelSchedule(lines, schedule.turns, None, schedule.outputs, dtypes, schedule.parts)
         super().__init__(behind, axes, dtypes, printer, real, lines, sizes)
         self.tile, self.gradient = tile, tile.product.name
         self.extents = extents = printer.tile
         for name in tile.product.reads:
             self.parameters.add(self.names.of(name))
-        self.positions = {axis: tree.Counter(self.counter(axis)) for axis in (*self.positions, *tile.product.loops)}
+        self.positions = {axis: tree.LoopCounter(self.counter(axis)) for axis in (*self.positions, *tile.product.loops)}
         name = f"{self.names.of(self.gradient)}_tile"
-        array = tree.Array(name, real, "scratch", self.gradient, tree.Name(str(extents[0] * extents[1])))
-        rooms = dict(zip((tile.row, tile.column), (tree.Name(str(size)) for size in extents), strict=True))
+        array = tree.ArrayMemory(
+            name, real, "scratch", self.gradient, tree.NameExpression(str(extents[0] * extents[1]))
+        )
+        rooms = dict(zip((tile.row, tile.column), (tree.NameExpression(str(size)) for size in extents), strict=True))
         axes_of_tile = tile.product.left[0].loops
-        self.room_of_tile = Storage(array, axes_of_tile, tuple(rooms.get(axis, ONE) for axis in axes_of_tile))
+        self.room_of_tile = ArrayStorage(array, axes_of_tile, tuple(rooms.get(axis, ONE) for axis in axes_of_tile))
 
-    def read_array(self, term: Term) -> Storage:
+    def read_array(self, term: Term) -> ArrayStorage:
         return self.room_of_tile if term.name == self.gradient else super().read_array(term)
 
-    def element(self, store: Storage, at: Sequence[tree.Expression]) -> tree.Element:
+    def element(self, store: ArrayStorage, at: Sequence[tree.Expression]) -> tree.Element:
         if store is not self.room_of_tile:
             return super().element(store, at)
         places, rooms = (dict(zip(store.axes, each, strict=True)) for each in (at, store.extents))
@@ -110,9 +112,9 @@ def ending(arrays: Ending) -> tree.Routine:
     """The kernel, tile by tile: turns over blocks of columns in parallel, in each of them over blocks of rows."""
     tile = arrays.tile
     row, column = arrays.sides
-    last = tree.Loop(arrays.counter(column), *_edges(arrays, column), tuple(turn(arrays)), independent=True)
-    behind = tree.Loop(arrays.counter(row), *_edges(arrays, row), (last,))
-    body: list[tree.Statement] = [_blocks(arrays, row, arrays.extents[0], (*_product(arrays), behind))]
+    last = tree.ForLoop(arrays.counter(column), *_edges(arrays, column), tuple(turn(arrays)), independent=True)
+    behind = tree.ForLoop(arrays.counter(row), *_edges(arrays, row), (last,))
+    body: list[tree.CStatement] = [_blocks(arrays, row, arrays.extents[0], (*_product(arrays), behind))]
     if len(tile.summed) == 1:
         body[:0] = _packed(arrays)
     for axis in reversed(tile.others):
@@ -122,30 +124,32 @@ def ending(arrays: Ending) -> tree.Routine:
     return tree.Routine(before, turns, (), arrays.count([*dict.fromkeys(tile.product.loops)]))
 
 
-def _edges(arrays: Ending, axis: str) -> tuple[tree.Name, tree.Name]:
+def _edges(arrays: Ending, axis: str) -> tuple[tree.NameExpression, tree.NameExpression]:
     return arrays.edge("from", axis), arrays.edge("to", axis)
 
 
-def _blocks(arrays: Ending, axis: str, places: int, body: Sequence[tree.Statement]) -> tree.Loop:
+def _blocks(arrays: Ending, axis: str, places: int, body: Sequence[tree.CStatement]) -> tree.ForLoop:
     first, last = _edges(arrays, axis)
-    size, step = arrays.size(axis), tree.Name(str(places))
+    size, step = arrays.size(axis), tree.NameExpression(str(places))
     start = tree.Let(last.text, "place", smaller(plus(first, step), size))
-    return tree.Loop(first.text, ZERO, size, (start, *body), step, (arrays.counter(axis),))
+    return tree.ForLoop(first.text, ZERO, size, (start, *body), step, (arrays.counter(axis),))
 
 
-def _product(arrays: Ending) -> Iterator[tree.Statement]:
+def _product(arrays: Ending) -> Iterator[tree.CStatement]:
     """The tile's sums; over several axes, those of one place of all but the last after the other."""
     tile = arrays.tile
     several = tile.summed[:-1]
     left, right = _factors(arrays)
     row, column = arrays.sides
     rows, columns = (minus(last, first) for first, last in (_edges(arrays, row), _edges(arrays, column)))
-    to = tree.Matrix(tree.Element(arrays.room_of_tile.array, (), ()), (tree.Name(str(arrays.extents[1])), ONE))
+    to = tree.MatrixBlock(
+        tree.Element(arrays.room_of_tile.array, (), ()), (tree.NameExpression(str(arrays.extents[1])), ONE)
+    )
     dot = tree.Dot(str(tile.product), (rows, columns, arrays.size(tile.summed[-1])), left, right, to, bool(several))
-    statements: list[tree.Statement] = [*(_packed(arrays) if several else ()), *_rows(arrays), dot]
+    statements: list[tree.CStatement] = [*(_packed(arrays) if several else ()), *_rows(arrays), dot]
     if several:
-        zero = tree.Store(tree.Element(arrays.room_of_tile.array, (ONE,), (tree.Counter("i"),)), ZERO)
-        yield tree.Loop("i", ZERO, arrays.room_of_tile.array.points, (zero,), independent=True)
+        zero = tree.Store(tree.Element(arrays.room_of_tile.array, (ONE,), (tree.LoopCounter("i"),)), ZERO)
+        yield tree.ForLoop("i", ZERO, arrays.room_of_tile.array.points, (zero,), independent=True)
     for axis in reversed(several):
         statements = [arrays.loop(axis, statements)]
     yield from statements
@@ -162,22 +166,22 @@ def _cell(arrays: Ending) -> str:
     return "pair" if {arrays.read_array(term).array.type for term in _terms(arrays)} == {"bf16"} else "float"
 
 
-def _matrix(arrays: Ending, term: Term, row: str, column: str) -> tree.Matrix:
+def _matrix(arrays: Ending, term: Term, row: str, column: str) -> tree.MatrixBlock:
     """The part of a factor that the tile is made of."""
     store = arrays.read_array(term)
     begins = {axis: arrays.edge("from", axis) for axis in arrays.sides} | {arrays.tile.summed[-1]: ZERO}
     first = arrays.element(store, [begins.get(axis, arrays.positions[axis]) for axis in store.axes])
     after = (store.extents[store.axes.index(axis) + 1 :] for axis in (row, column))
     strides = [times(*extents) for extents in after]
-    return tree.Matrix(first, (strides[0], strides[1]))
+    return tree.MatrixBlock(first, (strides[0], strides[1]))
 
 
-def _factors(arrays: Ending) -> tuple[tree.Matrix | tree.Packed, tree.Matrix | tree.Packed]:
+def _factors(arrays: Ending) -> tuple[tree.MatrixBlock | tree.Packed, tree.MatrixBlock | tree.Packed]:
     summed = arrays.tile.summed[-1]
     (row, column), (rows, columns) = arrays.sides, _terms(arrays)
     length = arrays.size(summed)
-    left: tree.Matrix | tree.Packed = _matrix(arrays, rows, row, summed)
-    right: tree.Matrix | tree.Packed = _matrix(arrays, columns, summed, column)
+    left: tree.MatrixBlock | tree.Packed = _matrix(arrays, rows, row, summed)
+    right: tree.MatrixBlock | tree.Packed = _matrix(arrays, columns, summed, column)
     if arrays.tiles:
         right = tree.Packed("strips", _room(arrays, columns, "strips"), length, (ZERO, ZERO))
         if _cell(arrays) == "pair":
@@ -185,14 +189,16 @@ def _factors(arrays: Ending) -> tuple[tree.Matrix | tree.Packed, tree.Matrix | t
     return left, right
 
 
-def _room(arrays: Ending, term: Term, form: str) -> tree.Array:
+def _room(arrays: Ending, term: Term, form: str) -> tree.ArrayMemory:
     """Memory for a packed factor of a tile."""
-    places = tree.Name(str(arrays.extents[form == "strips"]))
-    room = tree.Call(form.upper(), (tree.Name(_cell(arrays)), arrays.size(arrays.tile.summed[-1]), places))
-    return tree.Array(f"{arrays.names.of(term.name)}_{form}", _cell(arrays), "scratch", term.name, room)
+    places = tree.NameExpression(str(arrays.extents[form == "strips"]))
+    room = tree.CallExpression(
+        form.upper(), (tree.NameExpression(_cell(arrays)), arrays.size(arrays.tile.summed[-1]), places)
+    )
+    return tree.ArrayMemory(f"{arrays.names.of(term.name)}_{form}", _cell(arrays), "scratch", term.name, room)
 
 
-def _packed(arrays: Ending) -> Iterator[tree.Statement]:
+def _packed(arrays: Ending) -> Iterator[tree.CStatement]:
     """The columns' factor in strips, for all rows."""
     if arrays.tiles:
         summed, column, term = arrays.tile.summed[-1], arrays.tile.column, _terms(arrays)[1]
@@ -201,7 +207,7 @@ def _packed(arrays: Ending) -> Iterator[tree.Statement]:
         yield tree.Pack("strips", _matrix(arrays, term, summed, column), _room(arrays, term, "strips"), extents)
 
 
-def _rows(arrays: Ending) -> Iterator[tree.Statement]:
+def _rows(arrays: Ending) -> Iterator[tree.CStatement]:
     """The rows' factor of pairs, for one block of rows."""
     if arrays.tiles and _cell(arrays) == "pair":
         summed, row, term = arrays.tile.summed[-1], arrays.tile.row, _terms(arrays)[0]

@@ -10,7 +10,7 @@ from learncost.backends.c.nests import nests, scaled, zero
 from learncost.backends.c.numbers import Numbers
 from learncost.backends.c.once import computed_once
 from learncost.backends.c.products import product
-from learncost.backends.c.schedule import AFTER, BEFORE, MAIN, Node, Value
+from learncost.backends.c.schedule import AFTER, BEFORE, MAIN, LoopNode, ScheduledValue
 from learncost.backends.c.tree import TURN, ZERO, joined, plus, smaller, times
 
 
@@ -23,7 +23,7 @@ def routine(arrays: Arrays) -> tree.Routine:
     sums = () if arrays.alone else tuple(_sum(arrays, value) for value in shared)
     before, turns, sums = computed_once(_turns(arrays, (*zeros, *turn(arrays))), arrays.parameters, sums)
     totals = tuple(_total(arrays, value, number) for value, number in zip(shared, sums, strict=False))
-    after: tuple[tree.Statement, ...] = ()
+    after: tuple[tree.CStatement, ...] = ()
     if arrays.alone:  # added up where they are to lie
         before = (*(zero(arrays, value, value.axes) for value in shared), *before)
         after = tuple(scaled(arrays, value) for value in shared if value.late)
@@ -32,38 +32,38 @@ def routine(arrays: Arrays) -> tree.Routine:
     return tree.Routine(before, turns, totals, work if schedule.turns else None, after)
 
 
-def turn(arrays: Arrays) -> Iterator[tree.Statement]:
+def turn(arrays: Arrays) -> Iterator[tree.CStatement]:
     """What is done in one turn."""
     yield from _phase(arrays, BEFORE)
     yield from _main(arrays)
     yield from _phase(arrays, AFTER)
 
 
-def _turns(arrays: Arrays, body: Sequence[tree.Statement]) -> tree.Loop:
+def _turns(arrays: Arrays, body: Sequence[tree.CStatement]) -> tree.ForLoop:
     """A turn for all places along all its axes together."""
     axes = arrays.schedule.turns
     counters, counts = [*map(arrays.counter, axes)], [*map(arrays.size, axes)]
     if len(counters) == 1:
-        return tree.Loop(counters[0], ZERO, counts[0], tuple(body))
+        return tree.ForLoop(counters[0], ZERO, counts[0], tuple(body))
     start = []
     for i, (counter, count) in enumerate(zip(counters, counts, strict=True)):
-        place = joined("/", [tree.Counter(TURN), *counts[i + 1 :]])
-        start.append(tree.Let(counter, "place", tree.Operation("%", (place, count)) if i else place))
-    return tree.Loop(TURN, ZERO, times(*counts), (*start, *body), over=tuple(counters))
+        place = joined("/", [tree.LoopCounter(TURN), *counts[i + 1 :]])
+        start.append(tree.Let(counter, "place", tree.OperationExpression("%", (place, count)) if i else place))
+    return tree.ForLoop(TURN, ZERO, times(*counts), (*start, *body), over=tuple(counters))
 
 
-def _sum(arrays: Arrays, value: Value) -> tree.Expression:
+def _sum(arrays: Arrays, value: ScheduledValue) -> tree.Expression:
     """What becomes of an element's `sum` over all threads."""
-    numbers = Numbers(arrays, Node(value.at, ()))
-    return times(tree.Name("sum"), *(numbers.number(factor, {}) for factor in value.late))
+    numbers = Numbers(arrays, LoopNode(value.at, ()))
+    return times(tree.NameExpression("sum"), *(numbers.number(factor, {}) for factor in value.late))
 
 
-def _total(arrays: Arrays, value: Value, number: tree.Expression) -> tree.Total:
+def _total(arrays: Arrays, value: ScheduledValue, number: tree.Expression) -> tree.Total:
     sums, to = arrays.storage(value).array, arrays.output(value)
     return tree.Total(sums, to, arrays.narrowed(number, to.type))
 
 
-def _phase(arrays: Arrays, phase: int) -> Iterator[tree.Statement]:
+def _phase(arrays: Arrays, phase: int) -> Iterator[tree.CStatement]:
     """The segments of a phase: loops, then products."""
     values = [value for value in arrays.values.values() if value.at.phase == phase]
     nodes = [node for node in arrays.schedule.nodes if node.place.phase == phase]
@@ -74,17 +74,17 @@ def _phase(arrays: Arrays, phase: int) -> Iterator[tree.Statement]:
                 yield from product(arrays, value)
 
 
-def _rows(arrays: Arrays, nodes: Sequence[Node], phase: int) -> Iterator[tree.Statement]:
+def _rows(arrays: Arrays, nodes: Sequence[LoopNode], phase: int) -> Iterator[tree.CStatement]:
     """Loops, in the main phase for one row of the block after another."""
     body = [statement for node in nodes for statement in nests(arrays, node)]
     if body and arrays.block and phase == MAIN:
         first, last = arrays.bounds(arrays.block, MAIN)
-        yield tree.Loop(arrays.counter(arrays.block), first, last, tuple(body))
+        yield tree.ForLoop(arrays.counter(arrays.block), first, last, tuple(body))
     else:
         yield from body
 
 
-def _main(arrays: Arrays) -> list[tree.Statement]:
+def _main(arrays: Arrays) -> list[tree.CStatement]:
     """The turns over the sequential axes, one after another, and over the blocks."""
     body = [*_phase(arrays, MAIN)]
     if not body:
@@ -96,11 +96,11 @@ def _main(arrays: Arrays) -> list[tree.Statement]:
     return body
 
 
-def _blocks(arrays: Arrays, body: Sequence[tree.Statement]) -> tree.Loop:
+def _blocks(arrays: Arrays, body: Sequence[tree.CStatement]) -> tree.ForLoop:
     axis, size = arrays.block, arrays.size(arrays.block)
     first, last = arrays.edge("from", axis), arrays.edge("to", axis)
     start = [tree.Let(last.text, "place", smaller(plus(first, arrays.block_size), size))]
     if arrays.bounded:
         for side, limit in zip(("from", "to"), arrays.limits(), strict=True):
             start.append(tree.Let(arrays.edge(side, arrays.bounded).text, "place", limit))
-    return tree.Loop(first.text, ZERO, size, (*start, *body), arrays.block_size, (arrays.counter(axis),))
+    return tree.ForLoop(first.text, ZERO, size, (*start, *body), arrays.block_size, (arrays.counter(axis),))

@@ -46,7 +46,7 @@ def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[s
     yield from block("", inside)
 
 
-def _room(array: tree.Array) -> str:
+def _room(array: tree.ArrayMemory) -> str:
     return f"ROUND(({number(array.points)}) * sizeof({array.type}))"
 
 
@@ -86,14 +86,14 @@ def _product(part: tree.Dot | tree.Pack) -> Iterator[str]:
     factors = (part.left, part.right)
     packed = isinstance(part.right, tree.Packed) and part.right.array.type
     name = f"tiled_{packed}" if packed else f"product_{part.to.first.array.type}"
-    turned = [str(int(factor.turned)) for factor in factors if isinstance(factor, tree.Matrix)]
+    turned = [str(int(factor.turned)) for factor in factors if isinstance(factor, tree.MatrixBlock)]
     yield f"{name}({', '.join((*turned, *map(number, part.extents)))},"
     yield from (f"              {_factor(factor)}," for factor in factors)
     yield f"              {int(part.add)}, {pointer(part.to)}, {number(part.to.stride)});"
 
 
-def _factor(factor: tree.Matrix | tree.Packed) -> str:
-    if isinstance(factor, tree.Matrix):
+def _factor(factor: tree.MatrixBlock | tree.Packed) -> str:
+    if isinstance(factor, tree.MatrixBlock):
         return f"{pointer(factor)}, {number(factor.stride)}"
     form, array, length = factor.form.upper()[:-1], factor.array, number(factor.length)
     first = f" + {form}({array.type}, {length}, {', '.join(map(number, factor.first))})"

@@ -8,14 +8,14 @@ from learncost.backends.c import tree
 from learncost.backends.c.along import along, word_of
 from learncost.backends.c.arrays import Arrays
 from learncost.backends.c.numbers import Numbers, primitive
-from learncost.backends.c.schedule import Node, Value
+from learncost.backends.c.schedule import LoopNode, ScheduledValue
 from learncost.backends.c.tree import ZERO, times
 from learncost.ir.errors import InputError
 from learncost.ir.term import Literal
 from learncost.ops import entry
 
 
-def nests(arrays: Arrays, node: Node) -> Iterator[tree.Statement]:
+def nests(arrays: Arrays, node: LoopNode) -> Iterator[tree.CStatement]:
     """What the schedule puts into one node: a nest for every scatter, and one for all else."""
     schedule = arrays.schedule
     roots = [value for value in arrays.values.values() if _is_here(arrays, value, node)]
@@ -30,31 +30,31 @@ def nests(arrays: Arrays, node: Node) -> Iterator[tree.Statement]:
         yield from _nest(arrays, node, together, independent=True)
 
 
-def zero(arrays: Arrays, value: Value, axes: Sequence[str], phase: int | None = None) -> tree.Statement:
+def zero(arrays: Arrays, value: ScheduledValue, axes: Sequence[str], phase: int | None = None) -> tree.CStatement:
     """Zeros along these axes of a value, at the present position along the others."""
-    statement: tree.Statement = tree.Store(arrays.address(value, arrays.positions), ZERO)
+    statement: tree.CStatement = tree.Store(arrays.address(value, arrays.positions), ZERO)
     for axis in reversed(axes):
         statement = arrays.loop(axis, [statement], phase)
     return statement
 
 
-def scaled(arrays: Arrays, value: Value) -> tree.Statement:
+def scaled(arrays: Arrays, value: ScheduledValue) -> tree.CStatement:
     """A sum over all turns, where it lies, multiplied by what it is multiplied by."""
     to = arrays.address(value, arrays.positions)
-    numbers = Numbers(arrays, Node(value.at, ()))
-    statement: tree.Statement = tree.Store(to, times(to, *(numbers.number(factor, {}) for factor in value.late)))
+    numbers = Numbers(arrays, LoopNode(value.at, ()))
+    statement: tree.CStatement = tree.Store(to, times(to, *(numbers.number(factor, {}) for factor in value.late)))
     for axis in reversed(value.axes):
         statement = arrays.loop(axis, [statement])
     return statement
 
 
-def _is_here(arrays: Arrays, value: Value, node: Node) -> bool:
+def _is_here(arrays: Arrays, value: ScheduledValue, node: LoopNode) -> bool:
     if value.kind == "pointwise":
         return value.stored and value.home == node
-    return value.kind != "product" and node == Node(value.at, arrays.schedule.inner(value.space))
+    return value.kind != "product" and node == LoopNode(value.at, arrays.schedule.inner(value.space))
 
 
-def _order(arrays: Arrays, node: Node, roots: Sequence[Value]) -> list[str]:
+def _order(arrays: Arrays, node: LoopNode, roots: Sequence[ScheduledValue]) -> list[str]:
     """The loops from the outermost in: the axes of reductions' results first, else as the arrays lie in memory."""
     inner, space = arrays.schedule.inner, node.space
     order: list[str] = []
@@ -67,7 +67,9 @@ def _order(arrays: Arrays, node: Node, roots: Sequence[Value]) -> list[str]:
     return [axis for axis in dict.fromkeys((*order, *space)) if axis in space]
 
 
-def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool) -> Iterator[tree.Statement]:
+def _nest(
+    arrays: Arrays, node: LoopNode, roots: Sequence[ScheduledValue], independent: bool
+) -> Iterator[tree.CStatement]:
     """Loops around what is computed; numbers that are summed there are set before the loops that sum them."""
     order = _order(arrays, node, roots)
     outer: dict[str, int] = {}  # how many loops go over the result's own axes, where the others are inside of them
@@ -84,7 +86,7 @@ def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool)
             independent = independent and (not order or order[-1] in loops)
     numbers = Numbers(arrays, node)
     partial = {value.name: _partial(numbers, value) for value in roots if value.name in outer}
-    body: list[tree.Statement] = [tree.Together(tuple(_store(numbers, value, partial) for value in roots))]
+    body: list[tree.CStatement] = [tree.SimultaneousStores(tuple(_store(numbers, value, partial) for value in roots))]
     for i, axis in reversed([*enumerate(order)]):
         ending = [value for value in roots if outer.get(value.name) == i]
         sums = [partial[value.name] for value in ending]
@@ -94,7 +96,7 @@ def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool)
     yield from body
 
 
-def _partial(numbers: Numbers, value: Value) -> tree.Named:
+def _partial(numbers: Numbers, value: ScheduledValue) -> tree.Named:
     """The number that a reduction adds to; where it is complete in the end, it is the value at this position."""
     arrays = numbers.arrays
     at = tuple(arrays.positions[axis] for axis in value.axes)
@@ -103,13 +105,13 @@ def _partial(numbers: Numbers, value: Value) -> tree.Named:
     return tree.Named(key, arrays.names.of(value.name), arrays.real, first)
 
 
-def _ends(arrays: Arrays, value: Value, number: tree.Named) -> Iterator[tree.Statement]:
+def _ends(arrays: Arrays, value: ScheduledValue, number: tree.Named) -> Iterator[tree.CStatement]:
     """The loop is over: the result goes to memory where others read it from there."""
     if value.stored or value.added or value.shared:
         yield _put(arrays, value, number, value.added or value.shared)
 
 
-def _store(numbers: Numbers, value: Value, partial: Mapping[str, tree.Named]) -> tree.Store:
+def _store(numbers: Numbers, value: ScheduledValue, partial: Mapping[str, tree.Named]) -> tree.Store:
     """What is done for a root in the innermost loop."""
     arrays, positions = numbers.arrays, numbers.arrays.positions
     if value.kind == "pointwise":
@@ -128,7 +130,7 @@ def _store(numbers: Numbers, value: Value, partial: Mapping[str, tree.Named]) ->
     return _put(arrays, value, number, add=True)
 
 
-def _put(arrays: Arrays, value: Value, number: tree.Expression, add: bool = False) -> tree.Store:
+def _put(arrays: Arrays, value: ScheduledValue, number: tree.Expression, add: bool = False) -> tree.Store:
     """Put a number where the value lies, at the present position."""
     to = arrays.address(value, arrays.positions)
     return tree.Store(to, number, "+=") if add else tree.Store(to, arrays.narrowed(number, to.array.type))

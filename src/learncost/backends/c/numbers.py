@@ -10,13 +10,13 @@ from math import isinf
 
 from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays, Positions
-from learncost.backends.c.schedule import KINDS, Node, Value
+from learncost.backends.c.schedule import KINDS, LoopNode, ScheduledValue
 from learncost.backends.c.tree import ZERO, chosen, joined, times
 from learncost.ir.affine import Affine
 from learncost.ir.count import factors, summands
-from learncost.ir.line import Condition, Product, Sum, Word
+from learncost.ir.line import Condition, Op, Product, Sum
 from learncost.ir.term import Literal, Operand, Read, Term
-from learncost.ops import Entry, entry
+from learncost.ops import OpDef, entry
 
 _SIGNS = {
     ast.Add: "+",
@@ -40,7 +40,7 @@ class Numbers:
     """What a loop of the schedule reads and computes."""
 
     arrays: Arrays
-    node: Node
+    node: LoopNode
     computed: dict[tuple[object, ...], tree.Named] = field(default_factory=dict)
 
     def number(self, operand: Operand, at: Positions) -> tree.Expression:
@@ -72,21 +72,23 @@ class Numbers:
 
     def _on_axis(self, affine: Affine, size: tree.Expression, at: Positions) -> tree.Expression:
         place = self._affine(affine, at)
-        return joined("&&", [tree.Operation("<=", (ZERO, place)), tree.Operation("<", (place, size))])
+        return joined(
+            "&&", [tree.OperationExpression("<=", (ZERO, place)), tree.OperationExpression("<", (place, size))]
+        )
 
     def _affine(self, place: Affine, at: Positions) -> tree.Expression:
         """The place that positions give."""
         total: tree.Expression | None = None
         for part in place.parts:
-            factors = [tree.Name(str(abs(part.factor)))] if abs(part.factor) != 1 else []
+            factors = [tree.NameExpression(str(abs(part.factor)))] if abs(part.factor) != 1 else []
             sizes = times(*(self.arrays.size(size) for size in part.sizes))
             if part.over != 1:
-                sizes = tree.Operation("/", (sizes, tree.Name(str(part.over))))
+                sizes = tree.OperationExpression("/", (sizes, tree.NameExpression(str(part.over))))
             number = times(*factors, sizes, *([at[part.axis]] if part.axis else []))
             if total is None:
-                total = number if part.factor >= 0 else tree.Operation("-", (number,))
+                total = number if part.factor >= 0 else tree.OperationExpression("-", (number,))
             else:
-                total = tree.Operation("+" if part.factor >= 0 else "-", (total, number))
+                total = tree.OperationExpression("+" if part.factor >= 0 else "-", (total, number))
         return total or ZERO
 
     def _place(self, axis: str | Read, at: Positions, size: tree.Expression) -> tree.Expression:
@@ -98,12 +100,12 @@ class Numbers:
             return place if axis.at.fixed else chosen(self._on_axis(axis.at, size, at), place, ZERO)
         index = self.number(axis.at, at)
         is_place = isinstance(index, tree.Named) and index.type == "place"
-        return index if is_place else tree.Operation("(place)", (index,))
+        return index if is_place else tree.OperationExpression("(place)", (index,))
 
     def _index(self, axis: Read, at: Positions) -> tree.Expression:
         return self.number(axis.at, at) if isinstance(axis.at, Term) else self._affine(axis.at, at)
 
-    def inside(self, value: Value, term: Term, at: Positions) -> Positions:
+    def inside(self, value: ScheduledValue, term: Term, at: Positions) -> Positions:
         """Where the axes of a value stand when a term reads it."""
         return {
             axis: self._place(read, at, self.arrays.size(axis))
@@ -118,23 +120,23 @@ class Numbers:
         if literal.sizes and self.arrays.alone:
             return self._literal(Literal(literal.number(sizes)))
         if literal.sizes:
-            points = times(*(tree.Operation("(double)", (self._total(size),)) for size in literal.sizes))
-            value, power = (tree.Name(repr(number)) for number in (literal.value, literal.power))
-            number = tree.Operation(f"({real})", (times(value, tree.Call("pow", (points, power))),))
+            points = times(*(tree.OperationExpression("(double)", (self._total(size),)) for size in literal.sizes))
+            value, power = (tree.NameExpression(repr(number)) for number in (literal.value, literal.power))
+            number = tree.OperationExpression(f"({real})", (times(value, tree.CallExpression("pow", (points, power))),))
             return tree.Named(("literal", literal), "number", real, number)
         if isinf(literal.value):
-            return tree.Name("LOWEST" if literal.value < 0 else "(-LOWEST)")
+            return tree.NameExpression("LOWEST" if literal.value < 0 else "(-LOWEST)")
         if self.arrays.alone:
-            return tree.Name(f"({real}){float(literal.value)!r}")
+            return tree.NameExpression(f"({real}){float(literal.value)!r}")
         text = f"{float(literal.value)!r}{'f' if real == 'float' else ''}"
-        return tree.Name(text if literal.value >= 0 else f"({text})")
+        return tree.NameExpression(text if literal.value >= 0 else f"({text})")
 
     def _total(self, size: str) -> tree.Expression:
         """A size, or a sum of sizes."""
         (_, first), *more = summands(size)
         total = self.arrays.count(factors(first))
         for sign, summand in more:
-            total = tree.Operation("+" if sign > 0 else "-", (total, self.arrays.count(factors(summand))))
+            total = tree.OperationExpression("+" if sign > 0 else "-", (total, self.arrays.count(factors(summand))))
         return total
 
     def _given(self, term: Term, at: Positions) -> tree.Named:
@@ -146,7 +148,7 @@ class Numbers:
         key = ("given", term.name, *places)
         return tree.Named(key, f"{store.array.name}_i", self._type(kind), number)
 
-    def value_at(self, value: Value, at: Positions) -> tree.Named:
+    def value_at(self, value: ScheduledValue, at: Positions) -> tree.Named:
         """A value of the kernel at a position: from memory, or computed here."""
         key = ("made", value.name, *(at[axis] for axis in value.axes))
         if key not in self.computed:
@@ -159,7 +161,7 @@ class Numbers:
             self.computed[key] = tree.Named(key, name, self._type(value.type), number, within)
         return self.computed[key]
 
-    def _computed(self, value: Value, at: Positions) -> tree.Expression:
+    def _computed(self, value: ScheduledValue, at: Positions) -> tree.Expression:
         """The right side of a pointwise line at a position."""
         line, left = value.line, value.line.left[0]
         numbers = [self.number(operand, at) for operand in line.right]
@@ -171,7 +173,7 @@ class Numbers:
             return times(*numbers)
         if isinstance(line, Sum):
             return _signed(line.signs, numbers)
-        assert isinstance(line, Word)
+        assert isinstance(line, Op)
         if line.word in ("inside", "select") and len(numbers) in (0, 2):
             holds = joined("&&", [test for condition in line.where for test in self._holds(condition, at)])
             return chosen(holds, numbers[0], numbers[1]) if numbers else holds
@@ -187,18 +189,18 @@ class Numbers:
     def _holds(self, condition: Condition, at: Positions) -> list[tree.Expression]:
         """Whether a position is inside; in 32 bits, of which a vector holds as many as of numbers."""
         low, up = (
-            tree.Name(side) if side.isdigit() else tree.Operation("(int)", (at[side],))
+            tree.NameExpression(side) if side.isdigit() else tree.OperationExpression("(int)", (at[side],))
             for side in (condition.lower, condition.upper)
         )
         sign = "==" if condition.relation == "=" else condition.relation
-        tests: list[tree.Expression] = [tree.Operation(sign, (low, up))]
+        tests: list[tree.Expression] = [tree.OperationExpression(sign, (low, up))]
         if condition.window is not None:
-            window = tree.Operation("(int)", (self.arrays.size(condition.window),))
-            tests.append(tree.Operation("<", (up, tree.Operation("+", (low, window)))))
+            window = tree.OperationExpression("(int)", (self.arrays.size(condition.window),))
+            tests.append(tree.OperationExpression("<", (up, tree.OperationExpression("+", (low, window)))))
         return tests
 
 
-def primitive(row: Entry, numbers: Sequence[tree.Expression], real: str) -> tree.Expression:
+def primitive(row: OpDef, numbers: Sequence[tree.Expression], real: str) -> tree.Expression:
     """What a primitive makes of numbers of a type."""
     text = (row.c or f"{row.name}({', '.join(row.inputs)})").format(real=real)
     return _expression(_parsed(text), dict(zip(row.inputs, numbers, strict=True)), real)
@@ -220,25 +222,25 @@ def _expression(node: ast.expr, operands: Mapping[str, tree.Expression], real: s
     if isinstance(node, ast.IfExp):
         return chosen(inner(node.test), inner(node.body), inner(node.orelse))
     if isinstance(node, ast.Compare):
-        return tree.Operation(_SIGNS[type(node.ops[0])], (inner(node.left), inner(node.comparators[0])))
+        return tree.OperationExpression(_SIGNS[type(node.ops[0])], (inner(node.left), inner(node.comparators[0])))
     if isinstance(node, ast.BinOp):
-        return tree.Operation(_SIGNS[type(node.op)], (inner(node.left), inner(node.right)))
+        return tree.OperationExpression(_SIGNS[type(node.op)], (inner(node.left), inner(node.right)))
     if isinstance(node, ast.UnaryOp):
-        return tree.Operation(_SIGNS[type(node.op)], (inner(node.operand),))
+        return tree.OperationExpression(_SIGNS[type(node.op)], (inner(node.operand),))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         name = node.func.id
         suffix = "" if name.endswith(real) else _SUFFIXES.get(real, "")
-        return tree.Call(name + suffix, tuple(map(inner, node.args)))
+        return tree.CallExpression(name + suffix, tuple(map(inner, node.args)))
     assert isinstance(node, ast.Constant), ast.dump(node)
-    return tree.Name(repr(node.value))
+    return tree.NameExpression(repr(node.value))
 
 
 def _equal(left: tree.Expression, right: tree.Expression) -> tree.Expression:
-    return tree.Operation("==", (left, right))
+    return tree.OperationExpression("==", (left, right))
 
 
 def _signed(signs: Sequence[int], numbers: list[tree.Expression]) -> tree.Expression:
-    total = numbers[0] if signs[0] > 0 else tree.Operation("-", (numbers[0],))
+    total = numbers[0] if signs[0] > 0 else tree.OperationExpression("-", (numbers[0],))
     for sign, number in zip(signs[1:], numbers[1:], strict=True):
-        total = tree.Operation("+" if sign > 0 else "-", (total, number))
+        total = tree.OperationExpression("+" if sign > 0 else "-", (total, number))
     return total

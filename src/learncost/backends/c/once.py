@@ -9,49 +9,49 @@ from learncost.backends.c import tree
 
 
 def computed_once(
-    turns: tree.Loop, used_names: Collection[str], numbers: Collection[tree.Expression] = ()
-) -> tuple[tuple[tree.Statement, ...], tree.Loop, tuple[tree.Expression, ...]]:
+    turns: tree.ForLoop, used_names: Collection[str], numbers: Collection[tree.Expression] = ()
+) -> tuple[tuple[tree.CStatement, ...], tree.ForLoop, tuple[tree.Expression, ...]]:
     """What comes before all turns, the turns without `Named` and `Once`, and numbers likewise; empty loops are gone.
 
     used_names   names that no number gets
     numbers      that are needed after the turns, of what is known before them
     """
-    function_scope = _Scope(names={*used_names})
+    function_scope = _LoopScope(names={*used_names})
     after = tuple(function_scope.number(number)[0] for number in numbers)
     function_scope.add(turns)
     *before, last = function_scope.body
-    assert isinstance(last, tree.Loop)
+    assert isinstance(last, tree.ForLoop)
     return tuple(before), last, after
 
 
 @dataclass
-class _Scope:
+class _LoopScope:
     """The inside of an open loop: what is in it so far."""
 
-    outer: _Scope | None = None
+    outer: _LoopScope | None = None
     still: tuple[str, ...] = ()
     depth: int = 0
     names: set[str] = field(default_factory=set)
-    names_of_values: dict[Hashable, tree.Name] = field(default_factory=dict)
-    body: list[tree.Statement] = field(default_factory=list)
+    names_of_values: dict[Hashable, tree.NameExpression] = field(default_factory=dict)
+    body: list[tree.CStatement] = field(default_factory=list)
 
-    def _outwards(self) -> Iterator[_Scope]:
+    def _outwards(self) -> Iterator[_LoopScope]:
         yield self
         if self.outer:
             yield from self.outer._outwards()
 
-    def _around(self, counter: str) -> _Scope:
+    def _around(self, counter: str) -> _LoopScope:
         """The innermost loop in which it stands still."""
         return next(scope for scope in self._outwards() if counter in scope.still)
 
-    def add(self, statement: tree.Statement) -> None:
-        if isinstance(statement, tree.Loop):
-            inside = _Scope(self, statement.still, self.depth + 1)
+    def add(self, statement: tree.CStatement) -> None:
+        if isinstance(statement, tree.ForLoop):
+            inside = _LoopScope(self, statement.still, self.depth + 1)
             for part in statement.body:
                 inside.add(part)
             if inside.body:
                 self.body.append(replace(statement, body=tuple(inside.body)))
-        elif isinstance(statement, tree.Together):
+        elif isinstance(statement, tree.SimultaneousStores):
             self.body += [self._store(store) for store in statement.stores]
         elif isinstance(statement, tree.Store):
             self.body.append(self._store(statement))
@@ -70,11 +70,11 @@ class _Scope:
 
     def number(self, number: tree.Expression) -> tuple[tree.Expression, int]:
         """The number with names in it, and the depth of the innermost loop that it needs."""
-        if isinstance(number, tree.Counter):
+        if isinstance(number, tree.LoopCounter):
             return number, self._around(number.text).depth
         if isinstance(number, tree.Named):
             return self._named(number)
-        if isinstance(number, tree.Element | tree.Operation | tree.Call):
+        if isinstance(number, tree.Element | tree.OperationExpression | tree.CallExpression):
             parts = [self.number(part) for part in number.operands]
             depth = max((depth for _, depth in parts), default=0)
             return replace(number, operands=tuple(part for part, _ in parts)), depth
@@ -90,13 +90,13 @@ class _Scope:
         home = next(scope for scope in self._outwards() if scope.depth == depth)
         return self._let(tree.Let(number.name, number.type, value, number.key), home), depth
 
-    def _let(self, let: tree.Let, home: _Scope) -> tree.Name:
+    def _let(self, let: tree.Let, home: _LoopScope) -> tree.NameExpression:
         """A name that no open loop has."""
         used_names = set[str]().union(*(scope.names for scope in self._outwards()))
         name, number = let.name, 2
         while name in used_names:
             name, number = f"{let.name}_{number}", number + 1
         home.names.add(name)
-        home.names_of_values[let.key] = tree.Name(name)
+        home.names_of_values[let.key] = tree.NameExpression(name)
         home.body.append(replace(let, name=name, key=None))
         return home.names_of_values[let.key]

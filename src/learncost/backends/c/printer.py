@@ -53,13 +53,13 @@ class Printer:
 
 def number(expression: tree.Expression, level: int = 0) -> str:
     """The text of an expression; in brackets if it binds less than `level`."""
-    if isinstance(expression, tree.Name | tree.Size | tree.Counter):
+    if isinstance(expression, tree.NameExpression | tree.SizeExpression | tree.LoopCounter):
         return expression.text
     if isinstance(expression, tree.Element):
         return f"{expression.array.name}[{number(expression.offset)}]"
-    if isinstance(expression, tree.Call):
+    if isinstance(expression, tree.CallExpression):
         return f"{expression.function}({', '.join(map(number, expression.operands))})"
-    assert isinstance(expression, tree.Operation), expression
+    assert isinstance(expression, tree.OperationExpression), expression
     sign, (first, *rest) = expression.sign, expression.operands
     if not rest:
         return f"{sign}{number(first, _ALONE)}"
@@ -72,28 +72,30 @@ def number(expression: tree.Expression, level: int = 0) -> str:
     return f"({text})" if binding < level else text
 
 
-def pointer(matrix: tree.Matrix) -> str:
+def pointer(matrix: tree.MatrixBlock) -> str:
     """Where a matrix begins."""
     name, offset = matrix.first.array.name, matrix.first.offset
     return name if offset == ZERO else f"{name} + {number(offset)}"
 
 
-def statements(body: Iterable[tree.Statement], printer: Printer) -> list[str]:
+def statements(body: Iterable[tree.CStatement], printer: Printer) -> list[str]:
     """The lines of statements, one after another."""
     return [line for statement in body for line in _lines(statement, printer)]
 
 
-def _lines(statement: tree.Statement, printer: Printer) -> Iterator[str]:
+def _lines(statement: tree.CStatement, printer: Printer) -> Iterator[str]:
     if isinstance(statement, tree.Let):
         constant = "" if statement.changes else "const "
         yield f"{constant}{statement.type} {statement.name} = {number(statement.value)};"
     elif isinstance(statement, tree.Store):
         yield f"{number(statement.to)} {statement.sign} {number(statement.value)};"
-    elif isinstance(statement, tree.Loop) and printer.alone and _copies(statement):
+    elif isinstance(statement, tree.ForLoop) and printer.alone and _copies(statement):
         yield "for (place odd = 0; odd < 2; odd++) /* by twos: in a row compilers make memmove of it */"
-        by_twos = replace(statement, first=tree.plus(statement.first, tree.Name("odd")), step=tree.Name("2"))
+        by_twos = replace(
+            statement, first=tree.plus(statement.first, tree.NameExpression("odd")), step=tree.NameExpression("2")
+        )
         yield from indented(_lines(by_twos, printer))
-    elif isinstance(statement, tree.Loop):
+    elif isinstance(statement, tree.ForLoop):
         yield from printer.independent if statement.independent else ()
         counter, first, last = statement.counter, number(statement.first), number(statement.last)
         step = "++" if statement.step == ONE else f" += {number(statement.step)}"
@@ -106,34 +108,40 @@ def _lines(statement: tree.Statement, printer: Printer) -> Iterator[str]:
         yield from printer.product(statement)
 
 
-def _copies(loop: tree.Loop) -> bool:
+def _copies(loop: tree.ForLoop) -> bool:
     """Whether a loop moves neighbours from one array to another, in turns of any order."""
     if loop.step != ONE:
         return False
-    here = tree.Counter(loop.counter)
+    here = tree.LoopCounter(loop.counter)
     moved, made = set[str](), set[str]()
     copies = False
     for statement in loop.body:
         if isinstance(statement, tree.Let) and not statement.changes:
             value = statement.value
-            if isinstance(value, tree.Operation) and value.sign == "?" and _stays(value.operands[0], here, made):
+            if (
+                isinstance(value, tree.OperationExpression)
+                and value.sign == "?"
+                and _stays(value.operands[0], here, made)
+            ):
                 value = next((part for part in value.operands[1:] if number(part) in moved), value)
             made.add(statement.name)
             in_a_row = isinstance(value, tree.Element) and value.operands[-1:] == (here,)
-            if in_a_row or (isinstance(value, tree.Name) and value.text in moved):
+            if in_a_row or (isinstance(value, tree.NameExpression) and value.text in moved):
                 moved.add(statement.name)
         elif isinstance(statement, tree.Store) and statement.sign == "=" and isinstance(statement.to, tree.Element):
             value = statement.value
-            copies |= isinstance(value, tree.Name) and value.text in moved and statement.to.operands[-1:] == (here,)
+            copies |= (
+                isinstance(value, tree.NameExpression) and value.text in moved and statement.to.operands[-1:] == (here,)
+            )
         else:
             return False
     return copies
 
 
-def _stays(condition: tree.Expression, here: tree.Counter, made: Collection[str]) -> bool:
+def _stays(condition: tree.Expression, here: tree.LoopCounter, made: Collection[str]) -> bool:
     """Whether a condition is the same in all turns: a compiler may know it, and see what is left of a choice."""
     parts = [*tree.walk(condition)]
-    return here not in parts and not any(isinstance(part, tree.Name) and part.text in made for part in parts)
+    return here not in parts and not any(isinstance(part, tree.NameExpression) and part.text in made for part in parts)
 
 
 def block(head: str, lines: Iterable[str]) -> Iterator[str]:

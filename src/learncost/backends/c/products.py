@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from learncost.backends.c import tree
-from learncost.backends.c.arrays import Arrays, Storage
-from learncost.backends.c.schedule import BEFORE, Value
+from learncost.backends.c.arrays import Arrays, ArrayStorage
+from learncost.backends.c.schedule import BEFORE, ScheduledValue
 from learncost.backends.c.sides import sides_within
 from learncost.backends.c.tree import ONE, ZERO, minus, plus, times
 from learncost.ir.errors import InputError
@@ -18,7 +18,7 @@ from learncost.ir.line import Product
 from learncost.ir.term import Term
 
 
-def product(arrays: Arrays, value: Value) -> Iterator[tree.Statement]:
+def product(arrays: Arrays, value: ScheduledValue) -> Iterator[tree.CStatement]:
     """C = A B, or C += A B where the turns of the blocks add to it."""
     line = value.line
     assert isinstance(line, Product)
@@ -62,20 +62,20 @@ class _Factors:
     def _is_whole(self, term: Term) -> bool:
         return not self.arrays.schedule.steps & set(map(str, term.axes))
 
-    def _once(self, term: Term, statement: tree.Statement) -> list[tree.Statement]:
+    def _once(self, term: Term, statement: tree.CStatement) -> list[tree.CStatement]:
         return [tree.Once(self.arrays.base(BEFORE if self._is_whole(term) else self.phase), statement)]
 
-    def along(self, matrix: tree.Matrix, *ones: int) -> tree.Matrix:
+    def along(self, matrix: tree.MatrixBlock, *ones: int) -> tree.MatrixBlock:
         """The matrix, if the places of one of its axes, or of that which has to be it, are neighbours."""
         if all(matrix.strides[i] != ONE for i in ones or (0, 1)):
             raise InputError(f"a product of a library needs an axis with neighbouring places, in line: {self.line}")
         return matrix
 
-    def _storage(self, term: Term) -> Storage:
+    def _storage(self, term: Term) -> ArrayStorage:
         value = self.arrays.values.get(term.name)
         return self.arrays.read_array(term) if value is None else self.arrays.storage(value)
 
-    def matrix(self, store: Storage, row: str, column: str, whole: bool = False) -> tree.Matrix:
+    def matrix(self, store: ArrayStorage, row: str, column: str, whole: bool = False) -> tree.MatrixBlock:
         """The part of an array that two axes span, all others standing where they are."""
         if store.block and store.block not in (row, column):
             raise InputError(f"a product cannot read {store.array.name} row by row")
@@ -83,9 +83,9 @@ class _Factors:
         first = self.arrays.element(store, [at.get(axis, self.arrays.positions[axis]) for axis in store.axes])
         after = (store.extents[store.axes.index(axis) + 1 :] for axis in (row, column))
         strides = [times(*extents) for extents in after]
-        return tree.Matrix(first, (strides[0], strides[1]))
+        return tree.MatrixBlock(first, (strides[0], strides[1]))
 
-    def plain(self, term: Term, row: str, column: str) -> tuple[list[tree.Statement], tree.Matrix]:
+    def plain(self, term: Term, row: str, column: str) -> tuple[list[tree.CStatement], tree.MatrixBlock]:
         """A factor as it lies in memory; where it is not stored as the product takes it, a copy."""
         arrays, store, is_whole = self.arrays, self._storage(term), self._is_whole(term)
         if arrays.multiplies(store.array.type):
@@ -95,19 +95,19 @@ class _Factors:
         source, to = (self.matrix(each, first, second, is_whole) for each in (store, copy))
         put = tree.Store(_place(to), arrays.widened(_place(source), store.array.type))
         rows, columns = (self.extent(axis, is_whole) for axis in order)
-        loops = tree.Loop("i", ZERO, rows, (tree.Loop("j", ZERO, columns, (put,)),))
+        loops = tree.ForLoop("i", ZERO, rows, (tree.ForLoop("j", ZERO, columns, (put,)),))
         return self._once(term, loops), self.along(self.matrix(copy, row, column))
 
     def packed(
         self, term: Term, summed: str, outer: str, cell: str, form: str
-    ) -> tuple[list[tree.Statement], tree.Packed]:
+    ) -> tuple[list[tree.CStatement], tree.Packed]:
         """A factor in rows or strips: what packs it, and where the product begins."""
         arrays, is_whole = self.arrays, self._is_whole(term)
         row, column = (outer, summed) if form == "rows" else (summed, outer)
         source = self.along(self.matrix(self._storage(term), row, column, is_whole))
         name = f"{arrays.names.of(term.name)}_{form}_of_{arrays.counter(summed)}"
-        room = tree.Call(form.upper(), (tree.Name(cell), *arrays.room((summed, outer))))
-        to = tree.Array(name, cell, "scratch", term.name, room)
+        room = tree.CallExpression(form.upper(), (tree.NameExpression(cell), *arrays.room((summed, outer))))
+        to = tree.ArrayMemory(name, cell, "scratch", term.name, room)
         rows, columns = (self.extent(axis, is_whole) for axis in (row, column))
         first, other = (self.bounds(axis)[0] if is_whole else ZERO for axis in (summed, outer))
         length = self.extent(summed, is_whole)
@@ -115,7 +115,7 @@ class _Factors:
         return self._once(term, pack), tree.Packed(form, to, length, (first, other))
 
 
-def _place(matrix: tree.Matrix) -> tree.Element:
+def _place(matrix: tree.MatrixBlock) -> tree.Element:
     """The element of a matrix in row i and column j."""
-    row, column = (times(tree.Counter(text), stride) for text, stride in zip("ij", matrix.strides, strict=True))
+    row, column = (times(tree.LoopCounter(text), stride) for text, stride in zip("ij", matrix.strides, strict=True))
     return tree.Element(matrix.first.array, (ONE,), (plus(matrix.first.offset, plus(row, column)),))

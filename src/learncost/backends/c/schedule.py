@@ -15,7 +15,7 @@ from typing import NamedTuple
 from learncost.backends.c.sides import groups, is_library, is_move, joined, sides_within
 from learncost.backends.c.unify import is_point, is_reduction, needs
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Word
+from learncost.ir.line import Line, Op, Product
 from learncost.ir.term import Literal, Term
 from learncost.ops import entry
 
@@ -24,7 +24,7 @@ KINDS = {"int64": "index", "uint8": "index", "bool": "bool"}
 """What arrays of types that hold no real numbers hold."""
 
 
-class Place(NamedTuple):
+class SchedulePoint(NamedTuple):
     """A point in the order of a turn."""
 
     phase: int
@@ -32,18 +32,18 @@ class Place(NamedTuple):
     stage: int
 
 
-FIRST = Place(BEFORE, 0, 0)
+FIRST = SchedulePoint(BEFORE, 0, 0)
 
 
-class Node(NamedTuple):
+class LoopNode(NamedTuple):
     """One loop, over the axes of its space; without axes, statements of the turn or the row."""
 
-    place: Place
+    place: SchedulePoint
     space: tuple[str, ...]
 
 
 @dataclass
-class Value:
+class ScheduledValue:
     """What one line in normal form makes.
 
     kind    pointwise, sum, extreme, product (of a library), scatter, scan, choice
@@ -60,8 +60,8 @@ class Value:
     kind: str
     type: str
     space: tuple[str, ...]
-    at: Place = FIRST
-    ready: Place = FIRST
+    at: SchedulePoint = FIRST
+    ready: SchedulePoint = FIRST
     added: bool = False
     shared: bool = False
     output: bool = False
@@ -69,8 +69,8 @@ class Value:
     loads: frozenset[str] = frozenset()
     stored: bool = False
     reread: bool = True
-    home: Node | None = None
-    uses: set[Node] = field(default_factory=set)
+    home: LoopNode | None = None
+    uses: set[LoopNode] = field(default_factory=set)
     products: list[Line] = field(default_factory=list)
 
     @property
@@ -79,7 +79,7 @@ class Value:
         return tuple(term for term in self.line.right if isinstance(term, Literal)) if self.shared else ()
 
 
-class Schedule:
+class KernelSchedule:
     """The order of a kernel's lines, which are in normal form and in one scope of axes.
 
     turns       the axes whose turns are taken in parallel
@@ -105,7 +105,7 @@ class Schedule:
         self.sequence: tuple[str, ...] = ()
         self._lines = lines
         self._axes_of_products()
-        self.values: dict[str, Value] = {}
+        self.values: dict[str, ScheduledValue] = {}
         for line in lines:
             self._place(line)
         for value in reversed(self.values.values()):
@@ -113,7 +113,7 @@ class Schedule:
         self.over = self._over()
         self.nodes = sorted({node for value in self.values.values() for node in self._sites(value)})
 
-    def joined(self) -> Schedule:
+    def joined(self) -> KernelSchedule:
         """The same with axes that always stand side by side as one."""
         products = (self.inner(value.space) for value in self.values.values() if value.kind == "product")
         grouped = groups(self._lines, frozenset(self.steps).union(*products), self.turns)
@@ -121,7 +121,7 @@ class Schedule:
         parts = {" ".join(group): self._apart(group) for group in grouped.values()}
         kept = {axis: several for axis, several in self.parts.items() if axis not in grouped}
         lines = joined(self._lines, grouped)
-        return Schedule(lines, tuple(turns), self.block, self.outputs, self.dtypes, kept | parts)
+        return KernelSchedule(lines, tuple(turns), self.block, self.outputs, self.dtypes, kept | parts)
 
     def _apart(self, axes: Iterable[str]) -> tuple[str, ...]:
         """The axes, those that stand for several as these."""
@@ -172,7 +172,7 @@ class Schedule:
 
     def _place(self, line: Line) -> None:
         left = line.left[0]
-        value = Value(left.name, left.declared, line, self._kind(line), self._type(line), line.loops)
+        value = ScheduledValue(left.name, left.declared, line, self._kind(line), self._type(line), line.loops)
         if is_point(line):
             value.space = left.declared
         value.output = left.name in self.outputs
@@ -188,22 +188,22 @@ class Schedule:
         at = self._begin(value)
         touched = bool(self.steps & set(value.space))
         if at.phase == BEFORE and touched:
-            at = Place(MAIN, 0, 0)
+            at = SchedulePoint(MAIN, 0, 0)
         if at.phase == AFTER and touched:
             raise InputError(f"a kernel cannot go over its blocks twice, in line: {line}")
         value.at = value.ready = at
         if value.kind == "product":
-            value.ready = Place(at.phase, at.segment + 1, 0)
+            value.ready = SchedulePoint(at.phase, at.segment + 1, 0)
         elif value.kind != "pointwise":
             value.ready = at._replace(stage=at.stage + 1)
         if value.added:
-            value.ready = Place(AFTER, 0, 0)
+            value.ready = SchedulePoint(AFTER, 0, 0)
         self.values[value.name] = value
 
-    def _begin(self, value: Value) -> Place:
+    def _begin(self, value: ScheduledValue) -> SchedulePoint:
         """Where everything is ready that the line reads; what it costs to compute it, and from how many arrays."""
         at = FIRST
-        word = value.line.word if isinstance(value.line, Word) else "inside"
+        word = value.line.word if isinstance(value.line, Op) else "inside"
         value.cost = 1 if word == "inside" else entry(word).work
         loads: set[str] = set()
         for term, gathered in needs(value.line):
@@ -234,34 +234,34 @@ class Schedule:
         value.loads = frozenset(loads)
         return at
 
-    def _cheap(self, value: Value) -> bool:
+    def _cheap(self, value: ScheduledValue) -> bool:
         """Whether computing it again costs less than reading it from memory."""
         return value.cost <= 6 and len(value.loads) <= (1 if value.output else 2)
 
     def _kind(self, line: Line) -> str:
         if line.name in self.library:
             return "product"
-        if isinstance(line, Word) and (line.word == "append" or line.part != "body"):
+        if isinstance(line, Op) and (line.word == "append" or line.part != "body"):
             raise InputError(f"a kernel in C cannot compute {line.word}, in line: {line}")
-        if isinstance(line, Word) and line.word != "inside" and entry(line.word).kind in ("scan", "choice"):
+        if isinstance(line, Op) and line.word != "inside" and entry(line.word).kind in ("scan", "choice"):
             return entry(line.word).kind
         if line.left[0].indexed and not is_point(line):
             return "scatter"
         if is_reduction(line):
-            return "extreme" if isinstance(line, Word) else "sum"
+            return "extreme" if isinstance(line, Op) else "sum"
         return "pointwise"
 
     @staticmethod
     def _along(line: Line) -> tuple[str, ...]:
         """The axes that a word goes along as a whole: those that it acts on, and that of what it chooses."""
-        assert isinstance(line, Word)
+        assert isinstance(line, Op)
         right = {axis for term in line.right for axis in term.loops}
         return (*line.axes, *(axis for axis in line.left[0].loops if axis not in right))
 
     def _type(self, line: Line) -> str:
-        if isinstance(line, Word) and (line.word in ("inside", "eye") or entry(line.word).truth):
+        if isinstance(line, Op) and (line.word in ("inside", "eye") or entry(line.word).truth):
             return "bool"
-        if isinstance(line, Word) and entry(line.word).kind == "choice":
+        if isinstance(line, Op) and entry(line.word).kind == "choice":
             return "index"
         if isinstance(line, Product) and len(line.right) == 1 and isinstance(line.right[0], Term) and is_move(line):
             source = line.right[0].name
@@ -272,18 +272,18 @@ class Schedule:
 
     # What lies in memory.
 
-    def _sites(self, value: Value) -> set[Node]:
+    def _sites(self, value: ScheduledValue) -> set[LoopNode]:
         """The loops in which the line is computed."""
         if value.kind == "product":
             return set()
         if value.kind != "pointwise":
-            return {Node(value.at, self.inner(value.space))}
+            return {LoopNode(value.at, self.inner(value.space))}
         if not value.stored:
             return value.uses
         assert value.home is not None
         return {value.home} if value.reread else value.uses | {value.home}
 
-    def _store(self, value: Value) -> None:
+    def _store(self, value: ScheduledValue) -> None:
         """Decide whether the value is stored and where, given all its readers; then its operands are used there."""
         inner = self.inner(value.space)
         if value.kind == "pointwise":
@@ -295,7 +295,7 @@ class Schedule:
             homes = [
                 node for node in value.uses if set(node.space) == set(inner) and node.place.phase == value.at.phase
             ]
-            value.home = min(homes) if homes and not early else Node(value.at, inner)
+            value.home = min(homes) if homes and not early else LoopNode(value.at, inner)
         else:
             value.stored = value.kind in ("product", "scatter") or value.output or bool(self.inner(value.axes))
             value.stored = value.stored or any(n.place[:2] != value.at[:2] for n in value.uses) or value.added
@@ -321,7 +321,7 @@ class Schedule:
                         break
         return last
 
-    def _done(self, old: Value, new: Value) -> bool:
+    def _done(self, old: ScheduledValue, new: ScheduledValue) -> bool:
         """Whether a value is read for the last time before another one is written, or at the same element's turn."""
         assert new.home is not None
         readers = [v.line for v in self.values.values() if old.name in v.line.reads]
@@ -330,12 +330,12 @@ class Schedule:
         is_ready = old.ready <= new.home.place
         return is_ready and not gathered and products and all(node <= new.home for node in old.uses)
 
-    def moment(self, node: Node, value: Value) -> bool:
+    def moment(self, node: LoopNode, value: ScheduledValue) -> bool:
         """Whether a stored value is in memory when a node begins."""
         if value.kind != "pointwise":
             return True
         return value.home is not None and node.place > value.home.place
 
-    def crosses(self, value: Value) -> bool:
+    def crosses(self, value: ScheduledValue) -> bool:
         """Whether it is read in another segment than the one that makes it, or by a product."""
         return bool(value.products) or any(node.place[:2] != value.at[:2] for node in value.uses)

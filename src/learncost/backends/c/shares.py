@@ -9,13 +9,13 @@ from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays
 from learncost.backends.c.tree import TURN
 
-_Loops: TypeAlias = tuple[tree.Loop, ...]
+_Loops: TypeAlias = tuple[tree.ForLoop, ...]
 
 
 class _Use(NamedTuple):
     """An array in so many loops, at an element of it or, without indices, a whole part."""
 
-    array: tree.Array
+    array: tree.ArrayMemory
     stored: str
     at: tuple[tree.Expression, ...]
     loops: _Loops
@@ -47,7 +47,7 @@ def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
             for read_place, written_place in zip(use.at, write.at, strict=False)
             if read_place == written_place
         }
-        counters = {tree.Counter(counter) for loop in around for counter in loop.still if counter != TURN}
+        counters = {tree.LoopCounter(counter) for loop in around for counter in loop.still if counter != TURN}
         if len(use.at) != len(write.at) or not counters <= same:
             return False
     return True
@@ -57,9 +57,9 @@ def _uses(part: object, loops: _Loops) -> Iterator[_Use]:
     if isinstance(part, tuple):
         for inner in part:
             yield from _uses(inner, loops)
-    elif isinstance(part, tree.Loop):
+    elif isinstance(part, tree.ForLoop):
         yield from _uses(part.body, (*loops, part))
-    elif isinstance(part, tree.Matrix):
+    elif isinstance(part, tree.MatrixBlock):
         yield _Use(part.first.array, "", (), loops)
     elif isinstance(part, tree.Store):
         yield from _uses(part.value, loops)

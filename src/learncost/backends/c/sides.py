@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from learncost.backends.c.unify import is_reduction, needs
 from learncost.ir.affine import Affine
-from learncost.ir.line import Line, Product, Word
-from learncost.ir.sides import Sides, sides
+from learncost.ir.line import Line, Op, Product
+from learncost.ir.sides import MatmulDims, sides
 from learncost.ir.term import Literal, Operand, Read, Term
 
 
@@ -17,7 +17,7 @@ def is_move(line: Line) -> bool:
     return not is_reduction(line) and not line.left[0].indexed
 
 
-def sides_within(line: Line, fixed: set[str]) -> Sides:
+def sides_within(line: Line, fixed: set[str]) -> MatmulDims:
     """The sides of a product of two factors inside of a turn, in which some axes are fixed."""
     factors = (*line.right, line.left[0])
     first, second, result = ([axis for axis in term.loops if axis not in fixed] for term in factors)
@@ -45,9 +45,9 @@ def groups(lines: Sequence[Line], apart: frozenset[str], turns: tuple[str, ...])
     loose = set(apart)
     for line in lines:
         loose |= {axis for condition in line.where for axis in condition.axes}
-        if isinstance(line, Word) and line.word == "eye":
+        if isinstance(line, Op) and line.word == "eye":
             loose |= set(line.loops)
-        if isinstance(line, Word) and line.axes:
+        if isinstance(line, Op) and line.axes:
             loose |= set(line.axes) if len(line.axes) == 1 else set()
         for term in (*line.left, *(term for term, _ in needs(line))):
             for i, axis in enumerate(term.axes):

@@ -8,31 +8,31 @@ from functools import cached_property
 from math import prod
 
 
-class Tree:
+class CNode:
     """Any part of a kernel."""
 
 
-class Expression(Tree):
+class Expression(CNode):
     """What has a value, without braces and semicolons."""
 
 
-class Statement(Tree):
+class CStatement(CNode):
     """What is done."""
 
 
 @dataclass(frozen=True)
-class Name(Expression):
+class NameExpression(Expression):
     """What is known by a name of its own, or a number as C writes it."""
 
     text: str
 
 
 TURN = "turn"
-ZERO, ONE = Name("0"), Name("1")
+ZERO, ONE = NameExpression("0"), NameExpression("1")
 
 
 @dataclass(frozen=True)
-class Size(Expression):
+class SizeExpression(Expression):
     """The number of places along an axis of the table."""
 
     text: str
@@ -40,14 +40,14 @@ class Size(Expression):
 
 
 @dataclass(frozen=True)
-class Counter(Expression):
+class LoopCounter(Expression):
     """The place at which a loop is."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Array(Tree):
+class ArrayMemory(CNode):
     """Memory.
 
     role    read, made: it is a parameter; scratch: of a turn alone; sums: of a thread, of what all turns add to
@@ -65,7 +65,7 @@ class Array(Tree):
 class Element(Expression):
     """A place in an array: an index for every axis, the last one's elements side by side."""
 
-    array: Array
+    array: ArrayMemory
     extents: tuple[Expression, ...]
     operands: tuple[Expression, ...]
 
@@ -78,7 +78,7 @@ class Element(Expression):
 
 
 @dataclass(frozen=True)
-class Operation(Expression):
+class OperationExpression(Expression):
     """A sign before one operand, among several (`? :` as "?")."""
 
     sign: str
@@ -86,7 +86,7 @@ class Operation(Expression):
 
 
 @dataclass(frozen=True)
-class Call(Expression):
+class CallExpression(Expression):
     """The value of a function or a macro."""
 
     function: str
@@ -109,7 +109,7 @@ class Named(Expression):
 
 
 @dataclass(frozen=True)
-class Let(Statement):
+class Let(CStatement):
     """A variable; with a key, it is what `Named` of this key stands for from here on."""
 
     name: str
@@ -120,7 +120,7 @@ class Let(Statement):
 
 
 @dataclass(frozen=True)
-class Store(Statement):
+class Store(CStatement):
     """Put a value there (=), or add it to what is there (+=)."""
 
     to: Expression
@@ -129,14 +129,14 @@ class Store(Statement):
 
 
 @dataclass(frozen=True)
-class Together(Statement):
+class SimultaneousStores(CStatement):
     """Everything is read before anything is stored."""
 
     stores: tuple[Store, ...]
 
 
 @dataclass(frozen=True)
-class Loop(Statement):
+class ForLoop(CStatement):
     """One place after another; in steps, a block after another.
 
     over         counters that stand still inside of it; none: its own
@@ -146,7 +146,7 @@ class Loop(Statement):
     counter: str
     first: Expression
     last: Expression
-    body: tuple[Statement, ...]
+    body: tuple[CStatement, ...]
     step: Expression = ONE
     over: tuple[str, ...] = ()
     independent: bool = False
@@ -157,23 +157,23 @@ class Loop(Statement):
 
 
 @dataclass(frozen=True)
-class Once(Statement):
+class Once(CStatement):
     """What is done once before, in the innermost loop in which the counter `within` stands still."""
 
     within: str
-    statement: Statement
+    statement: CStatement
 
 
 @dataclass(frozen=True)
-class Matrix(Tree):
+class MatrixBlock(CNode):
     """A part of an array that two axes span: its first element, how far the places of each axis lie apart."""
 
     first: Element
     strides: tuple[Expression, Expression]
 
     @property
-    def transposed(self) -> Matrix:
-        return Matrix(self.first, (self.strides[1], self.strides[0]))
+    def transposed(self) -> MatrixBlock:
+        return MatrixBlock(self.first, (self.strides[1], self.strides[0]))
 
     @property
     def turned(self) -> bool:
@@ -185,48 +185,48 @@ class Matrix(Tree):
 
 
 @dataclass(frozen=True)
-class Packed(Tree):
+class Packed(CNode):
     """A factor in rows or strips of cells: where it begins, and how long its summed axis is."""
 
     form: str
-    array: Array
+    array: ArrayMemory
     length: Expression
     first: tuple[Expression, Expression]
 
 
 @dataclass(frozen=True)
-class Pack(Statement):
+class Pack(CStatement):
     """Put a matrix of two extents into rows or strips."""
 
     form: str
-    source: Matrix
-    to: Array
+    source: MatrixBlock
+    to: ArrayMemory
     extents: tuple[Expression, Expression]
 
 
 @dataclass(frozen=True)
-class Dot(Statement):
+class Dot(CStatement):
     """The matrix product C = A B, or C += A B; `extents` are its rows, its columns, its summed places."""
 
     line: str
     extents: tuple[Expression, Expression, Expression]
-    left: Matrix | Packed
-    right: Matrix | Packed
-    to: Matrix
+    left: MatrixBlock | Packed
+    right: MatrixBlock | Packed
+    to: MatrixBlock
     add: bool
 
 
 @dataclass(frozen=True)
-class Total(Tree):
+class Total(CNode):
     """What all turns add to: sums of each thread, which are added up; their `sum` as an array stores it."""
 
-    sums: Array
-    to: Array
+    sums: ArrayMemory
+    to: ArrayMemory
     value: Expression
 
 
 @dataclass(frozen=True)
-class Routine(Tree):
+class Routine(CNode):
     """A whole kernel.
 
     before    what is known before all turns
@@ -235,28 +235,28 @@ class Routine(Tree):
     after     what is done when all turns are over
     """
 
-    before: tuple[Statement, ...]
-    turns: Loop
+    before: tuple[CStatement, ...]
+    turns: ForLoop
     totals: tuple[Total, ...]
     work: Expression | None
-    after: tuple[Statement, ...] = ()
+    after: tuple[CStatement, ...] = ()
 
     @cached_property
-    def parts(self) -> tuple[Tree, ...]:
+    def parts(self) -> tuple[CNode, ...]:
         return tuple(walk(self.before, self.turns, self.totals, self.work, self.after))
 
-    def arrays(self, role: str) -> tuple[Array, ...]:
+    def arrays(self, role: str) -> tuple[ArrayMemory, ...]:
         """Those of a role, in the order in which they come."""
-        of_role = (part for part in self.parts if isinstance(part, Array) and part.role == role)
+        of_role = (part for part in self.parts if isinstance(part, ArrayMemory) and part.role == role)
         return tuple({array.name: array for array in of_role}.values())
 
     @cached_property
     def sizes(self) -> dict[str, str]:
         """How C calls the size of every axis that is needed."""
-        return {part.axis: part.text for part in self.parts if isinstance(part, Size)}
+        return {part.axis: part.text for part in self.parts if isinstance(part, SizeExpression)}
 
 
-def walk(*parts: object) -> Iterator[Tree]:
+def walk(*parts: object) -> Iterator[CNode]:
     """The parts and all parts of them, in the order in which they come."""
     waiting = [*reversed(parts)]
     while waiting:
@@ -264,7 +264,7 @@ def walk(*parts: object) -> Iterator[Tree]:
         if isinstance(part, Element):  # how long its first axis is, no offset says
             yield part
             waiting += (part.operands, part.extents[1:], part.array)
-        elif isinstance(part, Tree):
+        elif isinstance(part, CNode):
             yield part
             waiting += reversed(vars(part).values())
         elif isinstance(part, tuple):
@@ -275,47 +275,47 @@ def times(*factors: Expression) -> Expression:
     """The product of all, in one row."""
     flat: list[Expression] = []
     for factor in factors:
-        flat += factor.operands if isinstance(factor, Operation) and factor.sign == "*" else (factor,)
+        flat += factor.operands if isinstance(factor, OperationExpression) and factor.sign == "*" else (factor,)
     flat = [factor for factor in flat if factor != ONE]
     return joined("*", flat) if flat else ONE
 
 
 def plus(left: Expression, right: Expression) -> Expression:
     """The sum; nothing is added to an index in vain."""
-    return left if right == ZERO else right if left == ZERO else Operation("+", (left, right))
+    return left if right == ZERO else right if left == ZERO else OperationExpression("+", (left, right))
 
 
 def minus(left: Expression, right: Expression) -> Expression:
     """The difference of two indices."""
-    return ZERO if left == right else left if right == ZERO else Operation("-", (left, right))
+    return ZERO if left == right else left if right == ZERO else OperationExpression("-", (left, right))
 
 
 def evaluated(expression: Expression, known: Mapping[str, int]) -> int:
     """A product of sizes as a number. `known` has those of its sizes."""
-    if isinstance(expression, Size):
+    if isinstance(expression, SizeExpression):
         return known[expression.text]
-    if isinstance(expression, Name):
+    if isinstance(expression, NameExpression):
         return int(expression.text)
-    assert isinstance(expression, Operation), expression
+    assert isinstance(expression, OperationExpression), expression
     assert expression.sign == "*", expression
     return prod(evaluated(operand, known) for operand in expression.operands)
 
 
 def joined(sign: str, operands: list[Expression]) -> Expression:
     """Operands with a sign between them; one alone is itself."""
-    return operands[0] if len(operands) == 1 else Operation(sign, tuple(operands))
+    return operands[0] if len(operands) == 1 else OperationExpression(sign, tuple(operands))
 
 
 def chosen(condition: Expression, left: Expression, right: Expression) -> Expression:
     """The one where the condition holds, else the other."""
-    return Operation("?", (condition, left, right))
+    return OperationExpression("?", (condition, left, right))
 
 
 def larger(left: Expression, right: Expression) -> Expression:
     """The larger one of two."""
-    return chosen(Operation(">", (left, right)), left, right)
+    return chosen(OperationExpression(">", (left, right)), left, right)
 
 
 def smaller(left: Expression, right: Expression) -> Expression:
     """The smaller one of two."""
-    return chosen(Operation("<", (left, right)), left, right)
+    return chosen(OperationExpression("<", (left, right)), left, right)

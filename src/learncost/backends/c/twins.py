@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.term import Literal, Operand, Term
 
 Monomial: TypeAlias = frozenset[tuple[object, int]]
@@ -46,7 +46,7 @@ def _value(line: Line, values: Mapping[str, Polynomial]) -> Polynomial | None:
     if more or left.indexed or line.where or set(line.loops) - set(left.loops):
         return None
     operands = [_operand(operand, values) for operand in line.right]
-    if isinstance(line, Word):
+    if isinstance(line, Op):
         return None if line.axes or not operands else _atom((line.word, *map(_key, operands), left.axes))
     if isinstance(line, Sum):
         return _short(_added(operands, line.signs))

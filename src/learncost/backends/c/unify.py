@@ -10,7 +10,7 @@ from learncost.backends.c.twins import without_twins
 from learncost.ir.affine import Affine
 from learncost.ir.count import base
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.repeat import defined
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
@@ -181,7 +181,7 @@ def _early(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
                 result[-1] = replace(line, right=(*total.right, *more), where=total.where)
                 continue
             first = next((t for t in total.right if all(c.axes <= {*t.loops} for c in bounded)), None)
-            if isinstance(line, Word) and line.word == "select" and more[0] == Literal(0.0) and isinstance(first, Term):
+            if isinstance(line, Op) and line.word == "select" and more[0] == Literal(0.0) and isinstance(first, Term):
                 inside = Term(f"{line.name}~inside", first.loops)
                 result[-1] = replace(line, left=(inside,), right=(first, *more))
                 right = tuple(inside if term is first else term for term in total.right)
@@ -197,7 +197,7 @@ def _without_logarithms(lines: Sequence[Line]) -> list[Line]:
 
     def word(name: str, word_name: str) -> Line | None:
         maker = makers.get(name)
-        return maker if isinstance(maker, Word) and maker.word == word_name else None
+        return maker if isinstance(maker, Op) and maker.word == word_name else None
 
     result: list[Line] = []
     for line in lines:
@@ -207,7 +207,7 @@ def _without_logarithms(lines: Sequence[Line]) -> list[Line]:
             power = next((e for e in result if word(e.name, "exp") and e.right == inner.right[:1]), None)
             if logarithm and power and power.left[0].axes == line.left[0].axes:
                 operand_names = ("X", "D")
-                line = Word(
+                line = Op(
                     line.left,
                     (power.left[0], logarithm.right[0]),
                     (),
@@ -234,6 +234,6 @@ def _needed(lines: Sequence[Line], outputs: frozenset[str]) -> tuple[Line, ...]:
 
 def is_reduction(line: Line) -> bool:
     """Whether something is summed, or the largest is taken."""
-    if isinstance(line, Word):
+    if isinstance(line, Op):
         return line.word != "inside" and entry(line.word).kind == "reduction"
     return not line.left[0].indexed and bool(set(line.loops) - set(line.left[0].loops))

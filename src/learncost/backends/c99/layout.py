@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from learncost.backends.c import Function
+from learncost.backends.c import KernelFunction
 from learncost.backends.c.c99 import C99
-from learncost.backends.placed.kernels import Kernels
-from learncost.backends.placed.layout import IN_PLACE, Layout
+from learncost.backends.placed.kernels import KernelTable
+from learncost.backends.placed.layout import IN_PLACE, InPlaceLayout
 from learncost.backends.precision import typed
 from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
@@ -20,7 +20,7 @@ from learncost.ir.value import RANDOM, Value
 from learncost.program import arena
 from learncost.program.arena import Arena
 from learncost.program.calls import Axes
-from learncost.program.lifetimes import Array
+from learncost.program.lifetimes import ScheduledArray
 from learncost.program.matrix import MatrixProduct, matrix_product
 from learncost.program.regions import ARENA, Region, assigned, too_large
 
@@ -48,20 +48,20 @@ EFFORT = 300_000
 """How many arrays are placed in search of an arena that is no larger than what is alive: a second or two at most."""
 
 
-class Alone(Layout):
+class Alone(InPlaceLayout):
     """The calls of a step, its kernels in C99 with what they need for the time of a call, and every array's place.
 
     arenas  elements of each arena, by name
     """
 
     def __init__(
-        self, table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int], kernels: Kernels | None = None
+        self, table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int], kernels: KernelTable | None = None
     ) -> None:
         self._scratch: dict[str, tuple[str, str]] = {}
         self.arenas: dict[str, int] = {}
-        super().__init__(table, dtypes, sizes, kernels or Kernels(sizes, C99))
+        super().__init__(table, dtypes, sizes, kernels or KernelTable(sizes, C99))
 
-    def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
+    def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> KernelFunction:
         function = super()._kernel(lines, axes, others, wish)
         names = [f"{function.name}~{scratch.name}~{len(self._scratch)}" for scratch in function.scratch]
         for name, scratch in zip(names, function.scratch, strict=True):
@@ -79,16 +79,16 @@ class Alone(Layout):
         values = {name: Value((points,), "step") for name, (points, _) in self._scratch.items()}
         return replace(table, values={**table.values, **values})
 
-    def width(self, array: Array) -> int:
+    def width(self, array: ScheduledArray) -> int:
         return WIDTHS[self.dtypes[array.name]]
 
-    def arena(self, array: Array) -> str:
+    def arena(self, array: ScheduledArray) -> str:
         return ARENAS[self.dtypes[array.name]]
 
     def _arranged(self) -> int:
         wide = widths(self.dtypes.values())
 
-        def size(array: Array) -> int:
+        def size(array: ScheduledArray) -> int:
             """Bytes, up to the next place where any array of the arena may begin."""
             step = wide[self.arena(array)]
             return -(-self.points(array) * self.width(array) // step) * step
@@ -136,7 +136,7 @@ class Alone(Layout):
         return str(lifetimes.lines[moment - 1][0]), names
 
 
-def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: Kernels | None = None) -> Alone:
+def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: KernelTable | None = None) -> Alone:
     """The lay-out of a step for a processor without an operating system.
 
     table    a step whose outputs are results and new weights and states
@@ -183,7 +183,7 @@ def rooms(
     Raises `InputError` as `alone` does.
     """
     tables = (tables,) if isinstance(tables, Table) else tuple(tables)
-    kernels = Kernels(sizes, C99)
+    kernels = KernelTable(sizes, C99)
     layouts = [alone(table, sizes, dtype, kernels) for table in tables]
     return counted(layouts, frozenset(fixed))
 

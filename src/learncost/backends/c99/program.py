@@ -14,10 +14,10 @@ from learncost.backends.c.c99 import BASIS, C99, WHOLE_BASIS, products
 from learncost.backends.c99 import masks
 from learncost.backends.c99.functions import called, check_written, functions, known
 from learncost.backends.c99.layout import Alone, Rooms, alone, arrays, counted, declared, given, placed, together
-from learncost.backends.c99.steps import CODES, Steps
+from learncost.backends.c99.steps import CODES, StepsWriter
 from learncost.backends.c99.values import initial, initializer
 from learncost.backends.identifiers import Identifiers
-from learncost.backends.placed.kernels import Kernels
+from learncost.backends.placed.kernels import KernelTable
 from learncost.ir.table import Table
 from learncost.program.calls import Call
 from learncost.program.regions import ARENA, Region, label
@@ -83,7 +83,7 @@ def _public(prefix: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Given:
+class FirmwareInputs:
     """What a program is given of the model, beside its tables.
 
     values   arrays of what never changes, by name: frozen weights, positions, numbers; of others what they begin with
@@ -132,7 +132,7 @@ def firmware(
     sizes: Mapping[str, int],
     dtype: str,
     prefix: str,
-    content: Given,
+    content: FirmwareInputs,
     title: Sequence[str] = (),
 ) -> Firmware:
     """The program of steps by their entries: step, or predict, or both; gather and update are a step in microbatches.
@@ -140,14 +140,14 @@ def firmware(
     title  paragraphs of what it is
     Raises `InputError` for a line that cannot be computed in place.
     """
-    kernels = Kernels(sizes, C99, (*RESERVED, *known(dtype), *_public(prefix)))
+    kernels = KernelTable(sizes, C99, (*RESERVED, *known(dtype), *_public(prefix)))
     layouts = {entry: alone(table, sizes, dtype, kernels) for entry, table in tables.items()}
-    return _Writer(layouts, dtype, prefix, content, title).written()
+    return _FirmwareWriter(layouts, dtype, prefix, content, title).written()
 
 
-class _Writer:
+class _FirmwareWriter:
     def __init__(
-        self, layouts: Mapping[str, Alone], dtype: str, prefix: str, content: Given, title: Sequence[str]
+        self, layouts: Mapping[str, Alone], dtype: str, prefix: str, content: FirmwareInputs, title: Sequence[str]
     ) -> None:
         self.layouts, self.dtype, self.prefix, self.content, self.title = layouts, dtype, prefix, content, title
         every = [*layouts.values()]
@@ -173,7 +173,7 @@ class _Writer:
         constant = {spell(name) for name, (kind, _, _) in self.given.items() if kind == "constants"}
         calls: dict[int, Call] = {}
         steps = {
-            entry: Steps(layout, spell, constant.__contains__, self.identifiers, calls)
+            entry: StepsWriter(layout, spell, constant.__contains__, self.identifiers, calls)
             for entry, layout in self.layouts.items()
         }
         entries, entry_of = [], dict[int, str]()
@@ -234,7 +234,7 @@ class _Writer:
 
     # Entries.
 
-    def _entry(self, entry: str, step: Steps) -> str:
+    def _entry(self, entry: str, step: StepsWriter) -> str:
         lines: list[str] = []
         prefix = self.prefix
         if entry in ("step", "update"):

@@ -13,10 +13,10 @@ from learncost.backends.c99.layout import Alone
 from learncost.backends.identifiers import Identifiers
 from learncost.backends.lines import headed
 from learncost.backends.turns import loop_title
-from learncost.ir.line import Line, Word
-from learncost.program.calls import Axes, Call, Item, Loop, axes_within
-from learncost.program.lifetimes import Array
-from learncost.program.matrix import Matrix
+from learncost.ir.line import Line, Op
+from learncost.program.calls import Axes, Call, CallLoop, Item, axes_within
+from learncost.program.lifetimes import ScheduledArray
+from learncost.program.matrix import MatrixView
 
 WIDE = 118
 
@@ -24,7 +24,7 @@ CODES = "int8"
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _StepScope:
     """The calls of one function; `path` are the numbers of the loops around.
 
     renewed  weights and states, or a turn's parts of them, with the names of what becomes of them there
@@ -37,7 +37,7 @@ class _Scope:
     renewed: Mapping[str, str]
 
 
-class Steps:
+class StepsWriter:
     """Writes the functions of one laid out step.
 
     spell        what C calls an array that is given
@@ -64,9 +64,9 @@ class Steps:
     def body(self) -> list[str]:
         """The statements of the step."""
         table = self.layout.table
-        return self._statements(_Scope(self.layout.items, table.axes, "", (), table.renewed))
+        return self._statements(_StepScope(self.layout.items, table.axes, "", (), table.renewed))
 
-    def _moved(self, scope: _Scope) -> Iterator[str]:
+    def _moved(self, scope: _StepScope) -> Iterator[str]:
         """What is made anew elsewhere than where it lies, as in two lines, is moved there at the end of its scope."""
         by_turn = [fields for _, fields in self.layout.lifetimes.by_turn(scope.path)]
         for old, new in scope.renewed.items():
@@ -76,19 +76,21 @@ class Steps:
             there = self._address(old, scope) if scope.path else self.spell(old)
             yield call_text(copy, (str(self._points(old, scope)), self._address(new, scope), there))
 
-    def _lies_there(self, array: Array, old: str, fields: Mapping[str, Array], scope: _Scope) -> bool:
+    def _lies_there(
+        self, array: ScheduledArray, old: str, fields: Mapping[str, ScheduledArray], scope: _StepScope
+    ) -> bool:
         return array.root is fields[old].root if scope.path else array.owner == old
 
     def result(self, name: str) -> str:
         """Where an output of the step lies when it is over."""
-        return self._address(name, _Scope((), self.layout.table.axes, "", (), {}))
+        return self._address(name, _StepScope((), self.layout.table.axes, "", (), {}))
 
     # Statements.
 
-    def _statements(self, scope: _Scope) -> list[str]:
+    def _statements(self, scope: _StepScope) -> list[str]:
         lines: list[str] = []
         for item, heading in headed(scope.items):
-            if isinstance(item, Loop):
+            if isinstance(item, CallLoop):
                 lines += self._loop(item, scope)
                 continue
             if heading is not None:
@@ -100,13 +102,13 @@ class Steps:
         lines += self._moved(scope)
         return lines[1:] if lines and not lines[0] else lines
 
-    def _loop(self, loop: Loop, scope: _Scope) -> list[str]:
+    def _loop(self, loop: CallLoop, scope: _StepScope) -> list[str]:
         repeat, depth = loop.repeat, len(scope.path)
         number = self.layout.lifetimes.loops[loop]
         title = self.identifiers.of(loop_title(loop, self.layout.table), f"loop {number} {id(self)}")
         made = {outer: inside for inside, outer in repeat.keep}
         renewed = {part: made[new] for part, stack in repeat.each if (new := scope.renewed.get(stack)) in made}
-        inner = _Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number), renewed)
+        inner = _StepScope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number), renewed)
         body = "\n".join(f"    {line}".rstrip() for line in self._statements(inner))
         needed = [name for name in map(turn, range(depth + 1)) if re.search(rf"\b{name}\b", without_comments(body))]
         parameters = ", ".join(f"place {name}" for name in needed) or "void"
@@ -117,7 +119,7 @@ class Steps:
             order = f"place {counter} = 0; {counter} < {count}; {counter}++"
         return ["", f"for ({order})", f"    {title}({', '.join(needed)});"]
 
-    def _call(self, call: Call, scope: _Scope) -> Iterator[str]:
+    def _call(self, call: Call, scope: _StepScope) -> Iterator[str]:
         line = call.lines[-1]
         written = line.name
         if call.added and not self.layout.lifetimes.same(call.added, written, scope.path):
@@ -135,7 +137,7 @@ class Steps:
             arguments = [self._address(name, scope) for name in (*call.function.reads, *call.function.writes)]
             arguments += [str(self.layout.number(size)) for size in call.function.sizes]
             yield call_text(call.function.name, arguments)
-        elif isinstance(line, Word) and line.word == "zeros":
+        elif isinstance(line, Op) and line.word == "zeros":
             yield self._written("zero", self._points(written, scope), written, scope=scope)
         else:
             assert call.scatter
@@ -149,18 +151,18 @@ class Steps:
             arguments = [self._address(name, scope) for name in (rows.index, rows.rows, written)]
             yield call_text("add_rows", (*map(str, extents), *arguments))
 
-    def _written(self, function: str, points: int, *names: str, scope: _Scope) -> str:
+    def _written(self, function: str, points: int, *names: str, scope: _StepScope) -> str:
         return call_text(function, (str(points), *(self._address(name, scope) for name in names)))
 
-    def _points(self, name: str, scope: _Scope) -> int:
+    def _points(self, name: str, scope: _StepScope) -> int:
         return prod(self.layout.shape(scope.axes[name]))
 
-    def _shape(self, matrix: Matrix, scope: _Scope) -> tuple[int, int]:
+    def _shape(self, matrix: MatrixView, scope: _StepScope) -> tuple[int, int]:
         """Rows and columns as they lie."""
         shape = self.layout.shape(scope.axes[matrix.name])
         return prod(shape[: matrix.rows]), prod(shape[matrix.rows :])
 
-    def _matrix(self, matrix: Matrix, scope: _Scope) -> tuple[str, int, int, tuple[str, str]]:
+    def _matrix(self, matrix: MatrixView, scope: _StepScope) -> tuple[str, int, int, tuple[str, str]]:
         """Where a factor lies, its rows and columns as the product reads it, and how far these lie apart."""
         rows, columns = self._shape(matrix, scope)
         address = self._address(matrix.name, scope)
@@ -170,7 +172,7 @@ class Steps:
 
     # Addresses.
 
-    def _address(self, name: str, scope: _Scope) -> str:
+    def _address(self, name: str, scope: _StepScope) -> str:
         """Where an array of a scope lies: a place that follows from the turns, or a table of places."""
         places = {
             tuple(turn for _, turn in path): self._place(arrays[name])
@@ -184,7 +186,7 @@ class Steps:
             return _sum(base, steps)
         return self._table(name, scope, places)
 
-    def _place(self, array: Array) -> tuple[str, int]:
+    def _place(self, array: ScheduledArray) -> tuple[str, int]:
         """The memory that an array lies in, and at which of its elements it begins."""
         root, before = array.root, 0
         while root.part is not None:
@@ -196,7 +198,7 @@ class Steps:
             base = f"({C99.types[CODES]} *){base}"
         return base, (before + max(root.place, 0)) // self.layout.width(array)
 
-    def _table(self, name: str, scope: _Scope, places: dict[tuple[int, ...], tuple[str, int]]) -> str:
+    def _table(self, name: str, scope: _StepScope, places: dict[tuple[int, ...], tuple[str, int]]) -> str:
         """Addresses turn by turn, in flash."""
         counts = [1 + max(turns[depth] for turns in places) for depth in range(len(scope.path))]
         title = self.identifiers.of(f"{name}.at", f"table {scope.title} {id(self)}")

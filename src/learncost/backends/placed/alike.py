@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.affine import Affine
 from learncost.ir.count import base, names_of_sizes
-from learncost.ir.line import Kernel, Line, Tag, Word
+from learncost.ir.line import FusedKernel, Line, Meta, Op
 from learncost.ir.term import Literal, Read, Term, terms_of
 
 Axes = Mapping[str, tuple[str, ...]]
@@ -95,13 +95,13 @@ def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:
 
 def _places(line: Line) -> bool:
     """Whether a line tells its axes apart though it has no operand: an identity does."""
-    return isinstance(line, Word) and line.word == "eye"
+    return isinstance(line, Op) and line.word == "eye"
 
 
 def named_by_word(lines: Sequence[Line]) -> Mapping[str, str]:
     """Of a kernel of one word the arrays by the names that the word has for them; else none."""
     (line, *more) = lines
-    if more or not isinstance(line, Word):
+    if more or not isinstance(line, Op):
         return {}
     pairs = [(term.name, name) for term, name in zip(line.right, line.given, strict=True) if isinstance(term, Term)]
     pairs += [(term.name, name) for term, name in zip(line.left, line.gives, strict=True)]
@@ -109,16 +109,16 @@ def named_by_word(lines: Sequence[Line]) -> Mapping[str, str]:
     return names if len(names) == len(pairs) == len({*names.values()}) else {}
 
 
-def _plain(line: Line, kernel: Kernel | None) -> Line:
+def _plain(line: Line, kernel: FusedKernel | None) -> Line:
     """The line without what it is for: how it is grouped stays."""
-    return replace(line, tag=Tag(kernel=kernel))
+    return replace(line, tag=Meta(kernel=kernel))
 
 
-def _kernel(kernel: Kernel | None, places: Mapping[str, str]) -> Kernel | None:
+def _kernel(kernel: FusedKernel | None, places: Mapping[str, str]) -> FusedKernel | None:
     if kernel is None:
         return None
     blocks = kernel.blocks and (places.get(kernel.blocks[0], kernel.blocks[0]), kernel.blocks[1])
-    return Kernel("", tuple(places.get(axis, axis) for axis in kernel.axes), blocks)
+    return FusedKernel("", tuple(places.get(axis, axis) for axis in kernel.axes), blocks)
 
 
 def _others(line: Line) -> Iterator[str]:

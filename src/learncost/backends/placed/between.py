@@ -7,7 +7,7 @@ from math import prod
 
 from learncost.ir.count import place_cut
 from learncost.ir.errors import InputError
-from learncost.ir.line import Word
+from learncost.ir.line import Op
 from learncost.ir.term import Term
 from learncost.ops.collectives import REDUCES
 
@@ -108,7 +108,7 @@ def helper(word: str) -> str:
     return name
 
 
-def written(lines: Sequence[Word], of: Callable[[str], str], shape: Shape) -> tuple[str, list[str]]:
+def written(lines: Sequence[Op], of: Callable[[str], str], shape: Shape) -> tuple[str, list[str]]:
     """The helper that computes collectives, and its arguments.
 
     of     what the program calls the array of a name
@@ -139,7 +139,7 @@ def written(lines: Sequence[Word], of: Callable[[str], str], shape: Shape) -> tu
     return name, arguments
 
 
-def _terms(line: Word) -> tuple[Term, Term]:
+def _terms(line: Op) -> tuple[Term, Term]:
     """What a collective makes, and what it reads."""
     read = line.right[0]
     assert isinstance(read, Term)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from learncost.backends.c import Function, SizeNeededError, kernel
+from learncost.backends.c import KernelFunction, SizeNeededError, kernel
 from learncost.backends.c.gnu import GNU
 from learncost.backends.c.printer import Printer
 from learncost.backends.identifiers import Identifiers
@@ -17,19 +17,19 @@ from learncost.program.calls import Axes
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenKernel:
     """A kernel, the lines that it was written for, and of their sizes those that are constants in it."""
 
     like: Alike
     constants: tuple[int | None, ...]
-    function: Function
+    function: KernelFunction
 
     def fits(self, numbers: Sequence[int]) -> bool:
         """Whether it computes lines that are alike, of these sizes."""
         return all(constant in (None, number) for constant, number in zip(self.constants, numbers, strict=True))
 
 
-class Kernels:
+class KernelTable:
     """Functions in a dialect of C, written when they are first called. Several steps may have them together.
 
     Before any is written, the calls of a step are noted: sizes in which calls of a kernel differ are its parameters.
@@ -38,11 +38,11 @@ class Kernels:
 
     def __init__(self, sizes: Mapping[str, int], printer: Printer = GNU, reserved: Iterable[str] = ()) -> None:
         self.printer = printer
-        self.functions: list[Function] = []
+        self.functions: list[KernelFunction] = []
         self._sizes = sizes
         self._named, self._wishes = Identifiers(reserved), set[str]()
         self._sizes_of: dict[Pattern, set[tuple[int, ...]]] = {}
-        self._written: dict[Pattern, list[_Written]] = {}
+        self._written: dict[Pattern, list[_WrittenKernel]] = {}
 
     def note(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], dtypes: Mapping[str, str]) -> None:
         """Remember what is computed at which sizes."""
@@ -51,7 +51,7 @@ class Kernels:
 
     def written(
         self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str, dtypes: Mapping[str, str]
-    ) -> Function:
+    ) -> KernelFunction:
         """The kernel of lines, with the names that these have for its arrays and sizes."""
         lines, axes = flat(lines, axes)
         like = alike(lines, axes, others, dtypes)
@@ -63,7 +63,7 @@ class Kernels:
             words_names = named_by_word(lines)
             renamed = {words_names.get(array, array): array for array in like.arrays}
 
-            def function_with(fixed: Mapping[str, int]) -> Function:
+            def function_with(fixed: Mapping[str, int]) -> KernelFunction:
                 return kernel(
                     [line.renamed(words_names) for line in lines],
                     {array: axes[name] for array, name in renamed.items() if name in axes},
@@ -83,7 +83,7 @@ class Kernels:
             self._wishes.add(wish)
             self.functions.append(function)
             constants = tuple(fixed.get(size) for size in like.sizes)
-            fitting = _Written(replace(like, arrays=tuple(renamed)), constants, function)
+            fitting = _WrittenKernel(replace(like, arrays=tuple(renamed)), constants, function)
             several.append(fitting)
         first, function = fitting.like, fitting.function
         arrays = dict(zip(first.arrays, like.arrays, strict=True))

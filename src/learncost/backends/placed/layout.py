@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from learncost.backends.c import Function
-from learncost.backends.placed.kernels import Kernels
+from learncost.backends.c import KernelFunction
+from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.precision import Rounding, typed
 from learncost.ir.count import shape_of, size_of
 from learncost.ir.errors import InputError
@@ -16,7 +16,7 @@ from learncost.ir.table import Table
 from learncost.program import arena
 from learncost.program.calls import Axes
 from learncost.program.in_place import calls
-from learncost.program.lifetimes import Array, Lifetimes, Stack, every_turn
+from learncost.program.lifetimes import Lifetimes, ScheduledArray, Stack, every_turn
 from learncost.program.matrix import MatrixProduct, matrix_product
 
 WIDTHS = {**BYTES, "int64": 8, "uint8": 1, "bool": 1}
@@ -29,22 +29,22 @@ IN_PLACE = Rounding(
 """What a step in place rounds where it is in bf16."""
 
 
-def laid_out(table: Table, sizes: Mapping[str, int], dtype: str = "fp32") -> Layout:
+def laid_out(table: Table, sizes: Mapping[str, int], dtype: str = "fp32") -> InPlaceLayout:
     """The lay-out of a step, given as to `placed`. Raises `InputError` for a line that cannot be computed in place."""
-    return Layout(*typed(table, dtype, IN_PLACE), sizes)
+    return InPlaceLayout(*typed(table, dtype, IN_PLACE), sizes)
 
 
-class Layout:
+class InPlaceLayout:
     """The calls of a step, the kernels that these need, and where each array lies.
 
     kernels  those of other steps, where these and the step's are to be one library
     """
 
     def __init__(
-        self, table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int], kernels: Kernels | None = None
+        self, table: Table, dtypes: Mapping[str, str], sizes: Mapping[str, int], kernels: KernelTable | None = None
     ) -> None:
         self.dtypes, self.sizes = dict(dtypes), sizes
-        self.kernels = kernels or Kernels(sizes)
+        self.kernels = kernels or KernelTable(sizes)
         calls(table, dtypes, self._noted, self._product)
         self.items = calls(table, dtypes, self._kernel, self._product)
         self.table = self._with_scratch(table)
@@ -53,7 +53,7 @@ class Layout:
         self.bytes = self._arranged()
 
     @property
-    def functions(self) -> list[Function]:
+    def functions(self) -> list[KernelFunction]:
         return self.kernels.functions
 
     @property
@@ -70,7 +70,7 @@ class Layout:
     def shape(self, axes: Sequence[str]) -> tuple[int, ...]:
         return shape_of(axes, self.sizes)
 
-    def points(self, array: Array) -> int:
+    def points(self, array: ScheduledArray) -> int:
         """How many elements an array has."""
         return prod(self.shape(array.axes))
 
@@ -97,10 +97,10 @@ class Layout:
     def _with_scratch(self, table: Table) -> Table:
         return table
 
-    def _noted(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
+    def _noted(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> KernelFunction:
         """In place of a kernel, which sizes its call has."""
         self.kernels.note(lines, axes, others, self.dtypes)
-        return Function(wish, "", (), (), (), ())
+        return KernelFunction(wish, "", (), (), (), ())
 
-    def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
+    def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> KernelFunction:
         return self.kernels.written(lines, axes, others, wish, self.dtypes)

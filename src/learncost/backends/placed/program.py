@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from learncost.backends.c import Function, source
+from learncost.backends.c import KernelFunction, source
 from learncost.backends.expression import call as written_call
 from learncost.backends.identifiers import Identifiers
 from learncost.backends.lines import comment, headed
 from learncost.backends.placed import between
-from learncost.backends.placed.layout import Layout, laid_out
+from learncost.backends.placed.layout import InPlaceLayout, laid_out
 from learncost.backends.turns import loop_title
-from learncost.ir.line import Word
+from learncost.ir.line import Op
 from learncost.ir.repeat import check_derived
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective
-from learncost.program.calls import Axes, Call, Item, Loop, axes_within, every_call
-from learncost.program.lifetimes import Array, Path
-from learncost.program.matrix import Matrix, Scatter
+from learncost.program.calls import Axes, Call, CallLoop, Item, axes_within, every_call
+from learncost.program.lifetimes import Path, ScheduledArray
+from learncost.program.matrix import MatrixView, Scatter
 
 TYPES = {
     "fp64": "float64",
@@ -69,7 +69,7 @@ def lay_out(given, memory):
 
 
 @dataclass(frozen=True)
-class Placed:
+class InPlaceProgram:
     """A step in place.
 
     text       Python: PLACES and BYTES, lay_out(given, memory), step(m, kernels)
@@ -84,7 +84,7 @@ class Placed:
 
     text: str
     c: str
-    functions: tuple[Function, ...]
+    functions: tuple[KernelFunction, ...]
     bytes: int
     given: Mapping[str, tuple[tuple[str, ...], str]]
     results: Mapping[str, tuple[str, tuple[int, ...]]]
@@ -92,7 +92,7 @@ class Placed:
     meets: bool = False
 
 
-def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: str = "") -> Placed:
+def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: str = "") -> InPlaceProgram:
     """The program of a step for arrays of given sizes and one type.
 
     table    a step whose gradients are no outputs; lines with kernels run as one
@@ -101,11 +101,11 @@ def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: s
     Raises `InputError` for a line that cannot be computed in place.
     """
     check_derived(table.lines, "no program computes it")
-    return _Writer(laid_out(table, sizes, dtype), title).program()
+    return _InPlaceWriter(laid_out(table, sizes, dtype), title).program()
 
 
 @dataclass
-class _Scope:
+class _PlacedScope:
     """One function: its calls, the axes of its names, how each of them is cut into rows and columns."""
 
     items: tuple[Item, ...]
@@ -117,11 +117,11 @@ class _Scope:
 
 
 @dataclass
-class _Writer:
-    layout: Layout
+class _InPlaceWriter:
+    layout: InPlaceLayout
     title: str
 
-    def program(self) -> Placed:
+    def program(self) -> InPlaceProgram:
         layout = self.layout
         self.identifiers = Identifiers(
             (
@@ -144,14 +144,14 @@ class _Writer:
         if any(is_collective(call.lines[0]) for call in every_call(layout.items)):
             self.arguments += f", {between.MESH}"
         self.places: dict[str, tuple[str, int, dict[str, str]]] = {}
-        self._scope(_Scope(layout.items, layout.table.axes, "step", ()))
+        self._scope(_PlacedScope(layout.items, layout.table.axes, "step", ()))
         results = {
             name: (self._of(name), layout.shape(layout.table.axes[name]))
             for name, value in layout.lifetimes.fields.get((), {}).items()
             if name in layout.table.outputs and not value.owner
         }
         functions, size = tuple(layout.functions), layout.bytes
-        return Placed(
+        return InPlaceProgram(
             self._text(),
             source(functions),
             functions,
@@ -164,12 +164,12 @@ class _Writer:
 
     # Functions.
 
-    def _scope(self, scope: _Scope) -> None:
+    def _scope(self, scope: _PlacedScope) -> None:
         """The text of a function, after those of the loops in it."""
         self._cut(scope)
         body: list[str] = []
         for item, heading in headed(scope.items):
-            if isinstance(item, Loop):
+            if isinstance(item, CallLoop):
                 body += self._loop(item, scope)
                 continue
             if heading is not None:
@@ -181,25 +181,25 @@ class _Writer:
         self.texts.append(f'def {name}({self.arguments}):\n    """{about}"""\n{text.lstrip(chr(10))}')
         self._fields(scope)
 
-    def _loop(self, loop: Loop, scope: _Scope) -> list[str]:
+    def _loop(self, loop: CallLoop, scope: _PlacedScope) -> list[str]:
         repeat = loop.repeat
         number = self.layout.lifetimes.loops[loop]
         title = self.identifiers.of(loop_title(loop, self.layout.table), f"loop {number}")
-        self._scope(_Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number), scope.title))
+        self._scope(_PlacedScope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number), scope.title))
         turns = f"range({self.layout.count(repeat.count)})"
         if repeat.reverse:
             turns = f"reversed({turns})"
         return ["", f"for turn in {turns}:", f"    {title}(m.{title}[turn], {self.arguments.removeprefix('m, ')})"]
 
-    def _cut(self, scope: _Scope) -> None:
+    def _cut(self, scope: _PlacedScope) -> None:
         """How products read each array; one that none reads is a vector."""
         for item in scope.items:
             if isinstance(item, Call) and item.product:
-                out = Matrix(item.lines[-1].name, item.product.out.rows)
+                out = MatrixView(item.lines[-1].name, item.product.out.rows)
                 for matrix in (item.product.left, item.product.right, out):
                     scope.rows.setdefault(matrix.name, matrix.rows)
 
-    def _statement(self, call: Call, scope: _Scope) -> list[str]:
+    def _statement(self, call: Call, scope: _PlacedScope) -> list[str]:
         line = call.lines[-1]
         written = line.name
         result = []
@@ -208,7 +208,7 @@ class _Writer:
             result.append(f"{out}.copy_(m.{self._of(call.added)}.view_as({out}))")
         if call.product:
             left, right = self._matrix(call.product.left, scope), self._matrix(call.product.right, scope)
-            out = self._matrix(Matrix(written, call.product.out.rows), scope)
+            out = self._matrix(MatrixView(written, call.product.out.rows), scope)
             text = f"{out}.addmm_({left}, {right})" if call.added else f"torch.mm({left}, {right}, out={out})"
         elif call.function:
             function = call.function
@@ -216,11 +216,11 @@ class _Writer:
             arguments += [str(self.layout.number(size)) for size in function.sizes]
             text = written_call(f"kernels.{function.name}", arguments)
         elif is_collective(line):
-            words = [each for each in call.lines if isinstance(each, Word)]
+            words = [each for each in call.lines if isinstance(each, Op)]
             name, arguments = between.written(words, lambda array: f"m.{self._of(array)}", self.layout.shape)
             self.helpers.add(name)
             text = written_call(name, arguments)
-        elif isinstance(line, Word) and line.word == "zeros":
+        elif isinstance(line, Op) and line.word == "zeros":
             text = f"m.{self._of(written)}.zero_()"
         else:
             assert call.scatter
@@ -230,7 +230,7 @@ class _Writer:
         result[-1] = _remarked(result[-1], self._remark(call, scope))
         return result
 
-    def _scatter(self, rows: Scatter, call: Call, scope: _Scope) -> list[str]:
+    def _scatter(self, rows: Scatter, call: Call, scope: _PlacedScope) -> list[str]:
         """Rows added at an index; the first of them to nothing, unless they are added to an array."""
         written, shape = f"m.{self._of(call.writes[0])}", self.layout.shape(scope.axes[rows.rows])
         columns = prod(shape[len(shape) - rows.columns :])
@@ -240,7 +240,7 @@ class _Writer:
         text = f"{written}.view(-1, {columns}).index_add_(0, m.{self._of(rows.index)}, {added})"
         return [text] if call.added else [f"{written}.zero_()", text]
 
-    def _matrix(self, matrix: Matrix, scope: _Scope) -> str:
+    def _matrix(self, matrix: MatrixView, scope: _PlacedScope) -> str:
         text = f"m.{self._of(matrix.name)}"
         if scope.rows[matrix.name] != matrix.rows:
             shape = self.layout.shape(scope.axes[matrix.name])
@@ -250,7 +250,7 @@ class _Writer:
     def _of(self, name: str) -> str:
         return self.identifiers.of(name)
 
-    def _remark(self, call: Call, scope: _Scope) -> str:
+    def _remark(self, call: Call, scope: _PlacedScope) -> str:
         if not call.product:
             return comment(call.lines[-1])
         axes = list(scope.axes[call.lines[-1].name])
@@ -260,7 +260,7 @@ class _Writer:
 
     # Places.
 
-    def _fields(self, scope: _Scope) -> None:
+    def _fields(self, scope: _PlacedScope) -> None:
         """Where each array of a scope lies, turn by turn."""
         turns = self.layout.lifetimes.by_turn(scope.path)
         entries: dict[str, str] = {}
@@ -289,7 +289,7 @@ class _Writer:
         return head + "\n\n\n".join((imports, *helpers, *self.texts, LAY_OUT, places)) + "\n"
 
 
-def _place(value: Array, path: Path) -> int | str | tuple[str | int | slice, ...]:
+def _place(value: ScheduledArray, path: Path) -> int | str | tuple[str | int | slice, ...]:
     """Where an array lies in a turn: a place in the arena, or an array that is given, with the indices of its part."""
     root = value.root
     if not root.owner:
@@ -300,7 +300,7 @@ def _place(value: Array, path: Path) -> int | str | tuple[str | int | slice, ...
     return f"{name}[]" if len(path) == 1 and index == [path[-1][1]] else part
 
 
-def _begin(array: Array) -> int:
+def _begin(array: ScheduledArray) -> int:
     """Where an array of the arena begins, or its part of another one, of equal parts."""
     if array.part is None:
         return array.place
@@ -308,7 +308,7 @@ def _begin(array: Array) -> int:
     return _begin(container.root) + turn * array.bytes
 
 
-def _part_of(array: Array) -> tuple[str | int | slice, ...]:
+def _part_of(array: ScheduledArray) -> tuple[str | int | slice, ...]:
     """The array that is given and the indices of its part, turn by turn; slices that stand together are a slice."""
     if array.part is None:
         return (array.given,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learncost.backends.placed.program import Placed
+from learncost.backends.placed.program import InPlaceProgram
 
 LOAD = '''\
 def load():
@@ -49,7 +49,7 @@ To run it, with `given` a dictionary of tensors by the names that PLACES has in 
 """
 
 
-def standalone(placed: Placed, title: str) -> str:
+def standalone(placed: InPlaceProgram, title: str) -> str:
     """The whole file: what it is and how to run it, the step, its places, the kernels in C and what compiles them."""
     imports = "import ctypes\nimport math\nimport os\nimport subprocess\nimport tempfile\n"
     text = placed.text.replace("import math\n", imports, 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.cli.importing.user_file import Ran, Target, UserError, run, user_code
+from learncost.cli.importing.user_file import RanFile, Target, UserError, run, user_code
 from learncost.importer.inputs import Input, examples
 from learncost.importer.room import give_room, without_memory
 from learncost.importer.wrappers import readable
@@ -20,14 +20,14 @@ INPUTS = "inputs"
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltModule:
     """A module, and what its file says of its inputs: texts as --input has them, or tensors; None: nothing."""
 
     module: Any
     inputs: tuple[Input, ...] | Mapping[str, Any] | None
 
 
-def built(wanted: Target, real: bool, say: Callable[[str], None]) -> Built:
+def built(wanted: Target, real: bool, say: Callable[[str], None]) -> BuiltModule:
     """Run a file and build its module. Raises `InputError`.
 
     real  its parameters have values, too
@@ -50,14 +50,14 @@ def built(wanted: Target, real: bool, say: Callable[[str], None]) -> Built:
     return _built(wanted)
 
 
-def _built(wanted: Target) -> Built:
+def _built(wanted: Target) -> BuiltModule:
     from torch import nn
 
     if not wanted.name:
         from learncost.importer.configured import inputs_of, module_of
 
         module = module_of(read_path(str(wanted.file)))
-        return Built(module, inputs_of(module))
+        return BuiltModule(module, inputs_of(module))
     ran = run(wanted)
     value = ran.named(wanted.name)
     if not isinstance(value, nn.Module):
@@ -72,7 +72,7 @@ def _built(wanted: Target) -> Built:
     if not isinstance(value, nn.Module):
         raise InputError(f"{wanted} returns {_kind(value)}, and not a torch.nn.Module")
     value = readable(value)
-    return Built(value, _inputs(ran, value))
+    return BuiltModule(value, _inputs(ran, value))
 
 
 def _kind(value: Any) -> str:
@@ -90,7 +90,7 @@ def _needed(value: Callable[..., Any]) -> list[str]:
     return [each.name for each in parameters if each.default is inspect.Parameter.empty and each.kind not in several]
 
 
-def _inputs(ran: Ran, module: Any) -> tuple[Input, ...] | Mapping[str, Any] | None:
+def _inputs(ran: RanFile, module: Any) -> tuple[Input, ...] | Mapping[str, Any] | None:
     """What a file, or a module itself, says of the inputs."""
     said = getattr(ran.values, INPUTS, None)
     where = f"{ran.target.file}:{INPUTS}"

@@ -33,7 +33,7 @@ class Remembered:
 
 
 @dataclass(frozen=True)
-class Place:
+class CachePlace:
     """Where the table of a file, with these inputs and flags, is kept.
 
     asked  whatever else the table depends on, as JSON has it

@@ -11,7 +11,7 @@ from typing import Any
 from learncost.cli.importing.flags import How, reading
 from learncost.cli.importing.reading import SEED, evaluation, imported, live, say, steps, values
 from learncost.cli.importing.user_file import target
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, Origin, layer
@@ -23,7 +23,7 @@ from learncost.reports.sheet import Readable
 
 
 @dataclass(frozen=True, repr=False)
-class Imported(Readable):
+class ImportedFile(Readable):
     """A module as a table: its text, and the file that it was written to."""
 
     text: str
@@ -35,7 +35,7 @@ class Imported(Readable):
             return self.text
         training = self.made.text.partition(f"\n{EVALUATION}\n")[0]
         lines = sum(1 for line in training.splitlines() if " = " in line)
-        count = parameters(self.made.table).with_sizes(self.made.sizes) + Count.of((), self.made.unread)
+        count = parameters(self.made.table).with_sizes(self.made.sizes) + Polynomial.of((), self.made.unread)
         return f"{self.path}: {self.made.name}, {lines:,} lines, {_shown(count)} parameters"
 
 
@@ -53,7 +53,7 @@ def import_module(
     unknown: str = "refuse",
     no_fold: bool = False,
     no_cache: bool = False,
-) -> Imported:
+) -> ImportedFile:
     """Run a file of yours, and write the PyTorch module that it builds as a table in the notation.
 
     The table needs neither PyTorch nor the file afterwards: every command takes it. It can be read, changed and cited.
@@ -94,7 +94,7 @@ def import_module(
     if path is not None:
         with written(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    return Imported(text, path, made)
+    return ImportedFile(text, path, made)
 
 
 def layer_of(word: object, how: How) -> Layer | None:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from learncost.cli.importing.cache import Place, Remembered
+from learncost.cli.importing.cache import CachePlace, Remembered
 from learncost.cli.importing.flags import How
 from learncost.cli.importing.user_file import Target
 from learncost.importer.configured import check_installed
@@ -19,7 +19,7 @@ from learncost.importer.inputs import Input, checked, parse_inputs
 from learncost.ir.errors import InputError
 from learncost.models.files import read_path
 from learncost.models.wording import printable
-from learncost.program.autograd import Running
+from learncost.program.autograd import RunUsage
 from learncost.version import __version__
 
 
@@ -45,7 +45,7 @@ def _known(wanted: Target, how: How, training: str) -> Remembered:
     """A table from before, or read now; in evaluation where it is to stand beside that in `training`."""
     inputs = parse_inputs(how.inputs)
     asked: list[Any] = [wanted.name, [str(each) for each in inputs], how.fold, how.as_run, how.unknown]
-    place = Place(wanted.file, [*asked, training] if training else asked)
+    place = CachePlace(wanted.file, [*asked, training] if training else asked)
     known = place.read() if how.cache else None
     if known is None:
         if not wanted.file.is_file():
@@ -137,14 +137,14 @@ def steps(wanted: Target, how: How) -> Callable[..., None]:
             answer = built(wanted, False, say)
         return answer.module, parse_inputs(how.inputs) or answer.inputs or ()
 
-    def run(sizes: Mapping[str, int], values: str, running: Running) -> None:
+    def run(sizes: Mapping[str, int], values: str, running: RunUsage) -> None:
         from learncost.importer.inputs import sized
-        from learncost.importer.running import Stepping
+        from learncost.importer.running import ModuleStepping
 
         if find_spec("torch") is None:
             raise InputError("running a module needs the package torch: pip install 'learncost[torch]'")
         module, given = building()
-        Stepping(lambda: module, lambda sizes: sized(given, sizes, {}))(sizes, values, running)
+        ModuleStepping(lambda: module, lambda sizes: sized(given, sizes, {}))(sizes, values, running)
 
     return run
 
@@ -154,7 +154,7 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
 
     def build() -> Any:
         from learncost.cli.importing.build import built
-        from learncost.importer.live import Live
+        from learncost.importer.live import LiveModule
 
         if find_spec("torch") is None:
             raise InputError("running a module needs the package torch: pip install 'learncost[torch]'")
@@ -167,7 +167,7 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
             torch.manual_seed(0)
             answer = built(wanted, True, say)
         inputs = parse_inputs(how.inputs) or answer.inputs or ()
-        return Live(lambda: answer.module, inputs, str(wanted), {}, how.as_run, how.unknown, how.fold)
+        return LiveModule(lambda: answer.module, inputs, str(wanted), {}, how.as_run, how.unknown, how.fold)
 
     return build
 

@@ -55,7 +55,7 @@ class UserError(InputError):
 
 
 @dataclass
-class Ran:
+class RanFile:
     """A file that was run, and the names in it."""
 
     target: Target
@@ -74,7 +74,7 @@ class Ran:
         return value
 
 
-def run(wanted: Target) -> Ran:
+def run(wanted: Target) -> RanFile:
     """Run a file as Python would, with its folder before all others where modules are looked for.
 
     Raises `InputError` for a file that is not there or fails.
@@ -87,13 +87,13 @@ def run(wanted: Target) -> Ran:
         sys.path.insert(0, str(folder))
         importlib.invalidate_caches()
         if "." in name:
-            return Ran(wanted, importlib.import_module(name))
+            return RanFile(wanted, importlib.import_module(name))
         spec = importlib.util.spec_from_file_location(name, file.resolve())
         assert spec is not None
         assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    return Ran(wanted, module)
+    return RanFile(wanted, module)
 
 
 def _place(file: Path) -> tuple[str, Path]:

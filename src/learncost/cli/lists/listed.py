@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.reports.sheet import WIDTH, Row, Sheet, Shown
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 
 Known = dict[str, Any]
 """What is known of one thing, under short names, as the JSON has it: numbers are numbers."""
@@ -53,7 +53,7 @@ class Listed(Shown):
         return self.entries
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        rows = tuple(Row(tuple(cell(entry) for cell in self.columns.values())) for entry in self.entries)
+        rows = tuple(SheetRow(tuple(cell(entry) for cell in self.columns.values())) for entry in self.entries)
         left = frozenset(place for place, name in enumerate(self.columns) if name not in _NUMBERS)
         notes = dict.fromkeys(note for entry in self.entries for note in self.noted(entry))
         return (Sheet(self.heading, tuple(self.columns), rows, (*self.notes, *notes), left),)

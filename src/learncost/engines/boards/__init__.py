@@ -3,6 +3,6 @@
 QEMU counts instructions; it models no cycles and no energy.
 """
 
-from learncost.engines.boards.board import BOARDS, Board, Built, build, run
+from learncost.engines.boards.board import BOARDS, Board, LinkedProgram, build, run
 
-__all__ = ["BOARDS", "Board", "Built", "build", "run"]
+__all__ = ["BOARDS", "Board", "LinkedProgram", "build", "run"]

@@ -81,7 +81,7 @@ BOARDS: Mapping[str, Board] = {
 
 
 @dataclass(frozen=True)
-class Built:
+class LinkedProgram:
     """A linked program.
 
     data, bss  bytes of RAM that it takes; code, of flash, constants and what RAM begins with included
@@ -106,7 +106,7 @@ def build(
     flash: int = 2**20,
     flags: Sequence[str] = (),
     script: Path | None = None,
-) -> Built:
+) -> LinkedProgram:
     """Compile and link files in C, which find their headers in the folder, for a board of so many bytes.
 
     script  of the linker, which says itself where everything lies
@@ -139,10 +139,10 @@ def build(
             sizes[name] = int(numbers[0])
     data = sum(size for name, size in sizes.items() if name.startswith(".data"))
     bss = sum(size for name, size in sizes.items() if name.startswith(".bss"))
-    return Built(board, path, sizes[".text"] + sizes.get(".ARM.exidx", 0) + data, data, bss)
+    return LinkedProgram(board, path, sizes[".text"] + sizes.get(".ARM.exidx", 0) + data, data, bss)
 
 
-def run(built: Built, seconds: float = 600) -> str:
+def run(built: LinkedProgram, seconds: float = 600) -> str:
     """What a program says until it ends. Raises `InputError` where it fails, or takes longer."""
     board = built.board
     return _called(

@@ -7,8 +7,8 @@ from typing import Any
 
 from learncost.importer.axes import equal
 from learncost.importer.constants import Mask
-from learncost.importer.equations import Number, Where
-from learncost.importer.reader import Reader
+from learncost.importer.equations import DimensionCondition, NumberOperand
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.products import called
 from learncost.importer.rules.views import merged
@@ -21,7 +21,7 @@ from learncost.importer.views import View
     "_scaled_dot_product_efficient_attention",
 )
 def attention(
-    reader: Reader,
+    reader: GraphReader,
     query: Any,
     key: Any,
     value: Any,
@@ -52,7 +52,7 @@ def attention(
     seen = Mask() if is_causal else None
     if mask is not None and not is_causal and _single(q, k) and (seen := reader.mask(mask)) is not None:
         is_causal, mask = True, None
-    where = [Where("N", "<=", "M", seen.window)] if seen is not None and _single(q, k) else []
+    where = [DimensionCondition("N", "<=", "M", seen.window)] if seen is not None and _single(q, k) else []
     if is_causal and not where:
         raise reader.refusal("a causal attention of one position to several")
     recorder = reader.recorder
@@ -61,9 +61,9 @@ def attention(
         "product", [(q, letters(q, "M", "k")), (k, letters(k, "N", "k"))], out, where=where, hint="R", every=True
     )
     points = [slot.axis for slot in q.dims[-1]]
-    factor = Number(1.0, tuple(points), -0.5) if scale is None else Number(float(scale))
+    factor = NumberOperand(1.0, tuple(points), -0.5) if scale is None else NumberOperand(float(scale))
     if factor.axes and factor.power == -0.5 and isinstance(q.shape[-1], int) and q.shape[-1] == 1:
-        factor = Number(1.0)
+        factor = NumberOperand(1.0)
     scores = recorder.line("product", [(raw, out), factor], out, where=where, hint="S")
     if mask is not None:
         scores = masked(reader, scores, mask)
@@ -80,7 +80,7 @@ def _single(q: View, k: View) -> bool:
     return len(q.dims[-2]) == 1 and len(k.dims[-2]) == 1
 
 
-def masked(reader: Reader, scores: View, mask: Any) -> View:
+def masked(reader: GraphReader, scores: View, mask: Any) -> View:
     """Scores with a mask: true keeps, or numbers are added. The graph says which, also of what lines have made."""
     import torch
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from learncost.importer.axes import equal
 from learncost.importer.nodes import operator_name, shape_of, size_of
-from learncost.importer.operands import Outside
-from learncost.importer.reader import Reader
+from learncost.importer.operands import GivenTensor
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import embedding
 from learncost.importer.rules.reductions import extreme, mean_of, summed
@@ -20,7 +20,7 @@ SUM, MEAN = 0, 1
 
 @rule("_embedding_bag", "embedding_bag.padding_idx", "embedding_bag")
 def embedding_bag(
-    reader: Reader,
+    reader: GraphReader,
     weight: Any,
     places: Any,
     offsets: Any,
@@ -48,7 +48,7 @@ def embedding_bag(
 
 def _length(offsets: Any) -> Any:
     """How many places a bag has, where the offsets count on by that from zero: `arange(0, B M, M)`."""
-    node = offsets.node if isinstance(offsets, Outside) else None
+    node = offsets.node if isinstance(offsets, GivenTensor) else None
     if node is None or node.op != "call_function" or operator_name(node.target) != "arange.start_step":
         return None
     start, end, step = (size_of(getattr(each, "meta", {}).get("val", each)) for each in node.args)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from learncost.importer.operands import Complex, Outside
-from learncost.importer.reader import Reader
+from learncost.importer.operands import Complex, GivenTensor
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import RULES, complex_rule, rule
 from learncost.importer.rules import indexing, reductions  # noqa: F401 - their rules are read
 from learncost.importer.rules.elementwise import div as real_div
@@ -17,36 +17,36 @@ from learncost.importer.views import View
 
 
 @rule("view_as_complex", "view_as_complex_copy")
-def view_as_complex(reader: Reader, x: View) -> Complex:
+def view_as_complex(reader: GraphReader, x: View) -> Complex:
     parts = [narrowed(reader, x, -1, place, 1) for place in (0, 1)]
     real, imaginary = (part.with_dims(part.dims[:-1]) for part in parts)
     return Complex(real, imaginary)
 
 
 @rule("complex")
-def complex_(reader: Reader, real: Any, imaginary: Any) -> Complex:
+def complex_(reader: GraphReader, real: Any, imaginary: Any) -> Complex:
     return Complex(reader.view(real), reader.view(imaginary))
 
 
 @rule("polar")
-def polar(reader: Reader, size: Any, angle: Any) -> Complex:
+def polar(reader: GraphReader, size: Any, angle: Any) -> Complex:
     parts = (reader.multiply(size, reader.word(word, angle)) for word in ("cos", "sin"))
     return Complex(*parts)
 
 
-def pair(reader: Reader, value: Any) -> Complex:
+def pair(reader: GraphReader, value: Any) -> Complex:
     """A tensor or a number as a pair."""
     if isinstance(value, Complex):
         return value
-    if isinstance(value, Outside) and value.node.meta["val"].dtype.is_complex:
-        return Complex(*(reader.outside(Outside(value.node), f"{part} part") for part in ("real", "imaginary")))
+    if isinstance(value, GivenTensor) and value.node.meta["val"].dtype.is_complex:
+        return Complex(*(reader.outside(GivenTensor(value.node), f"{part} part") for part in ("real", "imaginary")))
     if isinstance(value, complex):
         return Complex(value.real, value.imag)
     return Complex(value, 0.0)
 
 
 @complex_rule("view_as_real", "view_as_real_copy")
-def view_as_real(reader: Reader, x: Complex) -> View:
+def view_as_real(reader: GraphReader, x: Complex) -> View:
     real, imaginary = (reader.view(each) for each in (x.real, x.imaginary))
     dim = len(real.dims)
     several = [each.with_dims([*each.dims, ()]) for each in (real, imaginary)]
@@ -54,17 +54,17 @@ def view_as_real(reader: Reader, x: Complex) -> View:
 
 
 @complex_rule("real")
-def real(reader: Reader, x: Complex) -> Any:
+def real(reader: GraphReader, x: Complex) -> Any:
     return x.real
 
 
 @complex_rule("imag")
-def imag(reader: Reader, x: Complex) -> Any:
+def imag(reader: GraphReader, x: Complex) -> Any:
     return x.imaginary
 
 
 @complex_rule("abs")
-def size(reader: Reader, x: Complex) -> View:
+def size(reader: GraphReader, x: Complex) -> View:
     if _is_real(x):
         return reader.word("abs", x.real)
     squares = [reader.multiply(each, each) for each in (x.real, x.imaginary)]
@@ -72,17 +72,17 @@ def size(reader: Reader, x: Complex) -> View:
 
 
 @complex_rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar")
-def norm(reader: Reader, x: Complex, *more: Any, **named: Any) -> View:
+def norm(reader: GraphReader, x: Complex, *more: Any, **named: Any) -> View:
     return vector_norm(reader, size(reader, x), *more, **named)
 
 
 @complex_rule("conj", "_conj", "conj_physical", "_conj_physical")
-def conjugate(reader: Reader, x: Complex) -> Complex:
+def conjugate(reader: GraphReader, x: Complex) -> Complex:
     return Complex(x.real, _times(reader, x.imaginary, -1.0))
 
 
 @complex_rule("exp")
-def exp(reader: Reader, x: Complex) -> Complex:
+def exp(reader: GraphReader, x: Complex) -> Complex:
     """e^(a + ib) = e^a (cos b + i sin b)."""
     parts = [reader.word(word, x.imaginary) for word in ("cos", "sin")]
     if _is_zero(x.real):
@@ -91,19 +91,19 @@ def exp(reader: Reader, x: Complex) -> Complex:
 
 
 @complex_rule("square")
-def square(reader: Reader, x: Complex) -> Complex:
+def square(reader: GraphReader, x: Complex) -> Complex:
     return mul(reader, x, x)
 
 
 @complex_rule("reciprocal")
-def reciprocal(reader: Reader, x: Complex) -> Complex:
+def reciprocal(reader: GraphReader, x: Complex) -> Complex:
     """1/(a + ib) = (a - ib)/(a^2 + b^2)."""
     size = reader.add(*(reader.multiply(each, each) for each in (x.real, x.imaginary)))
     return Complex(reader.word("divide", x.real, size), reader.word("divide", reader.multiply(-1.0, x.imaginary), size))
 
 
 @complex_rule("div.Tensor", "div.Scalar", "true_divide.Tensor")
-def div(reader: Reader, x: Any, z: Any) -> Complex:
+def div(reader: GraphReader, x: Any, z: Any) -> Complex:
     x, z = pair(reader, x), pair(reader, z)
     if not _is_real(z):
         return mul(reader, x, reciprocal(reader, z))
@@ -111,17 +111,17 @@ def div(reader: Reader, x: Any, z: Any) -> Complex:
 
 
 @complex_rule("rsub.Scalar", "rsub.Tensor")
-def rsub(reader: Reader, x: Any, z: Any) -> Complex:
+def rsub(reader: GraphReader, x: Any, z: Any) -> Complex:
     return _sum(reader, z, x, -1)
 
 
 @complex_rule("neg")
-def neg(reader: Reader, x: Complex) -> Complex:
+def neg(reader: GraphReader, x: Complex) -> Complex:
     return Complex(*(_times(reader, each, -1.0) for each in (x.real, x.imaginary)))
 
 
 @complex_rule("mul.Tensor", "mul.Scalar")
-def mul(reader: Reader, x: Any, z: Any) -> Complex:
+def mul(reader: GraphReader, x: Any, z: Any) -> Complex:
     """(a + ib)(c + id) = ac - bd + i(ad + bc); times a real number each part."""
     x, z = pair(reader, x), pair(reader, z)
     if _is_real(z):
@@ -133,7 +133,7 @@ def mul(reader: Reader, x: Any, z: Any) -> Complex:
     return Complex(real, imaginary)
 
 
-def _times(reader: Reader, part: Any, number: Any) -> Any:
+def _times(reader: GraphReader, part: Any, number: Any) -> Any:
     """A part of a number times a real one; nothing where there is none."""
     return 0.0 if _is_zero(part) else reader.multiply(part, number)
 
@@ -147,14 +147,14 @@ def _is_zero(part: Any) -> bool:
 
 
 @complex_rule("add.Tensor", "sub.Tensor")
-def add(reader: Reader, x: Any, z: Any, *, alpha: Any = 1) -> Complex:
+def add(reader: GraphReader, x: Any, z: Any, *, alpha: Any = 1) -> Complex:
     if alpha != 1:
         raise reader.refusal("a sum of complex numbers with a factor")
     sign = -1 if reader.recorder.operator == "sub" else 1
     return _sum(reader, x, z, sign)
 
 
-def _sum(reader: Reader, x: Any, z: Any, sign: int) -> Complex:
+def _sum(reader: GraphReader, x: Any, z: Any, sign: int) -> Complex:
     """Part by part; what is 0 in one of them is not added."""
     x, z = pair(reader, x), pair(reader, z)
 
@@ -169,7 +169,7 @@ def _sum(reader: Reader, x: Any, z: Any, sign: int) -> Complex:
 
 
 @complex_rule("einsum", "mm", "bmm", "matmul", "mv", "dot")
-def product(reader: Reader, *arguments: Any, **_: Any) -> Complex:
+def product(reader: GraphReader, *arguments: Any, **_: Any) -> Complex:
     """Four products of real matrices, two where an operand is real."""
     equation, operands = arguments if reader.recorder.name == "einsum" else ("", arguments)
     if len(operands) != 2:
@@ -194,7 +194,7 @@ def _each(name: str, function: Any) -> None:
     """A rule of real numbers that does to both parts the same; a list of tensors is one of parts."""
 
     @complex_rule(name)
-    def apply(reader: Reader, x: Any, *more: Any, **named: Any) -> Any:
+    def apply(reader: GraphReader, x: Any, *more: Any, **named: Any) -> Any:
         several = [pair(reader, each) for each in x] if isinstance(x, list | tuple) else pair(reader, x)
 
         def part(which: str) -> Any:
@@ -208,7 +208,7 @@ def _each(name: str, function: Any) -> None:
         return Complex(real, imaginary)
 
 
-def _spread(reader: Reader, x: Complex, which: str) -> View:
+def _spread(reader: GraphReader, x: Complex, which: str) -> View:
     """A part of a tensor in a list; one that is 0 has the shape of the other."""
     part = getattr(x, which)
     return reader.filled(reader.view(x.real).shape, 0.0) if _is_zero(part) else reader.view(part)
@@ -228,7 +228,7 @@ for _name in SAME_FOR_BOTH:
 
 
 @complex_rule("pad", "constant_pad_nd")
-def pad(reader: Reader, x: Complex, sizes: Any, *more: Any, **named: Any) -> Complex:
+def pad(reader: GraphReader, x: Complex, sizes: Any, *more: Any, **named: Any) -> Complex:
     if any(isinstance(each, int | float) and each for each in (*more, *named.values())):
         raise reader.refusal("a border of complex numbers that are not 0")
     real, imaginary = (RULES["pad"](reader, reader.view(each), sizes, *more, **named) for each in (x.real, x.imaginary))
@@ -236,10 +236,10 @@ def pad(reader: Reader, x: Complex, sizes: Any, *more: Any, **named: Any) -> Com
 
 
 @complex_rule("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
-def made_like(reader: Reader, *_: Any, **__: Any) -> Outside:
-    return Outside(reader.node)
+def made_like(reader: GraphReader, *_: Any, **__: Any) -> GivenTensor:
+    return GivenTensor(reader.node)
 
 
 @complex_rule("clone", "contiguous", "_to_copy", "alias", "resolve_conj")
-def same(reader: Reader, x: Complex, *_: Any, **__: Any) -> Complex:
+def same(reader: GraphReader, x: Complex, *_: Any, **__: Any) -> Complex:
     return x

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from learncost.importer.axes import Axis, equal
-from learncost.importer.equations import Equation, Read
+from learncost.importer.axes import AxisClass, equal
+from learncost.importer.equations import Equation, NamedView
 from learncost.importer.nodes import shape_of, size_of
-from learncost.importer.reader import Reader
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.movement import with_side
-from learncost.importer.views import Place, Slot, View
+from learncost.importer.views import AxisIndex, View, ViewAxis
 
 
-def diagonal_of(reader: Reader, x: View, first: int, second: int, offset: int = 0, size: Any = None) -> View:
+def diagonal_of(reader: GraphReader, x: View, first: int, second: int, offset: int = 0, size: Any = None) -> View:
     """The view without two of its dimensions, read at (i, i + offset) along a new last one."""
     x = with_side(reader, with_side(reader, x, first), second)
     if any(_at_places(x, slot) or slot in x.spread for dim in (first, second) for slot in x.dims[dim]):
@@ -21,7 +21,7 @@ def diagonal_of(reader: Reader, x: View, first: int, second: int, offset: int = 
         x = reader.recorder.regrouped_whole(x)
         x = with_side(reader, with_side(reader, x, first), second)
     size = x.shape[first] if size is None else size
-    new = Slot(Axis(size))
+    new = ViewAxis(AxisClass(size))
     parts = () if equal(size, 1) else ((1, new),)
     (first_axis,), (second_axis,) = x.dims[first], x.dims[second]
     rows = [row for dim, row in enumerate(x.dims) if dim not in (first, second)]
@@ -29,19 +29,19 @@ def diagonal_of(reader: Reader, x: View, first: int, second: int, offset: int = 
     return read.with_dims([*rows, (new,) if parts else ()])
 
 
-def _at_places(x: View, slot: Slot) -> bool:
+def _at_places(x: View, slot: ViewAxis) -> bool:
     return not any(each is slot for each in x.index)
 
 
 @rule("diagonal", "diagonal_copy", "linalg_diagonal")
-def diagonal(reader: Reader, x: View, offset: int = 0, first: int = 0, second: int = 1) -> View:
+def diagonal(reader: GraphReader, x: View, offset: int = 0, first: int = 0, second: int = 1) -> View:
     count = len(x.dims)
     size = size_of(reader.node.meta["val"].shape[-1])
     return diagonal_of(reader, x, first % count, second % count, offset, size)
 
 
 @rule("diag_embed")
-def diag_embed(reader: Reader, x: View, offset: int = 0, first: int = -2, second: int = -1) -> View:
+def diag_embed(reader: GraphReader, x: View, offset: int = 0, first: int = -2, second: int = -1) -> View:
     """A matrix that has values at (i, i + offset), written there."""
     shape = list(shape_of(reader.node))
     count = len(shape)
@@ -50,15 +50,15 @@ def diag_embed(reader: Reader, x: View, offset: int = 0, first: int = -2, second
     if len(x.dims[-1]) != 1:
         x = with_side(reader, reader.recorder.regrouped_whole(x), len(x.dims) - 1)
     (slot,) = x.dims[-1]
-    sides = [Axis(shape[-1], whole=True), Axis(shape[-1], whole=True)]
+    sides = [AxisClass(shape[-1], whole=True), AxisClass(shape[-1], whole=True)]
     front = [s for row in x.dims[:-1] for s in row]
-    new = {s: Slot(s.axis) for s in front}
+    new = {s: ViewAxis(s.axis) for s in front}
     stored = reader.recorder.stored([*(s.axis for s in front), *sides])
-    places = (Place(((1, slot),), max(0, -offset)), Place(((1, slot),), max(0, offset)))
+    places = (AxisIndex(((1, slot),), max(0, -offset)), AxisIndex(((1, slot),), max(0, offset)))
     left = View(stored, (*front, *places), x.dims)
     letters = tuple(range(len(x.dims)))
-    reader.recorder.add(Equation("product", (Read(left, letters),), (Read(x, letters),)))
-    last = [Slot(side) for side in sides]
+    reader.recorder.add(Equation("product", (NamedView(left, letters),), (NamedView(x, letters),)))
+    last = [ViewAxis(side) for side in sides]
     result = View(
         stored,
         (*new.values(), *last),

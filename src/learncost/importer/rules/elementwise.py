@@ -5,35 +5,37 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from learncost.importer.equations import Number
-from learncost.importer.operands import Outside
-from learncost.importer.reader import Reader
+from learncost.importer.equations import NumberOperand
+from learncost.importer.operands import GivenTensor
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.views import View
 
 
 @rule("add.Tensor", "add.Scalar", "add_.Tensor", "add")
-def add(reader: Reader, x: Any, z: Any, *, alpha: Any = 1) -> Any:
+def add(reader: GraphReader, x: Any, z: Any, *, alpha: Any = 1) -> Any:
     for scores, mask in ((x, z), (z, x)):
-        added = isinstance(scores, View) and isinstance(mask, Outside) and alpha == 1 and reader.mask(mask) is not None
+        added = (
+            isinstance(scores, View) and isinstance(mask, GivenTensor) and alpha == 1 and reader.mask(mask) is not None
+        )
         if added and (masked := reader.hidden(scores, mask, None)) is not None:
             return masked
     return _sum(reader, x, z, alpha, 1)
 
 
 @rule("sub.Tensor", "sub.Scalar", "sub_.Tensor", "sub", "subtract.Tensor")
-def sub(reader: Reader, x: Any, z: Any, *, alpha: Any = 1) -> View:
+def sub(reader: GraphReader, x: Any, z: Any, *, alpha: Any = 1) -> View:
     return _sum(reader, x, z, alpha, -1)
 
 
 @rule("rsub.Scalar", "rsub.Tensor")
-def rsub(reader: Reader, x: Any, z: Any, alpha: Any = 1) -> View:
+def rsub(reader: GraphReader, x: Any, z: Any, alpha: Any = 1) -> View:
     if alpha != 1:
         x = reader.multiply(x, alpha)
     return reader.add(z, x, signs=[1, -1])
 
 
-def _sum(reader: Reader, x: Any, z: Any, alpha: Any, sign: int) -> View:
+def _sum(reader: GraphReader, x: Any, z: Any, alpha: Any, sign: int) -> View:
     if alpha != 1:
         z = z * alpha if isinstance(z, int | float) else reader.multiply(z, alpha)
     if _is(z, 0.0):
@@ -48,28 +50,28 @@ def _is(value: Any, number: float) -> bool:
 
 
 @rule("mul.Tensor", "mul.Scalar", "mul_.Tensor", "mul", "multiply.Tensor")
-def mul(reader: Reader, x: Any, z: Any) -> View:
+def mul(reader: GraphReader, x: Any, z: Any) -> View:
     if _is(z, 1.0):
         return reader.view(x)
     return reader.multiply(x, z)
 
 
 @rule("neg", "negative", "_neg_view")
-def neg(reader: Reader, x: View) -> View:
+def neg(reader: GraphReader, x: View) -> View:
     return reader.multiply(-1.0, x)
 
 
 @rule("div.Tensor", "div.Scalar", "div_.Tensor", "div", "true_divide.Tensor")
-def div(reader: Reader, x: Any, z: Any) -> View:
+def div(reader: GraphReader, x: Any, z: Any) -> View:
     if isinstance(z, int | float) and not isinstance(z, bool):
         return reader.view(x) if z == 1 else reader.multiply(x, 1.0 / z)
-    if not isinstance(z, Outside) and (number := reader.number(z)) is not None:
-        return reader.multiply(x, Number(1.0 / number.value, number.axes, -number.power))
+    if not isinstance(z, GivenTensor) and (number := reader.number(z)) is not None:
+        return reader.multiply(x, NumberOperand(1.0 / number.value, number.axes, -number.power))
     return reader.word("divide", x, z)
 
 
 @rule("div.Tensor_mode")
-def div_mode(reader: Reader, x: Any, z: Any, *, rounding_mode: str | None = None) -> View:
+def div_mode(reader: GraphReader, x: Any, z: Any, *, rounding_mode: str | None = None) -> View:
     quotient: View = div(reader, x, z)
     if rounding_mode == "floor":
         return reader.word("floor", quotient)
@@ -81,12 +83,12 @@ def div_mode(reader: Reader, x: Any, z: Any, *, rounding_mode: str | None = None
 
 
 @rule("reciprocal")
-def reciprocal(reader: Reader, x: View) -> View:
+def reciprocal(reader: GraphReader, x: View) -> View:
     return reader.word("divide", 1.0, x)
 
 
 @rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "pow")
-def power(reader: Reader, x: Any, z: Any) -> View:
+def power(reader: GraphReader, x: Any, z: Any) -> View:
     if isinstance(z, int | float):
         if z == 2:
             return reader.multiply(x, x)
@@ -104,12 +106,12 @@ def power(reader: Reader, x: Any, z: Any) -> View:
 
 
 @rule("square")
-def square(reader: Reader, x: View) -> View:
+def square(reader: GraphReader, x: View) -> View:
     return reader.multiply(x, x)
 
 
 @rule("rsqrt")
-def rsqrt(reader: Reader, x: View) -> View:
+def rsqrt(reader: GraphReader, x: View) -> View:
     return reader.word("divide", 1.0, reader.word("sqrt", x))
 
 
@@ -144,7 +146,7 @@ WORDS = {
 
 def _registered(name: str, word: str) -> None:
     @rule(name)
-    def apply(reader: Reader, x: View, *_: Any, **__: Any) -> View:
+    def apply(reader: GraphReader, x: View, *_: Any, **__: Any) -> View:
         return reader.word(word, x)
 
 
@@ -153,26 +155,26 @@ for _name, _word in WORDS.items():
 
 
 @rule("detach", "detach_")
-def detach(reader: Reader, x: View) -> View:
+def detach(reader: GraphReader, x: View) -> View:
     return reader.word("stop_gradient", x)
 
 
 @rule("gelu", "gelu_")
-def gelu(reader: Reader, x: View, *, approximate: str = "none") -> View:
+def gelu(reader: GraphReader, x: View, *, approximate: str = "none") -> View:
     return reader.word("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
 @rule("maximum", "max.other", "fmax")
-def maximum(reader: Reader, x: Any, z: Any) -> View:
+def maximum(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.word("maximum", x, z)
 
 
 @rule("minimum", "min.other", "fmin")
-def minimum(reader: Reader, x: Any, z: Any) -> View:
+def minimum(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.word("minimum", x, z)
 
 
-def clamped(reader: Reader, x: Any, low: Any, high: Any) -> View:
+def clamped(reader: GraphReader, x: Any, low: Any, high: Any) -> View:
     """max(low, min(x, high)) with torch.clamp's gradient: at a bound it passes."""
     value = reader.view(x)
     if high is not None:
@@ -183,9 +185,9 @@ def clamped(reader: Reader, x: Any, low: Any, high: Any) -> View:
 
 
 @rule("clamp", "clamp_", "clip", "clamp.Tensor")
-def clamp(reader: Reader, x: View, low: Any = None, high: Any = None, **named: Any) -> View:
+def clamp(reader: GraphReader, x: View, low: Any = None, high: Any = None, **named: Any) -> View:
     low, high = named.get("min", low), named.get("max", high)
-    if any(isinstance(bound, View | Outside) for bound in (low, high)):
+    if any(isinstance(bound, View | GivenTensor) for bound in (low, high)):
         if low is not None:
             x = reader.word("maximum", low, x)  # at a bound the second has the gradient, as with torch.clamp
         return x if high is None else reader.word("minimum", high, x)
@@ -193,17 +195,17 @@ def clamp(reader: Reader, x: View, low: Any = None, high: Any = None, **named: A
 
 
 @rule("clamp_min", "clamp_min_")
-def clamp_min(reader: Reader, x: View, low: float) -> View:
+def clamp_min(reader: GraphReader, x: View, low: float) -> View:
     return reader.word("relu", x) if low == 0 else clamped(reader, x, low, None)
 
 
 @rule("clamp_max", "clamp_max_")
-def clamp_max(reader: Reader, x: View, high: float) -> View:
+def clamp_max(reader: GraphReader, x: View, high: float) -> View:
     return clamped(reader, x, None, high)
 
 
 @rule("hardtanh", "hardtanh_", "relu6")
-def hardtanh(reader: Reader, x: View, low: float = -1.0, high: float = 1.0) -> View:
+def hardtanh(reader: GraphReader, x: View, low: float = -1.0, high: float = 1.0) -> View:
     if reader.recorder.operator == "relu6":
         low, high = 0.0, 6.0
     if low == 0:
@@ -212,19 +214,19 @@ def hardtanh(reader: Reader, x: View, low: float = -1.0, high: float = 1.0) -> V
 
 
 @rule("hardsigmoid", "hardsigmoid_")
-def hardsigmoid(reader: Reader, x: View) -> View:
+def hardsigmoid(reader: GraphReader, x: View) -> View:
     """relu6(x + 3) / 6."""
     bounded = reader.word("at_most", reader.word("relu", reader.add(x, 3.0)), 6.0)
     return reader.multiply(bounded, 1 / 6)
 
 
 @rule("hardswish", "hardswish_")
-def hardswish(reader: Reader, x: View) -> View:
+def hardswish(reader: GraphReader, x: View) -> View:
     return reader.multiply(x, hardsigmoid(reader, x))
 
 
 @rule("leaky_relu", "leaky_relu_")
-def leaky_relu(reader: Reader, x: View, slope: float = 0.01) -> View:
+def leaky_relu(reader: GraphReader, x: View, slope: float = 0.01) -> View:
     """max(x, 0) + slope min(x, 0), of which min(x, 0) is x - max(x, 0)."""
     above = reader.word("relu", x)
     below = reader.add(x, above, signs=[1, -1])
@@ -233,7 +235,13 @@ def leaky_relu(reader: Reader, x: View, slope: float = 0.01) -> View:
 
 @rule("rrelu_with_noise_functional")
 def rrelu(
-    reader: Reader, x: View, noise: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any
+    reader: GraphReader,
+    x: View,
+    noise: Any,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    *_: Any,
 ) -> list[View | None]:
     """As in evaluation, where the slope is the mean of those that training draws."""
     if training:
@@ -242,7 +250,7 @@ def rrelu(
 
 
 @rule("prelu", "_prelu_kernel")
-def prelu(reader: Reader, x: Any, slope: Any) -> View:
+def prelu(reader: GraphReader, x: Any, slope: Any) -> View:
     x, slope = reader.view(x), reader.view(slope)
     above = reader.word("relu", x)
     below = reader.add(x, above, signs=[1, -1])
@@ -252,7 +260,7 @@ def prelu(reader: Reader, x: Any, slope: Any) -> View:
 
 
 @rule("elu", "elu_")
-def elu(reader: Reader, x: View, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> View:
+def elu(reader: GraphReader, x: View, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> View:
     """scale (max(x, 0) + alpha (exp(min(x, 0) input_scale) - 1))."""
     if scale == input_scale == 1:
         return reader.word("elu", x, alpha)
@@ -268,18 +276,18 @@ def elu(reader: Reader, x: View, alpha: float = 1.0, scale: float = 1.0, input_s
 
 
 @rule("selu", "selu_")
-def selu(reader: Reader, x: View) -> View:
+def selu(reader: GraphReader, x: View) -> View:
     # Klambauer et al. 2017, appendix 1: the fixed point of mean 0 and variance 1.
     return elu(reader, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
 
 
 @rule("celu", "celu_")
-def celu(reader: Reader, x: View, alpha: float = 1.0) -> View:
+def celu(reader: GraphReader, x: View, alpha: float = 1.0) -> View:
     return elu(reader, x, alpha, 1.0, 1.0 / alpha)
 
 
 @rule("softplus")
-def softplus(reader: Reader, x: View, beta: float = 1.0, threshold: float = 20.0) -> View:
+def softplus(reader: GraphReader, x: View, beta: float = 1.0, threshold: float = 20.0) -> View:
     """log(1 + exp(beta x)) / beta. Beyond its threshold PyTorch takes x itself, which from 20 on is 2e-9 more."""
     bent = reader.word("softplus", x if beta == 1 else reader.multiply(x, beta))
     value = bent if beta == 1 else reader.multiply(bent, 1.0 / beta)
@@ -289,74 +297,74 @@ def softplus(reader: Reader, x: View, beta: float = 1.0, threshold: float = 20.0
 
 
 @rule("mish", "mish_")
-def mish(reader: Reader, x: View) -> View:
+def mish(reader: GraphReader, x: View) -> View:
     return reader.multiply(x, reader.word("tanh", softplus(reader, x)))
 
 
 @rule("tan")
-def tan(reader: Reader, x: View) -> View:
+def tan(reader: GraphReader, x: View) -> View:
     return reader.word("divide", reader.word("sin", x), reader.word("cos", x))
 
 
 @rule("sinh")
-def sinh(reader: Reader, x: View) -> View:
+def sinh(reader: GraphReader, x: View) -> View:
     above, below = reader.word("exp", x), reader.word("exp", reader.multiply(x, -1.0))
     return reader.multiply(reader.add(above, below, signs=[1, -1]), 0.5)
 
 
 @rule("cosh")
-def cosh(reader: Reader, x: View) -> View:
+def cosh(reader: GraphReader, x: View) -> View:
     above, below = reader.word("exp", x), reader.word("exp", reader.multiply(x, -1.0))
     return reader.multiply(reader.add(above, below), 0.5)
 
 
 @rule("log2", "log10")
-def log_of_base(reader: Reader, x: View) -> View:
+def log_of_base(reader: GraphReader, x: View) -> View:
     base = 2 if reader.recorder.operator == "log2" else 10
     return reader.multiply(reader.word("log", x), 1 / math.log(base))
 
 
 @rule("exp2")
-def exp2(reader: Reader, x: View) -> View:
+def exp2(reader: GraphReader, x: View) -> View:
     return reader.word("exp", reader.multiply(x, math.log(2)))
 
 
 @rule("erfc")
-def erfc(reader: Reader, x: View) -> View:
+def erfc(reader: GraphReader, x: View) -> View:
     return reader.add(1.0, reader.word("erf", x), signs=[1, -1])
 
 
 @rule("logaddexp")
-def logaddexp(reader: Reader, x: View, z: View) -> View:
+def logaddexp(reader: GraphReader, x: View, z: View) -> View:
     high = reader.word("maximum", x, z)
     apart = reader.word("abs", reader.add(x, z, signs=[1, -1]))
     return reader.add(high, reader.word("log1p", reader.word("exp", reader.multiply(apart, -1.0))))
 
 
 @rule("lerp.Scalar", "lerp.Tensor")
-def lerp(reader: Reader, x: Any, end: Any, weight: Any) -> View:
+def lerp(reader: GraphReader, x: Any, end: Any, weight: Any) -> View:
     return reader.add(x, reader.multiply(reader.add(end, x, signs=[1, -1]), weight))
 
 
 @rule("addcmul")
-def addcmul(reader: Reader, x: Any, one: Any, other: Any, *, value: float = 1) -> View:
+def addcmul(reader: GraphReader, x: Any, one: Any, other: Any, *, value: float = 1) -> View:
     product = reader.multiply(one, other)
     return reader.add(x, product if value == 1 else reader.multiply(product, value))
 
 
 @rule("addcdiv")
-def addcdiv(reader: Reader, x: Any, above: Any, below: Any, *, value: float = 1) -> View:
+def addcdiv(reader: GraphReader, x: Any, above: Any, below: Any, *, value: float = 1) -> View:
     ratio = reader.word("divide", above, below)
     return reader.add(x, ratio if value == 1 else reader.multiply(ratio, value))
 
 
 @rule("hypot")
-def hypot(reader: Reader, x: Any, z: Any) -> View:
+def hypot(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.word("sqrt", reader.add(reader.multiply(x, x), reader.multiply(z, z)))
 
 
 @rule("glu")
-def glu(reader: Reader, x: View, dim: int = -1) -> View:
+def glu(reader: GraphReader, x: View, dim: int = -1) -> View:
     from learncost.importer.rules.views import narrowed
 
     half = x.shape[dim] // 2
@@ -368,52 +376,52 @@ def glu(reader: Reader, x: View, dim: int = -1) -> View:
 # Conditions
 
 
-def _less(reader: Reader, x: Any, z: Any) -> View:
+def _less(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.word("less", x, z)
 
 
 @rule("gt.Scalar", "gt.Tensor")
-def gt(reader: Reader, x: Any, z: Any) -> View:
+def gt(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(_less(reader, z, x))
 
 
 @rule("lt.Scalar", "lt.Tensor")
-def lt(reader: Reader, x: Any, z: Any) -> View:
+def lt(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(_less(reader, x, z))
 
 
 @rule("ge.Scalar", "ge.Tensor")
-def ge(reader: Reader, x: Any, z: Any) -> View:
+def ge(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.add(1.0, _less(reader, x, z), signs=[1, -1]))
 
 
 @rule("le.Scalar", "le.Tensor")
-def le(reader: Reader, x: Any, z: Any) -> View:
+def le(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.add(1.0, _less(reader, z, x), signs=[1, -1]))
 
 
 @rule("eq.Scalar", "eq.Tensor")
-def eq(reader: Reader, x: Any, z: Any) -> View:
+def eq(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.word("equal", x, z))
 
 
 @rule("ne.Scalar", "ne.Tensor")
-def ne(reader: Reader, x: Any, z: Any) -> View:
+def ne(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.add(1.0, reader.word("equal", x, z), signs=[1, -1]))
 
 
 @rule("logical_not", "bitwise_not")
-def logical_not(reader: Reader, x: Any) -> View:
+def logical_not(reader: GraphReader, x: Any) -> View:
     return _truth(reader.add(1.0, x, signs=[1, -1]))
 
 
 @rule("logical_and", "bitwise_and.Tensor")
-def logical_and(reader: Reader, x: Any, z: Any) -> View:
+def logical_and(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.multiply(x, z))
 
 
 @rule("logical_or", "bitwise_or.Tensor")
-def logical_or(reader: Reader, x: Any, z: Any) -> View:
+def logical_or(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.word("maximum", x, z))
 
 
@@ -424,18 +432,18 @@ def _truth(view: View) -> View:
 
 
 @rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
-def where(reader: Reader, condition: Any, x: Any, z: Any) -> Any:
+def where(reader: GraphReader, condition: Any, x: Any, z: Any) -> Any:
     number = reader.number(z)
-    hides = number is not None and number.value < -1e4 and isinstance(condition, Outside) and isinstance(x, View)
+    hides = number is not None and number.value < -1e4 and isinstance(condition, GivenTensor) and isinstance(x, View)
     if hides and number is not None and (masked := reader.hidden(x, condition, number.value)) is not None:
         return masked
     return reader.word("select", condition, x, z)
 
 
 @rule("masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar")
-def masked_fill(reader: Reader, x: Any, mask: Any, value: Any) -> Any:
+def masked_fill(reader: GraphReader, x: Any, mask: Any, value: Any) -> Any:
     number = reader.number(value)
-    hides = number is not None and number.value < -1e4 and isinstance(mask, Outside)
+    hides = number is not None and number.value < -1e4 and isinstance(mask, GivenTensor)
     if hides and number is not None and (masked := reader.hidden(x, mask, number.value, hides=True)) is not None:
         return masked
     return reader.word("select", mask, value, x)

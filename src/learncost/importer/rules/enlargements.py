@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from learncost.importer.axes import Axis, Size, equal, quotient
+from learncost.importer.axes import AxisClass, Size, equal, quotient
 from learncost.importer.nodes import shape_of
-from learncost.importer.reader import Reader
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.views import merged
 from learncost.importer.settled import settled
-from learncost.importer.views import Slot, View
+from learncost.importer.views import View, ViewAxis
 
 
 @rule(
@@ -27,7 +27,7 @@ from learncost.importer.views import Slot, View
     "_upsample_nearest_exact2d",
     "_upsample_nearest_exact3d",
 )
-def nearest(reader: Reader, x: View, *_: Any) -> View:
+def nearest(reader: GraphReader, x: View, *_: Any) -> View:
     shape = list(shape_of(reader.node))
     x = x.fresh()  # once: the slots of another one would be others
     rows = list(x.dims)
@@ -39,24 +39,24 @@ def nearest(reader: Reader, x: View, *_: Any) -> View:
         times = quotient(shape[dim], old[dim])
         if not isinstance(times, int) or not _repeats(reader, old, shape, dim, times):
             return _nearest_uneven(reader, x, shape)
-        slot = Slot(Axis(times))
+        slot = ViewAxis(AxisClass(times))
         spread.add(slot)
         rows[dim] = (*rows[dim], slot)
     return replace(x, dims=tuple(rows), spread=frozenset(spread))
 
 
-def _nearest_uneven(reader: Reader, x: View, shape: Sequence[Size]) -> View:
+def _nearest_uneven(reader: GraphReader, x: View, shape: Sequence[Size]) -> View:
     from learncost.importer.rules.indexing import read_at
 
     before = x.shape
     for dim in range(2, len(shape)):
         if not equal(shape[dim], before[dim]):
             places = _side_matrix_places(reader, before, shape, dim)
-            x = read_at(reader, x, dim, reader.given_places(places, Axis(shape[dim])))
+            x = read_at(reader, x, dim, reader.given_places(places, AxisClass(shape[dim])))
     return x
 
 
-def _side_matrix_places(reader: Reader, before: Sequence[Size], after: Sequence[Size], dim: int) -> Any:
+def _side_matrix_places(reader: GraphReader, before: Sequence[Size], after: Sequence[Size], dim: int) -> Any:
     """Which place each place of the enlarged side takes."""
     mode = "nearest-exact" if "exact" in reader.recorder.operator else "nearest"
     return settled(
@@ -64,7 +64,7 @@ def _side_matrix_places(reader: Reader, before: Sequence[Size], after: Sequence[
     )
 
 
-def _repeats(reader: Reader, before: Sequence[Size], after: Sequence[Size], dim: int, times: int) -> bool:
+def _repeats(reader: GraphReader, before: Sequence[Size], after: Sequence[Size], dim: int, times: int) -> bool:
     """Whether each place of a side is taken so many times, one beside the other; of an open side a few places tell."""
     side = before[dim] if isinstance(before[dim], int) else _FEW
     sides = [*before[:dim], side, *before[dim + 1 :]]
@@ -78,7 +78,7 @@ _FEW = 7
 _ENLARGEMENT = "an enlargement"
 
 
-def _enlargement(reader: Reader, mode: str, dim: int) -> tuple[str, float | None, bool, bool]:
+def _enlargement(reader: GraphReader, mode: str, dim: int) -> tuple[str, float | None, bool, bool]:
     """How the node enlarges one side: its mode, its factor where one is told, whether corners meet, and smoothing."""
     told = {
         argument.name: value
@@ -127,7 +127,7 @@ def _places_taken(how: tuple[str, float | None, bool, bool], side: int, out: int
     "upsample_trilinear3d",
     "upsample_trilinear3d.vec",
 )
-def interpolated(reader: Reader, x: View, *_: Any) -> View:
+def interpolated(reader: GraphReader, x: View, *_: Any) -> View:
     """Side by side shares of a few places, as PyTorch makes them of a unit matrix; of all, smoothed at an open side."""
     shape = list(shape_of(reader.node))
     mode = "bicubic" if "bicubic" in reader.recorder.operator else "bilinear"
@@ -143,7 +143,7 @@ def interpolated(reader: Reader, x: View, *_: Any) -> View:
             continue
         matrix = settled(reader, _ENLARGEMENT, partial(_side_matrix, how), side, out)
         letters: list[Any] = list(range(len(x.dims)))
-        shares = reader.given_numbers(matrix, Axis(out), Axis(side))
+        shares = reader.given_numbers(matrix, AxisClass(out), AxisClass(side))
         new = [*letters]
         new[dim] = "out"
         x = reader.recorder.whole_spread(x, [dim])
@@ -155,7 +155,7 @@ TAPS = {"bilinear": 2, "bicubic": 4}
 """Of how many places one is made, along each side that is not smoothed."""
 
 
-def _count_of_taps(reader: Reader, how: tuple[str, float | None, bool, bool], side: Size, out: Size) -> int | None:
+def _count_of_taps(reader: GraphReader, how: tuple[str, float | None, bool, bool], side: Size, out: Size) -> int | None:
     """Of how many places one is made at most: of more where a smoothed side gets smaller. None where that is open."""
     if not how[-1]:
         return TAPS[how[0]]
@@ -166,7 +166,7 @@ def _count_of_taps(reader: Reader, how: tuple[str, float | None, bool, bool], si
 
 
 def _by_enlargement(
-    reader: Reader, x: View, dim: int, how: tuple[str, float | None, bool, bool], count: int, side: Size, out: Size
+    reader: GraphReader, x: View, dim: int, how: tuple[str, float | None, bool, bool], count: int, side: Size, out: Size
 ) -> View:
     """A side whose places have shares of a few places of another's."""
     places, shares = (
@@ -183,7 +183,7 @@ def _taps(
     return places_of(rows, count) if which == "places" else shares_of(rows, count)
 
 
-def by_shares(reader: Reader, x: View, dim: int, places: Any, shares: Any, sizes: tuple[Size, int]) -> View:
+def by_shares(reader: GraphReader, x: View, dim: int, places: Any, shares: Any, sizes: tuple[Size, int]) -> View:
     """A side whose places have shares of a few of another's: `x[y=places[i k]] shares[i k]`, no matrix product.
 
     sizes   how many places there are, and of how many others each has shares
@@ -192,7 +192,7 @@ def by_shares(reader: Reader, x: View, dim: int, places: Any, shares: Any, sizes
 
     x = merged(reader, x, dim)
     letters: list[Any] = list(range(len(x.dims)))
-    axes = [Axis(size) for size in sizes]
+    axes = [AxisClass(size) for size in sizes]
     read = at_index(reader, x, dim, reader.given_places(places, *axes), (dim, dim + 1))
     operands = [
         (read, [*letters[: dim + 1], "share", *letters[dim + 1 :]]),
@@ -211,7 +211,7 @@ def shares_of(rows: Sequence[Mapping[int, float]], count: int) -> list[list[floa
     return [[*row.values(), *[0.0] * (count - len(row))] for row in rows]
 
 
-def _scaled(reader: Reader) -> bool:
+def _scaled(reader: GraphReader) -> bool:
     """Whether a factor is told, by which places are moved even where no size changes."""
     values = [*reader.node.args[2:], *reader.node.kwargs.values()]
     return any(

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.importer.axes import Axis, Size, equal
-from learncost.importer.equations import Equation, Read
+from learncost.importer.axes import AxisClass, Size, equal
+from learncost.importer.equations import Equation, NamedView
 from learncost.importer.nodes import shape_of
 from learncost.importer.opaque import opaque
-from learncost.importer.operands import Chosen, Outside
-from learncost.importer.reader import AS_RUN, Reader
+from learncost.importer.operands import ChosenPlaces, GivenTensor
+from learncost.importer.reader import AS_RUN, GraphReader
 from learncost.importer.rule import index_rule
 from learncost.importer.rules.products import called
 from learncost.importer.rules.views import merged, narrowed
-from learncost.importer.views import At, Index, Slot, View
+from learncost.importer.views import At, Index, View, ViewAxis
 
 
-def at_index(reader: Reader, x: View, dim: int, places: View, dims: Sequence[int]) -> View:
+def at_index(reader: GraphReader, x: View, dim: int, places: View, dims: Sequence[int]) -> View:
     """The view read at places along a dimension; `dims` are where the dimensions of the places stand in the result."""
     slot = x.dims[dim][0]
     slot.axis.keep_whole()
@@ -31,13 +31,13 @@ def at_index(reader: Reader, x: View, dim: int, places: View, dims: Sequence[int
     return View(x.stored, index, tuple(rows), x.spread | places.spread)
 
 
-def taken(reader: Reader, view: View, hint: str = "") -> View:
+def taken(reader: GraphReader, view: View, hint: str = "") -> View:
     """What is read at an index, as a line."""
     letters = tuple(range(len(view.dims)))
     return reader.recorder.line("product", [(view, letters)], letters, hint=hint)
 
 
-def read_at(reader: Reader, x: View, dim: int, places: View) -> View:
+def read_at(reader: GraphReader, x: View, dim: int, places: View) -> View:
     """`gather` with one place for each of the other dimensions: P[B M v=targets[B M]]; places stand where they are."""
     x = merged(reader, x, dim)
     others = [number for number in range(len(x.dims)) if number != dim]
@@ -55,7 +55,7 @@ def read_at(reader: Reader, x: View, dim: int, places: View) -> View:
         if letter != "chosen" and row and x.dims[letter]:
             reader.recorder.same(row, x.dims[letter], x, places)
     x, places = x.fresh(), places.fresh()
-    swap: dict[Slot, Slot] = {}
+    swap: dict[ViewAxis, ViewAxis] = {}
     for letter, row in zip(letters, places.dims, strict=True):
         if letter != "chosen" and row and x.dims[letter]:
             swap |= dict(zip(row, x.dims[letter], strict=True))
@@ -72,15 +72,17 @@ def read_at(reader: Reader, x: View, dim: int, places: View) -> View:
     return taken(reader, View(x.stored, index, tuple(rows), x.spread - along))
 
 
-def only(reader: Reader, x: View, dim: int, sizes: Sequence[Size]) -> View:
+def only(reader: GraphReader, x: View, dim: int, sizes: Sequence[Size]) -> View:
     """The only place of a dimension, read as often as these sizes say."""
-    new = [() if equal(size, 1) else (Slot(Axis(size)),) for size in sizes]
+    new = [() if equal(size, 1) else (ViewAxis(AxisClass(size)),) for size in sizes]
     dims = (*x.dims[:dim], *new, *x.dims[dim + 1 :])
     return taken(reader, View(x.stored, x.index, dims, x.spread | {slot for row in new for slot in row}))
 
 
 @index_rule("embedding")
-def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, by_frequency: bool = False, *_: Any) -> View:
+def embedding(
+    reader: GraphReader, weight: Any, tokens: Any, padding: int = -1, by_frequency: bool = False, *_: Any
+) -> View:
     if by_frequency:
         raise reader.refusal("an embedding whose gradients are divided by how often a row is read")
     weight = merged(reader, reader.view(weight), 0)
@@ -93,13 +95,13 @@ def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, by_fr
         rows = weight.dims[0][0].axis.size
         if isinstance(rows, int):
             reader.limits[shape[-2]] = min(rows - start, reader.limits.get(shape[-2], rows))
-        new = tuple(Slot(Axis(size)) for size in shape[:-1] if not equal(size, 1))
+        new = tuple(ViewAxis(AxisClass(size)) for size in shape[:-1] if not equal(size, 1))
         dims = [(new[0],) if not equal(size, 1) else () for size in shape[:-1]]
         read = weight.at(weight.dims[0][0], tuple((1, slot) for slot in new), start)
         return taken(reader, read.with_dims([*dims, weight.dims[1]]), "E")
     places = reader.index(tokens, weight.dims[0][0].axis)
     rows = taken(reader, at_index(reader, weight, 0, places, range(len(places.dims))), "E")
-    if padding < 0 or not isinstance(tokens, Outside):
+    if padding < 0 or not isinstance(tokens, GivenTensor):
         return rows
     # The row of the padding is read, and has no gradient (torch.nn.Embedding's padding_idx).
     kept = reader.outside(tokens, f"unlike {padding}")
@@ -107,7 +109,7 @@ def embedding(reader: Reader, weight: Any, tokens: Any, padding: int = -1, by_fr
 
 
 @index_rule("index_select")
-def index_select(reader: Reader, x: View, dim: int, places: Any) -> View:
+def index_select(reader: GraphReader, x: View, dim: int, places: Any) -> View:
     dim %= len(x.dims)
     x = merged(reader, x, dim)
     if not x.dims[dim]:
@@ -117,7 +119,7 @@ def index_select(reader: Reader, x: View, dim: int, places: Any) -> View:
 
 
 @index_rule("index.Tensor", "index", "_unsafe_index.Tensor")
-def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
+def index_tensor(reader: GraphReader, x: Any, indices: Sequence[Any]) -> View:
     x = reader.view(x)
     dims = [dim for dim, index in enumerate(indices) if index is not None]
     import torch
@@ -128,7 +130,7 @@ def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
     most = max(len(_dims(indices[dim])) for dim in dims)
     together = dims == list(range(dims[0], dims[-1] + 1))
     first = dims[0] if together else 0
-    rows_of_index: list[tuple[Slot, ...]] | None = None
+    rows_of_index: list[tuple[ViewAxis, ...]] | None = None
     result = x
     for dim in dims:
         result = merged(reader, result, dim)
@@ -144,7 +146,7 @@ def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
         if slot is None:
             continue
         bound.append((slot, reader.index(indices[dim], slot.axis)))
-    reads = [Read(view, tuple(range(most - len(view.dims), most))) for _, view in bound]
+    reads = [NamedView(view, tuple(range(most - len(view.dims), most))) for _, view in bound]
     reads = reader.recorder.bound(reads)  # type: ignore[assignment]
     rows_of_index = [() for _ in range(most)]
     for read in reads:
@@ -153,9 +155,9 @@ def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
                 rows_of_index[letter] = row  # type: ignore[call-overload]
     for letter, size in enumerate(shape_of(reader.node)[first : first + most]):
         if not rows_of_index[letter] and not equal(size, 1):  # many read the only place
-            rows_of_index[letter] = (Slot(Axis(size)),)
+            rows_of_index[letter] = (ViewAxis(AxisClass(size)),)
     index = list(result.index)
-    real: set[Slot] = set()
+    real: set[ViewAxis] = set()
     for (slot, _), read in zip(bound, reads, strict=True):
         swap = {
             old: new
@@ -172,16 +174,16 @@ def index_tensor(reader: Reader, x: Any, indices: Sequence[Any]) -> View:
 
 
 def _dims(value: Any) -> Any:
-    return value.view.dims if isinstance(value, Chosen) else value.shape
+    return value.view.dims if isinstance(value, ChosenPlaces) else value.shape
 
 
 @index_rule("masked_select")
-def masked_select(reader: Reader, *_: Any) -> View:
+def masked_select(reader: GraphReader, *_: Any) -> View:
     raise reader.refusal("a selection by a mask", AS_RUN)
 
 
 @index_rule("gather")
-def gather(reader: Reader, x: Any, dim: int, places: Any, **_: Any) -> View:
+def gather(reader: GraphReader, x: Any, dim: int, places: Any, **_: Any) -> View:
     x = reader.view(x)
     dim %= max(1, len(x.dims))
     if not x.dims[dim]:  # all places are the only one
@@ -194,12 +196,12 @@ def gather(reader: Reader, x: Any, dim: int, places: Any, **_: Any) -> View:
     return read_at(reader, x, dim, index)
 
 
-def written(reader: Reader, base: Any, dim: int, places: Any, source: Any) -> View:
+def written(reader: GraphReader, base: Any, dim: int, places: Any, source: Any) -> View:
     """Adds a source at places of a dimension of a base."""
     source = reader.view(source)
     shape = list(shape_of(reader.node))
     recorder = reader.recorder
-    whole = Axis(shape[dim], whole=True)
+    whole = AxisClass(shape[dim], whole=True)
     index = reader.index(places, whole)
     if len(index.dims) > 1 and source.dims[dim] and index.spread.issuperset(index.dims[dim]):  # all at one place
         total = reader.along("sum", source, [dim], keep=False)
@@ -209,48 +211,48 @@ def written(reader: Reader, base: Any, dim: int, places: Any, source: Any) -> Vi
         letters: list[Any] = [dim]
     else:
         letters = list(range(len(shape)))
-    reads = recorder.bound([Read(source, tuple(range(len(shape)))), Read(index, tuple(letters))])
+    reads = recorder.bound([NamedView(source, tuple(range(len(shape)))), NamedView(index, tuple(letters))])
     source_read, index_read = reads
-    assert isinstance(source_read, Read)
-    assert isinstance(index_read, Read)
+    assert isinstance(source_read, NamedView)
+    assert isinstance(index_read, NamedView)
     swap = {
         old: new
         for letter, row in zip(index_read.letters, index_read.view.dims, strict=True)
         for old, new in zip(row, source_read.view.dims[letter], strict=True)  # type: ignore[call-overload]
     }
     at = At(index_read.view.swapped(swap))
-    axes: list[Axis] = []
+    axes: list[AxisClass] = []
     write_index: list[Index] = []
     read_index: list[Index] = []
-    rows: list[tuple[Slot, ...]] = []
+    rows: list[tuple[ViewAxis, ...]] = []
     for number, row in enumerate(source_read.view.dims):
         if number == dim:
             axes.append(whole)
             write_index.append(at)
-            slot = Slot(whole)
+            slot = ViewAxis(whole)
             read_index.append(slot)
             rows.append((slot,))
             continue
-        new = tuple(Slot(slot.axis) for slot in row)
+        new = tuple(ViewAxis(slot.axis) for slot in row)
         rows.append(new)
         axes += [slot.axis for slot in row]
         write_index += list(row)
         read_index += list(new)
     stored = recorder.stored(axes)
     left = View(stored, tuple(write_index), source_read.view.dims)
-    recorder.add(Equation("product", (Read(left, source_read.letters),), (source_read,)))
+    recorder.add(Equation("product", (NamedView(left, source_read.letters),), (source_read,)))
     result = View(stored, tuple(read_index), tuple(rows))
-    if base is None or (isinstance(base, Outside) and reader.constant(base) == 0.0):
+    if base is None or (isinstance(base, GivenTensor) and reader.constant(base) == 0.0):
         return result
     return reader.add(base, result)
 
 
-def hits(reader: Reader, dim: int, places: Any, source: View) -> View:
+def hits(reader: GraphReader, dim: int, places: Any, source: View) -> View:
     """How often each place is written at."""
     return written(reader, None, dim, places, reader.filled(source.shape, 1.0))
 
 
-def over(reader: Reader, base: Any, count: View, new: View) -> View:
+def over(reader: GraphReader, base: Any, count: View, new: View) -> View:
     """A base where nothing is written, and what is written beside it."""
     for dim, row in enumerate(new.dims):
         if isinstance(base, View) and len(row) == 1 and row[0].axis.root.whole:  # as both others are read along it
@@ -258,9 +260,9 @@ def over(reader: Reader, base: Any, count: View, new: View) -> View:
     return reader.word("select", count, new, base)  # no product with zeros: a base may be infinite
 
 
-def _fitting(reader: Reader, source: Any, places: Any) -> View:
+def _fitting(reader: GraphReader, source: Any, places: Any) -> View:
     """A source of which an index may take a part only; a number as often as the index has places."""
-    shape = places.view.shape if isinstance(places, Chosen) else places.shape
+    shape = places.view.shape if isinstance(places, ChosenPlaces) else places.shape
     if isinstance(source, int | float):
         return reader.multiply(reader.filled(shape, 1.0), float(source))
     view = reader.view(source)
@@ -271,7 +273,7 @@ def _fitting(reader: Reader, source: Any, places: Any) -> View:
 
 
 @index_rule("index_add")
-def index_add(reader: Reader, base: Any, dim: int, places: Any, source: Any, *, alpha: Any = 1) -> View:
+def index_add(reader: GraphReader, base: Any, dim: int, places: Any, source: Any, *, alpha: Any = 1) -> View:
     if alpha != 1:
         source = reader.multiply(source, alpha)
     view = reader.view(source)
@@ -282,7 +284,15 @@ def index_add(reader: Reader, base: Any, dim: int, places: Any, source: Any, *, 
 @index_rule("scatter_add", "scatter.src", "scatter.value")
 @index_rule("scatter_reduce.two", "scatter.reduce", "scatter.value_reduce")
 def scatter(
-    reader: Reader, base: Any, dim: int, places: Any, source: Any, how: str = "", *, include_self: bool = True, **_: Any
+    reader: GraphReader,
+    base: Any,
+    dim: int,
+    places: Any,
+    source: Any,
+    how: str = "",
+    *,
+    include_self: bool = True,
+    **_: Any,
 ) -> View:
     """Values at places: added, averaged, or in the place of what is there.
 
@@ -306,7 +316,7 @@ def scatter(
 
 @index_rule("index_reduce")
 def index_reduce(
-    reader: Reader, base: Any, dim: int, places: Any, source: Any, how: str, *, include_self: bool = True
+    reader: GraphReader, base: Any, dim: int, places: Any, source: Any, how: str, *, include_self: bool = True
 ) -> View:
     """Rows at places, averaged; of their products, their largest and smallest the cost is stated."""
     if how != "mean":
@@ -317,7 +327,7 @@ def index_reduce(
     return _averaged(reader, base, dim, places, view, include_self)
 
 
-def _averaged(reader: Reader, base: Any, dim: int, places: Any, source: View, include_self: bool) -> View:
+def _averaged(reader: GraphReader, base: Any, dim: int, places: Any, source: View, include_self: bool) -> View:
     new, count = written(reader, None, dim, places, source), hits(reader, dim, places, source)
     if include_self:
         return reader.word("divide", reader.add(base, new), reader.add(count, 1.0))
@@ -325,7 +335,7 @@ def _averaged(reader: Reader, base: Any, dim: int, places: Any, source: View, in
 
 
 @index_rule("index_put", "_unsafe_index_put", "index_put_")
-def index_put(reader: Reader, base: Any, indices: Sequence[Any], source: Any, accumulate: bool = False) -> View:
+def index_put(reader: GraphReader, base: Any, indices: Sequence[Any], source: Any, accumulate: bool = False) -> View:
     dims = [dim for dim, index in enumerate(indices) if index is not None]
     masks = [indices[dim] for dim in dims if _is_truth(indices[dim])]
     if masks:
@@ -354,15 +364,15 @@ def _is_truth(value: Any) -> bool:
 
     if isinstance(value, View):
         return value.stored.kind == "truth"
-    return isinstance(value, Outside) and value.node.meta["val"].dtype == torch.bool
+    return isinstance(value, GivenTensor) and value.node.meta["val"].dtype == torch.bool
 
 
 def put(
-    reader: Reader, base: Any, shape: Sequence[Size], dims: Sequence[int], places: Sequence[Any], source: Any
+    reader: GraphReader, base: Any, shape: Sequence[Size], dims: Sequence[int], places: Sequence[Any], source: Any
 ) -> View:
     """Adds a source at places of several dimensions, whose indices are spread over each other."""
     recorder = reader.recorder
-    wholes = {dim: Axis(shape[dim], whole=True) for dim in dims}
+    wholes = {dim: AxisClass(shape[dim], whole=True) for dim in dims}
     index_views = [
         each if isinstance(each, View) else reader.index(each, wholes[dim])
         for dim, each in zip(dims, places, strict=True)
@@ -381,36 +391,39 @@ def put(
     values = reader.view(source).expanded([*(shape[d] for d in before), *sizes, *(shape[d] for d in after)])
     values = recorder.whole_spread(values, range(len(values.dims)))
     reads = recorder.bound(
-        [Read(values, tuple(letters)), *(Read(view, tuple(range(most - len(view.dims), most))) for view in index_views)]
+        [
+            NamedView(values, tuple(letters)),
+            *(NamedView(view, tuple(range(most - len(view.dims), most))) for view in index_views),
+        ]
     )
     source_read = reads[0]
-    assert isinstance(source_read, Read)
+    assert isinstance(source_read, NamedView)
     rows_of = dict(zip(letters, source_read.view.dims, strict=True))
     write: dict[int, list[Index]] = {}
-    axes: dict[int, list[Axis]] = {}
-    rows: dict[int, tuple[Slot, ...]] = {}
+    axes: dict[int, list[AxisClass]] = {}
+    rows: dict[int, tuple[ViewAxis, ...]] = {}
     for dim, read in zip(dims, reads[1:], strict=True):
-        assert isinstance(read, Read)
+        assert isinstance(read, NamedView)
         swap = {
             old: new
             for letter, row in zip(read.letters, read.view.dims, strict=True)
             for old, new in zip(row, rows_of[letter], strict=bool(row))
         }
-        write[dim], axes[dim], rows[dim] = [At(read.view.swapped(swap))], [wholes[dim]], (Slot(wholes[dim]),)
+        write[dim], axes[dim], rows[dim] = [At(read.view.swapped(swap))], [wholes[dim]], (ViewAxis(wholes[dim]),)
     for dim in others:
         row = rows_of["o", dim]
         write[dim], axes[dim] = list(row), [slot.axis for slot in row]
-        rows[dim] = tuple(Slot(slot.axis) for slot in row)
+        rows[dim] = tuple(ViewAxis(slot.axis) for slot in row)
     order = range(len(shape))
     stored = recorder.stored([axis for dim in order for axis in axes[dim]])
     left = View(stored, tuple(index for dim in order for index in write[dim]), source_read.view.dims)
-    recorder.add(Equation("product", (Read(left, source_read.letters),), (source_read,)))
+    recorder.add(Equation("product", (NamedView(left, source_read.letters),), (source_read,)))
     result = View(stored, tuple(slot for dim in order for slot in rows[dim]), tuple(rows[dim] for dim in order))
-    if base is None or (isinstance(base, Outside) and reader.constant(base) == 0.0):
+    if base is None or (isinstance(base, GivenTensor) and reader.constant(base) == 0.0):
         return result
     return reader.add(base, result)
 
 
 @index_rule("one_hot")
-def one_hot(reader: Reader, *_: Any) -> Any:
-    return Outside(reader.node)
+def one_hot(reader: GraphReader, *_: Any) -> Any:
+    return GivenTensor(reader.node)

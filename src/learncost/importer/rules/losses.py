@@ -6,8 +6,8 @@ from typing import Any
 
 from learncost.importer.axes import Size, product
 from learncost.importer.nodes import is_float
-from learncost.importer.operands import Outside
-from learncost.importer.reader import Reader
+from learncost.importer.operands import GivenTensor
+from learncost.importer.reader import GraphReader
 from learncost.importer.replaced import MOST_WITHOUT_A_PRODUCT
 from learncost.importer.rule import rule
 from learncost.importer.rules.indexing import at_index, read_at
@@ -21,7 +21,7 @@ _LEAST_SPREAD = 9.999999960041972e-13
 REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 
 
-def reduced(reader: Reader, values: View, reduction: int) -> View:
+def reduced(reader: GraphReader, values: View, reduction: int) -> View:
     dims = range(len(values.dims))
     if reduction == 0:
         return values
@@ -30,7 +30,7 @@ def reduced(reader: Reader, values: View, reduction: int) -> View:
 
 @rule("cross_entropy_loss")
 def cross_entropy(
-    reader: Reader,
+    reader: GraphReader,
     x: View,
     targets: Any,
     weight: Any = None,
@@ -55,19 +55,19 @@ def cross_entropy(
         total = summed(reader, taken, range(len(taken.dims)))
         count: Size = product([size for dim, size in enumerate(x.shape) if dim != classes])
         return _times(reader, reader.multiply(-1.0, total), count, reduction)
-    if not isinstance(targets, Outside):
+    if not isinstance(targets, GivenTensor):
         raise reader.refusal("an index that is computed from values that learn")
     if smoothing:
         return _smoothed(reader, logs, classes, targets, weight, reduction, ignore, smoothing)
     return nll(reader, logs, classes, targets, reduction, ignore, weight)
 
 
-def _times(reader: Reader, total: View, count: Size, reduction: int) -> View:
+def _times(reader: GraphReader, total: View, count: Size, reduction: int) -> View:
     return total if reduction == 2 else reader.multiply(total, 1 / count)
 
 
 def nll(
-    reader: Reader, logs: View, classes: int, targets: Outside, reduction: int, ignore: int, weight: Any = None
+    reader: GraphReader, logs: View, classes: int, targets: GivenTensor, reduction: int, ignore: int, weight: Any = None
 ) -> View:
     """T = P at the targets; loss = the sum of T share, where share is -1/count of each target that counts.
 
@@ -96,23 +96,23 @@ def nll(
     return reader.recorder.line("product", [(taken, letters), (shares, letters)], [], hint="loss")
 
 
-def _targets(reader: Reader, value: Outside, logs: View, classes: int) -> View:
+def _targets(reader: GraphReader, value: GivenTensor, logs: View, classes: int) -> View:
     """The answers of a loss, as an index of its classes."""
     view = reader.index(value, logs.dims[classes][0].axis)
     view.stored.kind = "targets"
     return view
 
 
-def _shares(reader: Reader, value: Outside, reduction: str, ignore: int) -> View:
+def _shares(reader: GraphReader, value: GivenTensor, reduction: str, ignore: int) -> View:
     """What each answer counts in a loss: -1/count where there is one, 0 elsewhere."""
     return reader.outside(value, f"share {reduction} {ignore}")
 
 
 def _smoothed(
-    reader: Reader,
+    reader: GraphReader,
     logs: View,
     classes: int,
-    targets: Outside,
+    targets: GivenTensor,
     weight: Any,
     reduction: int,
     ignore: int,
@@ -130,24 +130,26 @@ def _smoothed(
 
 
 @rule("nll_loss_nd", "nll_loss", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward")
-def nll_loss(reader: Reader, x: View, targets: Any, weight: Any = None, reduction: int = 1, ignore: int = -100) -> Any:
+def nll_loss(
+    reader: GraphReader, x: View, targets: Any, weight: Any = None, reduction: int = 1, ignore: int = -100
+) -> Any:
     result = nll(reader, x, 1 if len(x.dims) > 1 else 0, targets, reduction, ignore, weight)
     return [result, None] if isinstance(reader.node.meta["val"], tuple | list) else result
 
 
 @rule("mse_loss")
-def mse_loss(reader: Reader, x: Any, z: Any, reduction: int = 1) -> View:
+def mse_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1) -> View:
     apart = reader.add(x, z, signs=[1, -1])
     return reduced(reader, reader.multiply(apart, apart), reduction)
 
 
 @rule("l1_loss")
-def l1_loss(reader: Reader, x: Any, z: Any, reduction: int = 1) -> View:
+def l1_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1) -> View:
     return reduced(reader, reader.word("abs", reader.add(x, z, signs=[1, -1])), reduction)
 
 
 @rule("smooth_l1_loss", "huber_loss")
-def smooth_l1_loss(reader: Reader, x: Any, z: Any, reduction: int = 1, beta: float = 1.0) -> View:
+def smooth_l1_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1, beta: float = 1.0) -> View:
     """q^2 / (2 beta) + |a| - q of the difference a, with q = min(|a|, beta); Huber's is that times beta."""
     apart = reader.word("abs", reader.add(x, z, signs=[1, -1]))
     if beta == 0:
@@ -162,7 +164,7 @@ def smooth_l1_loss(reader: Reader, x: Any, z: Any, reduction: int = 1, beta: flo
 
 @rule("binary_cross_entropy_with_logits")
 def binary_with_logits(
-    reader: Reader, x: View, targets: Any, weight: Any = None, positive: Any = None, reduction: int = 1
+    reader: GraphReader, x: View, targets: Any, weight: Any = None, positive: Any = None, reduction: int = 1
 ) -> View:
     """-(z log s(x) + (1 - z) log s(-x)) = -(log s(-x) + z x), with log s(x) = x + log s(-x).
 
@@ -179,7 +181,7 @@ def binary_with_logits(
 
 
 @rule("binary_cross_entropy")
-def binary(reader: Reader, x: View, targets: Any, weight: Any = None, reduction: int = 1) -> View:
+def binary(reader: GraphReader, x: View, targets: Any, weight: Any = None, reduction: int = 1) -> View:
     """-(z log x + (1 - z) log(1 - x)) with logarithms >= -100, and the gradient (x - z) / max(x (1 - x), 1e-12).
 
     Both bounds are PyTorch's (torch.nn.BCELoss, and binary_cross_entropy_backward in ATen/native/Loss.cpp). The second
@@ -198,13 +200,13 @@ def binary(reader: Reader, x: View, targets: Any, weight: Any = None, reduction:
     return reduced(reader, value, reduction)
 
 
-def _logarithm(reader: Reader, x: View) -> View:
+def _logarithm(reader: GraphReader, x: View) -> View:
     bounded = reader.word("maximum", reader.word("log", x), -100.0)
     return reader.word("stop_gradient", bounded)
 
 
 @rule("kl_div")
-def kl_div(reader: Reader, x: Any, targets: Any, reduction: int = 1, *, log_target: bool = False) -> View:
+def kl_div(reader: GraphReader, x: Any, targets: Any, reduction: int = 1, *, log_target: bool = False) -> View:
     if log_target:
         shares, logarithms = reader.word("exp", targets), targets
     else:  # where a share is 0 it adds nothing: its logarithm is taken of 1 there
@@ -215,11 +217,11 @@ def kl_div(reader: Reader, x: Any, targets: Any, reduction: int = 1, *, log_targ
 
 
 @rule("soft_margin_loss")
-def soft_margin_loss(reader: Reader, x: View, targets: Any, reduction: int = 1) -> View:
+def soft_margin_loss(reader: GraphReader, x: View, targets: Any, reduction: int = 1) -> View:
     return reduced(reader, reader.multiply(-1.0, reader.word("log_sigmoid", reader.multiply(x, targets))), reduction)
 
 
-def _by_products(reader: Reader, x: View, z: View) -> View:
+def _by_products(reader: GraphReader, x: View, z: View) -> View:
     """|x - z|^2 = |x|^2 + |z|^2 - 2 x z, by one product."""
     recorder, operator = reader.recorder, reader.recorder.operator
     front = [f"b{place}" for place in range(max(len(x.dims), len(z.dims)) - 2)]
@@ -234,7 +236,7 @@ def _by_products(reader: Reader, x: View, z: View) -> View:
 
 
 @rule("cdist", "_cdist_forward")
-def distances(reader: Reader, x: Any, z: Any, order: float = 2.0, mode: int | None = None) -> View:
+def distances(reader: GraphReader, x: Any, z: Any, order: float = 2.0, mode: int | None = None) -> View:
     """The distances of rows of one from rows of the other, each the norm of their difference; of many by a product."""
     rows = [each.meta["val"].shape[-2] for each in reader.node.args[:2]]
     by_products = mode == 1 or (mode in (None, 0) and any(bool(side > MOST_WITHOUT_A_PRODUCT) for side in rows))

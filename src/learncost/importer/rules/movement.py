@@ -6,38 +6,38 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from learncost.importer.axes import Axis, Size, equal, product
-from learncost.importer.equations import Equation, Read, Where
+from learncost.importer.axes import AxisClass, Size, equal, product
+from learncost.importer.equations import DimensionCondition, Equation, NamedView
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.ones import written
-from learncost.importer.operands import Outside
-from learncost.importer.reader import Reader
+from learncost.importer.operands import GivenTensor
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.views import merged, narrowed, reshaped
 from learncost.importer.settled import settled
-from learncost.importer.views import Slot, View
+from learncost.importer.views import View, ViewAxis
 
 
 @rule("cat", "concat", "concatenate")
-def cat(reader: Reader, several: Sequence[Any], dim: int = 0) -> View:
+def cat(reader: GraphReader, several: Sequence[Any], dim: int = 0) -> View:
     """Arrays one behind another: each is read at places of its own, beyond which there is nothing."""
     shape = list(shape_of(reader.node))
     dim %= len(shape)
     views = [
         reader.view(each)
         for each in several
-        if not (isinstance(each, Outside | View) and any(equal(size, 0) for size in each.shape))
+        if not (isinstance(each, GivenTensor | View) and any(equal(size, 0) for size in each.shape))
     ]
     return joined(reader, views, dim, shape)
 
 
-def joined(reader: Reader, views: Sequence[View], dim: int, shape: Sequence[Size]) -> View:
+def joined(reader: GraphReader, views: Sequence[View], dim: int, shape: Sequence[Size]) -> View:
     if len(views) == 1:
         return views[0]
     recorder = reader.recorder
-    whole = Axis(shape[dim], next((s.axis.root.letter for v in views for s in v.dims[dim][-1:]), ""))
-    slot = Slot(whole)
-    reads: list[Read] = []
+    whole = AxisClass(shape[dim], next((s.axis.root.letter for v in views for s in v.dims[dim][-1:]), ""))
+    slot = ViewAxis(whole)
+    reads: list[NamedView] = []
     start: Size = 0
     for view in views:
         size = view.shape[dim]
@@ -46,12 +46,12 @@ def joined(reader: Reader, views: Sequence[View], dim: int, shape: Sequence[Size
         rows = list(view.dims)
         rows[dim] = (slot,)
         moved = view.at(old, ((1, slot),), _negative(start)).with_dims(rows)
-        reads.append(Read(moved, tuple(range(len(rows)))))
+        reads.append(NamedView(moved, tuple(range(len(rows)))))
         start = start + size
     bound = recorder.bound(reads)
     letters = tuple(range(len(shape)))
     result = recorder.result(bound, letters)
-    recorder.add(Equation("sum", (Read(result, letters),), tuple(bound), (1,) * len(bound)))
+    recorder.add(Equation("sum", (NamedView(result, letters),), tuple(bound), (1,) * len(bound)))
     return result
 
 
@@ -59,7 +59,7 @@ def _negative(size: Size) -> Size:
     return -size
 
 
-def with_side(reader: Reader, view: View, dim: int) -> View:
+def with_side(reader: GraphReader, view: View, dim: int) -> View:
     """The view with a dimension that is one stored axis, one of one place included."""
     view = merged(reader, view, dim)
     if view.dims[dim]:
@@ -68,7 +68,7 @@ def with_side(reader: Reader, view: View, dim: int) -> View:
 
 
 @rule("stack")
-def stack(reader: Reader, several: Sequence[Any], dim: int = 0) -> View:
+def stack(reader: GraphReader, several: Sequence[Any], dim: int = 0) -> View:
     shape = list(shape_of(reader.node))
     dim %= len(shape)
     views = []
@@ -78,7 +78,7 @@ def stack(reader: Reader, several: Sequence[Any], dim: int = 0) -> View:
     return joined(reader, views, dim, shape)
 
 
-def padded(reader: Reader, x: View, pads: Sequence[int], value: float | None = 0.0) -> View:
+def padded(reader: GraphReader, x: View, pads: Sequence[int], value: float | None = 0.0) -> View:
     """With borders, from the last dimension on, a pair each; negative ones cut off."""
     for place in range(len(pads) // 2):
         before, after = (size_of(p) for p in pads[2 * place : 2 * place + 2])
@@ -91,20 +91,20 @@ def padded(reader: Reader, x: View, pads: Sequence[int], value: float | None = 0
             continue
         x = reader.recorder.bounded(with_side(reader, x, dim), dim)
         (old,) = x.dims[dim]
-        new = Slot(Axis(size, old.axis.root.letter))
+        new = ViewAxis(AxisClass(size, old.axis.root.letter))
         rows = list(x.dims)
         rows[dim] = (new,)
         moved = x.at(old, ((1, new),), -before).with_dims(rows)
         letters = tuple(range(len(rows)))
-        result = reader.recorder.result([Read(moved, letters)], letters)
+        result = reader.recorder.result([NamedView(moved, letters)], letters)
         # In an array of its own: what reads it at places would else read beyond its ends.
-        reader.recorder.add(Equation("product", (Read(result, letters),), (Read(moved, letters),)))
+        reader.recorder.add(Equation("product", (NamedView(result, letters),), (NamedView(moved, letters),)))
         x = result
     return x
 
 
 @rule("constant_pad_nd", "pad")
-def pad(reader: Reader, x: View, pads: Sequence[int], mode: Any = 0, value: Any = None) -> View:
+def pad(reader: GraphReader, x: View, pads: Sequence[int], mode: Any = 0, value: Any = None) -> View:
     if isinstance(mode, str) and mode != "constant":
         return _mirrored(reader, x, pads, mode)
     fill = (value or 0.0) if isinstance(mode, str) else mode
@@ -115,16 +115,16 @@ def pad(reader: Reader, x: View, pads: Sequence[int], mode: Any = 0, value: Any 
 
 
 @rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-def reflection_pad(reader: Reader, x: View, pads: Sequence[int]) -> View:
+def reflection_pad(reader: GraphReader, x: View, pads: Sequence[int]) -> View:
     return _mirrored(reader, x, pads, "reflect")
 
 
 @rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def replication_pad(reader: Reader, x: View, pads: Sequence[int]) -> View:
+def replication_pad(reader: GraphReader, x: View, pads: Sequence[int]) -> View:
     return _mirrored(reader, x, pads, "replicate")
 
 
-def _mirrored(reader: Reader, x: View, pads: Sequence[int], mode: str) -> View:
+def _mirrored(reader: GraphReader, x: View, pads: Sequence[int], mode: str) -> View:
     from learncost.importer.rules.indexing import read_at
 
     for place in range(len(pads) // 2):
@@ -135,7 +135,7 @@ def _mirrored(reader: Reader, x: View, pads: Sequence[int], mode: str) -> View:
             continue
         function = partial(_mirrored_places, mode, before, after)
         places = settled(reader, f"a border that is made by {mode}", function, side)
-        x = read_at(reader, x, dim, reader.given_places(places, Axis(side + before + after)))
+        x = read_at(reader, x, dim, reader.given_places(places, AxisClass(side + before + after)))
     return x
 
 
@@ -148,7 +148,7 @@ def _mirrored_places(mode: str, before: int, after: int, side: int) -> list[int]
 
 
 @rule("roll")
-def roll(reader: Reader, x: View, shifts: Any, dims: Any = ()) -> View:
+def roll(reader: GraphReader, x: View, shifts: Any, dims: Any = ()) -> View:
     shifts = [size_of(s) for s in (shifts if isinstance(shifts, list) else [shifts])]
     dims = dims if isinstance(dims, list) else [dims] if dims != () else []
     if not dims:
@@ -158,7 +158,7 @@ def roll(reader: Reader, x: View, shifts: Any, dims: Any = ()) -> View:
     return _rolled(reader, x, shifts, dims)
 
 
-def _rolled(reader: Reader, x: View, shifts: Sequence[Size], dims: Sequence[int]) -> View:
+def _rolled(reader: GraphReader, x: View, shifts: Sequence[Size], dims: Sequence[int]) -> View:
     for shift, dim in zip(shifts, dims, strict=True):
         dim %= len(x.dims)
         size = x.shape[dim]
@@ -178,17 +178,17 @@ def _rolled(reader: Reader, x: View, shifts: Sequence[Size], dims: Sequence[int]
     return x
 
 
-def triangle(reader: Reader, x: View, below: bool, diagonal: int) -> View:
+def triangle(reader: GraphReader, x: View, below: bool, diagonal: int) -> View:
     rows, columns = x.dims[-2:]
     recorder = reader.recorder
     if diagonal == 0 and len(rows) == 1 and len(columns) == 1:
         letters = tuple(range(len(x.dims)))
         last, first = letters[-1], letters[-2]
-        where = Where(last, "<=", first) if below else Where(first, "<=", last)
+        where = DimensionCondition(last, "<=", first) if below else DimensionCondition(first, "<=", last)
         return recorder.line("sum", [(x, letters)], letters, signs=[1], where=[where])
     sizes = x.shape[-2:]
     kept = settled(reader, "a triangle beside the diagonal", partial(_beside_diagonal, below, diagonal), *sizes)
-    return reader.multiply(x, reader.given_numbers(kept, Axis(sizes[0]), Axis(sizes[1])))
+    return reader.multiply(x, reader.given_numbers(kept, AxisClass(sizes[0]), AxisClass(sizes[1])))
 
 
 def _beside_diagonal(below: bool, diagonal: int, rows: int, columns: int) -> list[list[float]]:
@@ -197,18 +197,18 @@ def _beside_diagonal(below: bool, diagonal: int, rows: int, columns: int) -> lis
 
 
 @rule("tril")
-def tril(reader: Reader, x: View, diagonal: int = 0) -> View:
+def tril(reader: GraphReader, x: View, diagonal: int = 0) -> View:
     return triangle(reader, x, True, diagonal)
 
 
 @rule("triu")
-def triu(reader: Reader, x: View, diagonal: int = 0) -> View:
+def triu(reader: GraphReader, x: View, diagonal: int = 0) -> View:
     return triangle(reader, x, False, diagonal)
 
 
 @rule("slice_scatter", "select_scatter")
 def slice_scatter(
-    reader: Reader, base: Any, part: Any, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1
+    reader: GraphReader, base: Any, part: Any, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1
 ) -> View:
     """A part written over places of another: what lies before it, it, and what lies behind it."""
     base, part = reader.view(base), reader.view(part)
@@ -229,7 +229,7 @@ def slice_scatter(
 
         if not isinstance(start, int) or not isinstance(width, int):
             raise reader.refusal("a part that is written at places apart along a side without a fixed size")
-        places = [reader.given_places([start + step * place for place in range(width)], Axis(width))]
+        places = [reader.given_places([start + step * place for place in range(width)], AxisClass(width))]
         new = put(reader, None, base.shape, [dim], places, part)
         return over(reader, base, put(reader, None, base.shape, [dim], places, reader.filled((), 1.0)), new)
     pieces = []
@@ -243,6 +243,6 @@ def slice_scatter(
 
 
 @rule("copy", "copy_")
-def copy(reader: Reader, base: Any, source: Any, *_: Any) -> View:
+def copy(reader: GraphReader, base: Any, source: Any, *_: Any) -> View:
     view = reader.view(source)
     return view.expanded(list(shape_of(reader.node)))

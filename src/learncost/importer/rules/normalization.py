@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.importer.equations import Number
-from learncost.importer.operands import Outside
-from learncost.importer.reader import Reader
+from learncost.importer.equations import NumberOperand
+from learncost.importer.operands import GivenTensor
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.norms import vector_norm
 from learncost.importer.rules.reductions import summed
@@ -15,14 +15,14 @@ from learncost.importer.rules.views import reshaped
 from learncost.importer.views import View
 
 
-def normal(reader: Reader, x: View, dims: Sequence[int], epsilon: float) -> View:
+def normal(reader: GraphReader, x: View, dims: Sequence[int], epsilon: float) -> View:
     """(x - mean) / sqrt(variance + epsilon) over dimensions; along one place it is 0."""
     if not any(x.dims[dim] for dim in dims):
         return reader.multiply(0.0, x)
-    return reader.along("normalize", x, dims, Number(float(epsilon)))
+    return reader.along("normalize", x, dims, NumberOperand(float(epsilon)))
 
 
-def scaled(reader: Reader, value: View, gain: Any, shift: Any) -> View:
+def scaled(reader: GraphReader, value: View, gain: Any, shift: Any) -> View:
     if gain is not None:
         value = reader.multiply(value, gain)
     return value if shift is None else reader.add(value, shift)
@@ -30,7 +30,13 @@ def scaled(reader: Reader, value: View, gain: Any, shift: Any) -> View:
 
 @rule("layer_norm", "native_layer_norm")
 def layer_norm(
-    reader: Reader, x: View, shape: Sequence[Any], gain: Any = None, shift: Any = None, epsilon: float = 1e-5, *_: Any
+    reader: GraphReader,
+    x: View,
+    shape: Sequence[Any],
+    gain: Any = None,
+    shift: Any = None,
+    epsilon: float = 1e-5,
+    *_: Any,
 ) -> Any:
     count = len(x.dims)
     result = scaled(reader, normal(reader, x, range(count - len(shape), count), epsilon), gain, shift)
@@ -38,15 +44,15 @@ def layer_norm(
 
 
 @rule("rms_norm", "_fused_rms_norm")
-def rms_norm(reader: Reader, x: View, shape: Sequence[Any], gain: Any = None, epsilon: float | None = None) -> Any:
+def rms_norm(reader: GraphReader, x: View, shape: Sequence[Any], gain: Any = None, epsilon: float | None = None) -> Any:
     dims = range(len(x.dims) - len(shape), len(x.dims))
     # PyTorch's default is the machine's epsilon of the type.
-    small = Number(2.220446049250313e-16 if epsilon is None else float(epsilon))
+    small = NumberOperand(2.220446049250313e-16 if epsilon is None else float(epsilon))
     value = reader.along("rms_normalize", x, dims, small) if any(x.dims[dim] for dim in dims) else x
     return scaled(reader, value, gain, None)
 
 
-def channels(each: Any, reader: Reader, count: int) -> View | None:
+def channels(each: Any, reader: GraphReader, count: int) -> View | None:
     """What has one number a channel, beside values of so many dimensions: (C) as (1, C, 1, 1)."""
     if each is None:
         return None
@@ -56,7 +62,13 @@ def channels(each: Any, reader: Reader, count: int) -> View | None:
 
 @rule("group_norm")
 def group_norm(
-    reader: Reader, x: View, groups: int, gain: Any = None, shift: Any = None, epsilon: float = 1e-5, _: bool = True
+    reader: GraphReader,
+    x: View,
+    groups: int,
+    gain: Any = None,
+    shift: Any = None,
+    epsilon: float = 1e-5,
+    _: bool = True,
 ) -> View:
     shape = x.shape
     parted = reshaped(reader, x, [shape[0], groups, shape[1] // groups, *shape[2:]])
@@ -68,7 +80,7 @@ def group_norm(
 
 @rule("instance_norm")
 def instance_norm(
-    reader: Reader,
+    reader: GraphReader,
     x: View,
     gain: Any,
     shift: Any,
@@ -87,7 +99,9 @@ def instance_norm(
     return scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
 
 
-def _by_statistics(reader: Reader, x: View, mean: Any, variance: Any, gain: Any, shift: Any, epsilon: float) -> View:
+def _by_statistics(
+    reader: GraphReader, x: View, mean: Any, variance: Any, gain: Any, shift: Any, epsilon: float
+) -> View:
     """(x - mean) / sqrt(variance + epsilon) with given statistics of each channel."""
     count = len(x.dims)
     middle, spread = channels(mean, reader, count), channels(variance, reader, count)
@@ -107,7 +121,9 @@ def _by_statistics(reader: Reader, x: View, mean: Any, variance: Any, gain: Any,
     "cudnn_batch_norm",
     "_batch_norm_with_update_functional",
 )
-def batch_norm(reader: Reader, x: View, gain: Any, shift: Any, mean: Any, variance: Any, *more: Any, **_: Any) -> Any:
+def batch_norm(
+    reader: GraphReader, x: View, gain: Any, shift: Any, mean: Any, variance: Any, *more: Any, **_: Any
+) -> Any:
     name = reader.recorder.operator
     count = len(x.dims)
     if name == "_native_batch_norm_legit_no_training":
@@ -132,12 +148,12 @@ def batch_norm(reader: Reader, x: View, gain: Any, shift: Any, mean: Any, varian
     rest = [None] * (len(reader.node.meta["val"]) - 1)
     for user in reader.node.users:
         if user.args[1] > 0:
-            rest[user.args[1] - 1] = Outside(user)  # type: ignore[call-overload]
+            rest[user.args[1] - 1] = GivenTensor(user)  # type: ignore[call-overload]
     return [result, *rest]
 
 
 @rule("cosine_similarity")
-def cosine_similarity(reader: Reader, x: Any, z: Any, dim: int = 1, epsilon: float = 1e-8) -> View:
+def cosine_similarity(reader: GraphReader, x: Any, z: Any, dim: int = 1, epsilon: float = 1e-8) -> View:
     """The sum of the products of both over their norms, of which none is below epsilon."""
 
     def unit(view: View) -> View:
@@ -150,5 +166,5 @@ def cosine_similarity(reader: Reader, x: Any, z: Any, dim: int = 1, epsilon: flo
 
 
 @rule("local_response_norm")
-def local_response_norm(reader: Reader, x: View, *_: Any) -> View:
+def local_response_norm(reader: GraphReader, x: View, *_: Any) -> View:
     raise reader.refusal("local_response_norm")

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from learncost.importer.axes import Size, product
-from learncost.importer.reader import Reader
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.reductions import axes_along, extreme, kept, mean_of, summed
 from learncost.importer.views import View
 
 
 @rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar", "frobenius_norm.dim")
-def vector_norm(reader: Reader, x: View, order: Any = 2, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
+def vector_norm(
+    reader: GraphReader, x: View, order: Any = 2, dims: Any = None, keepdim: bool = False, **_: Any
+) -> View:
     """The sum of |x|^p to the power 1/p; the largest, the smallest, how many are not 0; |x| of one number."""
     along = axes_along(x, dims)
     order = 2.0 if order is None else float(order)
@@ -32,23 +34,23 @@ def vector_norm(reader: Reader, x: View, order: Any = 2, dims: Any = None, keepd
     return (guarded_power if order > 1 else _power)(reader, summed(reader, powers, along, None, keepdim), 1.0 / order)
 
 
-def _power(reader: Reader, x: View, order: float) -> View:
+def _power(reader: GraphReader, x: View, order: float) -> View:
     return reader.word("sqrt", x) if order == 0.5 else reader.word("power", x, order)
 
 
-def guarded_power(reader: Reader, x: View, order: float) -> View:
+def guarded_power(reader: GraphReader, x: View, order: float) -> View:
     """A power of what is not negative; where that is 0 it has no gradient, which would be infinite."""
     there = reader.word("less", 0.0, x)
     return reader.word("select", there, _power(reader, reader.word("select", there, x, 1.0), order), 0.0)
 
 
-def centered(reader: Reader, x: View, dims: Sequence[int]) -> tuple[View, View]:
+def centered(reader: GraphReader, x: View, dims: Sequence[int]) -> tuple[View, View]:
     """What is left of values without their mean along dimensions, and the mean, whose dimensions stay."""
     middle = mean_of(reader, x, dims, True)
     return reader.add(x, middle, signs=[1, -1]), middle
 
 
-def _less(reader: Reader, x: View, dims: Sequence[int], correction: float) -> Size:
+def _less(reader: GraphReader, x: View, dims: Sequence[int], correction: float) -> Size:
     """By what a sum of squares is divided: the count less the correction."""
     count = product([x.shape[dim] for dim in dims])
     if isinstance(count, int) and count <= correction:
@@ -59,7 +61,7 @@ def _less(reader: Reader, x: View, dims: Sequence[int], correction: float) -> Si
 ADVICE = "; give a size of more, or the correction 0, as unbiased=False does"
 
 
-def variance(reader: Reader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
+def variance(reader: GraphReader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
     """The variance along dimensions, the sum divided by the count less the correction, and the mean."""
     apart, middle = centered(reader, x, dims)
     squares = reader.multiply(apart, apart)
@@ -71,7 +73,7 @@ def variance(reader: Reader, x: View, dims: Sequence[int], correction: float, ke
     return summed(reader, squares, dims, share, keepdim), middle
 
 
-def deviation(reader: Reader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
+def deviation(reader: GraphReader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
     """The root of the variance, as the norm of what is left without the mean, and the mean."""
     apart, middle = centered(reader, x, dims)
     root = _less(reader, x, dims, correction) ** -0.5
@@ -90,26 +92,28 @@ def _asked(x: View, dims: Any, *more: Any, correction: Any = 1, unbiased: bool =
 
 
 @rule("var", "var.correction", "var.dim")
-def var(reader: Reader, x: View, dims: Any = None, *more: Any, **named: Any) -> View:
+def var(reader: GraphReader, x: View, dims: Any = None, *more: Any, **named: Any) -> View:
     return variance(reader, x, *_asked(x, dims, *more, **named))[0]
 
 
 @rule("std", "std.correction", "std.dim")
-def std(reader: Reader, x: View, dims: Any = None, *more: Any, **named: Any) -> View:
+def std(reader: GraphReader, x: View, dims: Any = None, *more: Any, **named: Any) -> View:
     return deviation(reader, x, *_asked(x, dims, *more, **named))[0]
 
 
 @rule("var_mean.correction", "var_mean.dim", "var_mean")
-def var_mean(reader: Reader, x: View, dims: Any = None, *more: Any, **named: Any) -> list[View]:
+def var_mean(reader: GraphReader, x: View, dims: Any = None, *more: Any, **named: Any) -> list[View]:
     return _beside_mean(x, variance, reader, *_asked(x, dims, *more, **named))
 
 
 @rule("std_mean.correction", "std_mean.dim", "std_mean")
-def std_mean(reader: Reader, x: View, dims: Any = None, *more: Any, **named: Any) -> list[View]:
+def std_mean(reader: GraphReader, x: View, dims: Any = None, *more: Any, **named: Any) -> list[View]:
     return _beside_mean(x, deviation, reader, *_asked(x, dims, *more, **named))
 
 
-def _beside_mean(x: View, spread_of: Any, reader: Reader, along: Any, correction: Any, keepdim: bool) -> list[View]:
+def _beside_mean(
+    x: View, spread_of: Any, reader: GraphReader, along: Any, correction: Any, keepdim: bool
+) -> list[View]:
     spread, middle = spread_of(reader, x, along, correction, keepdim)
     if not keepdim:
         middle = middle.with_dims([row for dim, row in enumerate(middle.dims) if dim not in along])

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from learncost.importer.ones import matrix_product
-from learncost.importer.operands import Outside
-from learncost.importer.reader import Reader
+from learncost.importer.operands import GivenTensor
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.reductions import summed
-from learncost.importer.views import At, Stored, View
+from learncost.importer.views import At, StoredValue, View
 
 
 def called(view: View, *letters: str) -> View:
@@ -22,12 +22,12 @@ def called(view: View, *letters: str) -> View:
     return view
 
 
-def shifted(reader: Reader, value: View, bias: Any) -> View:
+def shifted(reader: GraphReader, value: View, bias: Any) -> View:
     return value if bias is None else reader.add(value, bias)
 
 
 @rule("linear")
-def linear(reader: Reader, x: Any, weight: Any, bias: Any = None) -> View:
+def linear(reader: GraphReader, x: Any, weight: Any, bias: Any = None) -> View:
     x, weight = reader.view(x), reader.view(weight)
     called(x, "d")
     called(weight, *(("f", "d") if len(weight.dims) == 2 else ("d",)))
@@ -40,7 +40,7 @@ def linear(reader: Reader, x: Any, weight: Any, bias: Any = None) -> View:
     return shifted(reader, result, bias)
 
 
-def multiplied(reader: Reader, x: Any, z: Any) -> View:
+def multiplied(reader: GraphReader, x: Any, z: Any) -> View:
     """torch.matmul: the last axis with the last but one, all before them spread over each other."""
     x, z = reader.view(x), reader.view(z)
     first = ["m", "n"] if len(x.dims) > 1 else ["n"]
@@ -56,12 +56,12 @@ def multiplied(reader: Reader, x: Any, z: Any) -> View:
 
 
 @rule("mm", "bmm", "matmul", "mv", "dot", "vdot", "inner_")
-def mm(reader: Reader, x: Any, z: Any) -> View:
+def mm(reader: GraphReader, x: Any, z: Any) -> View:
     return multiplied(reader, x, z)
 
 
 @rule("addmm", "baddbmm", "addmv", "addbmm_")
-def addmm(reader: Reader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> View:
+def addmm(reader: GraphReader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> View:
     result = multiplied(reader, x, z)
     if alpha != 1:
         result = reader.multiply(result, alpha)
@@ -71,7 +71,7 @@ def addmm(reader: Reader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: A
 
 
 @rule("addbmm")
-def addbmm(reader: Reader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> View:
+def addbmm(reader: GraphReader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: Any = 1) -> View:
     result = summed(reader, multiplied(reader, x, z), [0])
     if alpha != 1:
         result = reader.multiply(result, alpha)
@@ -79,13 +79,13 @@ def addbmm(reader: Reader, shift: Any, x: Any, z: Any, *, beta: Any = 1, alpha: 
 
 
 @rule("outer", "ger")
-def outer(reader: Reader, x: Any, z: Any) -> View:
+def outer(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.recorder.line("product", [(reader.view(x), "m"), (reader.view(z), "n")], "mn")
 
 
 @rule("einsum")
 def einsum(
-    reader: Reader, equation: str, operands: Sequence[Any], *, path: Sequence[int] | None = None, **__: Any
+    reader: GraphReader, equation: str, operands: Sequence[Any], *, path: Sequence[int] | None = None, **__: Any
 ) -> View:
     """Products of two operands at a time, in the order of torch's path; without one from the left on."""
     equation = equation.replace(" ", "")
@@ -141,13 +141,13 @@ def einsum(
         view, row = reads[0]
         if sorted(row) == sorted(outs):
             return view.permuted([row.index(letter) for letter in outs])
-        from learncost.importer.equations import Number
+        from learncost.importer.equations import NumberOperand
 
-        return reader.recorder.line("product", [Number(1.0), (view, row)], outs)
+        return reader.recorder.line("product", [NumberOperand(1.0), (view, row)], outs)
     return _paired(reader, reads, outs)
 
 
-def _paired(reader: Reader, reads: Sequence[tuple[View, Sequence[str]]], out: Sequence[str]) -> View:
+def _paired(reader: GraphReader, reads: Sequence[tuple[View, Sequence[str]]], out: Sequence[str]) -> View:
     """The product of two operands: torch multiplies them element by element where nothing is summed."""
     (x, row_x), (z, row_z) = reads
     summed_letters = [letter for letter, dim in zip(row_x, x.dims, strict=True) if letter not in out and dim]
@@ -158,7 +158,7 @@ def _paired(reader: Reader, reads: Sequence[tuple[View, Sequence[str]]], out: Se
 
 
 @rule("bilinear")
-def bilinear(reader: Reader, x: Any, z: Any, weight: Any, bias: Any = None) -> View:
+def bilinear(reader: GraphReader, x: Any, z: Any, weight: Any, bias: Any = None) -> View:
     x, z, weight = map(reader.view, (x, z, weight))
     front = [f"i{place}" for place in range(len(x.dims) - 1)]
     half = reader.recorder.line("product", [(x, [*front, "d"]), (weight, "fde")], [*front, "f", "e"], every=True)
@@ -170,14 +170,14 @@ def bilinear(reader: Reader, x: Any, z: Any, weight: Any, bias: Any = None) -> V
 
 
 @rule("transformers.grouped_mm_fallback", "_grouped_mm")
-def grouped(reader: Reader, x: Any, weight: Any, offsets: Any = None, *_: Any, **__: Any) -> View:
+def grouped(reader: GraphReader, x: Any, weight: Any, offsets: Any = None, *_: Any, **__: Any) -> View:
     """Rows in groups, each with a matrix of its own: the matrix is read at the group of the row."""
     x, weight = reader.view(x), reader.view(weight)
-    if not isinstance(offsets, Outside) or len(x.dims) != 2 or len(weight.dims) != 3:
+    if not isinstance(offsets, GivenTensor) or len(x.dims) != 2 or len(weight.dims) != 3:
         raise reader.refusal("a product of groups without ends that are given")
     weight.dims[0][0].axis.keep_whole()
     slots = x.dims[0]
-    group = Stored("group", tuple(slot.axis for slot in slots), "groups", str(offsets.node.name))
+    group = StoredValue("group", tuple(slot.axis for slot in slots), "groups", str(offsets.node.name))
     index = View.of(group, [len(slots)])
     experts = View(
         weight.stored,

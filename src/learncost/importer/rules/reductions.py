@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.importer.axes import Axis, equal, product
-from learncost.importer.equations import Number, Where
-from learncost.importer.operands import Chosen, Masked, Outside
-from learncost.importer.reader import Reader
+from learncost.importer.axes import AxisClass, equal, product
+from learncost.importer.equations import DimensionCondition, NumberOperand
+from learncost.importer.operands import ChosenPlaces, GivenTensor, Masked
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
-from learncost.importer.views import Stored, View
+from learncost.importer.views import StoredValue, View
 
 
 def axes_along(view: View, dims: Any) -> list[int]:
@@ -30,7 +30,12 @@ def kept(view: View, count: int, dims: Sequence[int], keepdim: bool) -> View:
 
 
 def summed(
-    reader: Reader, x: View, dims: Sequence[int], factor: Number | None = None, keepdim: bool = False, hint: str = ""
+    reader: GraphReader,
+    x: View,
+    dims: Sequence[int],
+    factor: NumberOperand | None = None,
+    keepdim: bool = False,
+    hint: str = "",
 ) -> View:
     """A sum over dimensions, times a number; of dimensions of one nothing is summed."""
     letters = range(len(x.dims))
@@ -38,57 +43,57 @@ def summed(
     if not any(x.dims[dim] for dim in dims):
         result = x.with_dims([x.dims[letter] for letter in out])
         return kept(result, len(x.dims), dims, keepdim)
-    result = reader.recorder.line("product", [factor or Number(1.0), (x, letters)], out, hint=hint)
+    result = reader.recorder.line("product", [factor or NumberOperand(1.0), (x, letters)], out, hint=hint)
     return kept(result, len(x.dims), dims, keepdim)
 
 
-def share(view: View, dims: Sequence[int]) -> Number:
+def share(view: View, dims: Sequence[int]) -> NumberOperand:
     """One over the points of dimensions: `#n^-1[]`."""
-    return Number(1.0, tuple(slot.axis for dim in dims for slot in view.dims[dim]), -1.0)
+    return NumberOperand(1.0, tuple(slot.axis for dim in dims for slot in view.dims[dim]), -1.0)
 
 
-def mean_of(reader: Reader, x: View, dims: Sequence[int], keepdim: bool = False, hint: str = "") -> View:
+def mean_of(reader: GraphReader, x: View, dims: Sequence[int], keepdim: bool = False, hint: str = "") -> View:
     return summed(reader, x, dims, share(x, dims), keepdim, hint)
 
 
 @rule("sum", "sum.dim_IntList")
-def sum_(reader: Reader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
+def sum_(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
     return summed(reader, x, axes_along(x, dims), None, keepdim)
 
 
 @rule("mean", "mean.dim")
-def mean(reader: Reader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
+def mean(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False, **_: Any) -> View:
     return mean_of(reader, x, axes_along(x, dims), keepdim)
 
 
-def extreme(reader: Reader, word: str, x: View, dims: Sequence[int], keepdim: bool) -> View:
+def extreme(reader: GraphReader, word: str, x: View, dims: Sequence[int], keepdim: bool) -> View:
     if not any(x.dims[dim] for dim in dims):
         return summed(reader, x, dims, None, keepdim)
     return kept(reader.along(word, x, dims, keep=False), len(x.dims), dims, keepdim)
 
 
 @rule("amax")
-def amax(reader: Reader, x: View, dims: Any = None, keepdim: bool = False) -> View:
+def amax(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False) -> View:
     return extreme(reader, "max", x, axes_along(x, dims), keepdim)
 
 
 @rule("amin")
-def amin(reader: Reader, x: View, dims: Any = None, keepdim: bool = False) -> View:
+def amin(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False) -> View:
     return extreme(reader, "min", x, axes_along(x, dims), keepdim)
 
 
 @rule("max")
-def max_all(reader: Reader, x: View) -> View:
+def max_all(reader: GraphReader, x: View) -> View:
     return extreme(reader, "max", x, axes_along(x, None), False)
 
 
 @rule("min")
-def min_all(reader: Reader, x: View) -> View:
+def min_all(reader: GraphReader, x: View) -> View:
     return extreme(reader, "min", x, axes_along(x, None), False)
 
 
 @rule("max.dim", "min.dim")
-def max_along(reader: Reader, x: View, dim: int, keepdim: bool = False) -> list[Any]:
+def max_along(reader: GraphReader, x: View, dim: int, keepdim: bool = False) -> list[Any]:
     """The largest along a dimension; where several are equal the first has the gradient, and is what is read."""
     from learncost.importer.rules.indexing import read_at
 
@@ -98,41 +103,43 @@ def max_along(reader: Reader, x: View, dim: int, keepdim: bool = False) -> list[
         return [summed(reader, x, [dim], None, keepdim), _outside_part(reader, 1)]
     places = chosen(reader, word, x, dim, None)
     indices = _outside_part(reader, 1)
-    where = None if indices is None else Chosen(kept(places, len(x.dims), [dim], keepdim), indices.node)
+    where = None if indices is None else ChosenPlaces(kept(places, len(x.dims), [dim], keepdim), indices.node)
     return [kept(read_at(reader, x, dim, places), len(x.dims), [dim], keepdim), where]
 
 
-def _outside_part(reader: Reader, number: int) -> Any:
+def _outside_part(reader: GraphReader, number: int) -> Any:
     for user in reader.node.users:
         if user.args[1] == number:
-            return Outside(user)
+            return GivenTensor(user)
     return None
 
 
-def chosen(reader: Reader, word: str, x: View, dim: int, count: Any) -> View:
+def chosen(reader: GraphReader, word: str, x: View, dim: int, count: Any) -> View:
     """A line of a word that chooses places along a dimension, as many as `count`, or one; its result is an index."""
-    from learncost.importer.equations import Equation, Read
+    from learncost.importer.equations import Equation, NamedView
     from learncost.importer.rules.views import merged
-    from learncost.importer.views import Slot
+    from learncost.importer.views import ViewAxis
 
     x = merged(reader, x, dim)
     x.dims[dim][0].axis.keep_whole()
     letters: list[Any] = list(range(len(x.dims)))
     recorder = reader.recorder
     out = letters if word == "argsort" else [letter for letter in letters if letter != dim]
-    result = recorder.result([Read(x, tuple(letters))], out)
+    result = recorder.result([NamedView(x, tuple(letters))], out)
     if count is not None and word != "argsort":
-        axis = Axis(count, "t")
+        axis = AxisClass(count, "t")
         axis.keep_whole()
-        slot = Slot(axis)
+        slot = ViewAxis(axis)
         out.insert(dim, "chosen")
         rows = list(result.dims)
         rows.insert(dim, (slot,))
-        stored = Stored(result.stored.name, (*result.stored.axes, axis))
+        stored = StoredValue(result.stored.name, (*result.stored.axes, axis))
         result = View(stored, (*result.index, slot), tuple(rows), result.spread)
     result.stored.kind = "chosen"
     result.stored.reads = x.dims[dim][0].axis
-    recorder.add(Equation("word", (Read(result, tuple(out)),), (Read(x, tuple(letters)),), word=word, acts=(dim,)))
+    recorder.add(
+        Equation("word", (NamedView(result, tuple(out)),), (NamedView(x, tuple(letters)),), word=word, acts=(dim,))
+    )
     if count is not None and word != "argsort" and equal(count, 1):  # for those who read it, of one place
         rows = [row if number != dim else () for number, row in enumerate(result.dims)]
         return result.at(result.dims[dim][0], ()).with_dims(rows)
@@ -141,7 +148,7 @@ def chosen(reader: Reader, word: str, x: View, dim: int, count: Any) -> View:
 
 @rule("topk", "sort", "sort.stable")
 def topk(
-    reader: Reader, x: View, count: Any = None, dim: Any = -1, largest: bool = True, *_: Any, **named: Any
+    reader: GraphReader, x: View, count: Any = None, dim: Any = -1, largest: bool = True, *_: Any, **named: Any
 ) -> list[Any]:
     from learncost.importer.rules.indexing import read_at
 
@@ -161,13 +168,13 @@ def topk(
     indices = next((user for user in reader.node.users if user.args[1] == 1), None)
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:  # of one place
-        return [x, Outside(indices) if indices is not None else None]
+        return [x, GivenTensor(indices) if indices is not None else None]
     places = chosen(reader, word, ordered, dim, count)
-    return [read_at(reader, x, dim, places), Chosen(places, indices) if indices is not None else None]
+    return [read_at(reader, x, dim, places), ChosenPlaces(places, indices) if indices is not None else None]
 
 
 @rule("argmax", "argmin")
-def argmax(reader: Reader, x: View, dim: int | None = None, keepdim: bool = False) -> Any:
+def argmax(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool = False) -> Any:
     """The place of the largest or the smallest along a dimension, or of all."""
     from learncost.importer.rules.views import reshaped
 
@@ -175,23 +182,23 @@ def argmax(reader: Reader, x: View, dim: int | None = None, keepdim: bool = Fals
         x, dim, keepdim = reshaped(reader, x, [product(x.shape)]), 0, False
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:  # of one place
-        return Outside(reader.node)
+        return GivenTensor(reader.node)
     places = chosen(reader, reader.recorder.operator, x, dim, None)
-    return Chosen(kept(places, len(x.dims), [dim], keepdim), reader.node)
+    return ChosenPlaces(kept(places, len(x.dims), [dim], keepdim), reader.node)
 
 
 @rule("argsort", "argsort.stable")
-def argsort(reader: Reader, x: View, dim: Any = -1, descending: bool = False, **named: Any) -> Any:
+def argsort(reader: GraphReader, x: View, dim: Any = -1, descending: bool = False, **named: Any) -> Any:
     if isinstance(dim, bool):  # argsort.stable(x, stable, dim, descending)
-        return Outside(reader.node)
+        return GivenTensor(reader.node)
     dim, descending = named.get("dim", dim) % max(1, len(x.dims)), named.get("descending", descending)
     if not x.dims or not x.dims[dim]:
-        return Outside(reader.node)
-    return Chosen(chosen(reader, "topk" if descending else "argsort", x, dim, x.shape[dim]), reader.node)
+        return GivenTensor(reader.node)
+    return ChosenPlaces(chosen(reader, "topk" if descending else "argsort", x, dim, x.shape[dim]), reader.node)
 
 
 @rule("logsumexp")
-def logsumexp(reader: Reader, x: View, dims: Any, keepdim: bool = False) -> View:
+def logsumexp(reader: GraphReader, x: View, dims: Any, keepdim: bool = False) -> View:
     along = axes_along(x, dims)
     if not any(x.dims[dim] for dim in along):
         return summed(reader, x, along, None, keepdim)
@@ -202,7 +209,7 @@ def logsumexp(reader: Reader, x: View, dims: Any, keepdim: bool = False) -> View
 
 
 @rule("cumsum")
-def cumsum(reader: Reader, x: View, dim: int, **_: Any) -> View:
+def cumsum(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
     from learncost.importer.rules.views import merged
 
     if not x.dims or not x.dims[dim]:
@@ -213,13 +220,13 @@ def cumsum(reader: Reader, x: View, dim: int, **_: Any) -> View:
 
 
 @rule("softmax.int", "_softmax", "softmax", "_safe_softmax")
-def softmax(reader: Reader, x: Any, dim: int, *_: Any, **__: Any) -> View:
+def softmax(reader: GraphReader, x: Any, dim: int, *_: Any, **__: Any) -> View:
     if isinstance(x, Masked):
         count = len(x.view.dims)
         if dim % count != count - 1:
             return _normalized(reader, "softmax", reader.view(x), dim)
         letters = range(count)
-        where = Where(count - 1, "<=", count - 2, x.mask.window)
+        where = DimensionCondition(count - 1, "<=", count - 2, x.mask.window)
         return reader.recorder.line(
             "word", [(x.view, letters)], letters, word="softmax", acts=[dim % count], where=[where]
         )
@@ -227,11 +234,11 @@ def softmax(reader: Reader, x: Any, dim: int, *_: Any, **__: Any) -> View:
 
 
 @rule("log_softmax.int", "_log_softmax", "log_softmax")
-def log_softmax(reader: Reader, x: View, dim: int, *_: Any, **__: Any) -> View:
+def log_softmax(reader: GraphReader, x: View, dim: int, *_: Any, **__: Any) -> View:
     return _normalized(reader, "log_softmax", x, dim)
 
 
-def _normalized(reader: Reader, word: str, x: View, dim: int) -> View:
+def _normalized(reader: GraphReader, word: str, x: View, dim: int) -> View:
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:  # along an axis of one place a share is 1, and its logarithm 0
         nothing = reader.multiply(0.0, x)
@@ -240,7 +247,7 @@ def _normalized(reader: Reader, word: str, x: View, dim: int) -> View:
 
 
 @rule("prod.dim_int", "prod")
-def prod(reader: Reader, x: View, dim: int | None = None, keepdim: bool = False, **_: Any) -> View:
+def prod(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool = False, **_: Any) -> View:
     from learncost.importer.rules.views import narrowed
 
     along = axes_along(x, dim)
@@ -262,7 +269,7 @@ def prod(reader: Reader, x: View, dim: int | None = None, keepdim: bool = False,
 
 
 @rule("cumprod")
-def cumprod(reader: Reader, x: View, dim: int, **_: Any) -> View:
+def cumprod(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
     """The products up to each place, one after the other."""
     from learncost.importer.rules.movement import joined
     from learncost.importer.rules.views import narrowed
@@ -280,7 +287,7 @@ def cumprod(reader: Reader, x: View, dim: int, **_: Any) -> View:
 
 
 @rule("cummax", "cummin")
-def running_extreme(reader: Reader, x: View, dim: int) -> list[Any]:
+def running_extreme(reader: GraphReader, x: View, dim: int) -> list[Any]:
     """The largest or the smallest up to each place, one after the other; of equal ones the last has the gradient."""
     from learncost.importer.rules.movement import joined
     from learncost.importer.rules.views import narrowed
@@ -301,7 +308,7 @@ def running_extreme(reader: Reader, x: View, dim: int) -> list[Any]:
 
 
 @rule("logcumsumexp")
-def logcumsumexp(reader: Reader, x: View, dim: int) -> View:
+def logcumsumexp(reader: GraphReader, x: View, dim: int) -> View:
     if not x.dims or not x.dims[dim]:
         return x
     high = extreme(reader, "max", reader.word("stop_gradient", x), [dim % len(x.dims)], True)
@@ -310,7 +317,7 @@ def logcumsumexp(reader: Reader, x: View, dim: int) -> View:
 
 
 @rule("kthvalue", "median.dim", "nanmedian.dim")
-def kthvalue(reader: Reader, x: View, *more: Any, keepdim: bool = False) -> list[Any]:
+def kthvalue(reader: GraphReader, x: View, *more: Any, keepdim: bool = False) -> list[Any]:
     """The value at a place of the sorted ones; of an even number of them the median is the lower."""
     from learncost.importer.rules.indexing import read_at
     from learncost.importer.rules.views import narrowed
@@ -335,7 +342,7 @@ def kthvalue(reader: Reader, x: View, *more: Any, keepdim: bool = False) -> list
 
 
 @rule("median")
-def median(reader: Reader, x: View) -> View:
+def median(reader: GraphReader, x: View) -> View:
     from learncost.importer.rules.indexing import read_at
     from learncost.importer.rules.views import narrowed, reshaped
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from learncost.importer.operands import Outside
-from learncost.importer.reader import Reader
+from learncost.importer.operands import GivenTensor
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.elementwise import _truth, clamped
 from learncost.importer.views import View
 
 
 @rule("ceil")
-def ceil(reader: Reader, x: View) -> View:
+def ceil(reader: GraphReader, x: View) -> View:
     return reader.multiply(-1.0, reader.word("floor", reader.multiply(-1.0, x)))
 
 
 @rule("trunc", "fix")
-def trunc(reader: Reader, x: View) -> View:
+def trunc(reader: GraphReader, x: View) -> View:
     return reader.multiply(reader.word("sign", x), reader.word("floor", reader.word("abs", x)))
 
 
 @rule("round")
-def rounded(reader: Reader, x: View, *, decimals: int = 0) -> View:
+def rounded(reader: GraphReader, x: View, *, decimals: int = 0) -> View:
     """The nearest whole number, of two as near the even one; or the nearest with so many decimals."""
     if decimals:
         return reader.multiply(rounded(reader, reader.multiply(x, 10.0**decimals)), 10.0**-decimals)
@@ -35,49 +35,49 @@ def rounded(reader: Reader, x: View, *, decimals: int = 0) -> View:
 
 
 @rule("frac")
-def frac(reader: Reader, x: View) -> View:
+def frac(reader: GraphReader, x: View) -> View:
     return reader.add(x, trunc(reader, x), signs=[1, -1])
 
 
 @rule("fmod.Scalar", "fmod.Tensor")
-def fmod(reader: Reader, x: Any, z: Any) -> View:
+def fmod(reader: GraphReader, x: Any, z: Any) -> View:
     whole = reader.word("stop_gradient", trunc(reader, _exact_ratio(reader, x, z)))
     return reader.add(x, reader.multiply(whole, z), signs=[1, -1])
 
 
 @rule("remainder.Scalar", "remainder.Tensor")
-def remainder(reader: Reader, x: Any, z: Any) -> View:
+def remainder(reader: GraphReader, x: Any, z: Any) -> View:
     whole = reader.word("floor", _exact_ratio(reader, x, z))
     return reader.add(x, reader.multiply(whole, z), signs=[1, -1])
 
 
-def _exact_ratio(reader: Reader, x: Any, z: Any) -> View:
+def _exact_ratio(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.word("divide", x, float(z) if isinstance(z, int | float) else z)
 
 
 @rule("floor_divide")
-def floor_divide(reader: Reader, x: Any, z: Any) -> View:
+def floor_divide(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.word("floor", _exact_ratio(reader, x, z))
 
 
 @rule("logical_xor", "bitwise_xor.Tensor")
-def logical_xor(reader: Reader, x: Any, z: Any) -> View:
+def logical_xor(reader: GraphReader, x: Any, z: Any) -> View:
     return _truth(reader.add(1.0, reader.word("equal", x, z), signs=[1, -1]))
 
 
 @rule("isnan", "isinf")
-def nowhere(reader: Reader, x: View) -> Any:
+def nowhere(reader: GraphReader, x: View) -> Any:
     """Whether a value is no number: it is given, as what it is read from is not at hand beyond numbers."""
-    return Outside(reader.node)
+    return GivenTensor(reader.node)
 
 
 @rule("signbit")
-def signbit(reader: Reader, x: View) -> View:
+def signbit(reader: GraphReader, x: View) -> View:
     return _truth(reader.word("less", x, 0.0))
 
 
 @rule("copysign.Tensor", "copysign.Scalar")
-def copysign(reader: Reader, x: Any, z: Any) -> View:
+def copysign(reader: GraphReader, x: Any, z: Any) -> View:
     size = reader.word("abs", x)
     if isinstance(z, int | float):
         return size if z >= 0 else reader.multiply(-1.0, size)
@@ -85,44 +85,44 @@ def copysign(reader: Reader, x: Any, z: Any) -> View:
 
 
 @rule("asinh")
-def asinh(reader: Reader, x: View) -> View:
+def asinh(reader: GraphReader, x: View) -> View:
     size = reader.word("abs", x)
     root = reader.word("sqrt", reader.add(reader.multiply(x, x), 1.0))
     return reader.multiply(reader.word("sign", x), reader.word("log", reader.add(size, root)))
 
 
 @rule("acosh")
-def acosh(reader: Reader, x: View) -> View:
+def acosh(reader: GraphReader, x: View) -> View:
     root = reader.word("sqrt", reader.add(reader.multiply(x, x), -1.0))
     return reader.word("log", reader.add(x, root))
 
 
 @rule("atanh")
-def atanh(reader: Reader, x: View) -> View:
+def atanh(reader: GraphReader, x: View) -> View:
     above = reader.word("log1p", x)
     below = reader.word("log1p", reader.multiply(-1.0, x))
     return reader.multiply(reader.add(above, below, signs=[1, -1]), 0.5)
 
 
 @rule("angle")
-def angle(reader: Reader, x: View) -> View:
+def angle(reader: GraphReader, x: View) -> View:
     """Of a real number 0, or half a turn below 0."""
     return reader.multiply(reader.word("less", x, 0.0), math.pi)
 
 
 @rule("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", "special_xlogy")
-def xlogy(reader: Reader, x: Any, z: Any) -> View:
+def xlogy(reader: GraphReader, x: Any, z: Any) -> View:
     """x log z, and 0 where x is 0 and z at most 0: the logarithm is taken of 1 there."""
     return reader.multiply(x, reader.word("log", _of_one(reader, x, z, 0.0, 1.0)))
 
 
 @rule("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar")
-def xlog1py(reader: Reader, x: Any, z: Any) -> View:
+def xlog1py(reader: GraphReader, x: Any, z: Any) -> View:
     """x log(1 + z), and 0 where x is 0 and z at most -1: the logarithm is taken of 1 there."""
     return reader.multiply(x, reader.word("log1p", _of_one(reader, x, z, -1.0, 0.0)))
 
 
-def _of_one(reader: Reader, x: Any, z: Any, bound: float, instead: float) -> View:
+def _of_one(reader: GraphReader, x: Any, z: Any, bound: float, instead: float) -> View:
     """z, but another number where x is 0 and z no more than a bound; elsewhere the slope in x is the logarithm."""
     nothing = reader.word("equal", x, 0.0)
     if not isinstance(z, int | float):
@@ -134,7 +134,7 @@ def _of_one(reader: Reader, x: Any, z: Any, bound: float, instead: float) -> Vie
 
 
 @rule("fake_quantize_per_tensor_affine", "fake_quantize_per_tensor_affine.tensor_qparams")
-def fake_quantized(reader: Reader, x: View, scale: Any, zero: Any, low: int, high: int) -> View:
+def fake_quantized(reader: GraphReader, x: View, scale: Any, zero: Any, low: int, high: int) -> View:
     """The nearest of the numbers that codes stand for; the gradient passes where a code is within its bounds."""
     code = reader.add(rounded(reader, _exact_ratio(reader, x, scale)), zero)
     code = reader.word("stop_gradient", code)
@@ -146,7 +146,9 @@ def fake_quantized(reader: Reader, x: View, scale: Any, zero: Any, low: int, hig
 
 
 @rule("fake_quantize_per_channel_affine")
-def fake_quantized_by_channel(reader: Reader, x: View, scale: Any, zero: Any, dim: int, low: int, high: int) -> View:
+def fake_quantized_by_channel(
+    reader: GraphReader, x: View, scale: Any, zero: Any, dim: int, low: int, high: int
+) -> View:
     rows = [()] * len(x.dims)
 
     def along(value: Any) -> View:
@@ -157,12 +159,12 @@ def fake_quantized_by_channel(reader: Reader, x: View, scale: Any, zero: Any, di
 
 
 @rule("threshold", "threshold_")
-def threshold(reader: Reader, x: View, bound: float, value: float) -> View:
+def threshold(reader: GraphReader, x: View, bound: float, value: float) -> View:
     return reader.word("select", reader.word("less", float(bound), x), x, float(value))
 
 
 @rule("logaddexp2")
-def logaddexp2(reader: Reader, x: View, z: View) -> View:
+def logaddexp2(reader: GraphReader, x: View, z: View) -> View:
     high = reader.word("maximum", x, z)
     apart = reader.multiply(reader.word("abs", reader.add(x, z, signs=[1, -1])), -math.log(2))
     return reader.add(high, reader.multiply(reader.word("log1p", reader.word("exp", apart)), 1 / math.log(2)))
@@ -183,6 +185,6 @@ def logaddexp2(reader: Reader, x: View, z: View) -> View:
     "bernoulli.p",
     "randint_like",
 )
-def made_like(reader: Reader, *_: Any, **__: Any) -> Any:
+def made_like(reader: GraphReader, *_: Any, **__: Any) -> Any:
     """It has the shape of a value and none of its numbers."""
-    return Outside(reader.node)
+    return GivenTensor(reader.node)

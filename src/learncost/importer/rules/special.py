@@ -5,27 +5,27 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from learncost.importer.reader import Reader
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.views import View
 
 
 @rule("atan2")
-def atan2(reader: Reader, x: Any, z: Any) -> View:
+def atan2(reader: GraphReader, x: Any, z: Any) -> View:
     return reader.word("atan2", x, z)
 
 
 @rule("asin")
-def asin(reader: Reader, x: View) -> View:
+def asin(reader: GraphReader, x: View) -> View:
     return reader.word("atan2", x, _across(reader, x))
 
 
 @rule("acos")
-def acos(reader: Reader, x: View) -> View:
+def acos(reader: GraphReader, x: View) -> View:
     return reader.word("atan2", _across(reader, x), x)
 
 
-def _across(reader: Reader, x: View) -> View:
+def _across(reader: GraphReader, x: View) -> View:
     """The root of 1 - x^2, by factors, of which none loses digits."""
     factors = reader.multiply(reader.add(1.0, x, signs=[1, -1]), reader.add(x, 1.0))
     return reader.word("sqrt", factors)
@@ -36,7 +36,7 @@ STEPS = 7
 
 
 @rule("lgamma")
-def lgamma(reader: Reader, x: View) -> View:
+def lgamma(reader: GraphReader, x: View) -> View:
     """log |Gamma(x)|: Stirling's series, Abramowitz & Stegun 6.1.41; below 1/2 by reflection, 6.1.17."""
     below, z, turned = _reflected(reader, x)
     near, first, far = _stepped(reader, z)
@@ -56,7 +56,7 @@ def lgamma(reader: Reader, x: View) -> View:
 
 
 @rule("digamma")
-def digamma(reader: Reader, x: View) -> View:
+def digamma(reader: GraphReader, x: View) -> View:
     """The slope of log Gamma(x): Abramowitz & Stegun 6.3.18; below 1/2 by reflection, 6.3.7."""
     below, z, turned = _reflected(reader, x)
     near, first, far = _stepped(reader, z)
@@ -75,7 +75,7 @@ def digamma(reader: Reader, x: View) -> View:
     return reader.word("select", below, mirrored, there)
 
 
-def _reflected(reader: Reader, x: View) -> tuple[View, View, View]:
+def _reflected(reader: GraphReader, x: View) -> tuple[View, View, View]:
     """Whether x is below 1/2; 1 - x there, else x; and what is left of x beyond whole numbers there, else 1/2."""
     below = reader.word("less", x, 0.5)
     beyond = reader.add(x, reader.word("floor", x), signs=[1, -1])
@@ -83,20 +83,20 @@ def _reflected(reader: Reader, x: View) -> tuple[View, View, View]:
     return below, reader.word("select", below, reader.add(1.0, x, signs=[1, -1]), x), turned
 
 
-def _stepped(reader: Reader, z: View) -> tuple[View, View, View]:
+def _stepped(reader: GraphReader, z: View) -> tuple[View, View, View]:
     """Whether z is below where a series is taken; z there, else 1; and z, or the place so many steps behind it."""
     near = reader.word("less", z, float(STEPS))
     far = reader.word("select", near, reader.add(z, float(STEPS)), z)
     return near, reader.word("select", near, z, 1.0), far
 
 
-def _factors(reader: Reader, z: View) -> tuple[View, list[View]]:
+def _factors(reader: GraphReader, z: View) -> tuple[View, list[View]]:
     """z + 3, and of the others of z to z + 6 the products of two that are as far from it."""
     pair = reader.multiply(z, reader.add(z, 6.0))
     return reader.add(z, 3.0), [pair, reader.add(pair, 5.0), reader.add(pair, 8.0)]
 
 
-def _series(reader: Reader, share: View, divisors: tuple[float, ...]) -> View:
+def _series(reader: GraphReader, share: View, divisors: tuple[float, ...]) -> View:
     """The sum of the even powers of a share from 0 on, each over its divisor."""
     square = reader.multiply(share, share)
     *rest, last = divisors
@@ -107,7 +107,7 @@ def _series(reader: Reader, share: View, divisors: tuple[float, ...]) -> View:
 
 
 @rule("erfinv")
-def erfinv(reader: Reader, x: View) -> View:
+def erfinv(reader: GraphReader, x: View) -> View:
     """Winitzki's approximation, two steps of Halley's, and one of Newton's, whose slope is that of the result."""
     given = reader.word("stop_gradient", x)
     share = 0.147
@@ -124,7 +124,7 @@ def erfinv(reader: Reader, x: View) -> View:
     return reader.add(near, _newton(reader, near, x), signs=[1, -1])
 
 
-def _newton(reader: Reader, y: View, x: View) -> View:
+def _newton(reader: GraphReader, y: View, x: View) -> View:
     """How far y is from where erf(y) = x, along its tangent."""
     slope = reader.multiply(reader.word("exp", reader.multiply(y, y)), math.sqrt(math.pi) / 2)
     return reader.multiply(reader.add(reader.word("erf", y), x, signs=[1, -1]), slope)

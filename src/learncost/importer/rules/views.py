@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from learncost.importer.axes import ApartError, Axis, Size, equal, product, quotient, simple
+from learncost.importer.axes import ApartError, AxisClass, Size, equal, product, quotient, simple
 from learncost.importer.nodes import shape_of, size_of
-from learncost.importer.operands import Masked, Outside, Whole
-from learncost.importer.reader import Reader
+from learncost.importer.operands import GivenTensor, IntegerValue, Masked
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import view_rule
-from learncost.importer.views import Place, Slot, View
+from learncost.importer.views import AxisIndex, View, ViewAxis
 
 
 def sizes(values: Sequence[Any]) -> list[Size]:
     return [size_of(value) for value in values]
 
 
-def reshaped(reader: Reader, view: View, shape: Sequence[Size]) -> View:
+def reshaped(reader: GraphReader, view: View, shape: Sequence[Size]) -> View:
     """A view under another shape; what cannot be divided so is written in an array of its own first."""
     try:
         return view.reshaped(shape)
@@ -31,36 +31,36 @@ def reshaped(reader: Reader, view: View, shape: Sequence[Size]) -> View:
         return regrouped_to(reader, moved, shape)
 
 
-def regrouped_to(reader: Reader, view: View, shape: Sequence[Size]) -> View:
+def regrouped_to(reader: GraphReader, view: View, shape: Sequence[Size]) -> View:
     """Without common parts: all in one axis first, then that axis in the parts of the new shape."""
     view = view.fresh()
     slots = [slot for row in view.dims for slot in row]
     view = reader.recorder.whole_spread(view, range(len(view.dims)))
     slots = [slot for row in view.dims for slot in row]
-    whole = Axis(product([slot.axis.root.size for slot in slots]), whole=True)
+    whole = AxisClass(product([slot.axis.root.size for slot in slots]), whole=True)
     flat = reader.recorder.stored([whole], "flat")
-    parts: list[tuple[Size, Slot]] = []
+    parts: list[tuple[Size, ViewAxis]] = []
     factor: Size = 1
     for slot in reversed(slots):
         parts.append((factor, slot))
         factor = product([factor, slot.axis.root.size])
-    reader.recorder.write(View(flat, (Place(tuple(reversed(parts))),), view.dims), view)
-    rows: list[tuple[Slot, ...]] = []
-    new: list[tuple[Size, Slot]] = []
+    reader.recorder.write(View(flat, (AxisIndex(tuple(reversed(parts))),), view.dims), view)
+    rows: list[tuple[ViewAxis, ...]] = []
+    new: list[tuple[Size, ViewAxis]] = []
     factor = 1
     for size in reversed(shape):
         if equal(size, 1):
             rows.insert(0, ())
             continue
-        slot = Slot(Axis(size))
+        slot = ViewAxis(AxisClass(size))
         rows.insert(0, (slot,))
         new.insert(0, (factor, slot))
         factor = product([factor, size])
-    return View(flat, (Place(tuple(new)),), tuple(rows))
+    return View(flat, (AxisIndex(tuple(new)),), tuple(rows))
 
 
 @view_rule("view", "reshape", "_unsafe_view", "_reshape_alias", "view_as")
-def _view(reader: Reader, x: View, shape: Sequence[Any], *_: Any) -> View:
+def _view(reader: GraphReader, x: View, shape: Sequence[Any], *_: Any) -> View:
     return reshaped(reader, x, list(shape_of(reader.node)))
 
 
@@ -73,7 +73,7 @@ def _view(reader: Reader, x: View, shape: Sequence[Any], *_: Any) -> View:
     "ravel",
     "pixel_shuffle_view",
 )
-def _reshape_to_result(reader: Reader, x: View, *_: Any) -> View:
+def _reshape_to_result(reader: GraphReader, x: View, *_: Any) -> View:
     return reshaped(reader, x, list(shape_of(reader.node)))
 
 
@@ -98,7 +98,7 @@ def _reshape_to_result(reader: Reader, x: View, *_: Any) -> View:
     "positive",
     "requires_grad_",
 )
-def _same(reader: Reader, x: View, *_: Any, **__: Any) -> Any:
+def _same(reader: GraphReader, x: View, *_: Any, **__: Any) -> Any:
     if isinstance(x, Masked):
         return x
     val = reader.node.meta["val"]
@@ -107,7 +107,7 @@ def _same(reader: Reader, x: View, *_: Any, **__: Any) -> Any:
     return _whole(reader, x)
 
 
-def _whole(reader: Reader, x: View) -> Any:
+def _whole(reader: GraphReader, x: View) -> Any:
     """A value without its fraction, or whether it is not zero."""
     import torch
 
@@ -116,16 +116,16 @@ def _whole(reader: Reader, x: View) -> Any:
 
     if reader.node.meta["val"].dtype == torch.bool:
         return ne(reader, x, 0.0)
-    return Whole(trunc(reader, x), reader.node)
+    return IntegerValue(trunc(reader, x), reader.node)
 
 
 @view_rule("permute", "permute_copy")
-def _permute(reader: Reader, x: View, order: Sequence[int]) -> View:
+def _permute(reader: GraphReader, x: View, order: Sequence[int]) -> View:
     return x.permuted([place % len(x.dims) for place in order])
 
 
 @view_rule("transpose", "transpose.int", "swapaxes", "swapdims")
-def _transpose(reader: Reader, x: View, first: int, second: int) -> View:
+def _transpose(reader: GraphReader, x: View, first: int, second: int) -> View:
     order = list(range(len(x.dims)))
     if not order:
         return x
@@ -135,12 +135,12 @@ def _transpose(reader: Reader, x: View, first: int, second: int) -> View:
 
 
 @view_rule("t", "numpy_T", "mT", "adjoint", "matrix_H")
-def _t(reader: Reader, x: View) -> View:
+def _t(reader: GraphReader, x: View) -> View:
     return x if len(x.dims) < 2 else _transpose(reader, x, -2, -1)
 
 
 @view_rule("movedim", "moveaxis")
-def _movedim(reader: Reader, x: View, source: Any, target: Any) -> View:
+def _movedim(reader: GraphReader, x: View, source: Any, target: Any) -> View:
     count = len(x.dims)
     sources = [s % count for s in (source if isinstance(source, list) else [source])]
     targets = [t % count for t in (target if isinstance(target, list) else [target])]
@@ -152,37 +152,39 @@ def _movedim(reader: Reader, x: View, source: Any, target: Any) -> View:
 
 
 @view_rule("expand", "broadcast_to", "expand_as", "expand_copy")
-def _expand(reader: Reader, x: View, *_: Any, **__: Any) -> View:
+def _expand(reader: GraphReader, x: View, *_: Any, **__: Any) -> View:
     return x.expanded(list(shape_of(reader.node)))
 
 
 @view_rule("repeat", "tile")
-def _repeat(reader: Reader, x: View, repeats: Sequence[Any]) -> View:
+def _repeat(reader: GraphReader, x: View, repeats: Sequence[Any]) -> View:
     counts = sizes(repeats)
     rows = [() for _ in range(len(counts) - len(x.dims))] + list(x.dims)
     counts = [1] * (len(rows) - len(counts)) + counts
     spread = set(x.spread)
     for place, count in enumerate(counts):
         if not equal(count, 1):
-            slot = Slot(Axis(count))
+            slot = ViewAxis(AxisClass(count))
             spread.add(slot)
             rows[place] = (slot, *rows[place])
     return replace(x, dims=tuple(rows), spread=frozenset(spread))
 
 
 @view_rule("repeat_interleave.self_int")
-def _repeat_interleave(reader: Reader, x: View, count: int, dim: int | None = None, **_: Any) -> View:
+def _repeat_interleave(reader: GraphReader, x: View, count: int, dim: int | None = None, **_: Any) -> View:
     if dim is None:
         x, dim = reshaped(reader, x, [product(x.shape)]), 0
     if equal(size_of(count), 1):  # an axis of one place is none
         return x
     rows = list(x.dims)
-    slot = Slot(Axis(size_of(count)))
+    slot = ViewAxis(AxisClass(size_of(count)))
     rows[dim] = (*rows[dim], slot)
     return replace(x, dims=tuple(rows), spread=x.spread | {slot})
 
 
-def narrowed(reader: Reader, view: View, dim: int, start: Size, size: Size, step: int = 1, parts: bool = True) -> View:
+def narrowed(
+    reader: GraphReader, view: View, dim: int, start: Size, size: Size, step: int = 1, parts: bool = True
+) -> View:
     """A dimension from a place on: `size` places, a step apart. It is a place of parts where they divide so."""
     view = view.fresh()
     dim %= len(view.dims)
@@ -195,14 +197,14 @@ def narrowed(reader: Reader, view: View, dim: int, start: Size, size: Size, step
     if step == 1 and parts and (short := _of_parts(view, dim, start, size)) is not None:
         return short
     if row and all(slot in view.spread for slot in row):
-        only = Slot(Axis(size))
+        only = ViewAxis(AxisClass(size))
         rows = [*view.dims]
         rows[dim] = () if equal(size, 1) else (only,)
         return replace(view, dims=tuple(rows), spread=view.spread | {only})
     if len(row) != 1:
         view = merged(reader, view, dim)
         row = view.dims[dim]
-    new = Slot(Axis(size, row[0].axis.root.letter))
+    new = ViewAxis(AxisClass(size, row[0].axis.root.letter))
     rows = [*view.dims]
     rows[dim] = () if equal(size, 1) else (new,)
     return view.at(row[0], ((step, new),) if rows[dim] else (), start).with_dims(rows)
@@ -231,13 +233,13 @@ def _of_parts(view: View, dim: int, start: Size, size: Size) -> View | None:
     return parted.at(outer[0], (), number).with_dims(rows) if isinstance(number, int) else None
 
 
-def merged(reader: Reader, view: View, dim: int) -> View:
+def merged(reader: GraphReader, view: View, dim: int) -> View:
     """The same values with a dimension that is one axis."""
     return reader.recorder.merged(view, dim)
 
 
 @view_rule("select.int", "select", "select_copy.int")
-def _select(reader: Reader, x: View, dim: int, place: Any) -> View:
+def _select(reader: GraphReader, x: View, dim: int, place: Any) -> View:
     dim %= len(x.dims)
     taken = narrowed(reader, x, dim, _from_front(place, x.shape[dim]), 1)
     rows = [*taken.dims]
@@ -273,12 +275,12 @@ def bound(value: Any, total: Size, default: Size) -> Size:
 
 
 @view_rule("slice", "slice.Tensor", "slice_copy.Tensor", "narrow")
-def _slice(reader: Reader, x: View, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Any:
+def _slice(reader: GraphReader, x: View, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Any:
     dim %= len(x.dims)
     total = x.shape[dim]
     shape = list(shape_of(reader.node))
     if equal(shape[dim], 0):  # there is nothing of it to read
-        return Outside(reader.node)
+        return GivenTensor(reader.node)
     return narrowed(reader, x, dim, bound(start, total, 0), shape[dim], step)
 
 
@@ -295,7 +297,7 @@ def _slice(reader: Reader, x: View, dim: int = 0, start: Any = None, stop: Any =
     "tensor_split.indices",
     "hsplit.int",
 )
-def _split(reader: Reader, x: View, _: Any, dim: int = 0, **__: Any) -> list[View | None]:
+def _split(reader: GraphReader, x: View, _: Any, dim: int = 0, **__: Any) -> list[View | None]:
     dim %= len(x.dims)
     parts: list[View | None] = []
     start: Size = 0
@@ -310,18 +312,18 @@ def _split(reader: Reader, x: View, _: Any, dim: int = 0, **__: Any) -> list[Vie
 
 
 @view_rule("unbind", "unbind.int")
-def _unbind(reader: Reader, x: View, dim: int = 0) -> list[View]:
+def _unbind(reader: GraphReader, x: View, dim: int = 0) -> list[View]:
     return [_select(reader, x, dim, place) for place in range(len(reader.node.meta["val"]))]
 
 
 @view_rule("flip")
-def _flip(reader: Reader, x: View, dims: Sequence[int]) -> View:
+def _flip(reader: GraphReader, x: View, dims: Sequence[int]) -> View:
     for dim in dims:
         if not x.dims[dim]:
             continue
         x = merged(reader, x, dim).fresh()
         (slot,) = x.dims[dim]
-        new = Slot(Axis(slot.axis.root.size, slot.axis.root.letter))
+        new = ViewAxis(AxisClass(slot.axis.root.size, slot.axis.root.letter))
         rows = list(x.dims)
         rows[dim] = (new,)
         x = x.at(slot, ((-1, new),), slot.axis.root.size - 1).with_dims(rows)
@@ -329,14 +331,14 @@ def _flip(reader: Reader, x: View, dims: Sequence[int]) -> View:
 
 
 @view_rule("unfold")
-def _unfold(reader: Reader, x: View, dim: int, size: int, step: int) -> View:
+def _unfold(reader: GraphReader, x: View, dim: int, size: int, step: int) -> View:
     dim %= len(x.dims)
     shape = list(shape_of(reader.node))
     if not x.dims[dim]:  # a window of one place over one place
         return x.with_dims([*x.dims, ()])
     x = merged(reader, x, dim)
     slot = x.dims[dim][0]
-    window, at = Slot(Axis(size, "u")), Slot(Axis(shape[dim], slot.axis.root.letter))
+    window, at = ViewAxis(AxisClass(size, "u")), ViewAxis(AxisClass(shape[dim], slot.axis.root.letter))
     parts = [(step, at)] if not equal(shape[dim], 1) else []
     rows = [*x.dims, (window,) if size != 1 else ()]
     rows[dim] = (at,) if parts else ()

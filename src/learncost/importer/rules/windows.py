@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from learncost.importer.axes import Axis, Size, equal, product
-from learncost.importer.equations import Number
+from learncost.importer.axes import AxisClass, Size, equal, product
+from learncost.importer.equations import NumberOperand
 from learncost.importer.nodes import shape_of, size_of
 from learncost.importer.ones import along, at_its_place, matrix_product, written
-from learncost.importer.reader import Reader
+from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.enlargements import by_shares, places_of, shares_of
 from learncost.importer.rules.normalization import channels, scaled
@@ -18,7 +18,7 @@ from learncost.importer.rules.products import called
 from learncost.importer.rules.reductions import summed
 from learncost.importer.rules.views import merged, reshaped
 from learncost.importer.settled import settled
-from learncost.importer.views import Place, Slot, View
+from learncost.importer.views import AxisIndex, View, ViewAxis
 
 SIDES = {1: "x", 2: "yx", 3: "zyx"}
 """What the sides of signals, images and volumes are called."""
@@ -33,7 +33,7 @@ def several(value: Any, count: int) -> list[Any]:
 
 
 def windowed(
-    reader: Reader,
+    reader: GraphReader,
     x: View,
     first: int,
     outs: Sequence[Size],
@@ -41,13 +41,13 @@ def windowed(
     strides: Sequence[int],
     paddings: Sequence[int],
     dilations: Sequence[int],
-    windows: Sequence[Slot] = (),
-) -> tuple[View, list[tuple[Slot, ...]]]:
+    windows: Sequence[ViewAxis] = (),
+) -> tuple[View, list[tuple[ViewAxis, ...]]]:
     """The view with each side, from dimension `first` on, read at `stride i + dilation u - padding`.
 
     Its sides become the positions of the windows; the second result is the row of slots of each window's side.
     """
-    rows_of_windows: list[tuple[Slot, ...]] = []
+    rows_of_windows: list[tuple[ViewAxis, ...]] = []
     for dim in range(first, first + len(outs)):  # all sides first: what is written anew has no windows yet
         x = merged(reader, x, dim)
         if not x.dims[dim]:  # a side of one place, of which a window may take more
@@ -61,11 +61,11 @@ def windowed(
         size, stride, padding, dilation = sizes[place], strides[place], paddings[place], dilations[place]
         slot = row[0]
         letter = slot.axis.root.letter
-        at = () if equal(out, 1) else (Slot(Axis(out, letter)),)
+        at = () if equal(out, 1) else (ViewAxis(AxisClass(out, letter)),)
         if windows and windows[place] is not None:
-            window: tuple[Slot, ...] = (windows[place],)
+            window: tuple[ViewAxis, ...] = (windows[place],)
         else:
-            window = () if size == 1 else (Slot(Axis(size, WINDOWS[len(outs)][place])),)
+            window = () if size == 1 else (ViewAxis(AxisClass(size, WINDOWS[len(outs)][place])),)
         if not (size == 1 and stride == 1 and padding == 0) or not at:
             parts = [(stride, each) for each in at] + [(dilation, each) for each in window]
             x = x.at(slot, tuple(parts), -padding)
@@ -82,7 +82,7 @@ def _inside(side: Size, out: Size, size: int, stride: int, dilation: int) -> boo
     return last < side if isinstance(last, int) and isinstance(side, int) else equal(last, side - 1)
 
 
-def _in_groups(reader: Reader, x: View, weight: View, groups: int) -> tuple[View, View]:
+def _in_groups(reader: GraphReader, x: View, weight: View, groups: int) -> tuple[View, View]:
     """The channels of a convolution's operands in groups."""
     if groups == 1:
         return x, weight
@@ -95,7 +95,7 @@ def _depthwise(weight: View, groups: int) -> bool:
     return groups > 1 and all(equal(size, 1) for size in weight.shape[1:3])
 
 
-def _joined_groups(reader: Reader, result: View, bias: Any, groups: int, unbatched: bool) -> View:
+def _joined_groups(reader: GraphReader, result: View, bias: Any, groups: int, unbatched: bool) -> View:
     """What a convolution gives: groups as channels again, the bias added, without the batch that was not there."""
     if groups > 1:
         result = reshaped(reader, result, [result.shape[0], result.shape[1] * result.shape[2], *result.shape[3:]])
@@ -105,7 +105,7 @@ def _joined_groups(reader: Reader, result: View, bias: Any, groups: int, unbatch
 
 @rule("convolution", "conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding", "_convolution")
 def convolution(
-    reader: Reader,
+    reader: GraphReader,
     x: Any,
     weight: Any,
     bias: Any = None,
@@ -156,7 +156,7 @@ def convolution(
 
 @rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
 def conv_transpose(
-    reader: Reader,
+    reader: GraphReader,
     x: Any,
     weight: Any,
     bias: Any = None,
@@ -172,10 +172,18 @@ def conv_transpose(
 
 
 def transposed_convolution(
-    reader: Reader, x: View, weight: View, bias: Any, stride: Any, padding: Any, extra: Any, groups: int, dilation: Any
+    reader: GraphReader,
+    x: View,
+    weight: View,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    extra: Any,
+    groups: int,
+    dilation: Any,
 ) -> View:
     """Each place adds its window, written on the left: y = stride i + dilation u - padding."""
-    from learncost.importer.equations import Equation, Read
+    from learncost.importer.equations import Equation, NamedView
 
     count = len(weight.dims) - 2
     unbatched = len(x.dims) == count + 1
@@ -195,13 +203,13 @@ def transposed_convolution(
     group = ["g"] if groups > 1 else []
     recorder = reader.recorder
     letters = ["B", *group, "c", *sides]
-    reads = recorder.bound([Read(x, tuple(letters)), Read(weight, (*group, "c", "e", *windows))])
+    reads = recorder.bound([NamedView(x, tuple(letters)), NamedView(weight, (*group, "c", "e", *windows))])
     plain = recorder.result(reads, ["B", *group, "e", *sides, *windows])
     strides, paddings, dilations = several(stride, count), several(padding, count), several(dilation, count)
     kept = len(plain.dims) - 2 * count
     axes, index, rows = [], [], []
     for row in plain.dims[:kept]:
-        rows.append(tuple(Slot(slot.axis) for slot in row))
+        rows.append(tuple(ViewAxis(slot.axis) for slot in row))
         for slot in row:
             axes.append(slot.axis)
             index.append(slot)
@@ -209,17 +217,17 @@ def transposed_convolution(
     for place in range(count):
         parts = [(strides[place], slot) for slot in plain.dims[kept + place]]
         parts += [(dilations[place], slot) for slot in plain.dims[kept + count + place]]
-        whole = Axis(outs[place], SIDES[count][place], whole=True)
+        whole = AxisClass(outs[place], SIDES[count][place], whole=True)
         axes.append(whole)
-        index.append(Place(tuple(parts), -paddings[place]))  # type: ignore[arg-type]
-        slot = Slot(whole)
+        index.append(AxisIndex(tuple(parts), -paddings[place]))  # type: ignore[arg-type]
+        slot = ViewAxis(whole)
         read_index.append(slot)
         rows.append((slot,))
     if plain.spread:
         raise reader.refusal("a transposed convolution of what is only spread")
     stored = recorder.stored(axes)
     left = View(stored, tuple(index), plain.dims)
-    recorder.add(Equation("product", (Read(left, ("B", *group, "e", *sides, *windows)),), tuple(reads)))
+    recorder.add(Equation("product", (NamedView(left, ("B", *group, "e", *sides, *windows)),), tuple(reads)))
     result = View(stored, tuple(read_index), tuple(rows))
     for dim in (*([0] if lone else []), *(kept + place for place, out in enumerate(outs) if equal(out, 1))):
         result = at_its_place(result, dim)
@@ -227,7 +235,7 @@ def transposed_convolution(
 
 
 def _pool_sizes(
-    reader: Reader, count: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+    reader: GraphReader, count: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1
 ) -> tuple[list[int], ...]:
     sizes = several(kernel, count)
     strides = several(stride, count) if stride not in (None, []) else sizes
@@ -243,7 +251,13 @@ def _pool_sizes(
     "max_pool1d_with_indices",
 )
 def max_pool(
-    reader: Reader, x: View, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil: bool = False
+    reader: GraphReader,
+    x: View,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil: bool = False,
 ) -> Any:
     """The largest of each window; beyond the border there is minus infinity."""
     count = int(reader.recorder.operator[8])
@@ -266,7 +280,7 @@ def max_pool(
 
 @rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def avg_pool(
-    reader: Reader,
+    reader: GraphReader,
     x: View,
     kernel: Any,
     stride: Any = None,
@@ -292,11 +306,11 @@ def avg_pool(
         # Each window is divided by the places of it that lie inside, which are counted outside of the table's step.
         total = summed(reader, view, along)
         return reader.multiply(total, _inside_shares(reader, x, first, outs, sizes, strides, paddings, with_border))
-    return summed(reader, view, along, Number(1.0 / (divisor or product(sizes))))
+    return summed(reader, view, along, NumberOperand(1.0 / (divisor or product(sizes))))
 
 
 def _inside_shares(
-    reader: Reader,
+    reader: GraphReader,
     x: View,
     first: int,
     outs: Sequence[Size],
@@ -311,7 +325,7 @@ def _inside_shares(
         border = paddings[place] if with_border else 0
         function = partial(_inside_share, sizes[place], strides[place], paddings[place], border)
         numbers = settled(reader, "a pool over a border", function, x.shape[first + place], out)
-        given = reader.given_numbers(numbers, Axis(out))
+        given = reader.given_numbers(numbers, AxisClass(out))
         rows: list[Any] = [()] * (first + len(outs))
         rows[first + place] = given.dims[0] if given.dims else ()
         given = given.with_dims(rows)
@@ -329,16 +343,16 @@ def _inside_share(size: int, stride: int, padding: int, border: int, side: int, 
 @rule(
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"
 )
-def adaptive_avg_pool(reader: Reader, x: View, sizes: Any) -> View:
+def adaptive_avg_pool(reader: GraphReader, x: View, sizes: Any) -> View:
     return _adaptive(reader, x, sizes, "mean")
 
 
 @rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
-def adaptive_max_pool(reader: Reader, x: View, sizes: Any) -> list[Any]:
+def adaptive_max_pool(reader: GraphReader, x: View, sizes: Any) -> list[Any]:
     return [_adaptive(reader, x, sizes, "max"), None]
 
 
-def _adaptive(reader: Reader, x: View, sizes: Any, how: str) -> View:
+def _adaptive(reader: GraphReader, x: View, sizes: Any, how: str) -> View:
     """Windows that part each side: along those that they part evenly at once, then side by side along the others."""
     from learncost.importer.rules.reductions import extreme, mean_of
 
@@ -369,7 +383,7 @@ def _windows_of(side: int, out: int) -> list[range]:
     return [range(i * side // out, -(-(i + 1) * side // out)) for i in range(out)]
 
 
-def _mean_uneven(reader: Reader, x: View, dim: int, out: int) -> View:
+def _mean_uneven(reader: GraphReader, x: View, dim: int, out: int) -> View:
     """Equal shares of the places of each window, which are not as many in each."""
     side = size_of(x.shape[dim])
     if side == 1:  # each window has the only place
@@ -379,7 +393,7 @@ def _mean_uneven(reader: Reader, x: View, dim: int, out: int) -> View:
     return by_shares(reader, x, dim, places_of(rows, most), shares_of(rows, most), (out, most))
 
 
-def _largest_uneven(reader: Reader, x: View, dim: int, out: int) -> View:
+def _largest_uneven(reader: GraphReader, x: View, dim: int, out: int) -> View:
     """The largest of each window, window by window."""
     from learncost.importer.rules.movement import joined
     from learncost.importer.rules.reductions import extreme
@@ -393,7 +407,7 @@ def _largest_uneven(reader: Reader, x: View, dim: int, out: int) -> View:
 
 
 @rule("im2col")
-def im2col(reader: Reader, x: View, kernel: Any, dilation: Any, padding: Any, stride: Any) -> View:
+def im2col(reader: GraphReader, x: View, kernel: Any, dilation: Any, padding: Any, stride: Any) -> View:
     sizes = list(kernel)
     shape = x.shape
     outs = [
@@ -408,7 +422,7 @@ def im2col(reader: Reader, x: View, kernel: Any, dilation: Any, padding: Any, st
 
 
 @rule("pixel_shuffle")
-def pixel_shuffle(reader: Reader, x: View, factor: int) -> View:
+def pixel_shuffle(reader: GraphReader, x: View, factor: int) -> View:
     *front, c, h, w = x.shape
     parted = reshaped(reader, x, [*front, c // (factor * factor), factor, factor, h, w])
     n = len(front)
@@ -417,7 +431,7 @@ def pixel_shuffle(reader: Reader, x: View, factor: int) -> View:
 
 
 @rule("pixel_unshuffle")
-def pixel_unshuffle(reader: Reader, x: View, factor: int) -> View:
+def pixel_unshuffle(reader: GraphReader, x: View, factor: int) -> View:
     *front, c, h, w = x.shape
     parted = reshaped(reader, x, [*front, c, h // factor, factor, w // factor, factor])
     n = len(front)
@@ -426,7 +440,7 @@ def pixel_unshuffle(reader: Reader, x: View, factor: int) -> View:
 
 
 @rule("channel_shuffle", "native_channel_shuffle")
-def channel_shuffle(reader: Reader, x: View, groups: int) -> View:
+def channel_shuffle(reader: GraphReader, x: View, groups: int) -> View:
     batch, c, *sides = x.shape
     parted = reshaped(reader, x, [batch, groups, c // groups, *sides])
     moved = parted.permuted([0, 2, 1, *range(3, len(parted.dims))])

@@ -1,5 +1,5 @@
 """Runs a module's training step on tensors without values, and takes down what PyTorch's allocator would hand out."""
 
-from learncost.importer.running.stepping import Stepping
+from learncost.importer.running.stepping import ModuleStepping
 
-__all__ = ["Stepping"]
+__all__ = ["ModuleStepping"]

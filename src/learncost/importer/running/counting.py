@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from learncost.importer.running.kernels import buffers, packed, results
-from learncost.program.autograd.running import Running
+from learncost.program.autograd.running import RunUsage
 
 MOST = 2**22
 """Elements of a tensor that is computed."""
@@ -33,7 +33,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     made  what is being made before the step, where there is such a thing
     """
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunUsage) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.running, self.path, self.made, self.backwards = running, "", "", False
         self._there: dict[int, Any] = {}

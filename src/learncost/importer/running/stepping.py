@@ -11,14 +11,14 @@ from typing import Any
 
 from learncost.importer.refusals import silenced, told
 from learncost.ir.errors import InputError
-from learncost.program.autograd.running import Running
+from learncost.program.autograd.running import RunUsage
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """PyTorch's names of the types that it trains in."""
 
 
 @dataclass(frozen=True)
-class Stepping:
+class ModuleStepping:
     """The steps of a module.
 
     module  builds it, or has it
@@ -28,12 +28,12 @@ class Stepping:
     module: Callable[[], Any]
     inputs: Callable[[Mapping[str, int]], Mapping[str, Any]]
 
-    def __call__(self, sizes: Mapping[str, int], values: str, running: Running) -> None:
+    def __call__(self, sizes: Mapping[str, int], values: str, running: RunUsage) -> None:
         """Run one step forward and back. Raises `InputError` where that needs values."""
         with _in_one_line():
             self._run(sizes, values, running)
 
-    def _run(self, sizes: Mapping[str, int], values: str, running: Running) -> None:
+    def _run(self, sizes: Mapping[str, int], values: str, running: RunUsage) -> None:
         import torch
         from torch._subclasses.fake_tensor import FakeTensorMode
 

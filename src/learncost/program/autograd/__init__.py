@@ -1,8 +1,8 @@
 """What PyTorch's autograd takes in memory for a model's step, found by running it on tensors without values."""
 
-from learncost.program.autograd.asked import Asked
+from learncost.program.autograd.asked import StepOptions
 from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Module, module_named
-from learncost.program.autograd.running import Running, Steps
+from learncost.program.autograd.running import RunUsage, Steps
 from learncost.program.autograd.step import run_step, step_weights
 from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
@@ -13,10 +13,10 @@ __all__ = [
     "MESSAGES",
     "MODULES",
     "USUAL_MODULE",
-    "Asked",
     "Itself",
     "Module",
-    "Running",
+    "RunUsage",
+    "StepOptions",
     "Steps",
     "Tape",
     "Wrapping",

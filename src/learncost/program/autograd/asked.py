@@ -10,7 +10,7 @@ from learncost.program.autograd.wrapped import Wrapping
 
 
 @dataclass(frozen=True)
-class Asked:
+class StepOptions:
     """What a step is besides its table.
 
     state        bytes that the optimizer remembers, copies of weights among them

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 
 Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
 """Lines, what they start from, and what they end with."""
 
 
-def whole_block(repeat: Repeat) -> Block:
+def whole_block(repeat: Loop) -> Block:
     """The body as one block; behind what it hands on stands what it keeps."""
     ends = [*(carry.end for carry in repeat.carry), *(inside for inside, _ in repeat.keep)]
     return repeat.lines, [carry.start for carry in repeat.carry], ends
 
 
-def blocks_of(repeat: Repeat, cuts: int) -> list[Block]:
+def blocks_of(repeat: Loop, cuts: int) -> list[Block]:
     """The body in blocks of so many places each; as one where that does not come out even."""
     cuts_possible = places(repeat)
     if not cuts or len(cuts_possible) % cuts or len(repeat.carry) != 1 or repeat.keep:
@@ -27,7 +27,7 @@ def blocks_of(repeat: Repeat, cuts: int) -> list[Block]:
     return [(repeat.lines[a:b], [start], [end]) for (a, start), (b, end) in zip(starts, ends, strict=True)]
 
 
-def places(repeat: Repeat) -> list[tuple[int, str]]:
+def places(repeat: Loop) -> list[tuple[int, str]]:
     """Where one value of the body alone is alive: after how many lines, and which; the end is the last of them."""
     last = {name: len(repeat.lines) for name in (carry.end for carry in repeat.carry)}
     for at, line in reversed(list(enumerate(repeat.lines))):

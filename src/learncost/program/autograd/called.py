@@ -6,35 +6,35 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from learncost.ir.count import base, size_of
-from learncost.ir.line import Line, Product, Sum, Word
+from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.term import Literal, Term
 from learncost.ops import entry
 from learncost.program.autograd.calls import (
     Attention,
-    Call,
     Dropout,
     Embedding,
     Experts,
     Linear,
     Loss,
     Norm,
+    OperatorCall,
     Projection,
     Rotary,
     Single,
     local_name,
 )
-from learncost.program.autograd.module import Scores
-from learncost.program.autograd.names import Names, Values
-from learncost.program.autograd.operators import BOOLEAN, INTEGER, Tensor, cat, linear
-from learncost.program.autograd.parts import Parts
+from learncost.program.autograd.module import AttentionInputs
+from learncost.program.autograd.names import ScopeNames, Values
+from learncost.program.autograd.operators import BOOLEAN, INTEGER, TapeTensor, cat, linear
+from learncost.program.autograd.parts import ViewParts
 
 
-def call_module(names: Names, call: Call, values: Values) -> None:
+def call_module(names: ScopeNames, call: OperatorCall, values: Values) -> None:
     """Run a call; what it makes is among the values behind it."""
     if isinstance(call, Linear):
         _linear(names, call, values)
         return
-    if isinstance(call, Parts):
+    if isinstance(call, ViewParts):
         whole, parts = names.found(call.value, values), names.count((call.axis,))
         views = whole.split([whole.elements // parts] * parts)
         values |= {term.name: views[place] for term, place in zip(call.makes, call.places, strict=True)}
@@ -42,7 +42,7 @@ def call_module(names: Names, call: Call, values: Values) -> None:
     values[call.makes[0].name] = _KINDS[type(call)](names, call, values)
 
 
-def _linear(names: Names, call: Linear, values: Values) -> None:
+def _linear(names: ScopeNames, call: Linear, values: Values) -> None:
     for group in call.groups:
         x = names.found(call.value, values)
         sizes = [names.count(projection.makes.declared) for projection in group]
@@ -63,7 +63,7 @@ def _linear(names: Names, call: Linear, values: Values) -> None:
         del x, part
 
 
-def _path(names: Names, group: Sequence[Projection], x: Tensor) -> tuple[list[Tensor], int]:
+def _path(names: ScopeNames, group: Sequence[Projection], x: TapeTensor) -> tuple[list[TapeTensor], int]:
     """A and B beside a product, and how many elements there are between them."""
     first, _ = group[0].path
     if not first:
@@ -73,7 +73,7 @@ def _path(names: Names, group: Sequence[Projection], x: Tensor) -> tuple[list[Te
     return [names.leaf(first), names.leaf(*(projection.path[1] for projection in group))], low
 
 
-def _attention(names: Names, call: Attention, values: Values) -> Tensor:
+def _attention(names: ScopeNames, call: Attention, values: Values) -> TapeTensor:
     count, (first, last) = names.count, (call.lines[0], call.lines[-1])
     assert isinstance(first, Product)
     assert isinstance(last, Product)
@@ -89,7 +89,7 @@ def _attention(names: Names, call: Attention, values: Values) -> Tensor:
     windows = [where.window for where in first.where if where.window]
     terms = [term for line in call.lines for term in line.right if isinstance(term, Term)]
     masks = count((*batch, place)) * length
-    attention_scores = Scores(
+    attention_scores = AttentionInputs(
         groups=groups,
         heads=count([axis for axis in first.sides.batch if axis not in batch]),
         elements=scores,
@@ -109,7 +109,7 @@ def _attention(names: Names, call: Attention, values: Values) -> Tensor:
         cache=names.state.cache,
     )
 
-    def mask(width: int, elements: int = 0) -> Tensor:
+    def mask(width: int, elements: int = 0) -> TapeTensor:
         spread = call.padded or width > BOOLEAN
         elements = elements or (masks if spread else count((place,)) * length)
         return names.state.mask((masks, width, *first.where), elements, width)
@@ -117,7 +117,7 @@ def _attention(names: Names, call: Attention, values: Values) -> Tensor:
     return names.module.attended(q, k, names.found(call.values, values), attention_scores, mask)
 
 
-def _joined(parts: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
+def _joined(parts: Sequence[TapeTensor], widths: Sequence[int]) -> TapeTensor:
     """Parts of heads side by side, one that all heads share repeated."""
     if len(parts) == 1:
         return parts[0]
@@ -125,35 +125,35 @@ def _joined(parts: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
     return cat(parts, shares=[heads * width for width in widths])
 
 
-def _norm(names: Names, call: Norm, values: Values) -> Tensor:
+def _norm(names: ScopeNames, call: Norm, values: Values) -> TapeTensor:
     x = names.found(call.word.right[0].name, values)
     rows = x.elements // names.count(call.word.axes)
     weights = [names.leaf(name) for name in call.weights]
     return names.module.normed(x, call.word, weights, call.from_one, rows)
 
 
-def _loss(names: Names, call: Loss, values: Values) -> Tensor:
+def _loss(names: ScopeNames, call: Loss, values: Values) -> TapeTensor:
     targets = names.found(call.targets, values) if call.targets else None
     return names.module.loss(names.found(call.scores, values), targets)
 
 
-def _rotary(names: Names, call: Rotary, values: Values) -> Tensor:
+def _rotary(names: ScopeNames, call: Rotary, values: Values) -> TapeTensor:
     x, cosine, sine = (names.found(name, values) for name in (call.value, call.cosine, call.sine))
     return names.module.rotated(x, cosine, sine)
 
 
-def _dropout(names: Names, call: Dropout, values: Values) -> Tensor:
+def _dropout(names: ScopeNames, call: Dropout, values: Values) -> TapeTensor:
     return names.found(call.value, values).dropout()
 
 
-def _experts(names: Names, call: Experts, values: Values) -> Tensor:
+def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
     """transformers' `grouped_mm_experts_forward`: tokens sorted by experts, products of groups, sorted back.
 
     Python's names hold the sorted tokens, and the biases of the last product, to the end.
     """
     count, tape = names.count, names.tape
     shares = names.found(call.shares, values)
-    order = Tensor(tape, tape.new(shares.elements, INTEGER))
+    order = TapeTensor(tape, tape.new(shares.elements, INTEGER))
     selected = count(call.outward.left[0].declared)
     rows = names.found(call.value, values).gather(order, selected)
     sizes = [count(line.left[0].declared) for line in call.inward]
@@ -162,7 +162,7 @@ def _experts(names: Names, call: Experts, values: Values) -> Tensor:
     left = Counter(name for line in call.lines for name in line.reads)
     del parts
     biased: set[str] = set()
-    biases: list[Tensor] = []
+    biases: list[TapeTensor] = []
     for line in call.lines[:-1]:
         biased.add(line.name)
         if line == call.outward:
@@ -188,11 +188,11 @@ def _experts(names: Names, call: Experts, values: Values) -> Tensor:
     return result
 
 
-def _single(names: Names, call: Single, values: Values) -> Tensor:
+def _single(names: ScopeNames, call: Single, values: Values) -> TapeTensor:
     return _line(names, call.lines[0], values)
 
 
-def _embedding(names: Names, call: Embedding, values: Values) -> Tensor:
+def _embedding(names: ScopeNames, call: Embedding, values: Values) -> TapeTensor:
     tensor = names.operand(call.lines[0].right[0], values)
     if len(call.lines) > 1:
         tensor = tensor * 1.0
@@ -200,17 +200,17 @@ def _embedding(names: Names, call: Embedding, values: Values) -> Tensor:
     return tensor
 
 
-def _line(names: Names, line: Line, values: Values) -> Tensor:
+def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
     """A line by itself: a product is multiplied and summed, a sum added, a word its function."""
     elements = names.count(line.left[0].loops)
-    if isinstance(line, Word) and entry(line.word).kind == "choice":
-        return Tensor(names.tape, names.tape.new(elements, INTEGER))  # places have no gradient
+    if isinstance(line, Op) and entry(line.word).kind == "choice":
+        return TapeTensor(names.tape, names.tape.new(elements, INTEGER))  # places have no gradient
     if (pooled := _pooled(line)) is not None:
-        return names.found(pooled.name, values).pooled(elements, isinstance(line, Word))
+        return names.found(pooled.name, values).pooled(elements, isinstance(line, Op))
     operands = [names.operand(term, values) for term in line.right if isinstance(term, Term)]
     numbers = any(isinstance(term, Literal) for term in line.right)
     result = operands.pop(0) if operands else names.fresh(elements)
-    if isinstance(line, Word):
+    if isinstance(line, Op):
         return names.module.activated(result, line.word)
     module = names.module
     if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums and operands:
@@ -234,10 +234,10 @@ def _pooled(line: Line) -> Term | None:
     if len(terms) != 1 or not terms[0].beyond or len(line.left) != 1:
         return None
     sums = isinstance(line, Product) and not {*terms[0].loops} <= {*line.left[0].loops}
-    return terms[0] if sums or (isinstance(line, Word) and entry(line.word).kind == "reduction") else None
+    return terms[0] if sums or (isinstance(line, Op) and entry(line.word).kind == "reduction") else None
 
 
-_KINDS: dict[type[Call], Callable[..., Tensor]] = {
+_KINDS: dict[type[OperatorCall], Callable[..., TapeTensor]] = {
     Attention: _attention,
     Norm: _norm,
     Loss: _loss,

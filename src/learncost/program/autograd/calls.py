@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from learncost.ir.line import Line, Product, Sum, Word
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.term import Literal, Term
 
 NORMS = ("normalize", "rms_normalize")
@@ -19,7 +19,7 @@ SOFTMAX = ("softmax", "softmax_with_sink")
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """Lines that are one call; `makes` is what others read of it."""
 
     lines: tuple[Line, ...]
@@ -38,7 +38,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Single(Call):
+class Single(OperatorCall):
     """A line by itself."""
 
 
@@ -53,7 +53,7 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class Linear(Call):
+class Linear(OperatorCall):
     """Products of one value with weights. Each group is one matrix. `heads`: what they make goes to attention."""
 
     value: str
@@ -62,16 +62,16 @@ class Linear(Call):
 
 
 @dataclass(frozen=True)
-class Norm(Call):
+class Norm(OperatorCall):
     """A value as the norm's word makes it, then times a scale, which may be one more than the weight, and a shift."""
 
-    word: Word
+    word: Op
     weights: tuple[str, ...]
     from_one: bool
 
 
 @dataclass(frozen=True)
-class Loss(Call):
+class Loss(OperatorCall):
     """Log-softmax of scores, and the mean of the targets' share."""
 
     scores: str
@@ -79,7 +79,7 @@ class Loss(Call):
 
 
 @dataclass(frozen=True)
-class Rotary(Call):
+class Rotary(OperatorCall):
     """A value times a cosine, and with its halves exchanged times a sine."""
 
     value: str
@@ -88,7 +88,7 @@ class Rotary(Call):
 
 
 @dataclass(frozen=True)
-class Attention(Call):
+class Attention(OperatorCall):
     """Scores of queries and keys, softmax, values.
 
     pairs    queries and keys whose scores are added, in the lines of `scores`
@@ -104,7 +104,7 @@ class Attention(Call):
     scores: tuple[Product, ...]
     values: str
     added: tuple[str, ...]
-    softmax: Word
+    softmax: Op
     capped: bool
     scaled: bool
     padded: bool
@@ -113,7 +113,7 @@ class Attention(Call):
 
 
 @dataclass(frozen=True)
-class Experts(Call):
+class Experts(OperatorCall):
     """What the chosen experts make of a value, added by their shares.
 
     inward   products of the value with the experts' weights, which are one matrix
@@ -127,14 +127,14 @@ class Experts(Call):
 
 
 @dataclass(frozen=True)
-class Dropout(Call):
+class Dropout(OperatorCall):
     """A value times noise that is drawn."""
 
     value: str
 
 
 @dataclass(frozen=True)
-class Embedding(Call):
+class Embedding(OperatorCall):
     """Rows of a weight, and a number that they are multiplied by."""
 
 
@@ -142,7 +142,7 @@ Joins = Callable[[Sequence[Projection]], Sequence[Sequence[Projection]]]
 """Which projections of a value are one matrix."""
 
 
-class Scope:
+class CallScope:
     """The calls of the lines of one scope.
 
     weights  the names that are weights there
@@ -178,13 +178,13 @@ class Scope:
         }
         self.heads = {_of(line) for attention in self.attentions.values() for line in attention.lines[:1]}
 
-    def calls(self) -> Iterator[Call | Repeat]:
+    def calls(self) -> Iterator[OperatorCall | Loop]:
         """Call by call, in the order of the lines that they begin with."""
         done: set[str] = set()
-        waiting: list[Call | Repeat] = []
+        waiting: list[OperatorCall | Loop] = []
         unmade = {name for line in self.lines for name in line.makes}
         for line in self.lines:
-            if isinstance(line, Repeat):
+            if isinstance(line, Loop):
                 waiting.append(line)
             elif line.name not in done:
                 waiting.append(call := self._call(line))
@@ -196,7 +196,7 @@ class Scope:
             unmade -= set(_made(ready))
             yield ready
 
-    def _call(self, line: Line) -> Call:
+    def _call(self, line: Line) -> OperatorCall:
         if line.name in self.attentions:
             return self.attentions[line.name]
         if not line.right:
@@ -290,7 +290,7 @@ class Scope:
         return low, up, scaled
 
     def _norm(self, line: Line) -> Norm | None:
-        if not (isinstance(line, Word) and line.word in NORMS):
+        if not (isinstance(line, Op) and line.word in NORMS):
             return None
         lines: list[Line] = [line]
         weights: list[str] = []
@@ -312,7 +312,7 @@ class Scope:
         return Norm(tuple(lines), lines[-1].left[:1], line, tuple(weights), from_one)
 
     def _loss(self, line: Line) -> Loss | None:
-        if not (isinstance(line, Word) and line.word == "log_softmax"):
+        if not (isinstance(line, Op) and line.word == "log_softmax"):
             return None
         lines: list[Line] = [line]
         targets = ""
@@ -333,7 +333,7 @@ class Scope:
         pairs = [(line.right[0].name, line.right[1].name)]
         scores: list[Product] = [line]
         added: list[str] = []
-        softmax: Word | None = None
+        softmax: Op | None = None
         capped = scaled = padded = dropped = False
         while True:
             following = self._only(lines[-1].name, Line)
@@ -350,7 +350,7 @@ class Scope:
                         lines = [*lines[:-1], other, lines[-1]]
                     else:
                         added.append(name)
-            elif isinstance(following, Word):
+            elif isinstance(following, Op):
                 if following.word in SOFTMAX:
                     softmax = following
                 elif following.word == "tanh":
@@ -481,7 +481,7 @@ def _reads_at(line: Line, name: str) -> bool:
     return any(term.indexed for term in line.right if term.name == name)
 
 
-def _late(calls: list[Call | Repeat]) -> list[Call | Repeat]:
+def _late(calls: list[OperatorCall | Loop]) -> list[OperatorCall | Loop]:
     """Embeddings, and what is made of them alone, stand before blocks that read them: a decoder's after the encoder."""
     makers = {name: place for place, call in enumerate(calls) for name in _made(call)}
     early: set[int] = set()
@@ -497,7 +497,7 @@ def _late(calls: list[Call | Repeat]) -> list[Call | Repeat]:
                 readers.setdefault(makers[name], []).append(place)
     starts: dict[str | None, int] = {None: len(calls)}
     for place, call in enumerate(calls):
-        if isinstance(call, Call) and place not in early:
+        if isinstance(call, OperatorCall) and place not in early:
             starts.setdefault(call.lines[0].tag.block, place)
     for place in sorted(early, reverse=True):
         places = [min(at[reader], starts.get(_block(calls[reader]), len(calls))) for reader in readers.get(place, ())]
@@ -505,15 +505,15 @@ def _late(calls: list[Call | Repeat]) -> list[Call | Repeat]:
     return [calls[place] for place in sorted(range(len(calls)), key=lambda place: (at[place], place))]
 
 
-def _block(call: Call | Repeat) -> str | None:
-    return call.lines[0].tag.block if isinstance(call, Call) else None
+def _block(call: OperatorCall | Loop) -> str | None:
+    return call.lines[0].tag.block if isinstance(call, OperatorCall) else None
 
 
-def _made(call: Call | Repeat) -> list[str]:
-    return list(call.makes) if isinstance(call, Repeat) else [name for line in call.lines for name in line.makes]
+def _made(call: OperatorCall | Loop) -> list[str]:
+    return list(call.makes) if isinstance(call, Loop) else [name for line in call.lines for name in line.makes]
 
 
-def local_name(call: Call | Repeat) -> str:
+def local_name(call: OperatorCall | Loop) -> str:
     """What a call makes, as its layer's table says it."""
-    tag = call.lines[-1].tag if isinstance(call, Call) else None
+    tag = call.lines[-1].tag if isinstance(call, OperatorCall) else None
     return f"{tag.layer}.{tag.local}" if tag else ""

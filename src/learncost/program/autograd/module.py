@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from learncost.ir.errors import named_one
-from learncost.ir.line import Word
+from learncost.ir.line import Op
 from learncost.program.autograd.calls import Projection
 from learncost.program.autograd.operators import (
     BOOLEAN,
     FLOAT,
     POINTWISE,
-    Tensor,
+    TapeTensor,
     cat,
     cross_entropy,
     flash_attention,
@@ -34,12 +34,12 @@ COMPOSED = ("gelu_new", "gelu_fast", "gelu_accurate")
 class Masks(Protocol):
     """The mask of a kind of attention, which all layers of that kind share."""
 
-    def __call__(self, width: int, elements: int = 0) -> Tensor:
+    def __call__(self, width: int, elements: int = 0) -> TapeTensor:
         """With so many bytes an element: one for every sequence, of booleans for all; or of so many elements."""
 
 
 @dataclass(frozen=True)
-class Scores:
+class AttentionInputs:
     """What attention is given beside queries, keys and values.
 
     groups    heads of queries for one of keys and values, of which there are `heads`
@@ -60,14 +60,14 @@ class Scores:
     causal: bool
     windowed: bool
     padded: bool
-    added: Sequence[Tensor]
+    added: Sequence[TapeTensor]
     capped: bool
     scaled: bool
-    sink: Tensor | None
+    sink: TapeTensor | None
     dropped: bool
     cached: bool
     alike: bool
-    cache: list[Tensor]
+    cache: list[TapeTensor]
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,14 @@ class Module:
         return list(by_path.values())
 
     def linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[int], path: Sequence[Tensor], low: int
-    ) -> list[Tensor]:
+        self,
+        x: TapeTensor,
+        weight: TapeTensor,
+        bias: TapeTensor | None,
+        sizes: Sequence[int],
+        path: Sequence[TapeTensor],
+        low: int,
+    ) -> list[TapeTensor]:
         """A product, and one of low rank beside it; `low` is how many elements its middle has."""
         result = linear(x, weight, sum(sizes), bias)
         if path and weight.coded:
@@ -141,7 +147,7 @@ class Module:
             result = result + linear(linear(x, path[0], low), path[1], sum(sizes)) * 2.0
         return result.split(sizes) if len(sizes) > 1 else [result]
 
-    def normed(self, x: Tensor, word: Word, weights: Sequence[Tensor], from_one: bool, rows: int) -> Tensor:
+    def normed(self, x: TapeTensor, word: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
         """`functional.layer_norm`; and `rms_norm`, which on a processor is composed of others."""
         if word.word == "normalize":
             return layer_norm(x, weights, rows)
@@ -151,26 +157,28 @@ class Module:
         del x
         return normed * (weights[0] + 1.0 if from_one else weights[0]) if weights else normed
 
-    def rotated(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def rotated(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
         """`x * cosine + cat((-second, first)) * sine`, a head's halves being first and second."""
         fixed = x * cosine
         first, second = x.split((x.elements // 2, x.elements // 2))
         del x
         return fixed + cat((-second, first)) * sine
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, masks: Masks) -> Tensor:
+    def attended(
+        self, q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, masks: Masks
+    ) -> TapeTensor:
         mask = masks(q.width) if scores.windowed or scores.padded else None
         attend = _eager if scores.capped or scores.sink else _sdpa
         return attend(q, k, v, scores, mask).transpose().contiguous()
 
-    def activated(self, x: Tensor, word: str) -> Tensor:
+    def activated(self, x: TapeTensor, word: str) -> TapeTensor:
         return x.apply(word)
 
-    def routed(self, shares: Tensor) -> Tensor:
+    def routed(self, shares: TapeTensor) -> TapeTensor:
         """A token's shares of its experts, as what these make is multiplied by them."""
         return shares.in_float() if self.routing == "float" else shares
 
-    def loss(self, scores: Tensor, targets: Tensor | None) -> Tensor:
+    def loss(self, scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
         return cross_entropy(scores.in_float() if self.upcast else scores, targets)
 
 
@@ -193,7 +201,7 @@ class Transformers(Module):
             by_pack.setdefault((pack, projection.path[0]), []).append(projection)
         return list(by_pack.values())
 
-    def normed(self, x: Tensor, word: Word, weights: Sequence[Tensor], from_one: bool, rows: int) -> Tensor:
+    def normed(self, x: TapeTensor, word: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
         """`LlamaRMSNorm`; `GemmaRMSNorm`, whose scale is one more than its weight, in float; `T5LayerNorm`."""
         width = x.width
         if word.word == "normalize" and word.tag.layer in self.composed:  # DebertaLayerNorm
@@ -216,18 +224,20 @@ class Transformers(Module):
             return (weights[0] * hidden).to(width)
         return weights[0] * hidden.to(width) if weights else hidden.to(width)
 
-    def rotated(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def rotated(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
         """`apply_rotary_pos_emb`, with slices in `rotate_half`."""
         if self.rotary == "part":
             turning, rest = x.slice(x.elements // 2), x.slice(x.elements - x.elements // 2)
             return cat((self._turned(turning, cosine, sine), rest))
         return self._turned(x, cosine, sine)
 
-    def _turned(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def _turned(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
         half = x.elements // 2
         return x * cosine + cat((-x.slice(half), x.slice(half)), x.value.turned) * sine
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, masks: Masks) -> Tensor:
+    def attended(
+        self, q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, masks: Masks
+    ) -> TapeTensor:
         """Keys and values through the cache, then `sdpa_attention_forward` or `eager_attention_forward`."""
         if self.attention == "disentangled":
             return _disentangled(q, k, v, scores, masks(FLOAT), self.heads == "copies").transpose().contiguous()
@@ -254,7 +264,7 @@ class Transformers(Module):
             return _math(q, k, v, scores, mask, broadcast=True).transpose().contiguous()
         return _sdpa(q, k, v, scores, mask).transpose().contiguous()
 
-    def activated(self, x: Tensor, word: str) -> Tensor:
+    def activated(self, x: TapeTensor, word: str) -> TapeTensor:
         written = self.written.get(word, word)
         if written in COMPOSED:
             return 0.5 * x * (1.0 + (0.8 * (x + 0.045 * x.pow())).apply("tanh"))
@@ -284,7 +294,7 @@ class Itself(Module):
     said = "the module itself, run on tensors without values"
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) -> Tensor:
+def _sdpa(q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, mask: TapeTensor | None) -> TapeTensor:
     """`functional.scaled_dot_product_attention`: the fused kernel where it can be, else what it is composed of."""
     bias = mask
     for bias_part in scores.added:
@@ -299,7 +309,14 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) 
     return _math(q, k, v, scores, bias)
 
 
-def _math(q: Tensor, k: Tensor, v: Tensor, scores: Scores, bias: Tensor | None, broadcast: bool = False) -> Tensor:
+def _math(
+    q: TapeTensor,
+    k: TapeTensor,
+    v: TapeTensor,
+    scores: AttentionInputs,
+    bias: TapeTensor | None,
+    broadcast: bool = False,
+) -> TapeTensor:
     """`_scaled_dot_product_attention_math` (`aten/src/ATen/native/transformers/attention.cpp`).
 
     Its names hold operands in float, keys and values repeated, and scaled queries to its end. Keys that are broadcast
@@ -322,7 +339,9 @@ def _math(q: Tensor, k: Tensor, v: Tensor, scores: Scores, bias: Tensor | None, 
     return result
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None, in_float: bool = True) -> Tensor:
+def _eager(
+    q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, mask: TapeTensor | None, in_float: bool = True
+) -> TapeTensor:
     """`eager_attention_forward`: scores, softmax in float, shares of the values."""
     k, v = k.repeated(scores.groups), v.repeated(scores.groups)
     weights = q.contiguous().matmul(k.contiguous(), scores.elements)
@@ -345,7 +364,9 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None,
     return weights.matmul(v.contiguous(), scores.results)
 
 
-def _disentangled(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor, newer: bool) -> Tensor:
+def _disentangled(
+    q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, mask: TapeTensor, newer: bool
+) -> TapeTensor:
     """`DisentangledSelfAttention`: scores of contents, and those with positions, which are added to each other.
 
     The newer one divides keys, the other one queries.
@@ -355,7 +376,7 @@ def _disentangled(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor,
     else:
         q = q * 0.5
     weights = q.contiguous().matmul(k.contiguous(), scores.elements)
-    related: Tensor | None = None
+    related: TapeTensor | None = None
     for bias in scores.added:
         related = related.add_(bias) if related else bias + 0.0
         del bias

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from learncost.ir.term import Operand, Read, Term
 from learncost.program.autograd.module import Module
-from learncost.program.autograd.operators import Tensor
-from learncost.program.autograd.state import State
+from learncost.program.autograd.operators import TapeTensor
+from learncost.program.autograd.state import StepState
 from learncost.program.autograd.tape import Tape
 
-Values = dict[str, Tensor]
+Values = dict[str, TapeTensor]
 
 
 @dataclass
-class Names:
+class ScopeNames:
     """Names of one scope: their axes, which are weights, of which turn, which are noise; others are those around it."""
 
-    state: State
+    state: StepState
     axes: Mapping[str, tuple[str, ...]]
     weights: Mapping[str, tuple[str, ...]]
     drawn: frozenset[str]
@@ -38,17 +38,17 @@ class Names:
     def is_value(self, name: str) -> bool:
         return name not in self.weights and name not in self.drawn
 
-    def found(self, name: str, values: Values) -> Tensor:
+    def found(self, name: str, values: Values) -> TapeTensor:
         """A value by its name, or a weight."""
         if name in values or name in self.around:
             return values[name] if name in values else self.around[name]
         return self.leaf(name).decoded()
 
-    def leaf(self, *names: str) -> Tensor:
+    def leaf(self, *names: str) -> TapeTensor:
         elements = sum(self.count(self.axes[name]) for name in names)
         return self.state.leaf([self.weights[name] for name in names], elements)
 
-    def operand(self, term: Operand, values: Values) -> Tensor:
+    def operand(self, term: Operand, values: Values) -> TapeTensor:
         """An operand: a value, a weight, noise, or what an index names of one."""
         assert isinstance(term, Term)
         elements = self.count(term.loops)
@@ -67,5 +67,5 @@ class Names:
             places = places.copied()  # clamped in every layer
         return tensor.gather(places, elements, keeps)
 
-    def fresh(self, elements: int) -> Tensor:
-        return Tensor(self.tape, self.tape.new(elements))
+    def fresh(self, elements: int) -> TapeTensor:
+        return TapeTensor(self.tape, self.tape.new(elements))

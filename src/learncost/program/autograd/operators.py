@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from learncost.ops import word_called
-from learncost.program.account import Room
-from learncost.program.autograd.tape import Gradients, Tape, Value
+from learncost.program.account import Allocation
+from learncost.program.autograd.tape import Gradients, Tape, TapeValue
 
 FLOAT = 4
 """Bytes of torch.float32, in which norms, softmax and losses are computed whatever the module's type."""
@@ -24,7 +24,7 @@ INTEGER = 8
 
 
 @dataclass(frozen=True)
-class Row:
+class OperatorRow:
     """An operator of one operand: what its backward needs, and how many tensors beside the result its formula makes.
 
     keeps   "operand", "result", "both", or ""
@@ -39,36 +39,36 @@ class Row:
 
 
 POINTWISE = {
-    "scale": Row(),  # self: grad * other, a number
-    "shift": Row(),  # self: grad
-    "neg": Row(),
-    "clamp": Row("operand", 1),  # where(mask, grad, 0): the mask is of booleans, below what is counted
-    "pow": Row("operand", 2),  # grad * (exponent * self.pow(exponent - 1))
-    "rsqrt": Row("result", 2),  # -0.5 * grad * result.pow(3)
-    "sqrt": Row("result", 1),  # grad / (2 * result)
-    "log_sigmoid": Row("both"),  # log_sigmoid_backward(grad, self, buffer)
-    "safe_softmax": Row("result", tested=True),  # _safe_softmax: rows without a key are zeros
-    "bloom_gelu": Row("operand", 4, 2),  # modeling_bloom.py: GeLUFunction, which computes tanh again
+    "scale": OperatorRow(),  # self: grad * other, a number
+    "shift": OperatorRow(),  # self: grad
+    "neg": OperatorRow(),
+    "clamp": OperatorRow("operand", 1),  # where(mask, grad, 0): the mask is of booleans, below what is counted
+    "pow": OperatorRow("operand", 2),  # grad * (exponent * self.pow(exponent - 1))
+    "rsqrt": OperatorRow("result", 2),  # -0.5 * grad * result.pow(3)
+    "sqrt": OperatorRow("result", 1),  # grad / (2 * result)
+    "log_sigmoid": OperatorRow("both"),  # log_sigmoid_backward(grad, self, buffer)
+    "safe_softmax": OperatorRow("result", tested=True),  # _safe_softmax: rows without a key are zeros
+    "bloom_gelu": OperatorRow("operand", 4, 2),  # modeling_bloom.py: GeLUFunction, which computes tanh again
 }
 """By name, where it is no word of the vocabulary or PyTorch's own differs from the word's gradient."""
 
 
 @cache
-def _row(name: str) -> Row:
+def _row(name: str) -> OperatorRow:
     """The operator of this name; of a word it keeps the result where the word's gradient reads that and no operand."""
     if name in POINTWISE:
         return POINTWISE[name]
     word = word_called(name)
     reads = {*word.gradient_reads(f"d{name}" for name in word.inputs)} if word else set()
-    return Row("result" if word and reads & {*word.outputs} and not reads & {*word.inputs} else "operand")
+    return OperatorRow("result" if word and reads & {*word.outputs} and not reads & {*word.inputs} else "operand")
 
 
-class Tensor:
+class TapeTensor:
     """A tensor without values that is written as in PyTorch; `value` is what the tape has of it."""
 
     __slots__ = ("tape", "value")
 
-    def __init__(self, tape: Tape, value: Value) -> None:
+    def __init__(self, tape: Tape, value: TapeValue) -> None:
         self.tape, self.value = tape, value
 
     @property
@@ -86,13 +86,13 @@ class Tensor:
 
     # Of one operand.
 
-    def apply(self, name: str, width: int = 0) -> Tensor:
+    def apply(self, name: str, width: int = 0) -> TapeTensor:
         """An operator of `POINTWISE`, whose result may be of another type."""
         row = _row(name)
         x, tape = self.value, self.tape
         elements, own_width, result_width = x.elements, x.width, width or x.width
 
-        def backward(gradients: Gradients) -> list[Value | None]:
+        def backward(gradients: Gradients) -> list[TapeValue | None]:
             gradient = gradients.pop()
             assert gradient
             turned = gradient.turned
@@ -115,25 +115,25 @@ class Tensor:
         del before
         tests = tape.new(elements, BOOLEAN) if row.tested else None
         del tests
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
     @property
     def coded(self) -> bool:
         """Whether it is a weight that is stored as codes and scales."""
         return not self.width
 
-    def decoded(self) -> Tensor:
+    def decoded(self) -> TapeTensor:
         """A weight as numbers: of codes a copy."""
-        return Tensor(self.tape, self.tape.new(self.elements)) if self.coded else self
+        return TapeTensor(self.tape, self.tape.new(self.elements)) if self.coded else self
 
-    def to(self, width: int) -> Tensor:
+    def to(self, width: int) -> TapeTensor:
         """Another type; itself where it has that."""
         return self if width == self.width else self.copied(self.elements, width, self.value.turned)
 
-    def in_float(self) -> Tensor:
+    def in_float(self) -> TapeTensor:
         return self.to(FLOAT) if self.width < FLOAT else self
 
-    def copied(self, elements: int = 0, width: int = 0, turned: bool = False) -> Tensor:
+    def copied(self, elements: int = 0, width: int = 0, turned: bool = False) -> TapeTensor:
         """A copy, of more elements where some are repeated; its gradient is one of as many as before."""
         x, tape = self.value, self.tape
         own_width, before = x.width, x.elements
@@ -141,58 +141,58 @@ class Tensor:
         (result,) = tape.run(
             (x,), ((elements, width or own_width),), lambda _: (tape.new(before, own_width, turned),), turned=turned
         )
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
-    def repeated(self, times: int) -> Tensor:
+    def repeated(self, times: int) -> TapeTensor:
         """`repeat_kv`: every head as often, in a copy."""
         return self if times == 1 else self.copied(self.elements * times)
 
-    def contiguous(self) -> Tensor:
+    def contiguous(self) -> TapeTensor:
         return self.copied(self.elements) if self.value.turned else self
 
-    def mean(self, rows: int) -> Tensor:
+    def mean(self, rows: int) -> TapeTensor:
         """Over all but so many rows."""
         x, tape = self.value, self.tape
         elements, width = x.elements, x.width
         (result,) = tape.run((x,), ((rows, width),), lambda _: (tape.new(elements, width),))
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
-    def viewed(self) -> Tensor:
+    def viewed(self) -> TapeTensor:
         """A view of another shape; its gradient is copied, being spread."""
         x, tape = self.value, self.tape
         elements, width = x.elements, x.width
         (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(elements, width),), views=x.room)
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
-    def sum(self, rows: int) -> Tensor:
+    def sum(self, rows: int) -> TapeTensor:
         """Over all but so many rows; its gradient is one of as many, spread."""
         x, tape = self.value, self.tape
         elements, width = x.elements, x.width
 
-        def backward(gradients: Gradients) -> list[Value | None]:
+        def backward(gradients: Gradients) -> list[TapeValue | None]:
             gradient = gradients.pop()
             assert gradient
-            return [Value(elements, width, gradient.room, view=True)]
+            return [TapeValue(elements, width, gradient.room, view=True)]
 
         (result,) = tape.run((x,), ((rows, width),), backward)
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
-    def transpose(self) -> Tensor:
+    def transpose(self) -> TapeTensor:
         """A view with heads and positions exchanged; where its gradient lies otherwise, that is copied."""
         x, tape = self.value, self.tape
         elements, width, turned = x.elements, x.width, not x.turned
 
-        def backward(gradients: Gradients) -> list[Value | None]:
+        def backward(gradients: Gradients) -> list[TapeValue | None]:
             gradient = gradients.pop()
             assert gradient
             if gradient.turned == turned:
-                return [Value(elements, width, gradient.room, view=True)]
-            return [Value(elements, width, tape.new(elements, width).room, view=True)]
+                return [TapeValue(elements, width, gradient.room, view=True)]
+            return [TapeValue(elements, width, tape.new(elements, width).room, view=True)]
 
         (result,) = tape.run((x,), ((elements, width),), backward, views=x.room, turned=turned)
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
-    def split(self, sizes: Sequence[int]) -> list[Tensor]:
+    def split(self, sizes: Sequence[int]) -> list[TapeTensor]:
         """Views by `split` or `chunk`; their gradients are joined."""
         x, tape = self.value, self.tape
         all_elements, width = x.elements, x.width
@@ -203,42 +203,42 @@ class Tensor:
             views=x.room,
             turned=x.turned,
         )
-        return [Tensor(tape, part) for part in parts]
+        return [TapeTensor(tape, part) for part in parts]
 
-    def slice(self, elements: int) -> Tensor:
+    def slice(self, elements: int) -> TapeTensor:
         """A view of some of it; its gradient is as large as the whole, zero elsewhere."""
         x, tape = self.value, self.tape
         all_elements, width = x.elements, x.width
         (part,) = tape.run(
             (x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), views=x.room, turned=x.turned
         )
-        return Tensor(tape, part)
+        return TapeTensor(tape, part)
 
-    def pooled(self, elements: int, chooses: bool) -> Tensor:
+    def pooled(self, elements: int, chooses: bool) -> TapeTensor:
         """The largest of every window, whose place is kept, or the mean; both keep what they read."""
         x, tape = self.value, self.tape
         all_elements, width = x.elements, x.width
         kept = (x, tape.new(elements, INTEGER)) if chooses else (x,)
         (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), kept)
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
-    def gather(self, index: Tensor, elements: int, keeps: bool = False) -> Tensor:
+    def gather(self, index: TapeTensor, elements: int, keeps: bool = False) -> TapeTensor:
         """What an index names of it; its gradient is as large as the whole."""
         x, tape = self.value, self.tape
         all_elements, width = x.elements, x.width
         remembered = (index.value, x) if keeps else (index.value,)
         (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), remembered)
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
-    def dropout(self) -> Tensor:
+    def dropout(self) -> TapeTensor:
         """`functional.dropout`: on a processor noise of the operand's type, drawn, and a product with it; on CUDA
         `native_dropout`, which keeps a mask of booleans."""
         if self.tape.cuda:
             return self._dropped()
-        noise = Tensor(self.tape, self.tape.new(self.elements, self.width, self.value.turned))
+        noise = TapeTensor(self.tape, self.tape.new(self.elements, self.width, self.value.turned))
         return self * noise
 
-    def _dropped(self) -> Tensor:
+    def _dropped(self) -> TapeTensor:
         x, tape = self.value, self.tape
         elements, width, turned = x.elements, x.width, x.turned
         result, _ = tape.run(
@@ -248,71 +248,71 @@ class Tensor:
             keeps_results=(1,),
             turned=turned,
         )
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
-    def __neg__(self) -> Tensor:
+    def __neg__(self) -> TapeTensor:
         return self.apply("neg")
 
-    def pow(self) -> Tensor:
+    def pow(self) -> TapeTensor:
         return self.apply("pow")
 
-    def masked(self, mask: Tensor) -> Tensor:
+    def masked(self, mask: TapeTensor) -> TapeTensor:
         """`masked_fill`: keeps the mask, of booleans."""
         x, tape = self.value, self.tape
         elements, width = x.elements, x.width
         (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(elements, width),), (mask.value,))
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
     # Of two.
 
-    def divided(self, other: Tensor) -> Tensor:
+    def divided(self, other: TapeTensor) -> TapeTensor:
         """By one for every row: both are kept, and a quotient is made again for the gradient of the divisor."""
         tape, operands = self.tape, (self.value, other.value)
         elements, width = self.elements, self.width
 
-        def backward(gradients: Gradients) -> list[Value | None]:
+        def backward(gradients: Gradients) -> list[TapeValue | None]:
             beside = [tape.new(elements, width) for _ in range(3)]  # -grad * ((self / other) / other)
             divisor = tape.new(elements, width)
             del beside
             return [tape.new(elements, width), divisor]
 
         (result,) = tape.run(operands, ((elements, width),), backward, operands)
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
-    def __mul__(self, other: Tensor | float) -> Tensor:
-        if not isinstance(other, Tensor):
+    def __mul__(self, other: TapeTensor | float) -> TapeTensor:
+        if not isinstance(other, TapeTensor):
             return self.apply("scale")
         return _times(self, other)
 
-    def __rmul__(self, other: float) -> Tensor:
+    def __rmul__(self, other: float) -> TapeTensor:
         return self.apply("scale")
 
-    def __truediv__(self, other: float) -> Tensor:
+    def __truediv__(self, other: float) -> TapeTensor:
         return self.apply("scale")
 
-    def __add__(self, other: Tensor | float) -> Tensor:
-        if not isinstance(other, Tensor):
+    def __add__(self, other: TapeTensor | float) -> TapeTensor:
+        if not isinstance(other, TapeTensor):
             return self.apply("shift")
         return _plus(self, other)
 
-    def __radd__(self, other: float) -> Tensor:
+    def __radd__(self, other: float) -> TapeTensor:
         return self.apply("shift")
 
-    def add_(self, other: Tensor) -> Tensor:
+    def add_(self, other: TapeTensor) -> TapeTensor:
         """A sum in place of its first operand."""
         return _plus(self, other, self.value.room)
 
-    def matmul(self, other: Tensor, elements: int) -> Tensor:
+    def matmul(self, other: TapeTensor, elements: int) -> TapeTensor:
         """A product that sums; each factor is kept for the other's gradient."""
         tape, (first, second) = self.tape, (self.value, other.value)
         sizes = [(each.elements, each.width, each.node is not None) for each in (first, second)]
         keeps = [factor for factor, needed in ((second, sizes[0][2]), (first, sizes[1][2])) if needed]
 
-        def backward(gradients: Gradients) -> list[Value | None]:
+        def backward(gradients: Gradients) -> list[TapeValue | None]:
             return [tape.new(size, width) if needed else None for size, width, needed in sizes]
 
         (result,) = tape.run((first, second), ((elements, max(first.width, second.width)),), backward, keeps)
-        return Tensor(tape, result)
+        return TapeTensor(tape, result)
 
 
 def _same(gradients: Gradients) -> Gradients:
@@ -320,7 +320,7 @@ def _same(gradients: Gradients) -> Gradients:
     return [gradients.pop()]
 
 
-def _alike(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> list[Value]:
+def _alike(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> list[TapeValue]:
     """Copies of those of narrower types, which an operator makes for itself on a processor (`TensorIterator.cpp`); on
     CUDA it casts what it reads (`gpu_kernel_with_dynamic_casting`)."""
     if tape.cuda:
@@ -328,7 +328,7 @@ def _alike(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> list[Val
     return [tape.new(elements, width) for elements, own_width in sizes if own_width < width]
 
 
-def _times(left: Tensor, right: Tensor) -> Tensor:
+def _times(left: TapeTensor, right: TapeTensor) -> TapeTensor:
     """A product by elements, the smaller spread: each is kept for the other's gradient."""
     tape, operands = left.tape, (left.value, right.value)
     elements, width = max(left.elements, right.elements), max(left.width, right.width)
@@ -336,12 +336,12 @@ def _times(left: Tensor, right: Tensor) -> Tensor:
     sizes = [(each.elements, each.width) for each in operands]
     turned = max(operands, key=lambda each: each.elements).turned
 
-    def backward(gradients: Gradients) -> list[Value | None]:
+    def backward(gradients: Gradients) -> list[TapeValue | None]:
         incoming = gradients[0]
         assert incoming
         laid = incoming.turned
         del incoming
-        results: list[Value | None] = [None, None]
+        results: list[TapeValue | None] = [None, None]
         for number in (1, 0):  # the second operand's first, as Functions.cpp has it
             copies = _alike(tape, [sizes[1 - number]], width) if needed[number] else []
             results[number] = tape.new(elements, width, laid) if needed[number] else None
@@ -352,17 +352,17 @@ def _times(left: Tensor, right: Tensor) -> Tensor:
     copies = _alike(tape, sizes, width)
     (result,) = tape.run(operands, ((elements, width),), backward, keeps, turned=turned)
     del copies
-    return Tensor(tape, result)
+    return TapeTensor(tape, result)
 
 
-def _plus(left: Tensor, right: Tensor, room: Room | None = None) -> Tensor:
+def _plus(left: TapeTensor, right: TapeTensor, room: Allocation | None = None) -> TapeTensor:
     """A sum, the smaller operand spread: nothing is kept, and the gradient goes on as it is."""
     tape, operands = left.tape, (left.value, right.value)
     elements, width = max(left.elements, right.elements), max(left.width, right.width)
     needed = [each.node is not None for each in operands]
     turned = max(operands, key=lambda each: each.elements).turned
 
-    def backward(gradients: Gradients) -> list[Value | None]:
+    def backward(gradients: Gradients) -> list[TapeValue | None]:
         incoming = gradients.pop()
         assert incoming
         return [incoming if is_needed else None for is_needed in needed]
@@ -370,35 +370,35 @@ def _plus(left: Tensor, right: Tensor, room: Room | None = None) -> Tensor:
     copies = _alike(tape, [(each.elements, each.width) for each in operands], width)
     (result,) = tape.run(operands, ((elements, width),), backward, views=room, turned=turned)
     del copies
-    return Tensor(tape, result)
+    return TapeTensor(tape, result)
 
 
-def cat(parts: Sequence[Tensor], turned: bool = False, shares: Sequence[int] = ()) -> Tensor:
+def cat(parts: Sequence[TapeTensor], turned: bool = False, shares: Sequence[int] = ()) -> TapeTensor:
     """`torch.cat`: a copy; its gradient is cut into views. `shares` are elements of the parts, some of them spread."""
     tape, width = parts[0].tape, parts[0].width
     sizes = [part.elements for part in parts]
     spread = tuple(shares) or tuple(sizes)
 
-    def backward(gradients: Gradients) -> list[Value | None]:
+    def backward(gradients: Gradients) -> list[TapeValue | None]:
         incoming = gradients.pop()
         assert incoming
         return [
-            Value(size, width, incoming.room, view=True, turned=incoming.turned)
+            TapeValue(size, width, incoming.room, view=True, turned=incoming.turned)
             if size == share
             else tape.new(size, width)
             for size, share in zip(sizes, spread, strict=True)
         ]
 
     (result,) = tape.run([part.value for part in parts], ((sum(spread), width),), backward, turned=turned)
-    return Tensor(tape, result)
+    return TapeTensor(tape, result)
 
 
-def embedding(weight: Tensor, index: Tensor, elements: int) -> Tensor:
+def embedding(weight: TapeTensor, index: TapeTensor, elements: int) -> TapeTensor:
     """Rows of a weight; its gradient is as large as the weight."""
     return weight.gather(index, elements)
 
 
-def linear(x: Tensor, weight: Tensor, elements: int, bias: Tensor | None = None) -> Tensor:
+def linear(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | None = None) -> TapeTensor:
     """`functional.linear`: keeps its operand for the weight's gradient, and the weight for the operand's.
 
     Of codes it is bitsandbytes' `MatMul4Bit`, which makes the weight of them in both directions and holds them itself.
@@ -407,10 +407,10 @@ def linear(x: Tensor, weight: Tensor, elements: int, bias: Tensor | None = None)
     sizes = [(each.elements, each.width, each.node is not None) for each in operands]
     coded = weight.elements if weight.coded else 0
 
-    def backward(gradients: Gradients) -> list[Value | None]:
+    def backward(gradients: Gradients) -> list[TapeValue | None]:
         numbers = tape.new(coded) if coded else None
         gradients_back = [
-            Value(size, width, tape.new(size, width).room, view=True) if needed else None
+            TapeValue(size, width, tape.new(size, width).room, view=True) if needed else None
             for size, width, needed in sizes
         ]
         del numbers
@@ -420,10 +420,12 @@ def linear(x: Tensor, weight: Tensor, elements: int, bias: Tensor | None = None)
     numbers = weight.decoded()
     (result,) = tape.run(operands, ((elements, x.width),), backward, keeps)
     del numbers
-    return Tensor(tape, result)
+    return TapeTensor(tape, result)
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, elements: int, rows: int, mask: Tensor | None = None) -> Tensor:
+def flash_attention(
+    q: TapeTensor, k: TapeTensor, v: TapeTensor, elements: int, rows: int, mask: TapeTensor | None = None
+) -> TapeTensor:
     """`scaled_dot_product_attention`, fused: keeps all operands, the result, and a sum in float of every row.
 
     The result lies as the queries do, and gradients with positions before heads (`empty_like`, `zeros`); on CUDA in
@@ -440,20 +442,20 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, elements: int, rows: int, m
         (0, 1),
         turned=q.value.turned or (tape.cuda and q.width >= FLOAT),
     )
-    return Tensor(tape, result)
+    return TapeTensor(tape, result)
 
 
-def layer_norm(x: Tensor, weights: Sequence[Tensor], rows: int) -> Tensor:
+def layer_norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int) -> TapeTensor:
     """`functional.layer_norm`: keeps its operand, and every row's mean and deviation, on CUDA in float."""
     return _norm(x, weights, rows, 2)
 
 
-def rms_norm(x: Tensor, weights: Sequence[Tensor], rows: int) -> Tensor:
+def rms_norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int) -> TapeTensor:
     """`functional.rms_norm` on CUDA (`_fused_rms_norm`): keeps its operand, and every row's root."""
     return _norm(x, weights, rows, 1)
 
 
-def _norm(x: Tensor, weights: Sequence[Tensor], rows: int, numbers: int) -> Tensor:
+def _norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int, numbers: int) -> TapeTensor:
     """A norm in one kernel, with so many numbers of every row."""
     tape, operands = x.tape, [x.value, *(weight.value for weight in weights)]
     sizes = [(each.elements, each.width, each.node is not None) for each in operands]
@@ -465,15 +467,15 @@ def _norm(x: Tensor, weights: Sequence[Tensor], rows: int, numbers: int) -> Tens
         (x.value,),
         [*range(1, numbers + 1)],
     )
-    return Tensor(tape, result)
+    return TapeTensor(tape, result)
 
 
-def convolution(x: Tensor, weight: Tensor, elements: int, bias: Tensor | None = None) -> Tensor:
+def convolution(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | None = None) -> TapeTensor:
     """`functional.conv1d` and `conv2d`: keep what `linear` keeps."""
     return linear(x, weight, elements, bias)
 
 
-def cross_entropy(scores: Tensor, targets: Tensor | None) -> Tensor:
+def cross_entropy(scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
     """`functional.cross_entropy`: log-softmax keeps its result, the loss that too."""
     logs = scores.apply("log_softmax")
     tape, elements, width = logs.tape, logs.elements, logs.width
@@ -481,4 +483,4 @@ def cross_entropy(scores: Tensor, targets: Tensor | None) -> Tensor:
     loss, _ = tape.run(
         (logs.value,), ((1, width), (1, width)), lambda _: (tape.new(elements, width),), keeps, keeps_results=(1,)
     )
-    return Tensor(tape, loss)
+    return TapeTensor(tape, loss)

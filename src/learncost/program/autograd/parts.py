@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.affine import Affine
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.ir.term import Operand, Read, Term
-from learncost.program.autograd.calls import Call
+from learncost.program.autograd.calls import OperatorCall
 
 
 @dataclass(frozen=True)
-class Parts(Call):
+class ViewParts(OperatorCall):
     """A value as so many views as its axis has places; those that nobody reads are there as well."""
 
     value: str
@@ -27,11 +27,11 @@ class Parts(Call):
 
 def with_parts(
     lines: Sequence[Statement], outputs: Collection[str], axes: Mapping[str, tuple[str, ...]]
-) -> tuple[list[Statement], dict[str, Parts]]:
+) -> tuple[list[Statement], dict[str, ViewParts]]:
     """The lines with every such part as a value by itself, and the values that are parted."""
     by_name: dict[str, dict[int, Term]] = {}
     at: dict[str, set[int]] = {}
-    others = {*outputs, *(name for line in lines if isinstance(line, Repeat) for name in line.reads)}
+    others = {*outputs, *(name for line in lines if isinstance(line, Loop) for name in line.reads)}
     for line in lines:
         for term in line.right if isinstance(line, Line) else ():
             place = _place(term)
@@ -49,7 +49,7 @@ def with_parts(
         if name not in others and len(at[name]) == 1 and name in makers:
             (position,) = at[name]
             line = replace(makers[name], left=tuple(parts.values()), right=(Term(name, axes[name]),))
-            parted[name] = Parts((line,), tuple(parts.values()), name, axes[name][position], tuple(parts))
+            parted[name] = ViewParts((line,), tuple(parts.values()), name, axes[name][position], tuple(parts))
 
     def renamed(term: Operand) -> Operand:
         place = _place(term)
@@ -63,12 +63,12 @@ def with_parts(
     ], parted
 
 
-def after_makers(calls: Iterable[Call | Repeat], parted: Mapping[str, Parts]) -> list[Call | Repeat]:
+def after_makers(calls: Iterable[OperatorCall | Loop], parted: Mapping[str, ViewParts]) -> list[OperatorCall | Loop]:
     """The calls, each of those that make a value which is parted with its parts behind it."""
-    result: list[Call | Repeat] = []
+    result: list[OperatorCall | Loop] = []
     for call in calls:
         result.append(call)
-        if isinstance(call, Call):
+        if isinstance(call, OperatorCall):
             result += [parted[term.name] for term in call.makes if term.name in parted]
     return result
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from learncost.program.account import Account
+from learncost.program.account import AllocationLog
 from learncost.program.log import Logged
 
 
-class Running:
+class RunUsage:
     """What a step takes while it runs.
 
     label    what runs now
@@ -23,7 +23,7 @@ class Running:
 
     def __init__(self, device: str = "cpu", weights: tuple[Sequence[str], Sequence[str]] | None = None) -> None:
         self.label, self.device, self.weights = "", device, weights
-        self.account = Account(NEVER, lambda: self.label)
+        self.account = AllocationLog(NEVER, lambda: self.label)
         self.given: dict[str, str] = {}
         self.hooked, self.most = False, 0
         self.steps: Callable[[list[int]], None] = lambda weights: None
@@ -38,5 +38,5 @@ class Running:
 NEVER = -1
 """Bytes that are never taken: an account that is asked for them keeps its log, and stops nowhere."""
 
-Steps: TypeAlias = "Callable[[Mapping[str, int], str, Running], None]"
+Steps: TypeAlias = "Callable[[Mapping[str, int], str, RunUsage], None]"
 """Runs a module's step forward and back at sizes by letter, with values of a type such as bf16."""

@@ -8,33 +8,33 @@ from functools import cached_property
 from math import prod
 
 from learncost.ir.count import shape_of, size_of
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.ir.table import Table
-from learncost.program.account import Room
-from learncost.program.autograd.asked import Asked
+from learncost.program.account import Allocation
+from learncost.program.autograd.asked import StepOptions
 from learncost.program.autograd.blocks import blocks_of, places
-from learncost.program.autograd.operators import Tensor
-from learncost.program.autograd.tape import Node, Tape, Value
-from learncost.program.autograd.wrapped import Group, Sharded
+from learncost.program.autograd.operators import TapeTensor
+from learncost.program.autograd.tape import Tape, TapeNode, TapeValue
+from learncost.program.autograd.wrapped import ParameterGroup, Sharded
 
 ROOT = ()
 """The group of weights that no block has."""
 
 
 @dataclass
-class State:
+class StepState:
     """What a step holds: its weights and their leaves, masks, and what stays until the model returns."""
 
     tape: Tape
     table: Table
     sizes: Mapping[str, int]
-    asked: Asked
-    rooms: dict[str, Room] = field(default_factory=dict)
-    leaves: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
-    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
-    embedded: list[Tensor] = field(default_factory=list)
-    cache: list[Tensor] = field(default_factory=list)
-    inputs: list[Tensor] = field(default_factory=list)
+    asked: StepOptions
+    rooms: dict[str, Allocation] = field(default_factory=dict)
+    leaves: dict[tuple[str, ...], TapeTensor] = field(default_factory=dict)
+    masks: dict[tuple[object, ...], TapeTensor] = field(default_factory=dict)
+    embedded: list[TapeTensor] = field(default_factory=list)
+    cache: list[TapeTensor] = field(default_factory=list)
+    inputs: list[TapeTensor] = field(default_factory=list)
     tokens: str = ""
 
     @cached_property
@@ -53,14 +53,14 @@ class State:
         """The weights that are stacks of the blocks', each with its repeat and its block of a turn."""
         result = dict[str, tuple[int, int]]()
         for repeat in (line for line in self.table.lines if id(line) in self.numbers):
-            assert isinstance(repeat, Repeat)
+            assert isinstance(repeat, Loop)
             for place, (lines, _, _) in enumerate(blocks_of(repeat, self.cuts)):
                 reads = {name for line in lines for name in line.reads}
                 stacks = (outer for inside, outer in repeat.each if inside in reads and outer in self.table.weights)
                 result |= dict.fromkeys(stacks, (self.numbers[id(repeat)], place))
         return result
 
-    def group(self, block: tuple[int, int], turn: int) -> Group:
+    def group(self, block: tuple[int, int], turn: int) -> ParameterGroup:
         """The weights of a block of a turn."""
         assert self.sharded
         names = [name for name, of in self.blocks.items() if of == block]
@@ -73,7 +73,7 @@ class State:
         all_places = sum(size_of(repeat.count, self.sizes) * len(places(repeat)) for repeat in repeats)
         return all_places // self.asked.blocks if self.asked.blocks and not all_places % self.asked.blocks else 0
 
-    def leaf(self, names: Sequence[tuple[str, ...]], elements: int) -> Tensor:
+    def leaf(self, names: Sequence[tuple[str, ...]], elements: int) -> TapeTensor:
         """A weight, or several that are one, of a turn."""
         key = tuple(part for name in names for part in name)
         if key not in self.leaves:
@@ -83,26 +83,26 @@ class State:
                 block = self.blocks.get(names[0][0])
                 group = self.group(block, int(names[0][1])) if block else self.sharded.group(ROOT)
                 room = group.room
-            value = self.tape.weight(elements, width, room) if learns else Value(elements, width, room)
+            value = self.tape.weight(elements, width, room) if learns else TapeValue(elements, width, room)
             if self.sharded:
                 group.weights.append(value)
-            self.leaves[key] = Tensor(self.tape, value)
+            self.leaves[key] = TapeTensor(self.tape, value)
         return self.leaves[key]
 
-    def embeds(self, weight: str, embedded: Tensor) -> None:
+    def embeds(self, weight: str, embedded: TapeTensor) -> None:
         """What an embedding makes stays until the model returns; under checkpoints the tokens' has a gradient."""
         if self.table.values[self.table.inputs[0]].role == "index":
             self.tokens = self.tokens or weight
         if self.asked.module.holds == "embeddings":
             self.embedded.append(embedded)
         if self.asked.checkpoint and not embedded.learns and weight == self.tokens:  # enable_input_require_grads
-            embedded.value.node = Node(None)
+            embedded.value.node = TapeNode(None)
             self.inputs.append(embedded)
 
-    def mask(self, key: tuple[object, ...], elements: int, width: int) -> Tensor:
+    def mask(self, key: tuple[object, ...], elements: int, width: int) -> TapeTensor:
         """A mask that is made once, and stays until the model returns; where blocks run again, as long as these."""
         if key not in self.masks:
-            self.masks[key] = Tensor(self.tape, self.tape.new(elements, width))
+            self.masks[key] = TapeTensor(self.tape, self.tape.new(elements, width))
         return self.masks[key]
 
     def count(self, axes: Sequence[str]) -> int:

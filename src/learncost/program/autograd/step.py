@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from learncost.ir.table import Table
-from learncost.program.account import Room
-from learncost.program.autograd.asked import Asked
-from learncost.program.autograd.names import Names, Values
-from learncost.program.autograd.operators import INTEGER, Tensor
-from learncost.program.autograd.state import ROOT, State
-from learncost.program.autograd.tape import Tape, Value
+from learncost.program.account import Allocation
+from learncost.program.autograd.asked import StepOptions
+from learncost.program.autograd.names import ScopeNames, Values
+from learncost.program.autograd.operators import INTEGER, TapeTensor
+from learncost.program.autograd.state import ROOT, StepState
+from learncost.program.autograd.tape import Tape, TapeValue
 from learncost.program.autograd.turns import run_lines
 from learncost.program.autograd.wrapped import BUCKETS
 
 
-def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: Asked) -> None:
+def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOptions) -> None:
     """One step of a model's forward table on a tape."""
-    state = State(tape, table, sizes, asked)
+    state = StepState(tape, table, sizes, asked)
     tape.label = "optimizer state"
-    rooms = [Room(tape.account, asked.state), Room(tape.account, asked.module.buffers)]
+    rooms = [Allocation(tape.account, asked.state), Allocation(tape.account, asked.module.buffers)]
     if asked.wrapping and asked.wrapping.parts == 1:
         tape.label = BUCKETS
         learned = sum(state.count(table.axes[name]) for name in asked.learning)
-        rooms.append(Room(tape.account, learned * asked.wrapping.reduced))
+        rooms.append(Allocation(tape.account, learned * asked.wrapping.reduced))
     outputs = [tensor.value for tensor in _forward(state)]
     if state.sharded:
         state.sharded.before_backward(state.sharded.group(ROOT))
@@ -63,7 +63,7 @@ ROOTS = {"adamw": 2, "rmsprop": 1}
 `_single_tensor_rmsprop` (square_avg.sqrt()) of torch.optim; SGD, with momentum or without, steps in place."""
 
 
-def _forward(state: State) -> list[Tensor]:
+def _forward(state: StepState) -> list[TapeTensor]:
     """The outputs of the model, once its weights and inputs have their rooms."""
     table, values, asked = state.table, Values(), state.asked
     for name in (*table.inputs, *table.weights):
@@ -76,17 +76,17 @@ def _forward(state: State) -> list[Tensor]:
         if state.sharded and name in table.weights:
             learned = state.sharded.wrapping.stored
             size = state.sharded.wrapping.part(elements) * (learned if name in asked.learning else width)
-        room = Room(state.tape.account, size)
+        room = Allocation(state.tape.account, size)
         if name in table.weights:
             state.rooms[name] = room
         else:
-            values[name] = Tensor(state.tape, Value(elements, width, room))
+            values[name] = TapeTensor(state.tape, TapeValue(elements, width, room))
             # Images or sounds: the caller holds them. The constants of transformers' modules are made inside of them.
             role = table.values[name].role
             if role == "value" or (role == "constant" and asked.module.name == "plain"):
                 state.inputs.append(values[name])
     weights = {name: (name,) for name in table.weights}
-    names = Names(state, table.axes, weights, frozenset(asked.drawn), {})
+    names = ScopeNames(state, table.axes, weights, frozenset(asked.drawn), {})
     if state.sharded:
         others = [state.count(table.axes[name]) for name in table.weights if name not in state.blocks]
         root = state.sharded.group(ROOT, others)

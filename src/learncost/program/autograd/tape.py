@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from sys import getrefcount
 
-from learncost.program.account import Account, Room
+from learncost.program.account import Allocation, AllocationLog
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class TapeValue:
     """A tensor without values.
 
     elements  how many there are
@@ -31,20 +31,20 @@ class Value:
 
     elements: int
     width: int
-    room: Room
-    node: Node | None = None
+    room: Allocation
+    node: TapeNode | None = None
     result: int = 0
     view: bool = False
     turned: bool = False
 
 
-Gradients = list[Value | None]
-Backward = Callable[[Gradients], Sequence[Value | None]]
+Gradients = list[TapeValue | None]
+Backward = Callable[[Gradients], Sequence[TapeValue | None]]
 """From the gradients of a node's results to those of its operands. Both are given up by who had them."""
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class TapeNode:
     """An operator that was run, or a weight, whose `backward` is None and whose gradient stays.
 
     operands   where the gradients of the operands go, and how many elements of how many bytes they have
@@ -54,9 +54,9 @@ class Node:
     """
 
     backward: Backward | None
-    operands: tuple[tuple[Node, int, int, int] | None, ...] = ()
+    operands: tuple[tuple[TapeNode, int, int, int] | None, ...] = ()
     gradients: Gradients = field(default_factory=lambda: [None])
-    kept: tuple[Value, ...] = ()
+    kept: tuple[TapeValue, ...] = ()
     frame: Frame | None = None
     label: str = ""
 
@@ -66,13 +66,13 @@ class Frame:
     """A part of the forward pass: `run` makes it again; `nodes` are those that keep something."""
 
     run: Callable[[], object]
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[TapeNode] = field(default_factory=list)
 
 
 WEIGHT = "a weight"
 """The label of what is no operator."""
 
-_REMADE = Node(None)
+_REMADE = TapeNode(None)
 """In the place of the nodes of what runs again: their gradients are wanted, and go elsewhere."""
 
 
@@ -94,26 +94,26 @@ class Tape:
     def __init__(self, width: int, stop_at: int | None = None) -> None:
         self.width, self.label = width, ""
         self.gradients = 0
-        self.account = Account(stop_at, lambda: self.label, self._look)
-        self._weights: list[Node] = []
-        self._nodes: list[Node] = []
+        self.account = AllocationLog(stop_at, lambda: self.label, self._look)
+        self._weights: list[TapeNode] = []
+        self._nodes: list[TapeNode] = []
         self._frame: Frame | None = None
-        self._again: list[Node] | None = None
+        self._again: list[TapeNode] | None = None
         self._without = False
 
-    def new(self, elements: int, width: int = 0, turned: bool = False) -> Value:
+    def new(self, elements: int, width: int = 0, turned: bool = False) -> TapeValue:
         width = width or self.width
-        return Value(elements, width, Room(self.account, elements * width), turned=turned)
+        return TapeValue(elements, width, Allocation(self.account, elements * width), turned=turned)
 
     def _look(self, rooms: Mapping[int, tuple[int, int | str]]) -> None:
         gradients = {id(gradient.room) for node in self._weights for gradient in node.gradients if gradient}
         self.gradients = sum(rooms[room][0] for room in gradients)
 
-    def weight(self, elements: int, width: int, room: Room) -> Value:
+    def weight(self, elements: int, width: int, room: Allocation) -> TapeValue:
         """A weight that learns, in a room that holds others too."""
-        node = Node(None, label=WEIGHT)
+        node = TapeNode(None, label=WEIGHT)
         self._weights.append(node)
-        return Value(elements, width, room, node)
+        return TapeValue(elements, width, room, node)
 
     @property
     def learned(self) -> list[int]:
@@ -122,14 +122,14 @@ class Tape:
 
     def run(
         self,
-        operands: Sequence[Value],
+        operands: Sequence[TapeValue],
         results: Sequence[tuple[int, int]],
         backward: Backward,
-        keeps: Sequence[Value] = (),
+        keeps: Sequence[TapeValue] = (),
         keeps_results: Sequence[int] = (),
-        views: Room | None = None,
+        views: Allocation | None = None,
         turned: bool = False,
-    ) -> list[Value]:
+    ) -> list[TapeValue]:
         """An operator: its results, new ones of so many elements of so many bytes, or in the room they are views of.
 
         keeps          operands that its backward needs
@@ -142,7 +142,7 @@ class Tape:
             target.kept = tuple(keeps)
             raise _RemadeError
         if views:
-            made_values = [Value(size, width, views, None, 0, True, turned) for size, width in results]
+            made_values = [TapeValue(size, width, views, None, 0, True, turned) for size, width in results]
         else:
             made_values = [self.new(size, width, turned) for size, width in results]
         if not needed:
@@ -160,12 +160,14 @@ class Tape:
             value.node, value.result = node, number
         return made_values
 
-    def _node(self, operands: Sequence[Value], results: int, backward: Backward, remembered: tuple[Value, ...]) -> Node:
+    def _node(
+        self, operands: Sequence[TapeValue], results: int, backward: Backward, remembered: tuple[TapeValue, ...]
+    ) -> TapeNode:
         places = tuple(
             (operand.node, operand.result, operand.elements, operand.width) if operand.node else None
             for operand in operands
         )
-        node = Node(backward, places, [None] * results, label=self.label)
+        node = TapeNode(backward, places, [None] * results, label=self.label)
         if remembered and self._frame:
             node.frame = self._frame
             self._frame.nodes.append(node)
@@ -174,14 +176,16 @@ class Tape:
         self._nodes.append(node)
         return node
 
-    def checkpoint(self, run: Callable[[], list[Value]]) -> list[Value]:
+    def checkpoint(self, run: Callable[[], list[TapeValue]]) -> list[TapeValue]:
         """A part of the forward pass whose operators keep nothing; `run` holds what the part is given."""
         self._frame = Frame(run)
         result = run()
         self._frame = None
         return result
 
-    def reentrant(self, run: Callable[[Sequence[Value]], list[Value]], arguments: Sequence[Value]) -> list[Value]:
+    def reentrant(
+        self, run: Callable[[Sequence[TapeValue]], list[TapeValue]], arguments: Sequence[TapeValue]
+    ) -> list[TapeValue]:
         """The same as PyTorch's older way: the part runs without a tape, and its node runs it again with one."""
         self._without = True
         results = run(arguments)
@@ -190,9 +194,9 @@ class Tape:
             return results  # as PyTorch has it: nothing below wants a gradient, so nothing in it gets one
         sizes = [(value.elements, value.width, value.room) for value in results]
         needs = [bool(value.node) for value in arguments]
-        detached = [Value(value.elements, value.width, value.room, turned=value.turned) for value in arguments]
+        detached = [TapeValue(value.elements, value.width, value.room, turned=value.turned) for value in arguments]
 
-        def backward(gradients: Gradients) -> Sequence[Value | None]:
+        def backward(gradients: Gradients) -> Sequence[TapeValue | None]:
             return self._run_again(run, detached, needs, gradients)
 
         node = self._node(arguments, len(sizes), backward, ())
@@ -202,13 +206,13 @@ class Tape:
 
     def _run_again(
         self,
-        run: Callable[[Sequence[Value]], list[Value]],
-        detached: list[Value],
+        run: Callable[[Sequence[TapeValue]], list[TapeValue]],
+        detached: list[TapeValue],
         needs: list[bool],
         gradients: Gradients,
-    ) -> Sequence[Value | None]:
+    ) -> Sequence[TapeValue | None]:
         before, self._nodes, label = self._nodes, [], self.label
-        leaves = [Node(None) if need else None for need in needs]
+        leaves = [TapeNode(None) if need else None for need in needs]
         for value, leaf in zip(detached, leaves, strict=True):
             value.node, value.result = leaf, 0
         results = run(detached)
@@ -226,7 +230,7 @@ class Tape:
         self._nodes, self.label = before, label
         return [leaf.gradients[0] if leaf else None for leaf in leaves]
 
-    def backward(self, outputs: Sequence[Value]) -> None:
+    def backward(self, outputs: Sequence[TapeValue]) -> None:
         """From the outputs, whose gradients are given, to the gradients of all weights."""
         for output in outputs:
             if output.node:
@@ -244,7 +248,7 @@ class Tape:
             self._remake(node)
             self._back(node, again)
 
-    def _remake(self, node: Node) -> None:
+    def _remake(self, node: TapeNode) -> None:
         frame = node.frame
         node.frame = None
         if frame is None or not frame.nodes:
@@ -255,7 +259,7 @@ class Tape:
             frame.run()
         self._again, self.label = None, label
 
-    def _back(self, node: Node, again: bool) -> None:
+    def _back(self, node: TapeNode, again: bool) -> None:
         gradients, node.gradients = node.gradients, []
         assert node.backward
         results = list(node.backward(gradients))
@@ -283,20 +287,20 @@ class Tape:
                 del other
             del gradient
 
-    def _settled(self, gradient: Value, elements: int, width: int) -> Value:
+    def _settled(self, gradient: TapeValue, elements: int, width: int) -> TapeValue:
         """A gradient as its operand is (`validate_outputs`): summed where that was spread, in its type."""
         if gradient.elements > elements:
             gradient = self.new(elements, gradient.width)
         return gradient if gradient.width == width else self.new(elements, width, gradient.turned)
 
 
-def _references(waiting: Value) -> tuple[int, int]:
+def _references(waiting: TapeValue) -> tuple[int, int]:
     """How many hold a gradient that waits, and its memory."""
     return getrefcount(waiting), getrefcount(waiting.room)
 
 
 def _of_one_alone() -> tuple[int, int]:
-    place = [Value(0, 0, Room(Account(), 0))]
+    place = [TapeValue(0, 0, Allocation(AllocationLog(), 0))]
     other = place[0]
     return _references(other)
 

@@ -6,22 +6,32 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from learncost.ir.count import size_of
-from learncost.ir.repeat import Repeat, Statement
+from learncost.ir.repeat import Loop, Statement
 from learncost.program.autograd.blocks import blocks_of, whole_block
 from learncost.program.autograd.called import call_module
-from learncost.program.autograd.calls import Call, Experts, Linear, Loss, Norm, Projection, Scope, Single, local_name
-from learncost.program.autograd.names import Names, Values
-from learncost.program.autograd.operators import Tensor, cat
+from learncost.program.autograd.calls import (
+    CallScope,
+    Experts,
+    Linear,
+    Loss,
+    Norm,
+    OperatorCall,
+    Projection,
+    Single,
+    local_name,
+)
+from learncost.program.autograd.names import ScopeNames, Values
+from learncost.program.autograd.operators import TapeTensor, cat
 from learncost.program.autograd.parts import after_makers, with_parts
-from learncost.program.autograd.tape import Value
+from learncost.program.autograd.tape import TapeValue
 
 
-def run_lines(names: Names, lines: Sequence[Statement], values: Values, outputs: Sequence[str]) -> None:
+def run_lines(names: ScopeNames, lines: Sequence[Statement], values: Values, outputs: Sequence[str]) -> None:
     """Run the lines of a scope on what it is given; what they make is among the values behind them."""
     _run(names, _calls(names, lines, outputs), values, outputs)
 
 
-def _calls(names: Names, lines: Sequence[Statement], outputs: Sequence[str]) -> list[Call | Repeat]:
+def _calls(names: ScopeNames, lines: Sequence[Statement], outputs: Sequence[str]) -> list[OperatorCall | Loop]:
     """The calls of lines in the order in which the module makes them."""
     module, known = names.module, names.state.table.values
 
@@ -30,7 +40,7 @@ def _calls(names: Names, lines: Sequence[Statement], outputs: Sequence[str]) -> 
         return module.joins(projections, [known[name].group or name for name in outer])
 
     lines, parted = with_parts(lines, outputs, names.axes)
-    in_order = list(Scope(lines, names.weights, names.drawn, outputs, joins, module.gathers).calls())
+    in_order = list(CallScope(lines, names.weights, names.drawn, outputs, joins, module.gathers).calls())
     in_order = after_makers(in_order, parted)
     place = next((at for at, call in enumerate(in_order) if local_name(call) == module.after), 0)
     if place:
@@ -39,12 +49,12 @@ def _calls(names: Names, lines: Sequence[Statement], outputs: Sequence[str]) -> 
     return in_order
 
 
-def _run(names: Names, calls: Sequence[Call | Repeat], values: Values, outputs: Sequence[str]) -> None:
+def _run(names: ScopeNames, calls: Sequence[OperatorCall | Loop], values: Values, outputs: Sequence[str]) -> None:
     """Call by call; a value goes when nobody reads it any more."""
     left = Counter(name for call in calls for name in call.reads) + Counter(outputs)
     module, values_read = names.module, Values()
     for call in calls:
-        if isinstance(call, Repeat):
+        if isinstance(call, Loop):
             _repeat(names, call, values)
         else:
             if isinstance(call, Linear | Loss) and not names.around:
@@ -62,11 +72,11 @@ def _run(names: Names, calls: Sequence[Call | Repeat], values: Values, outputs: 
             values_read.clear()
 
 
-def _repeat(names: Names, repeat: Repeat, values: Values) -> None:
+def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     tape, how, sharded = names.tape, names.state.asked.checkpoint, names.state.sharded
     number = names.state.numbers.get(id(repeat), -1)
     sharded = sharded if (number, 0) in names.state.blocks.values() else None
-    if any(isinstance(line, Repeat) for line in repeat.lines):
+    if any(isinstance(line, Loop) for line in repeat.lines):
         how = ""
     starts_given = [values.pop(carry.initial) for carry in repeat.carry]
     around = {name: names.found(name, values) for name in repeat.shared if names.is_value(name)}
@@ -76,7 +86,7 @@ def _repeat(names: Names, repeat: Repeat, values: Values) -> None:
         (_calls(inner, lines, ends), starts, ends)
         for lines, starts, ends in (blocks_of(repeat, names.state.cuts) if how or sharded else (whole_block(repeat),))
     ]
-    kept: list[list[Tensor]] = [[] for _ in repeat.keep]
+    kept: list[list[TapeTensor]] = [[] for _ in repeat.keep]
     for turn in range(turns)[:: -1 if repeat.reverse else 1]:
         for place, (calls, starts, ends) in enumerate(parts):
             if sharded:
@@ -94,7 +104,7 @@ def _repeat(names: Names, repeat: Repeat, values: Values) -> None:
             else:
                 again = _held(_turn(inner, calls, starts, ends), [tensor.value for tensor in starts_given])
                 results = tape.checkpoint(again) if how else again()
-            starts_given = [Tensor(tape, value) for value in results]
+            starts_given = [TapeTensor(tape, value) for value in results]
             del results
             if sharded:
                 sharded.after_forward(group)
@@ -107,7 +117,7 @@ def _repeat(names: Names, repeat: Repeat, values: Values) -> None:
         values[stack] = cat(several)
 
 
-def _unbound(names: Names, repeat: Repeat, values: Values) -> dict[str, list[Tensor]]:
+def _unbound(names: ScopeNames, repeat: Loop, values: Values) -> dict[str, list[TapeTensor]]:
     """Every turn's part of the stacks that have gradients, by the names of the parts."""
     turns, stacks = size_of(repeat.count, names.state.sizes), {}
     for inside, outer in repeat.each:
@@ -117,8 +127,13 @@ def _unbound(names: Names, repeat: Repeat, values: Values) -> dict[str, list[Ten
 
 
 def _inside(
-    names: Names, repeat: Repeat, turn: int, around: Values, values: Values, stacks: Mapping[str, Sequence[Tensor]]
-) -> Names:
+    names: ScopeNames,
+    repeat: Loop,
+    turn: int,
+    around: Values,
+    values: Values,
+    stacks: Mapping[str, Sequence[TapeTensor]],
+) -> ScopeNames:
     """The scope of a turn."""
     weights, drawn, slices = dict(names.weights), set(names.drawn), Values()
     for inside, outer in repeat.each:
@@ -130,25 +145,27 @@ def _inside(
             slices[inside] = stacks[inside][turn]
         else:
             stack, elements = names.found(outer, values).value, names.count(repeat.axes[inside])
-            slices[inside] = Tensor(names.tape, Value(elements, stack.width, stack.room, view=True))
+            slices[inside] = TapeTensor(names.tape, TapeValue(elements, stack.width, stack.room, view=True))
     seen = {**names.around, **around, **slices}
-    return Names(names.state, {**names.axes, **repeat.axes}, weights, frozenset(drawn), seen)
+    return ScopeNames(names.state, {**names.axes, **repeat.axes}, weights, frozenset(drawn), seen)
 
 
 def _turn(
-    names: Names, calls: Sequence[Call | Repeat], starts: Sequence[str], ends: Sequence[str]
-) -> Callable[[Sequence[Value]], list[Value]]:
+    names: ScopeNames, calls: Sequence[OperatorCall | Loop], starts: Sequence[str], ends: Sequence[str]
+) -> Callable[[Sequence[TapeValue]], list[TapeValue]]:
     """A turn, or a block of one, to be run once or again on what it is given."""
     tape = names.tape
 
-    def run(arguments: Sequence[Value]) -> list[Value]:
-        values = {name: Tensor(tape, value) for name, value in zip(starts, arguments, strict=True)}
+    def run(arguments: Sequence[TapeValue]) -> list[TapeValue]:
+        values = {name: TapeTensor(tape, value) for name, value in zip(starts, arguments, strict=True)}
         _run(names, calls, values, ends)
         return [values[name].value for name in ends]
 
     return run
 
 
-def _held(run: Callable[[Sequence[Value]], list[Value]], arguments: Sequence[Value]) -> Callable[[], list[Value]]:
+def _held(
+    run: Callable[[Sequence[TapeValue]], list[TapeValue]], arguments: Sequence[TapeValue]
+) -> Callable[[], list[TapeValue]]:
     """The turn with what it is given, which it holds."""
     return lambda: run(arguments)

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from learncost.program.account import Room, Storage
-from learncost.program.autograd.operators import Tensor
-from learncost.program.autograd.tape import Gradients, Tape, Value
+from learncost.program.account import Allocation, TensorStorage
+from learncost.program.autograd.operators import TapeTensor
+from learncost.program.autograd.tape import Gradients, Tape, TapeValue
 
 BUCKETS, GATHERED, MESSAGES = "buckets", "gathered weights", "messages"
 """What wrappers take, as memory is told by."""
@@ -54,14 +54,14 @@ class Wrapping:
 
 
 @dataclass(eq=False)
-class Group:
+class ParameterGroup:
     """The weights of a block, or those outside of blocks: `elements` of all, filled up; `place` among the blocks."""
 
     elements: int
-    room: Storage
+    room: TensorStorage
     place: int = -1
-    message: Room | None = None
-    weights: list[Value] = field(default_factory=list)
+    message: Allocation | None = None
+    weights: list[TapeValue] = field(default_factory=list)
     is_done: bool = False
 
 
@@ -73,25 +73,25 @@ class Sharded:
 
     def __init__(self, tape: Tape, wrapping: Wrapping, width: int) -> None:
         self.tape, self.wrapping, self.width = tape, wrapping, width
-        self._groups: dict[Hashable, Group] = {}
-        self._order: list[Group] = []
-        self._gathered: Room | None = None  # the message of the block before, in the forward pass
-        self._scattered: Room | None = None  # and in the backward pass
+        self._groups: dict[Hashable, ParameterGroup] = {}
+        self._order: list[ParameterGroup] = []
+        self._gathered: Allocation | None = None  # the message of the block before, in the forward pass
+        self._scattered: Allocation | None = None  # and in the backward pass
 
-    def group(self, key: Hashable, elements: Sequence[int] = ()) -> Group:
+    def group(self, key: Hashable, elements: Sequence[int] = ()) -> ParameterGroup:
         """The group of weights of so many elements, which are known when it is first asked for."""
         if key not in self._groups:
             padded = sum(self.wrapping.part(several) for several in elements) * self.wrapping.parts
-            self._groups[key] = Group(padded, Storage(self.tape.account))
+            self._groups[key] = ParameterGroup(padded, TensorStorage(self.tape.account))
         return self._groups[key]
 
-    def _room(self, size: int, label: str) -> Room:
+    def _room(self, size: int, label: str) -> Allocation:
         label, self.tape.label = self.tape.label, label
-        room = Room(self.tape.account, size)
+        room = Allocation(self.tape.account, size)
         self.tape.label = label
         return room
 
-    def _gather(self, group: Group) -> None:
+    def _gather(self, group: ParameterGroup) -> None:
         """Begin to gather: the parts are cast first where they are floats, and the message is of all devices' parts."""
         if group.message is None and not group.room.bytes:
             casts = 0 if self.wrapping.stored else group.elements // self.wrapping.parts * self.width
@@ -99,7 +99,7 @@ class Sharded:
             group.message = self._room(group.elements * self.width, MESSAGES)
             del cast
 
-    def _copy_out(self, group: Group) -> Room | None:
+    def _copy_out(self, group: ParameterGroup) -> Allocation | None:
         """Weights out of their message, which is given to who asks."""
         message, group.message = group.message, None
         if message:
@@ -108,12 +108,12 @@ class Sharded:
             self.tape.label = label
         return message
 
-    def before_forward(self, group: Group) -> None:
+    def before_forward(self, group: ParameterGroup) -> None:
         self._gather(group)
         self._gathered = None
         self._gathered = self._copy_out(group)
 
-    def after_forward(self, group: Group, keeps: bool = False) -> None:
+    def after_forward(self, group: ParameterGroup, keeps: bool = False) -> None:
         """After a block its weights go; of the whole module the last message does."""
         group.place = len(self._order)
         self._order.append(group)
@@ -122,14 +122,14 @@ class Sharded:
         else:
             group.room.resize(0)
 
-    def before_backward(self, group: Group) -> None:
+    def before_backward(self, group: ParameterGroup) -> None:
         self._gather(group)
         message = self._copy_out(group)
         del message
         if group.place > 0:
             self._gather(self._order[group.place - 1])
 
-    def after_backward(self, group: Group) -> None:
+    def after_backward(self, group: ParameterGroup) -> None:
         """A block's gradients are summed, and this device has its part of each."""
         learned = [weight.node for weight in group.weights if weight.node and weight.node.gradients[0]]
         parts = [self.wrapping.part(node.gradients[0].elements) for node in learned if node.gradients[0]]
@@ -142,10 +142,10 @@ class Sharded:
         message = self._room(elements * self.wrapping.parts * width, MESSAGES)
         for node in learned:
             node.gradients[0] = None
-        reduced = Room(self.tape.account, elements * width)
+        reduced = Allocation(self.tape.account, elements * width)
         self.tape.account.log.call(id(reduced), "gradients")
         for node, part in zip(learned, parts, strict=True):
-            node.gradients[0] = Value(part, width, reduced, view=True)
+            node.gradients[0] = TapeValue(part, width, reduced, view=True)
         self._scattered = message
 
     def finish(self) -> None:
@@ -155,17 +155,17 @@ class Sharded:
                 self.after_backward(group)
         self._scattered = None
 
-    def entered(self, group: Group, given: Sequence[Tensor]) -> list[Tensor]:
+    def entered(self, group: ParameterGroup, given: Sequence[TapeTensor]) -> list[TapeTensor]:
         """What a block is given; when all that it made has run backwards, its gradients are complete."""
         first, *others = given
         return [self._watched(first, self.after_backward, group), *others]
 
-    def left(self, group: Group, made: Sequence[Tensor]) -> list[Tensor]:
+    def left(self, group: ParameterGroup, made: Sequence[TapeTensor]) -> list[TapeTensor]:
         """What a block made; a gradient that comes is the first that the block sees."""
         *others, last = made
         return [*others, self._watched(last, self.before_backward, group)]
 
-    def _watched(self, tensor: Tensor, tell: Callable[[Group], None], group: Group) -> Tensor:
+    def _watched(self, tensor: TapeTensor, tell: Callable[[ParameterGroup], None], group: ParameterGroup) -> TapeTensor:
         """The same tensor, whose gradient is told of."""
         value = tensor.value
 
@@ -175,4 +175,4 @@ class Sharded:
 
         sizes = ((value.elements, value.width),)
         (result,) = self.tape.run((value,), sizes, backward, views=value.room, turned=value.turned)
-        return Tensor(self.tape, result)
+        return TapeTensor(self.tape, result)

@@ -18,10 +18,10 @@ by `einsum` need them; what kernels have for themselves is not counted. Where it
 devices, it runs on a mesh without values.
 """
 
-from learncost.program.account import Account
-from learncost.program.rooms.array import Array
-from learncost.program.rooms.between import Device, DeviceMesh
+from learncost.program.account import AllocationLog
+from learncost.program.rooms.array import FakeArray
+from learncost.program.rooms.between import DeviceMesh, FakeDevice
 from learncost.program.rooms.program import loaded, loaded_on_torch
-from learncost.program.rooms.tensor import Tensor
+from learncost.program.rooms.tensor import ShapeTensor
 
-__all__ = ["Account", "Array", "Device", "DeviceMesh", "Tensor", "loaded", "loaded_on_torch"]
+__all__ = ["AllocationLog", "DeviceMesh", "FakeArray", "FakeDevice", "ShapeTensor", "loaded", "loaded_on_torch"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.program.account import Account, Room
-from learncost.program.rooms.layout import Laid, chosen, laid
+from learncost.program.account import Allocation, AllocationLog
+from learncost.program.rooms.layout import StridedLayout, chosen, laid
 
 BUFFER = 8192
 """Elements of an operand that NumPy's iterator buffers (numpy.getbufsize())."""
@@ -20,12 +20,12 @@ def _object(layout: Any) -> int:
     return int(np.ndarray.__basicsize__ + 2 * np.dtype(np.intp).itemsize * layout.ndim)
 
 
-class Array(Laid):
+class FakeArray(StridedLayout):
     """An array without values. `layout` is one of NumPy's whose elements nobody reads: shape and strides."""
 
     __slots__ = ("owns",)
 
-    def __init__(self, layout: Any, room: Room, owns: bool = False) -> None:
+    def __init__(self, layout: Any, room: Allocation, owns: bool = False) -> None:
         self.layout, self.room, self.owns = layout, room, owns
         room.account.now += _object(layout)
 
@@ -33,38 +33,38 @@ class Array(Laid):
         self.room.account.now -= _object(self.layout)
 
     @staticmethod
-    def new(account: Account, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Array:
+    def new(account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> FakeArray:
         """An array of its own; `order` are its axes from the outermost in memory to the innermost, by default as is."""
         layout = laid(shape, dtype, order)
-        return Array(layout, Room(account, layout.nbytes), owns=True)
+        return FakeArray(layout, Allocation(account, layout.nbytes), owns=True)
 
     @property
     def nbytes(self) -> int:
         return int(self.layout.nbytes)
 
     @property
-    def T(self) -> Array:  # noqa: N802 - as NumPy calls it
-        return Array(self.layout.T, self.room)
+    def T(self) -> FakeArray:  # noqa: N802 - as NumPy calls it
+        return FakeArray(self.layout.T, self.room)
 
-    def transpose(self, *axes: Any) -> Array:
-        return Array(self.layout.transpose(*axes), self.room)
+    def transpose(self, *axes: Any) -> FakeArray:
+        return FakeArray(self.layout.transpose(*axes), self.room)
 
-    def reshape(self, *shape: Any) -> Array:
+    def reshape(self, *shape: Any) -> FakeArray:
         sizes_given = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         try:
-            return Array(self.layout.reshape(sizes_given, copy=False), self.room)
+            return FakeArray(self.layout.reshape(sizes_given, copy=False), self.room)
         except ValueError:  # NumPy copies; where the shape does not fit, this is refused once more
             elements = prod(size for size in sizes_given if size >= 0)
             sizes = [size if size >= 0 else self.layout.size // elements for size in sizes_given]
-            return Array.new(self.account, sizes, self.dtype)
+            return FakeArray.new(self.account, sizes, self.dtype)
 
-    def __getitem__(self, key: Any) -> Array:
+    def __getitem__(self, key: Any) -> FakeArray:
         items = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(item, Array) for item in items):
+        if any(isinstance(item, FakeArray) for item in items):
             return _chosen(self, items)
         if not any(item is Ellipsis for item in items):
             items = (*items, Ellipsis)  # so that a number stays an array, which nobody reads
-        return Array(self.layout[items], self.room)
+        return FakeArray(self.layout[items], self.room)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Into the array itself: nothing is taken."""
@@ -72,40 +72,42 @@ class Array(Laid):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def astype(self, dtype: Any) -> Array:
-        return Array.new(self.account, self.shape, dtype, order_of(self.shape, [self]))
+    def astype(self, dtype: Any) -> FakeArray:
+        return FakeArray.new(self.account, self.shape, dtype, order_of(self.shape, [self]))
 
-    def clip(self, lower: int, upper: int) -> Array:
+    def clip(self, lower: int, upper: int) -> FakeArray:
         return self.astype(self.dtype)
 
-    def _reduced(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Array:
+    def _reduced(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> FakeArray:
         rank = len(self.shape)
         axes = range(rank) if axis is None else (axis,) if isinstance(axis, int) else axis
         reduced = {axis % rank for axis in axes}
         shape = [1 if at in reduced else size for at, size in enumerate(self.shape)]
         order = order_of(self.shape, [self])
-        result = Array.new(self.account, shape, dtype or self.dtype, order)
+        result = FakeArray.new(self.account, shape, dtype or self.dtype, order)
         if not self.layout.flags.c_contiguous or (dtype and dtype != self.dtype):
             self.account.buffer(min(BUFFER, self.layout.size) * self.dtype.itemsize)
         if keepdims:
             return result
         places = [0 if at in reduced else slice(None) for at in range(rank)]
-        return Array(result.layout[(*places, ...)], result.room)
+        return FakeArray(result.layout[(*places, ...)], result.room)
 
     sum = mean = max = _reduced
 
 
-def _chosen(array: Array, items: tuple[Any, ...]) -> Array:
+def _chosen(array: FakeArray, items: tuple[Any, ...]) -> FakeArray:
     """The elements at places that arrays hold: a copy, in which the arrays' axes lie outermost."""
-    index_shape, rest, before = chosen(array.shape, [item.shape if isinstance(item, Array) else item for item in items])
-    result = Array.new(array.account, (*index_shape, *rest), array.dtype)
+    index_shape, rest, before = chosen(
+        array.shape, [item.shape if isinstance(item, FakeArray) else item for item in items]
+    )
+    result = FakeArray.new(array.account, (*index_shape, *rest), array.dtype)
     if not before:
         return result
     moved = np.moveaxis(result.layout, range(len(index_shape)), range(before, before + len(index_shape)))
-    return Array(moved, result.room)
+    return FakeArray(moved, result.room)
 
 
-def order_of(shape: Sequence[int], arrays: Sequence[Array]) -> list[int]:
+def order_of(shape: Sequence[int], arrays: Sequence[FakeArray]) -> list[int]:
     """The axes of a result from the outermost in memory to the innermost: as its operands lie.
 
     As NumPy's iterator sorts them (npyiter_find_best_axis_ordering): an axis moves inwards past those over which some

@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from learncost.program.rooms.array import Array
-from learncost.program.rooms.tensor import Tensor
+from learncost.program.rooms.array import FakeArray
+from learncost.program.rooms.tensor import ShapeTensor
 
 
 @dataclass(frozen=True)
-class Group:
+class FakeGroup:
     """The devices along an axis of a mesh, as its first one sees them."""
 
     devices: int
 
     @property
-    def group_name(self) -> Group:
+    def group_name(self) -> FakeGroup:
         """What collectives are told."""
         return self
 
@@ -45,12 +45,12 @@ class DeviceMesh:
 
     def __init__(self, axes: Mapping[str, int]) -> None:
         self.mesh_dim_names = tuple(axes)
-        self._groups = {name: Group(number) for name, number in axes.items()}
+        self._groups = {name: FakeGroup(number) for name, number in axes.items()}
 
-    def __getitem__(self, over: str) -> Group:
+    def __getitem__(self, over: str) -> FakeGroup:
         return self._groups[over]
 
-    def get_group(self, over: str) -> Group:
+    def get_group(self, over: str) -> FakeGroup:
         """The devices along an axis."""
         return self._groups[over]
 
@@ -66,22 +66,24 @@ class DeviceMesh:
 class Collectives:
     """What programs call `torch.ops._c10d_functional`."""
 
-    def all_reduce(self, tensor: Tensor, how: str, group: Group) -> Tensor:
+    def all_reduce(self, tensor: ShapeTensor, how: str, group: FakeGroup) -> ShapeTensor:
         return tensor.like(tensor.shape)
 
-    def all_reduce_(self, tensor: Tensor, how: str, group: Group) -> Tensor:
+    def all_reduce_(self, tensor: ShapeTensor, how: str, group: FakeGroup) -> ShapeTensor:
         return tensor
 
-    def all_gather_into_tensor(self, tensor: Tensor, number: int, group: Group) -> Tensor:
+    def all_gather_into_tensor(self, tensor: ShapeTensor, number: int, group: FakeGroup) -> ShapeTensor:
         return tensor.like((number * tensor.shape[0], *tensor.shape[1:]))
 
-    def reduce_scatter_tensor(self, tensor: Tensor, how: str, number: int, group: Group) -> Tensor:
+    def reduce_scatter_tensor(self, tensor: ShapeTensor, how: str, number: int, group: FakeGroup) -> ShapeTensor:
         return tensor.like((tensor.shape[0] // number, *tensor.shape[1:]))
 
-    def all_to_all_single(self, tensor: Tensor, here: Sequence[int], there: Sequence[int], group: Group) -> Tensor:
+    def all_to_all_single(
+        self, tensor: ShapeTensor, here: Sequence[int], there: Sequence[int], group: FakeGroup
+    ) -> ShapeTensor:
         return tensor.like((sum(here), *tensor.shape[1:]))
 
-    def wait_tensor(self, tensor: Tensor) -> Tensor:
+    def wait_tensor(self, tensor: ShapeTensor) -> ShapeTensor:
         return tensor
 
 
@@ -90,16 +92,16 @@ def distributed() -> Any:
     return SimpleNamespace(all_to_all_single=lambda here, there, group: None)
 
 
-class Device:
+class FakeDevice:
     """A device of a mesh for programs on NumPy, the first one: what it meets has arrays of the same shapes."""
 
     def __init__(self, axes: Mapping[str, int]) -> None:
         self.sizes, self.place = dict(axes), dict.fromkeys(axes, 0)
 
-    def meet(self, over: str, arrays: Any, make: Callable[[list[Any]], Array]) -> Array:
+    def meet(self, over: str, arrays: Any, make: Callable[[list[Any]], FakeArray]) -> FakeArray:
         """What is made of the arrays of all along an axis."""
         return make([arrays] * self.sizes[over])
 
-    def rows(self, owner: Array, over: str, place: int) -> Array:
+    def rows(self, owner: FakeArray, over: str, place: int) -> FakeArray:
         """The rows that the device at a place of an axis owns: of all that there are as many as balance."""
-        return Array.new(owner.account, ((len(owner) + place) // self.sizes[over],), np.int64)
+        return FakeArray.new(owner.account, ((len(owner) + place) // self.sizes[over],), np.int64)

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from learncost.program.account import Account, Room
+from learncost.program.account import Allocation, AllocationLog
 
 
-class Laid:
+class StridedLayout:
     """What has a layout in a room."""
 
     __slots__ = ("layout", "room")
     layout: Any
-    room: Room
+    room: Allocation
 
     @property
-    def account(self) -> Account:
+    def account(self) -> AllocationLog:
         return self.room.account
 
     @property

@@ -9,26 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from learncost.program.account import Account
-from learncost.program.rooms.array import BUFFER, Array, order_of
+from learncost.program.account import AllocationLog
+from learncost.program.rooms.array import BUFFER, FakeArray, order_of
 
 ELIDED = 256 * 1024
 """Bytes from which on NumPy writes a result into a temporary operand (NPY_MIN_ELIDE_BYTES)."""
 
 
-def elementwise(account: Account, operands: Sequence[Any], dtype: Any = None) -> Array:
+def elementwise(account: AllocationLog, operands: Sequence[Any], dtype: Any = None) -> FakeArray:
     """What an elementwise function of arrays and numbers takes: its result, and a buffer where operands are spread."""
-    arrays = [operand for operand in operands if isinstance(operand, Array)]
+    arrays = [operand for operand in operands if isinstance(operand, FakeArray)]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
-    kind = dtype or np.result_type(*(operand.dtype if isinstance(operand, Array) else operand for operand in operands))
-    result = Array.new(account, shape, kind, order_of(shape, arrays))
+    kind = dtype or np.result_type(
+        *(operand.dtype if isinstance(operand, FakeArray) else operand for operand in operands)
+    )
+    result = FakeArray.new(account, shape, kind, order_of(shape, arrays))
     spread = [array for array in arrays if array.shape and (array.shape != shape or not _dense(array))]
     if spread and len(shape) > 1 and prod(shape[-1:]) < BUFFER:
         account.buffer(min(BUFFER, prod(shape)) * kind.itemsize)
     return result
 
 
-def _dense(array: Array) -> bool:
+def _dense(array: FakeArray) -> bool:
     """Whether its elements lie without gaps, in some order of the axes."""
     steps = zip(array.shape, array.layout.strides, strict=True)
     return bool(sum((size - 1) * abs(step) for size, step in steps) < array.nbytes)
@@ -53,7 +55,7 @@ _NEVER = ("Pow", "Mod")
 
 def binary(name: str, left: Any, right: Any, temporaries: tuple[bool, bool]) -> Any:
     """An operator; `given` says which operands are temporaries that nothing else refers to."""
-    if not isinstance(left, Array) and not isinstance(right, Array):
+    if not isinstance(left, FakeArray) and not isinstance(right, FakeArray):
         return _OPERATORS[name](left, right)
     if name == "MatMult":
         return _product(left, right)
@@ -62,27 +64,27 @@ def binary(name: str, left: Any, right: Any, temporaries: tuple[bool, bool]) -> 
             return left
         if name in _EITHER and temporaries[1] and _gives_way(right, left):
             return right
-    account = (left if isinstance(left, Array) else right).account
+    account = (left if isinstance(left, FakeArray) else right).account
     return elementwise(account, (left, right))
 
 
 def _gives_way(operand: Any, other: Any) -> bool:
-    if not isinstance(operand, Array) or not operand.owns or operand.nbytes < ELIDED:
+    if not isinstance(operand, FakeArray) or not operand.owns or operand.nbytes < ELIDED:
         return False
-    if not isinstance(other, Array):
+    if not isinstance(other, FakeArray):
         return bool(np.can_cast(np.asarray(other).dtype, operand.dtype))
     return other.shape in ((), operand.shape) and bool(np.can_cast(other.dtype, operand.dtype))
 
 
-def _product(left: Array, right: Array) -> Array:
+def _product(left: FakeArray, right: FakeArray) -> FakeArray:
     rows, columns = left.shape[-2:-1], right.shape[-1:] if len(right.shape) > 1 else ()
     outer = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    return Array.new(left.account, (*outer, *rows, *columns), np.result_type(left.dtype, right.dtype))
+    return FakeArray.new(left.account, (*outer, *rows, *columns), np.result_type(left.dtype, right.dtype))
 
 
 def unary(name: str, operand: Any, is_temporary: bool) -> Any:
     """Minus, not: into a temporary where there is one."""
-    if not isinstance(operand, Array):
+    if not isinstance(operand, FakeArray):
         return _OF_ONE[name](operand)
     if is_temporary and operand.owns and operand.nbytes >= ELIDED:
         return operand
@@ -91,5 +93,5 @@ def unary(name: str, operand: Any, is_temporary: bool) -> Any:
 
 def compare(left: Any, right: Any) -> Any:
     """A comparison's array of conditions."""
-    account = (left if isinstance(left, Array) else right).account
+    account = (left if isinstance(left, FakeArray) else right).account
     return elementwise(account, (left, right), np.dtype(bool))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from learncost.program.account import FILE, Account
+from learncost.program.account import FILE, AllocationLog
 from learncost.program.rooms.between import DeviceMesh
 from learncost.program.rooms.functions import NumPy
 from learncost.program.rooms.operators import binary, compare, unary
@@ -52,7 +52,7 @@ def _call(name: str, at: ast.expr, *arguments: ast.expr) -> ast.expr:
     return ast.fix_missing_locations(ast.copy_location(call, at))
 
 
-def loaded_on_torch(text: str, account: Account) -> dict[str, Any]:
+def loaded_on_torch(text: str, account: AllocationLog) -> dict[str, Any]:
     """The names of a program for PyTorch, ready to be called with tensors of this account."""
     names: dict[str, Any] = {"__name__": FILE, "torch": Torch(account), "functional": Functional()}
     names["DeviceMesh"] = DeviceMesh
@@ -62,7 +62,7 @@ def loaded_on_torch(text: str, account: Account) -> dict[str, Any]:
     return names
 
 
-def loaded(text: str, account: Account) -> dict[str, Any]:
+def loaded(text: str, account: AllocationLog) -> dict[str, Any]:
     """The names of a program for NumPy, ready to be called with arrays of this account."""
     numpy = NumPy(account)
     names: dict[str, Any] = {"__name__": FILE, "np": numpy, "binary_": binary, "unary_": unary, "compare_": compare}

@@ -8,17 +8,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from learncost.program.account import Account, Room
-from learncost.program.rooms.layout import Laid, chosen, laid
+from learncost.program.account import Allocation, AllocationLog
+from learncost.program.rooms.layout import StridedLayout, chosen, laid
 
 BFLOAT16 = np.dtype("float16")
 """In its place, as NumPy has none: of the same size, and as narrow beside others."""
 
 Number: TypeAlias = "float | int"
-Function: TypeAlias = "Callable[..., Tensor]"
+Function: TypeAlias = "Callable[..., ShapeTensor]"
 
 
-class Tensor(Laid):
+class ShapeTensor(StridedLayout):
     """A tensor without values. `layout` is an array of NumPy's whose elements nobody reads: shape, type and strides.
 
     Methods are those that emitted programs call; those that end in _ write in place, and take nothing.
@@ -26,127 +26,129 @@ class Tensor(Laid):
 
     __slots__ = ("device",)
 
-    def __init__(self, layout: Any, room: Room) -> None:
+    def __init__(self, layout: Any, room: Allocation) -> None:
         self.layout, self.room, self.device = layout, room, "cpu"
 
     @staticmethod
-    def new(account: Account, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Tensor:
+    def new(
+        account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None
+    ) -> ShapeTensor:
         """A tensor of its own; `order` are its axes from the outermost in memory, by default as they are."""
         layout = laid(shape, dtype, order)
-        return Tensor(layout, Room(account, layout.nbytes))
+        return ShapeTensor(layout, Allocation(account, layout.nbytes))
 
-    def like(self, shape: Sequence[int], dtype: Any = None) -> Tensor:
+    def like(self, shape: Sequence[int], dtype: Any = None) -> ShapeTensor:
         """A new tensor on the same account."""
-        return Tensor.new(self.account, shape, dtype or self.dtype)
+        return ShapeTensor.new(self.account, shape, dtype or self.dtype)
 
     # Views, and copies where there is none.
 
     @property
-    def T(self) -> Tensor:  # noqa: N802 - as PyTorch calls it
-        return Tensor(self.layout.T, self.room)
+    def T(self) -> ShapeTensor:  # noqa: N802 - as PyTorch calls it
+        return ShapeTensor(self.layout.T, self.room)
 
-    def permute(self, *axes: int) -> Tensor:
-        return Tensor(self.layout.transpose(axes), self.room)
+    def permute(self, *axes: int) -> ShapeTensor:
+        return ShapeTensor(self.layout.transpose(axes), self.room)
 
-    def expand(self, *shape: int) -> Tensor:
-        return Tensor(np.broadcast_to(self.layout, shape), self.room)
+    def expand(self, *shape: int) -> ShapeTensor:
+        return ShapeTensor(np.broadcast_to(self.layout, shape), self.room)
 
-    def transpose(self, first: int, second: int) -> Tensor:
-        return Tensor(self.layout.swapaxes(first, second), self.room)
+    def transpose(self, first: int, second: int) -> ShapeTensor:
+        return ShapeTensor(self.layout.swapaxes(first, second), self.room)
 
-    def reshape(self, *shape: Any) -> Tensor:
+    def reshape(self, *shape: Any) -> ShapeTensor:
         sizes_given = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         try:
-            return Tensor(self.layout.reshape(sizes_given, copy=False), self.room)
+            return ShapeTensor(self.layout.reshape(sizes_given, copy=False), self.room)
         except ValueError:
             elements = prod(size for size in sizes_given if size >= 0)
             return self.like([size if size >= 0 else self.layout.size // elements for size in sizes_given])
 
-    def view(self, *shape: Any) -> Tensor:
+    def view(self, *shape: Any) -> ShapeTensor:
         if isinstance(shape[0], np.dtype):
-            return Tensor(self.layout.view(shape[0]), self.room)
+            return ShapeTensor(self.layout.view(shape[0]), self.room)
         return self.reshape(*shape)
 
-    def view_as(self, other: Tensor) -> Tensor:
+    def view_as(self, other: ShapeTensor) -> ShapeTensor:
         return self.view(other.shape)
 
-    def flatten(self, first: int = 0, last: int = -1) -> Tensor:
+    def flatten(self, first: int = 0, last: int = -1) -> ShapeTensor:
         last %= max(1, len(self.shape))
         return self.reshape(*self.shape[:first], -1, *self.shape[last + 1 :])
 
-    def unflatten(self, axis: int, shape: Sequence[int]) -> Tensor:
+    def unflatten(self, axis: int, shape: Sequence[int]) -> ShapeTensor:
         return self.reshape(*self.shape[:axis], *shape, *self.shape[axis + 1 :])
 
-    def movedim(self, axis: int, to: int) -> Tensor:
-        return Tensor(np.moveaxis(self.layout, axis, to), self.room)
+    def movedim(self, axis: int, to: int) -> ShapeTensor:
+        return ShapeTensor(np.moveaxis(self.layout, axis, to), self.room)
 
-    def chunk(self, number: int, axis: int = 0) -> list[Tensor]:
-        return [Tensor(part, self.room) for part in np.array_split(self.layout, number, axis)]
+    def chunk(self, number: int, axis: int = 0) -> list[ShapeTensor]:
+        return [ShapeTensor(part, self.room) for part in np.array_split(self.layout, number, axis)]
 
-    def split(self, sizes: Sequence[int], axis: int = 0) -> list[Tensor]:
+    def split(self, sizes: Sequence[int], axis: int = 0) -> list[ShapeTensor]:
         ends = np.cumsum(sizes)
         return [self.narrow(axis, int(end) - size, size) for end, size in zip(ends, sizes, strict=True)]
 
-    def unbind(self) -> list[Tensor]:
+    def unbind(self) -> list[ShapeTensor]:
         return [self[place] for place in range(self.shape[0])]
 
-    def narrow(self, axis: int, first: int, length: int) -> Tensor:
+    def narrow(self, axis: int, first: int, length: int) -> ShapeTensor:
         return self[(*[slice(None)] * axis, slice(first, first + length))]
 
     @property
     def ndim(self) -> int:
         return len(self.shape)
 
-    def contiguous(self) -> Tensor:
+    def contiguous(self) -> ShapeTensor:
         return self if self.layout.flags.c_contiguous else self.like(self.shape)
 
-    def __getitem__(self, key: Any) -> Tensor:
+    def __getitem__(self, key: Any) -> ShapeTensor:
         items = key if isinstance(key, tuple) else (key,)
-        if not any(isinstance(item, Tensor) for item in items):
-            return Tensor(self.layout[items if Ellipsis in items else (*items, Ellipsis)], self.room)
-        index_shape, rest, before = chosen(self.shape, [i.shape if isinstance(i, Tensor) else i for i in items])
+        if not any(isinstance(item, ShapeTensor) for item in items):
+            return ShapeTensor(self.layout[items if Ellipsis in items else (*items, Ellipsis)], self.room)
+        index_shape, rest, before = chosen(self.shape, [i.shape if isinstance(i, ShapeTensor) else i for i in items])
         return self.like((*rest[:before], *index_shape, *rest[before:]))
 
     # Elementwise.
 
-    def to(self, dtype: Any) -> Tensor:
+    def to(self, dtype: Any) -> ShapeTensor:
         return self if dtype == self.dtype else elementwise(self.account, (self,), dtype)
 
-    def float(self) -> Tensor:
+    def float(self) -> ShapeTensor:
         return self.to(np.dtype("float32"))
 
-    def bfloat16(self) -> Tensor:
+    def bfloat16(self) -> ShapeTensor:
         return self.to(BFLOAT16)
 
-    def clamp(self, min: Number | None = None, max: Number | None = None) -> Tensor:
+    def clamp(self, min: Number | None = None, max: Number | None = None) -> ShapeTensor:
         return elementwise(self.account, (self,))
 
     clip = clamp
 
-    def _binary(self, other: Any) -> Tensor:
+    def _binary(self, other: Any) -> ShapeTensor:
         return elementwise(self.account, (self, other))
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _binary
     __pow__ = __rpow__ = __and__ = __or__ = __mod__ = __floordiv__ = _binary
 
-    def _condition(self, other: Any) -> Tensor:
+    def _condition(self, other: Any) -> ShapeTensor:
         return elementwise(self.account, (self, other), bool)
 
     __lt__ = __le__ = __gt__ = __ge__ = _condition
     __eq__ = __ne__ = _condition  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
-    def __neg__(self) -> Tensor:
+    def __neg__(self) -> ShapeTensor:
         return elementwise(self.account, (self,))
 
     __invert__ = __neg__
 
-    def _in_place(self, *_: Any, **__: Any) -> Tensor:
+    def _in_place(self, *_: Any, **__: Any) -> ShapeTensor:
         return self
 
     __iadd__ = scatter_add_ = index_add_ = index_put_ = copy_ = zero_ = addmm_ = baddbmm_ = _in_place
 
-    def __setitem__(self, key: Any, value: Tensor) -> None:
+    def __setitem__(self, key: Any, value: ShapeTensor) -> None:
         pass
 
     # Others.
@@ -162,13 +164,13 @@ class Tensor(Laid):
         """Where it lies, beside others of the same room."""
         return int(self.layout.__array_interface__["data"][0])
 
-    def argsort(self, stable: bool = True) -> Tensor:
+    def argsort(self, stable: bool = True) -> ShapeTensor:
         return self.like(self.shape, np.int64)
 
-    def bincount(self, minlength: int) -> Rows:
-        return Rows(self.like((minlength,), np.int64), self.numel())
+    def bincount(self, minlength: int) -> SentRows:
+        return SentRows(self.like((minlength,), np.int64), self.numel())
 
-    def _reduced(self, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    def _reduced(self, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ShapeTensor:
         rank = len(self.shape)
         axes = range(rank) if dim is None else (dim,) if isinstance(dim, int) else dim
         reduced = {axis % rank for axis in axes}
@@ -177,42 +179,42 @@ class Tensor(Laid):
 
     sum = mean = amax = amin = _reduced
 
-    def detach(self) -> Tensor:
+    def detach(self) -> ShapeTensor:
         return self
 
-    def __matmul__(self, other: Tensor) -> Tensor:
+    def __matmul__(self, other: ShapeTensor) -> ShapeTensor:
         rows, columns = self.shape[-2:-1], other.shape[-1:] if len(other.shape) > 1 else ()
         outer = np.broadcast_shapes(self.shape[:-2], other.shape[:-2])
         return self.like((*outer, *rows, *columns))
 
-    def gather(self, axis: int, index: Tensor) -> Tensor:
+    def gather(self, axis: int, index: ShapeTensor) -> ShapeTensor:
         return self.like(index.shape)
 
-    def index_select(self, axis: int, index: Tensor) -> Tensor:
+    def index_select(self, axis: int, index: ShapeTensor) -> ShapeTensor:
         return self.like((*self.shape[:axis], *index.shape, *self.shape[axis + 1 :]))
 
-    def where(self, condition: Tensor, other: Any) -> Tensor:
+    def where(self, condition: ShapeTensor, other: Any) -> ShapeTensor:
         return elementwise(self.account, (condition, self, other), self.dtype)
 
-    def select_scatter(self, source: Tensor, axis: int, index: int) -> Tensor:
+    def select_scatter(self, source: ShapeTensor, axis: int, index: int) -> ShapeTensor:
         return self.like(self.shape)
 
-    def tril(self, place: int = 0) -> Tensor:
+    def tril(self, place: int = 0) -> ShapeTensor:
         return self.like(self.shape)
 
-    def new_zeros(self, shape: Sequence[int]) -> Tensor:
+    def new_zeros(self, shape: Sequence[int]) -> ShapeTensor:
         return self.like(shape)
 
-    def new_full(self, shape: Sequence[int], value: Number) -> Tensor:
+    def new_full(self, shape: Sequence[int], value: Number) -> ShapeTensor:
         return self.like(shape)
 
 
-class Rows(Tensor):
+class SentRows(ShapeTensor):
     """How many rows each device is sent: of all that there are as many as balance."""
 
     __slots__ = ("rows",)
 
-    def __init__(self, counts: Tensor, rows: int) -> None:
+    def __init__(self, counts: ShapeTensor, rows: int) -> None:
         super().__init__(counts.layout, counts.room)
         self.rows = rows
 
@@ -222,15 +224,15 @@ class Rows(Tensor):
         return [(self.rows + place) // devices for place in range(devices)]
 
 
-def elementwise(account: Account, operands: Sequence[Any], dtype: Any = None) -> Tensor:
+def elementwise(account: AllocationLog, operands: Sequence[Any], dtype: Any = None) -> ShapeTensor:
     """What an elementwise function of tensors and numbers makes: it lies as its operands do."""
-    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    tensors = [operand for operand in operands if isinstance(operand, ShapeTensor)]
     shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
     kinds = [tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors]
-    return Tensor.new(account, shape, dtype or np.result_type(*kinds), _order(shape, tensors))
+    return ShapeTensor.new(account, shape, dtype or np.result_type(*kinds), _order(shape, tensors))
 
 
-def _order(shape: Sequence[int], tensors: Sequence[Tensor]) -> list[int]:
+def _order(shape: Sequence[int], tensors: Sequence[ShapeTensor]) -> list[int]:
     """The axes of a result from the outermost in memory, as `TensorIteratorBase::reorder_dimensions` sorts them."""
     strides = [np.broadcast_to(tensor.layout, tuple(shape)).strides for tensor in tensors]
     order = list(reversed(range(len(shape))))  # from the innermost

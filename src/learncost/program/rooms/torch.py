@@ -12,9 +12,9 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.ops import entries
-from learncost.program.account import Account
+from learncost.program.account import AllocationLog
 from learncost.program.rooms.between import Collectives, distributed
-from learncost.program.rooms.tensor import BFLOAT16, Function, Rows, Tensor, elementwise
+from learncost.program.rooms.tensor import BFLOAT16, Function, SentRows, ShapeTensor, elementwise
 
 
 @cache
@@ -30,12 +30,12 @@ class Torch:
 
     inf = np.inf
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: AllocationLog) -> None:
         self._account = account
-        self.Tensor, self.bool, self.bfloat16 = Tensor, np.dtype("bool"), BFLOAT16
+        self.Tensor, self.bool, self.bfloat16 = ShapeTensor, np.dtype("bool"), BFLOAT16
         self.distributed, self.ops = distributed(), SimpleNamespace(_c10d_functional=Collectives())
         self.nn = SimpleNamespace(functional=Functional())
-        self.linalg = SimpleNamespace(vector_norm=Tensor.sum)
+        self.linalg = SimpleNamespace(vector_norm=ShapeTensor.sum)
         self.float32, self.float64, self.int64 = np.dtype("float32"), np.dtype("float64"), np.dtype("int64")
         self.uint8, self.int8 = np.dtype("uint8"), np.dtype("int8")
 
@@ -44,21 +44,21 @@ class Torch:
             return lambda *operands, **_: elementwise(self._account, operands)
         raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.program.rooms")
 
-    def of_each(self, *tensors: Tensor) -> Tensor:
+    def of_each(self, *tensors: ShapeTensor) -> ShapeTensor:
         """A function of each element."""
         return elementwise(self._account, tensors)
 
-    def where(self, condition: Tensor, first: Any, second: Any) -> Tensor:
-        kind = next((value.dtype for value in (first, second) if isinstance(value, Tensor)), self.float32)
+    def where(self, condition: ShapeTensor, first: Any, second: Any) -> ShapeTensor:
+        kind = next((value.dtype for value in (first, second) if isinstance(value, ShapeTensor)), self.float32)
         return elementwise(self._account, (condition, first, second), kind)
 
-    def softmax(self, tensor: Tensor, axis: int) -> Tensor:
+    def softmax(self, tensor: ShapeTensor, axis: int) -> ShapeTensor:
         tensor = tensor.contiguous()
         return tensor.like(tensor.shape)
 
     log_softmax = softmax
 
-    def einsum(self, equation: str, first: Tensor, second: Tensor) -> Tensor:
+    def einsum(self, equation: str, first: ShapeTensor, second: ShapeTensor) -> ShapeTensor:
         """As `at::einsum` has it: copies of the operands where they are not matrices yet, one batched product."""
         operands, result = equation.split("->")
         a, b = operands.split(",")
@@ -83,45 +83,45 @@ class Torch:
         product = (left @ right).view([size[x] for x in order])
         return product.permute(*(order.index(x) for x in result))
 
-    def mm(self, first: Tensor, second: Tensor, out: Tensor) -> Tensor:
+    def mm(self, first: ShapeTensor, second: ShapeTensor, out: ShapeTensor) -> ShapeTensor:
         return out
 
     bmm = mm
 
-    def cumsum(self, tensor: Tensor, axis: int) -> Tensor:
+    def cumsum(self, tensor: ShapeTensor, axis: int) -> ShapeTensor:
         return tensor.like(tensor.shape)
 
-    def flip(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
+    def flip(self, tensor: ShapeTensor, axes: Sequence[int]) -> ShapeTensor:
         return tensor.like(tensor.shape)
 
-    def argsort(self, tensor: Tensor, dim: int, descending: bool = False, stable: bool = True) -> Tensor:
+    def argsort(self, tensor: ShapeTensor, dim: int, descending: bool = False, stable: bool = True) -> ShapeTensor:
         return tensor.like(tensor.shape, np.int64)
 
-    def argmax(self, tensor: Tensor, axis: int) -> Tensor:
+    def argmax(self, tensor: ShapeTensor, axis: int) -> ShapeTensor:
         return tensor.like(tensor.shape[:-1], np.int64)
 
     argmin = argmax
 
-    def zeros_like(self, tensor: Tensor) -> Tensor:
+    def zeros_like(self, tensor: ShapeTensor) -> ShapeTensor:
         return elementwise(self._account, (tensor,))
 
-    def empty_like(self, tensor: Tensor) -> Tensor:
+    def empty_like(self, tensor: ShapeTensor) -> ShapeTensor:
         empty = elementwise(self._account, (tensor,))
-        return Rows(empty, tensor.rows) if isinstance(tensor, Rows) else empty
+        return SentRows(empty, tensor.rows) if isinstance(tensor, SentRows) else empty
 
-    def ones(self, *shape: int, dtype: Any, device: Any = None) -> Tensor:
-        return Tensor.new(self._account, shape, dtype)
+    def ones(self, *shape: int, dtype: Any, device: Any = None) -> ShapeTensor:
+        return ShapeTensor.new(self._account, shape, dtype)
 
-    def eye(self, size: int, dtype: Any, device: Any = None) -> Tensor:
-        return Tensor.new(self._account, (size, size), dtype)
+    def eye(self, size: int, dtype: Any, device: Any = None) -> ShapeTensor:
+        return ShapeTensor.new(self._account, (size, size), dtype)
 
-    def arange(self, size: int, device: Any = None) -> Tensor:
-        return Tensor.new(self._account, (size,), np.int64)
+    def arange(self, size: int, device: Any = None) -> ShapeTensor:
+        return ShapeTensor.new(self._account, (size,), np.int64)
 
-    def stack(self, tensors: Sequence[Tensor]) -> Tensor:
+    def stack(self, tensors: Sequence[ShapeTensor]) -> ShapeTensor:
         return tensors[0].like((len(tensors), *tensors[0].shape))
 
-    def cat(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    def cat(self, tensors: Sequence[ShapeTensor], axis: int = 0) -> ShapeTensor:
         shape = list(tensors[0].shape)
         shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
         return tensors[0].like(shape)
@@ -135,25 +135,25 @@ class Functional:
             return lambda tensor, *_, **__: elementwise(tensor.account, (tensor,))
         raise InputError(f"what functional.{name} takes in memory is not known: add it to learncost.program.rooms")
 
-    def pad(self, tensor: Tensor, ends: Sequence[int], value: float = 0) -> Tensor:
+    def pad(self, tensor: ShapeTensor, ends: Sequence[int], value: float = 0) -> ShapeTensor:
         more = [before + behind for before, behind in zip(ends[::2], ends[1::2], strict=True)]
         rest = [0] * (tensor.ndim - len(more))
         return tensor.like([size + added for size, added in zip(tensor.shape, [*rest, *more[::-1]], strict=True)])
 
-    def layer_norm(self, tensor: Tensor, shape: Sequence[int], eps: float) -> Tensor:
+    def layer_norm(self, tensor: ShapeTensor, shape: Sequence[int], eps: float) -> ShapeTensor:
         tensor = tensor.contiguous()
         rows = tensor.shape[: -len(shape)]
         result, mean, deviation = tensor.like(tensor.shape), tensor.like(rows), tensor.like(rows)
         del mean, deviation
         return result
 
-    def rms_norm(self, tensor: Tensor, shape: Sequence[int], eps: float) -> Tensor:
+    def rms_norm(self, tensor: ShapeTensor, shape: Sequence[int], eps: float) -> ShapeTensor:
         mean = (tensor**2).mean(tuple(range(-len(shape), 0)), keepdim=True)
         root = elementwise(tensor.account, (mean,))
         return tensor * root
 
 
-def _spread(tensor: Tensor, axes: str, order: Sequence[str]) -> Tensor:
+def _spread(tensor: ShapeTensor, axes: str, order: Sequence[str]) -> ShapeTensor:
     """A view whose axes are in an order; those that it lacks are of one place."""
     index: Any = tuple(slice(None) if x in axes else None for x in order)
     return tensor.permute(*(axes.index(x) for x in order if x in axes), *_left(axes, order))[index]

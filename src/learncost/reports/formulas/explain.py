@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any, cast, get_args
 
 from learncost.cost_models import price
-from learncost.ir.count import Count, base
+from learncost.ir.count import Polynomial, base
 from learncost.ir.errors import InputError
-from learncost.ir.line import Word
-from learncost.ir.repeat import Repeat, Statement, walk
+from learncost.ir.line import Op
+from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.liveness import live
 from learncost.ops import word_called
 from learncost.reports import notation as write
-from learncost.reports.formulas.explanation import Explanation, Format, Kept, Part, Step
+from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, Format, SavedValue
 from learncost.reports.formulas.of_model import model_explained
 from learncost.reports.formulas.of_word import word_explained
 from learncost.reports.formulas.subject import (
@@ -119,25 +119,25 @@ def explain(
     if not is_layer(subject) and (word := word_called(name)):
         return word_explained(word, of_a_word(word.name, price_book, jacobian, optimizer), shown_as)
     topic = find_subject(subject, price_book, jacobian, optimizer, procedure)
-    parts = tuple(Part(macro, tuple(_steps(table, topic))) for macro, table in topic.tables.items())
+    parts = tuple(ExplainedPhase(macro, tuple(_steps(table, topic))) for macro, table in topic.tables.items())
     source = topic.layer.source
     kept_values = _kept(topic)
     return Explanation(topic.name, source, topic.book, topic.jacobian, parts, kept_values, topic.axes, shown_as)
 
 
-def _steps(table: Table, topic: Subject) -> Iterator[Step]:
+def _steps(table: Table, topic: Subject) -> Iterator[ExplainedLine]:
     """The lines with their prices; the heading of a repeat is a line without a price."""
     rows = iter(price(table, {}, topic.book).rows)
 
-    def statements(lines: Iterable[Statement], depth: int) -> Iterator[Step]:
+    def statements(lines: Iterable[Statement], depth: int) -> Iterator[ExplainedLine]:
         for line in lines:
-            if isinstance(line, Repeat):
-                yield Step("", str(line).split("\n", 1)[0], "", "", Count(), Count(), depth)
+            if isinstance(line, Loop):
+                yield ExplainedLine("", str(line).split("\n", 1)[0], "", "", Polynomial(), Polynomial(), depth)
                 yield from statements(line.lines, depth + 1)
                 continue
             row = next(rows)
             bare = replace(line, tag=replace(line.tag, equation=""))
-            yield Step(
+            yield ExplainedLine(
                 write.equation(line),
                 str(bare),
                 write.latex(bare, topic.gradient_names),
@@ -150,13 +150,13 @@ def _steps(table: Table, topic: Subject) -> Iterator[Step]:
             if withdrawn := topic.book.withdrawn.get((line.tag.layer, line.tag.local)):
                 back = next(rows)
                 text = f"the publication's total leaves {write.equation(line)} out"
-                yield Step(withdrawn, text, "", "", back.maccs, back.flops, depth)
+                yield ExplainedLine(withdrawn, text, "", "", back.maccs, back.flops, depth)
 
     yield from statements(table.lines, 0)
     assert next(rows, None) is None
 
 
-def _kept(topic: Subject) -> tuple[Kept, ...]:
+def _kept(topic: Subject) -> tuple[SavedValue, ...]:
     """What `live` finds kept, with the lines that read it. Sizes do not matter, only names and axes are used."""
     if topic.derived is None:
         return ()
@@ -177,7 +177,7 @@ def _kept(topic: Subject) -> tuple[Kept, ...]:
             value.of if value.role == "kept" else item.name
         )  # a stack of all turns is read inside by its slices' name
         reading = tuple(dict.fromkeys(readers.get(name, ())))
-        kept_values.append(Kept(item.name, item.axes, item.name in inputs, reading, *inner.get(name, ())))
+        kept_values.append(SavedValue(item.name, item.axes, item.name in inputs, reading, *inner.get(name, ())))
     return tuple(kept_values)
 
 
@@ -186,7 +186,7 @@ def _inner(table: Table) -> dict[str, tuple[str, str]]:
     return {
         term.name: (line.word, name)
         for line, _ in walk(table.lines)
-        if isinstance(line, Word)
+        if isinstance(line, Op)
         for term, name in zip(line.left, line.gives, strict=True)
         if line.part == "body" and table.known[term.name].role == "inner"
     }

@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from learncost.cost_models import Book
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
 from learncost.reports import notation as write
-from learncost.reports.sheet import SPELLED, Readable, Row, Sheet, number
+from learncost.reports.sheet import SPELLED, Readable, Sheet, SheetRow, number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,41 +26,41 @@ _WHOLE, _MACCS, _FLOPS = 77, 9, 14
 
 
 @dataclass(frozen=True)
-class Step:
+class ExplainedLine:
     """One line with its price. `line` is nothing where a publication's total differs from the sum of its lines."""
 
     equation: str
     text: str
     latex: str
     mathml: str
-    maccs: Count
-    flops: Count
+    maccs: Polynomial
+    flops: Polynomial
     depth: int = 0
     outside_paper: bool = False
 
 
 @dataclass(frozen=True)
-class Part:
+class ExplainedPhase:
     """A macro-operation: its lines in the order in which they run."""
 
     macro_operation: str
-    steps: tuple[Step, ...]
+    steps: tuple[ExplainedLine, ...]
 
     @property
     def title(self) -> str:
         return self.macro_operation.replace("_", " ").capitalize()
 
     @property
-    def maccs(self) -> Count:
+    def maccs(self) -> Polynomial:
         return total(step.maccs for step in self.steps)
 
     @property
-    def flops(self) -> Count:
+    def flops(self) -> Polynomial:
         return total(step.flops for step in self.steps)
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedValue:
     """A value that forward keeps, and the lines that read it later."""
 
     name: str
@@ -71,8 +71,8 @@ class Kept:
     line: str = ""
 
     @property
-    def elements(self) -> Count:
-        return Count.of(self.axes)
+    def elements(self) -> Polynomial:
+        return Polynomial.of(self.axes)
 
     @property
     def text(self) -> str:
@@ -122,8 +122,8 @@ class Explanation(Readable):
     source: str
     price_book: Book
     jacobian: bool
-    parts: tuple[Part, ...]
-    kept: tuple[Kept, ...]
+    parts: tuple[ExplainedPhase, ...]
+    kept: tuple[SavedValue, ...]
     axes: frozenset[str] = frozenset()
     format: Format = "text"
     sizes: Mapping[str, int] = field(default_factory=dict)  # of a model: counts are shown at these
@@ -146,16 +146,16 @@ class Explanation(Readable):
         parts = self.to_dict()["macro_operations"]
         return [{"macro_operation": name, **line} for name, part in parts.items() for line in part["lines"]]
 
-    def _lines(self) -> Iterator[Row]:
+    def _lines(self) -> Iterator[SheetRow]:
         """The lines as rows of one table."""
         for part in self.parts:
-            yield Row(("", part.title, "", ""), "bold")
+            yield SheetRow(("", part.title, "", ""), "bold")
             for step in part.steps:
                 counts = (self.short(step.maccs), self.short(step.flops))
-                yield Row((step.equation, step.text, *counts), "", step.depth)
-            yield Row(("", "", self.total_text(part.maccs), self.total_text(part.flops)), "bold")
+                yield SheetRow((step.equation, step.text, *counts), "", step.depth)
+            yield SheetRow(("", "", self.total_text(part.maccs), self.total_text(part.flops)), "bold")
         for array in self.kept:
-            yield Row(("kept", array.text, self.short(array.elements), ""))
+            yield SheetRow(("kept", array.text, self.short(array.elements), ""))
 
     def show(self, format: str) -> str:
         """The explanation as table (or text), md (or markdown), latex, json or html."""
@@ -164,10 +164,10 @@ class Explanation(Readable):
     def to_dict(self) -> dict[str, Any]:
         """The explanation as data; counts are expressions of Python, to be multiplied by `times`."""
 
-        def expression(count: Count) -> str:
+        def expression(count: Polynomial) -> str:
             return write.python(self.written(count), {} if self.sizes else write.SYMBOLS)
 
-        def value(part: str, count: Count) -> dict[str, Any]:
+        def value(part: str, count: Polynomial) -> dict[str, Any]:
             return {f"{part}_value": self._at(count)} if self.sizes else {}
 
         return {
@@ -224,21 +224,21 @@ class Explanation(Readable):
         counts += [array.elements for array in self.kept]
         return any(counts) and write.divided(counts, "B") is not None
 
-    def written(self, count: Count) -> Count:
+    def written(self, count: Polynomial) -> Polynomial:
         """The count as it is written: per sequence where that can be, h d_k as d_model."""
         if self.per_sequence:
             (count,) = write.divided((count,), "B") or (count,)
         return write.one_width(count, self.axes)
 
-    def _at(self, count: Count) -> int:
+    def _at(self, count: Polynomial) -> int:
         """The count at the model's sizes."""
         return int(count.at(self.sizes)) if count.terms else 0
 
-    def short(self, count: Count) -> str:
+    def short(self, count: Polynomial) -> str:
         """The count in the letters of the axes, as the lines beside it have them; of a model, the number."""
         return number(self._at(count)) if self.sizes else write.plain(self.written(count), {})
 
-    def total_text(self, count: Count) -> str:
+    def total_text(self, count: Polynomial) -> str:
         """A total: the count in letters, and of a model what it comes to."""
         letters = write.plain(self.written(count), {})
         return f"{letters} = {self.short(count)}" if self.sizes and count.terms else letters
@@ -274,7 +274,7 @@ class Explanation(Readable):
         return tuple(notes)
 
     @property
-    def kept_total(self) -> Count:
+    def kept_total(self) -> Polynomial:
         """Elements of all that is kept."""
         return total(array.elements for array in self.kept)
 
@@ -297,7 +297,7 @@ class Explanation(Readable):
         heading = Text.assemble((self.layer, "bold"), f"  {self.source}" if self.source else "")
         return Group(heading, Text(), *parts, *(Text(note, "dim") for note in self.notes))
 
-    def _grid(self, part: Part, numbers: int) -> RenderableType:
+    def _grid(self, part: ExplainedPhase, numbers: int) -> RenderableType:
         from rich.text import Text
 
         maccs, flops = self._widths(part)
@@ -316,7 +316,7 @@ class Explanation(Readable):
             grid.add_row(Text(step.equation, "dim"), text, *map(Text, costs))
         return grid
 
-    def _widths(self, part: Part) -> tuple[int, int]:
+    def _widths(self, part: ExplainedPhase) -> tuple[int, int]:
         """The widths of both columns of counts: what numbers need, or what the letters of a layer usually take."""
         if not self.sizes:
             return _MACCS, _FLOPS
@@ -339,7 +339,7 @@ class Explanation(Readable):
     def markdown(self) -> str:
         """The explanation as Markdown with formulas in LaTeX between dollars."""
 
-        def formula(count: Count) -> str:
+        def formula(count: Polynomial) -> str:
             return f"${write.latex(self.written(count))}$"
 
         lines = [f"# {self.layer}", "", self.source, ""]

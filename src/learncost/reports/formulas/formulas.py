@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from learncost.cost_models import Book, Row, price
-from learncost.ir.count import Count, total
+from learncost.cost_models import Book, PricedLine, price
+from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.parts import OUTSIDE_BLOCKS, part_of
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.ops import Entry, word_called
+from learncost.ops import OpDef, word_called
 from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
@@ -43,12 +43,12 @@ Format = Literal["text", "latex", "mathml", "json"]
 
 
 @dataclass(frozen=True)
-class Formula:
+class PhaseFormula:
     """What one pass of a macro-operation costs. `procedures` says where it holds; empty: everywhere."""
 
     macro_operation: str
-    maccs: Count
-    flops: Count
+    maccs: Polynomial
+    flops: Polynomial
     passes: int = 1
     procedures: tuple[str, ...] = ()
 
@@ -104,9 +104,9 @@ class Formulas(Readable):
     price_book: Book
     procedure: str
     jacobian: bool
-    rows: tuple[Formula, ...]
-    total: Formula
-    others: tuple[Formula, ...] = ()
+    rows: tuple[PhaseFormula, ...]
+    total: PhaseFormula
+    others: tuple[PhaseFormula, ...] = ()
     axes: frozenset[str] = frozenset()
     format: Format = "text"
 
@@ -145,7 +145,7 @@ class Formulas(Readable):
     def _rows(self) -> list[dict[str, Any]]:
         return [self._row(formula) for formula in (*self.rows, *self.others)] + [self._row(self.total)]
 
-    def _row(self, formula: Formula) -> dict[str, Any]:
+    def _row(self, formula: PhaseFormula) -> dict[str, Any]:
         return {
             "macro_operation": formula.macro_operation,
             "passes": formula.passes,
@@ -157,7 +157,7 @@ class Formulas(Readable):
     # How counts are written.
 
     @property
-    def counts(self) -> tuple[Count, ...]:
+    def counts(self) -> tuple[Polynomial, ...]:
         """All MACCs and FLOPs, as polynomials."""
         return tuple(c for row in (*self.rows, *self.others, self.total) for c in (row.maccs, row.flops))
 
@@ -171,7 +171,7 @@ class Formulas(Readable):
         """Whether h d_k is written as d_model somewhere."""
         return any(write.one_width(count, self.axes).terms != count.terms for count in self.counts)
 
-    def written(self, count: Count) -> Count:
+    def written(self, count: Polynomial) -> Polynomial:
         """The count as it is written: per sequence where that can be, h d_k as d_model."""
         if self.per_sequence:
             (count,) = write.divided((count,), "B") or (count,)
@@ -198,7 +198,7 @@ class Formulas(Readable):
 
     # The formats.
 
-    def _shown(self) -> list[Formula]:
+    def _shown(self) -> list[PhaseFormula]:
         return [*self.rows, *self.others, self.total] if len(self.rows) > 1 else list(self.rows)
 
     def _table(self) -> RenderableType:
@@ -325,43 +325,45 @@ def formulas(
         procedure,
         topic.jacobian,
         rows,
-        Formula("total", maccs, flops),
+        PhaseFormula("total", maccs, flops),
         others,
         topic.axes,
         cast("Format", format),
     )
 
 
-def _of_a_word(word: Entry, book: Book, format: Format) -> Formulas:
+def _of_a_word(word: OpDef, book: Book, format: Format) -> Formulas:
     """What a word and its gradient cost, as they run."""
     explanation = word_explained(word, book)
-    rows = tuple(Formula(part.macro_operation, part.maccs, part.flops) for part in explanation.parts[:2])
-    whole_cost = Formula("total", total(row.maccs for row in rows), total(row.flops for row in rows))
+    rows = tuple(PhaseFormula(part.macro_operation, part.maccs, part.flops) for part in explanation.parts[:2])
+    whole_cost = PhaseFormula("total", total(row.maccs for row in rows), total(row.flops for row in rows))
     return Formulas(word.name, explanation.source, book, "bp", False, rows, whole_cost, (), explanation.axes, format)
 
 
-Cost = tuple[Count, Count]
+Cost = tuple[Polynomial, Polynomial]
 
 
 def _priced(table: Table, book: Book) -> Cost:
     return _sum(price(table, {}, book).rows)
 
 
-def _sum(rows: Iterable[Row]) -> Cost:
+def _sum(rows: Iterable[PricedLine]) -> Cost:
     rows = tuple(rows)
     return total(row.maccs for row in rows), total(row.flops for row in rows)
 
 
-def _rows(topic: Subject, priced: dict[str, Cost], procedure: str) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
+def _rows(
+    topic: Subject, priced: dict[str, Cost], procedure: str
+) -> tuple[tuple[PhaseFormula, ...], tuple[PhaseFormula, ...]]:
     """The rows of the procedure, and those of the others where they differ."""
     if "forward" not in priced:
-        return tuple(Formula(macro, *cost) for macro, cost in priced.items()), ()
+        return tuple(PhaseFormula(macro, *cost) for macro, cost in priced.items()), ()
     costs = {**priced, "recomputation": priced["forward"]}
     passes = dict(find_procedure(procedure).passes)
     if part_of(topic.name) in OUTSIDE_BLOCKS:
         passes.pop("recomputation", None)
     mine: tuple[str, ...] = ()
-    others: tuple[Formula, ...] = ()
+    others: tuple[PhaseFormula, ...] = ()
     if part_of(topic.name) == "embedding":
         groups = {
             kind: tuple(n for n, procedure_of in PROCEDURES.items() if procedure_of.compares == kind)
@@ -372,14 +374,14 @@ def _rows(topic: Subject, priced: dict[str, Cost], procedure: str) -> tuple[tupl
         updates = priced["weight_update"] if compares else modulated["weight_update"]
         if modulated["weight_update"] != priced["weight_update"]:
             mine = groups[compares]
-            others = (Formula("weight_update", *updates, 1, groups[not compares]),)
+            others = (PhaseFormula("weight_update", *updates, 1, groups[not compares]),)
         if compares:
             costs["weight_update"] = modulated["weight_update"]
             if modulated["forward"] != tuple(count * passes["forward"] for count in costs["forward"]):
                 # The modulated pass costs more than the standard one: all passes together.
                 costs["forward"], passes["forward"] = modulated["forward"], 1
     rows = tuple(
-        Formula(macro, *costs[macro], passes[macro], mine if macro == "weight_update" else ())
+        PhaseFormula(macro, *costs[macro], passes[macro], mine if macro == "weight_update" else ())
         for macro in ("forward", "recomputation", "backward", "weight_update")
         if passes.get(macro)
     )

@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.cost_models import Row
+from learncost.cost_models import PricedLine
 from learncost.engines.made import written
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.layers.layer import usual_names
@@ -18,10 +18,10 @@ from learncost.ops import plain
 from learncost.passes.context_free import shape
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.reports import notation as write
-from learncost.reports.formulas.explanation import Explanation, Format, Part, Step
-from learncost.reports.run import Run
+from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, Format
+from learncost.reports.run import PreparedRun
 from learncost.reports.sheet import WIDTH, Sheet, Shown, number
-from learncost.reports.sheet import Row as Cells
+from learncost.reports.sheet import SheetRow as Cells
 from learncost.reports.show import convention
 
 
@@ -33,8 +33,8 @@ class LayerFormula:
     block: str | None
     repeat: int
     macro_operation: str
-    maccs: Count
-    flops: Count
+    maccs: Polynomial
+    flops: Polynomial
     values: tuple[int, int]
 
     @property
@@ -97,7 +97,7 @@ class ModelFormulas(Shown):
     two_sided: bool = False
 
     @property
-    def total(self) -> tuple[Count, Count]:
+    def total(self) -> tuple[Polynomial, Polynomial]:
         """MACCs and FLOPs of all rows."""
         return total(row.maccs for row in self.rows), total(row.flops for row in self.rows)
 
@@ -143,14 +143,14 @@ class ModelFormulas(Shown):
         }
 
 
-def _said(count: Count, value: int) -> str:
+def _said(count: Polynomial, value: int) -> str:
     return f"{write.plain(count, {})} = {number(value)}" if count.terms else "0"
 
 
-def model_formulas(run: Run, procedure: str, layer: str = "") -> ModelFormulas:
+def model_formulas(run: PreparedRun, procedure: str, layer: str = "") -> ModelFormulas:
     """The formulas of a model's layers, or of one of them. Raises `InputError` where it has none of that name."""
     rows = _rows(run, procedure, layer)
-    groups: dict[tuple[str, str | None, str], list[Row]] = {}
+    groups: dict[tuple[str, str | None, str], list[PricedLine]] = {}
     for row in rows:
         groups.setdefault((shown_layer(row.layer), row.block, row.macro_operation), []).append(row)
     formulas = []
@@ -168,13 +168,13 @@ def model_formulas(run: Run, procedure: str, layer: str = "") -> ModelFormulas:
     )
 
 
-def model_explained(run: Run, procedure: str, layer: str = "", format: Format = "text") -> Explanation:
+def model_explained(run: PreparedRun, procedure: str, layer: str = "", format: Format = "text") -> Explanation:
     """A model's step, or one of its layers, line by line as it stands in the model's table."""
     rows = _rows(run, procedure, layer)
     name = run.model.configuration.name
     layers_shown = ", ".join(dict.fromkeys(shown_layer(row.layer) for row in rows)) if layer else "all layers"
     by_macro = {macro: [row for row in rows if row.macro_operation == macro] for macro in MACRO_OPERATIONS}
-    parts = [Part(macro, tuple(_steps(run, group))) for macro, group in by_macro.items() if group]
+    parts = [ExplainedPhase(macro, tuple(_steps(run, group))) for macro, group in by_macro.items() if group]
     counts = [count for row in rows for count in (row.maccs, row.flops)]
     letters = legend(counts, run.axes, run.model.rules)
     return Explanation(
@@ -192,7 +192,7 @@ def model_explained(run: Run, procedure: str, layer: str = "", format: Format = 
     )
 
 
-def _rows(run: Run, procedure: str, layer: str) -> list[Row]:
+def _rows(run: PreparedRun, procedure: str, layer: str) -> list[PricedLine]:
     """The priced lines of the step that are of the layer that is asked for."""
     rows = run.rows(procedure, run.book)
     if not layer:
@@ -211,9 +211,9 @@ def _rows(run: Run, procedure: str, layer: str) -> list[Row]:
     raise InputError(f"{run.model.configuration.name} has no layer {layer!r}{hint}")
 
 
-def _steps(run: Run, rows: list[Row]) -> Iterator[Step]:
+def _steps(run: PreparedRun, rows: list[PricedLine]) -> Iterator[ExplainedLine]:
     """The lines, those of equal blocks together: the first as it stands, with the counts of all of them."""
-    groups: dict[Hashable, list[Row]] = {}
+    groups: dict[Hashable, list[PricedLine]] = {}
     for row in rows:
         line = row.source
         key = shape(line) if isinstance(line, Line) else line
@@ -234,7 +234,7 @@ def _steps(run: Run, rows: list[Row]) -> Iterator[Step]:
             text, latex, mathml, equation = str(line), "", "", first.equation or first.line
         times = f" (× {len(group)})" if len(group) > 1 else ""
         outside = any(row.outside_paper for row in group)
-        yield Step(equation, text + times, latex, mathml, maccs, flops, 0, outside)
+        yield ExplainedLine(equation, text + times, latex, mathml, maccs, flops, 0, outside)
 
 
 def used(counts: Any, sizes: Mapping[str, int]) -> list[str]:

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from learncost.cost_models import Book, executed
-from learncost.ir.count import Count, total
-from learncost.ir.line import Line, Word
+from learncost.ir.count import Polynomial, total
+from learncost.ir.line import Line, Op
 from learncost.ir.term import Term
-from learncost.ops import Entry, entry
+from learncost.ops import OpDef, entry
 from learncost.passes.lower import lower_line
 from learncost.reports import notation as write
-from learncost.reports.formulas.explanation import Explanation, Format, Part, Step
+from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, Format
 
 _AXES: Mapping[str, str] = {"_": "B"}
 _PARTS = {"forward": "body", "backward": "gradient", "jacobian": "jacobian"}
 
 
-def word_explained(word: Entry, book: Book, format: Format = "text") -> Explanation:
+def word_explained(word: OpDef, book: Book, format: Format = "text") -> Explanation:
     """A word's body, its gradient and, where it has one, its Jacobian, with what their lines cost as they run."""
     parts = []
     for macro, part in _PARTS.items():
@@ -27,7 +27,7 @@ def word_explained(word: Entry, book: Book, format: Format = "text") -> Explanat
             lines = _primitive(word)
         steps = tuple(_steps(lines, word))
         if steps or part == "gradient":
-            parts.append(Part(macro, steps))
+            parts.append(ExplainedPhase(macro, steps))
     source = word.source[:1].upper() + word.source[1:]
     kind = f"A primitive, {word.kind}." if word.kind else "A word of the vocabulary."
     letters = "n: the axis that the word acts on; B: all other axes" if _acts(word) else "B: all elements"
@@ -44,11 +44,11 @@ def word_explained(word: Entry, book: Book, format: Format = "text") -> Explanat
     )
 
 
-def _acts(word: Entry) -> bool:
+def _acts(word: OpDef) -> bool:
     return not word.pointwise and word.kind != "constant"
 
 
-def _primitive(word: Entry) -> tuple[Line, ...]:
+def _primitive(word: OpDef) -> tuple[Line, ...]:
     """A primitive as the one line that it is."""
     if not word.outputs:
         return ()
@@ -57,19 +57,19 @@ def _primitive(word: Entry) -> tuple[Line, ...]:
     right = tuple(Term(name, axes) for name in word.inputs)
     acted = ("n",) if word.inputs and not word.pointwise else ()
     outputs = tuple(Term(name, left) for name in word.outputs)
-    return (Word(outputs, right, word=word.name, axes=acted, given=word.inputs, gives=word.outputs),)
+    return (Op(outputs, right, word=word.name, axes=acted, given=word.inputs, gives=word.outputs),)
 
 
-def _steps(lines: Iterable[Line], word: Entry) -> Iterator[Step]:
+def _steps(lines: Iterable[Line], word: OpDef) -> Iterator[ExplainedLine]:
     word_lines = tuple(lines)
     names_known = frozenset({*word.inputs, *word.outputs})
     for line in word_lines:
         moved = line.renamed({}, _AXES)
-        if isinstance(moved, Word):
+        if isinstance(moved, Op):
             own_word = entry(moved.word)
             moved = replace(moved, given=own_word.inputs, gives=own_word.outputs)
         priced = [executed(part) for part in lower_line(moved)]
         maccs, flops = total(maccs for maccs, _ in priced), total(flops for _, flops in priced)
         bare = replace(moved, tag=replace(moved.tag, equation=""))
         latex, mathml = write.latex(bare, names_known), write.mathml(bare, names_known, display=False)
-        yield Step("", str(bare), latex, mathml, maccs or Count(), flops or Count())
+        yield ExplainedLine("", str(bare), latex, mathml, maccs or Polynomial(), flops or Polynomial())

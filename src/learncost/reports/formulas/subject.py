@@ -27,7 +27,7 @@ from learncost.procedures.feedback import with_feedback
 from learncost.procedures.moves import ELSEWHERE, MOVES
 from learncost.procedures.optimizer import default_optimizer, optimizer
 from learncost.procedures.procedure import LEARNING, procedure
-from learncost.reports.run import Run, prepare
+from learncost.reports.run import PreparedRun, prepare
 
 BP = "bp"
 """How a layer by itself learns where nothing else is said."""
@@ -208,7 +208,7 @@ def prepared(
     optimizer: str | None,
     lengths: Mapping[str, Any],
     sizes: Mapping[str, Any],
-) -> Run:
+) -> PreparedRun:
     """The model that is asked for, ready to be priced. Raises `InputError`."""
     lengths_given = (lengths.get("batch_size"), lengths.get("seq_len"), lengths.get("target_len"))
     run = prepare(model, price_book, *lengths_given, None, optimizer, 0.0, "fp32", sizes, (procedure,))

@@ -11,11 +11,11 @@ from typing import Any
 from learncost.ir.count import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
-from learncost.liveness import Held, Moment, Stay
+from learncost.liveness import LiveArray, LiveInterval, Moment
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.program.arena import Arena
 from learncost.reports.memory.planner import chosen
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.step import MemoryStep
 
 FIXED = "fixed matrices"
 """The part of the memory that matrices take which are drawn once and read at every step."""
@@ -29,7 +29,7 @@ forward pass leaves for the backward pass, and what a line takes beside its resu
 
 
 @dataclass(frozen=True)
-class Taken:
+class MemoryUse:
     """What a step takes: the most bytes, when, what they are, and which arrays; the bytes at every line if known, and
     the arrays over the lines, which sum to them: found where they are asked for, and once.
 
@@ -44,9 +44,9 @@ class Taken:
     bytes: int
     moment: Moment
     split: Mapping[str, int]
-    witnesses: tuple[Held, ...]
+    witnesses: tuple[LiveArray, ...]
     curve: tuple[Moment, ...] = ()
-    stays: Iterable[Stay] = ()
+    stays: Iterable[LiveInterval] = ()
     said: str = ""
     flash: int | None = None
     arena: Arena | None = None
@@ -56,7 +56,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Runner:
+class Engine:
     """Who runs a step.
 
     name        as --engine has it
@@ -78,15 +78,15 @@ class Runner:
     """
 
     name: str
-    peak: Callable[[Step, Mapping[str, int]], int]
-    takes: Callable[[Step, Mapping[str, int]], Taken]
+    peak: Callable[[MemoryStep, Mapping[str, int]], int]
+    takes: Callable[[MemoryStep, Mapping[str, int]], MemoryUse]
     rules: Mapping[str, str]
     convention: str
-    refuses: Callable[[Step], str] = lambda step: ""
+    refuses: Callable[[MemoryStep], str] = lambda step: ""
     plan: str | None = None
     planner: Callable[..., str] = chosen
     plans: tuple[str, ...] | None = None
-    largest: Callable[[Step, int], int] | None = None
+    largest: Callable[[MemoryStep, int], int] | None = None
     lengths: bool = False
     module: bool = False
     passes: Callable[[Table, Mapping[str, int], str], int] | None = None
@@ -96,7 +96,7 @@ class Runner:
     alone: str = ""
 
 
-def refusal(step: Step, dtypes: Collection[str], with_flash: bool = False) -> str:
+def refusal(step: MemoryStep, dtypes: Collection[str], with_flash: bool = False) -> str:
     """Why no program runs a step: its types, its optimizer, microbatches, weights in flash.
 
     with_flash  whether frozen weights may lie there, in codes too, where products read these
@@ -110,10 +110,10 @@ def refusal(step: Step, dtypes: Collection[str], with_flash: bool = False) -> st
     return "has all weights in RAM: leave --flash out" if step.in_flash and not with_flash else ""
 
 
-def grouped(rooms: Iterable[tuple[int, str]]) -> tuple[Held, ...]:
+def grouped(rooms: Iterable[tuple[int, str]]) -> tuple[LiveArray, ...]:
     """Arrays of one kind together: how many, and their bytes."""
     counted = sorted(Counter(rooms).items(), key=lambda counted_room: -counted_room[0][0] * counted_room[1])
-    return tuple(Held(line, (), (number, size), number * size) for (size, line), number in counted)
+    return tuple(LiveArray(line, (), (number, size), number * size) for (size, line), number in counted)
 
 
 def at_line(line: str, size: int) -> Moment:
@@ -126,7 +126,7 @@ def bytes_of(table: Table, names: Iterable[str], sizes: Mapping[str, Any], width
     return sum(width(name) * prod(shape_of(table.axes[name], sizes)) for name in names)
 
 
-def given_bytes(step: Step, table: Table, sizes: Mapping[str, int]) -> dict[str, int]:
+def given_bytes(step: MemoryStep, table: Table, sizes: Mapping[str, int]) -> dict[str, int]:
     """What a program is given: weights, states, the batch."""
     width = {"fp64": 8}.get(step.kind.name, 4)
     states, fixed = (

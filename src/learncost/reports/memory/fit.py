@@ -24,7 +24,7 @@ from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.memory import check_over
 from learncost.reports.memory.types import bytes_of, said_bytes
 from learncost.reports.question import question
-from learncost.reports.sheet import WIDTH, Drawn, Row, Sheet, number, size_of
+from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of
 
 if TYPE_CHECKING:
     from learncost.reports.memory.lengths import Lengths
@@ -117,7 +117,9 @@ class Fit(Drawn):
             (True, "most is", [row.most for row in self.rows]),
         ]
         columns = tuple(name for visible, name, _ in all_columns if visible)
-        rows = [Row(cells) for cells in zip(*(column for visible, _, column in all_columns if visible), strict=True)]
+        rows = [
+            SheetRow(cells) for cells in zip(*(column for visible, _, column in all_columns if visible), strict=True)
+        ]
         flash = "" if self.flash is None else f" and {said_bytes(self.flash)} of flash"
         where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.ram)}"
         title = f"{where} of RAM{flash}{each_of(self.over)}: {self.dtype}, {self.optimizer}, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from learncost.reports.memory.fit_question import FitQuestion, Way
+from learncost.reports.memory.fit_question import FitPlan, FitQuestion
 from learncost.reports.memory.inference import NAME
 
 ADVICE = {
@@ -33,7 +33,7 @@ CHANGES: tuple[tuple[str, Mapping[str, str]], ...] = (
 """What is tried where nothing fits, one after the other: advice is what then does fit."""
 
 
-def advice_for(question: FitQuestion, procedure: str, ways: Sequence[Way]) -> str:
+def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -> str:
     """What to change where a procedure does not fit: how near its least is, what takes most, and what was tried that
     does fit."""
     least = min((way.fitting for way in ways), key=lambda fitting: fitting.ram)

@@ -19,8 +19,8 @@ from learncost.reports.memory.inference import NAME, Serving
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
 from learncost.reports.memory.runs import largest, longest, runner_of
-from learncost.reports.memory.step import Step
-from learncost.reports.run import Run, adaptation_of, prepare
+from learncost.reports.memory.step import MemoryStep
+from learncost.reports.run import PreparedRun, adaptation_of, prepare
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -64,7 +64,7 @@ class Fitting:
 
 
 @dataclass(frozen=True)
-class Way:
+class FitPlan:
     """A procedure under a plan, with what two plans have in common that come to the same.
 
     longest  the longest sequence that fits, of one sample; None where none is found
@@ -105,7 +105,7 @@ class FitQuestion:
 
         return whole_batch(self.over[0] or "", *self.over[1:]) if self.over else 1
 
-    def run(self, procedure: str, plan: str, seq_len: int | None = None) -> Run:
+    def run(self, procedure: str, plan: str, seq_len: int | None = None) -> PreparedRun:
         """A sample, checked and built."""
         names, adapted = (
             ((), None)
@@ -115,9 +115,9 @@ class FitQuestion:
         lengths = self.least, seq_len or self.seq_len, self.target_len
         return prepare(self.model, "run", *lengths, None, None, 0, self.dtype, self.sizes, names, adapted, plan)
 
-    def ways(self, procedure: str) -> tuple[list[Way], list[str]]:
+    def ways(self, procedure: str) -> tuple[list[FitPlan], list[str]]:
         """A procedure under the plans that are tried, those that come to the same once; and what is refused, why."""
-        different: list[Way] = []
+        different: list[FitPlan] = []
         refused: dict[str, None] = {}
         try:
             unplanned = self.run(procedure, "")
@@ -152,7 +152,7 @@ class FitQuestion:
             return False
         return any(self._fits(replace(unplanned, plan=plan), procedure) for plan in reversed(self.plans(procedure)))
 
-    def _fits(self, run: Run, procedure: str) -> bool:
+    def _fits(self, run: PreparedRun, procedure: str) -> bool:
         try:
             if procedure == NAME:
                 return self._serving(run).fitting.fits
@@ -163,16 +163,16 @@ class FitQuestion:
         except InputError:
             return False
 
-    def step(self, run: Run, procedure: str) -> Step:
+    def step(self, run: PreparedRun, procedure: str) -> MemoryStep:
         runner = runners()[self.engine or TABLE]
         planner = of_part(runner.planner, self.least)
         in_flash = self.flash is not None
         kind, module = precision_of(self.dtype), self.module
-        step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
+        step = MemoryStep(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
         step.regions = self.regions
         return step.over_mesh(self.over[0] or "", *self.over[1:], runner.trains) if self.over else step
 
-    def _learning(self, run: Run, procedure: str) -> Way:
+    def _learning(self, run: PreparedRun, procedure: str) -> FitPlan:
         step = self.step(run, procedure)
         chosen = runner_of(step, self.engine)
         runner = chosen.runner
@@ -181,9 +181,9 @@ class FitQuestion:
         most = max(needs.split, key=lambda part: needs.split[part])
         batch = self.stored(flash) * largest(step, runner, self.ram)
         fitting = Fitting(procedure, step.plan, runner.name, needs.bytes, flash, batch, most, chosen.why)
-        return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram), step.over)
+        return FitPlan(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram), step.over)
 
-    def _serving(self, run: Run) -> Way:
+    def _serving(self, run: PreparedRun) -> FitPlan:
         served = self.serving(run)
         lines = tuple(inference_pass.table.lines for inference_pass in served.passes)
         flash = served.flash
@@ -217,9 +217,9 @@ class FitQuestion:
                 flash = max(stored(table, sizes_of_pass, self.dtype) for table, sizes_of_pass in sizes)
         batch = self.stored(flash) * batch
         fitting = Fitting(NAME, run.plan, self.engine or TABLE, peak, flash, batch, most)
-        return Way(fitting, lines, lambda: served.longest(self.ram) if self.engine in ("", TABLE) else None)
+        return FitPlan(fitting, lines, lambda: served.longest(self.ram) if self.engine in ("", TABLE) else None)
 
-    def serving(self, run: Run) -> Serving:
+    def serving(self, run: PreparedRun) -> Serving:
         """Inference as it is asked."""
         axes, two_sided = run.axes, run.model.two_sided
         seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
@@ -16,7 +16,7 @@ from learncost.liveness import levels, live
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.quantization import quantized_widths
 from learncost.passes.plan import planned
-from learncost.procedures.decoding import Kept
+from learncost.procedures.decoding import CachedValue
 from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.needed import needed
 from learncost.program.calls import IN_KERNELS
@@ -30,7 +30,7 @@ _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
 
 @dataclass(frozen=True)
-class Pass:
+class InferencePass:
     """A pass of inference with the sizes of its axes; `grown` are the bytes of the places that it fills in the cache.
 
     table   what is alive: a cache that a pass is given grows where it lies, and is not handed out
@@ -81,32 +81,32 @@ class Serving:
         return run_sizes(self.model, 1, self.seq_len, self.target_len)
 
     @cached_property
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[InferencePass, ...]:
         """One sequence's."""
         sizes, tables = self.sizes, _tables(Structure(self.model), self.plan)
-        prompt = Pass(tables.prompt, tables.prompt, sizes)
+        prompt = InferencePass(tables.prompt, tables.prompt, sizes)
         if tables.passes is None or sizes["M"] == 1:
             return (prompt,)
         step_lengths = {**sizes, **tables.passes.lengths(sizes, sizes["M"] - 1, 1)}
         grown = int(total(array.elements for array in _growing(tables.passes)).at(step_lengths)) * self.kind.value
         logits, decode = tables.token
-        return prompt, Pass(logits, decode, step_lengths, grown)
+        return prompt, InferencePass(logits, decode, step_lengths, grown)
 
     @property
     def _widths(self) -> dict[str, int]:
         return {"weight": self.kind.weight, "index": INDEX} | quantized_widths(self.model)
 
-    def _resident(self, inference_pass: Pass) -> int:
+    def _resident(self, inference_pass: InferencePass) -> int:
         """Bytes of the weights in RAM beyond those that the table of a pass counts; below 0 where they lie in flash."""
         return self.weights - self._bytes_of(inference_pass.table) - self.flash
 
     @cached_property
-    def levels(self) -> tuple[Count, ...]:
+    def levels(self) -> tuple[Polynomial, ...]:
         """The bytes in RAM at every line of every pass: polynomials in the batch, of first degree."""
-        polynomials: dict[frozenset[tuple[tuple[str, ...], Any]], Count] = {}
+        polynomials: dict[frozenset[tuple[tuple[str, ...], Any]], Polynomial] = {}
         for inference_pass in self.passes:
             others = {name: size for name, size in inference_pass.sizes.items() if name != "B"}
-            beside = Count.of(("B",), inference_pass.grown) + Count.of((), self._resident(inference_pass))
+            beside = Polynomial.of(("B",), inference_pass.grown) + Polynomial.of((), self._resident(inference_pass))
             sums = (
                 level + beside for level in levels(inference_pass.table, others, _NAMES[self.kind.value], self._widths)
             )
@@ -184,5 +184,5 @@ def _tables(structure: Structure, plan: str) -> _Tables:
     return _Tables(planned(passes.prefill, plan), passes, plan)
 
 
-def _growing(passes: Inference) -> list[Kept]:
+def _growing(passes: Inference) -> list[CachedValue]:
     return [array for array in passes.cache if array.tokens]

@@ -15,7 +15,7 @@ from learncost.reports.memory.fit_question import FitQuestion
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.runs import largest, longest, runner_of
 from learncost.reports.memory.types import said_bytes
-from learncost.reports.sheet import WIDTH, Row, Sheet, Shown
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -88,7 +88,7 @@ class Lengths(Shown):
         for row in self.rows:
             cells = ["-" if batch is None else f"{batch:,}" if batch else "no" for batch in row.batches]
             most = "-" if row.longest is None else f"{row.longest:,}" if row.longest else "no"
-            rows.append(Row((row.procedure, row.plan, *cells, most)))
+            rows.append(SheetRow((row.procedure, row.plan, *cells, most)))
         title = (
             f"{self.model} in {said_bytes(self.ram)}{each_of(self.over)}: {self.dtype}, {self.optimizer}; the largest "
             "batch of sequences"

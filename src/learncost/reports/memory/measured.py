@@ -11,7 +11,7 @@ from typing import Any
 
 from learncost.models.wording import BYTES
 from learncost.reports.memory.memory import Memory, memory
-from learncost.reports.sheet import WIDTH, Row, Sheet, Shown
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 
 OUT = "OOM"
 
@@ -107,7 +107,7 @@ class Peaks(Shown):
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a run; what is assumed of it and what is left out stands below."""
-        rows = tuple(Row((run.name, run.published, run.predicted_text, run.ratio_text)) for run in self.runs)
+        rows = tuple(SheetRow((run.name, run.published, run.predicted_text, run.ratio_text)) for run in self.runs)
         notes: dict[str, list[str]] = {}
         for run in self.runs:
             left = f" Left out: {run.not_in}." if run.not_in else ""

@@ -11,7 +11,7 @@ from learncost.ir.errors import InputError, named_one
 from learncost.ir.precision import either
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
-from learncost.liveness import Held, Moment, Stay
+from learncost.liveness import LiveArray, LiveInterval, Moment
 from learncost.models.configuration import Configuration
 from learncost.models.tables import letters_of
 from learncost.passes.plan import plan_of
@@ -20,17 +20,17 @@ from learncost.procedures.procedure import MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region
 from learncost.reports.memory.engines import TABLE, USUAL, runners
-from learncost.reports.memory.runs import Chosen, largest, longest, runner_of
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.runs import ChosenEngine, largest, longest, runner_of
+from learncost.reports.memory.step import MemoryStep
 from learncost.reports.memory.types import bytes_of
 from learncost.reports.question import question
 from learncost.reports.run import adaptation_of, possible, prepare
 from learncost.reports.sheet import Drawn
 
 if TYPE_CHECKING:
-    from learncost.passes.in_product import Updates
+    from learncost.passes.in_product import EpilogueUpdates
     from learncost.program.arena import Arena
-    from learncost.reports.memory.several import Several
+    from learncost.reports.memory.several import MemoryComparison
     from learncost.reports.mesh_cost import OverMesh
 
 
@@ -136,7 +136,7 @@ class Memory(Drawn):
     peak: int
     moment: Moment
     split: Mapping[str, int]
-    witnesses: tuple[Held, ...]
+    witnesses: tuple[LiveArray, ...]
     curve: tuple[Moment, ...]
     flash: int = 0  # frozen weights that do not lie in RAM
     budget: int | None = None
@@ -146,9 +146,9 @@ class Memory(Drawn):
     mode: str = ""
     module: str = ""
     rules: Mapping[str, str] = field(default_factory=dict)
-    arrays: tuple[Stay, ...] = ()
+    arrays: tuple[LiveInterval, ...] = ()
     letters: str = ""  # of a run of a table: its sizes as the table calls them
-    updates: Updates | None = None
+    updates: EpilogueUpdates | None = None
     arena: Arena | None = None
     over: OverMesh | None = None
     unfit: str = ""
@@ -234,7 +234,7 @@ def memory(
     place: str | None = None,
     placement: str | None = None,
     **sizes: Any,
-) -> Memory | Several:
+) -> Memory | MemoryComparison:
     """The memory of one training step, exactly: the peak, the arrays that make it, and what fits a budget.
 
     Parameters
@@ -270,8 +270,8 @@ def memory(
     Returns
     -------
     Memory
-        The peak, what it is made of, and which arrays are alive then; of several procedures or engines, `Several` of
-        them.
+        The peak, what it is made of, and which arrays are alive then; of several procedures or engines,
+        `MemoryComparison` of them.
 
     Raises
     ------
@@ -332,7 +332,7 @@ def memory(
         run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), adapted, chosen_plan)
         chosen = optimizer or DEFAULT
         planner = runner.planner if mesh is None else of_part(runner.planner, parts)
-        step = Step(run, procedure, kind, chosen, accumulate, False, limit, planner, mode=mode, module=module)
+        step = MemoryStep(run, procedure, kind, chosen, accumulate, False, limit, planner, mode=mode, module=module)
         step.regions = regions
         if mesh is not None:
             step = step.over_mesh(mesh, place, placement, runner.trains)
@@ -346,14 +346,14 @@ def memory(
         raise InputError("several procedures stand side by side, or several engines: give one of the others")
     if len(names) == 1 and len(engines) == 1:
         return of_one(*names, *engines)
-    from learncost.reports.memory.several import Several  # is built on this module
+    from learncost.reports.memory.several import MemoryComparison  # is built on this module
 
     if len(engines) > 1:
-        return Several(tuple(of_one(names[0], runner_name) for runner_name in engines), "engine")
+        return MemoryComparison(tuple(of_one(names[0], runner_name) for runner_name in engines), "engine")
     for name in names:
         find_procedure(name)
     answers, refused = possible(lambda name: of_one(name, engines[0]), names)
-    return Several(tuple(answers.values()), left_out=refused)
+    return MemoryComparison(tuple(answers.values()), left_out=refused)
 
 
 def check_over(mesh: str | None, engine: str) -> None:
@@ -395,7 +395,7 @@ def _too_little(answer: Memory, budget: int) -> str:
     return f"{text}; learncost fit says what fits"
 
 
-def answered(step: Step, engine: str = "", budget: int | None = None) -> Memory:
+def answered(step: MemoryStep, engine: str = "", budget: int | None = None) -> Memory:
     """What a step takes as its runner executes it; with a budget what fits it: 0 where nothing does.
 
     Raises `InputError` as `runner_of`.
@@ -408,7 +408,7 @@ def answered(step: Step, engine: str = "", budget: int | None = None) -> Memory:
     return replace(answer, budget=budget, fits=fits)
 
 
-def memory_on(step: Step, chosen: Chosen) -> Memory:
+def memory_on(step: MemoryStep, chosen: ChosenEngine) -> Memory:
     """What a step takes as a runner executes it."""
     runner = chosen.runner
     needs = runner.takes(step, step.sizes())
@@ -432,7 +432,7 @@ def memory_on(step: Step, chosen: Chosen) -> Memory:
     )
 
 
-def _described(step: Step) -> dict[str, Any]:
+def _described(step: MemoryStep) -> dict[str, Any]:
     """What was asked for, as `Memory` has it."""
     axes, two_sided = step.run.axes, step.model.two_sided
     return {
@@ -453,7 +453,7 @@ def _described(step: Step) -> dict[str, Any]:
     }
 
 
-def _updates(step: Step) -> Updates | None:
+def _updates(step: MemoryStep) -> EpilogueUpdates | None:
     """Which weights are updated in a product, where the plan has that."""
     if not any(plan.name == "in-product" for plan, _ in plan_of(step.plan)):
         return None

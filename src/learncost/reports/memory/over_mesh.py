@@ -6,8 +6,8 @@ from copy import copy
 from dataclasses import replace
 
 from learncost.ir.count import shape_of
-from learncost.ir.line import Line, Word
-from learncost.ir.repeat import Repeat, Statement, each_line
+from learncost.ir.line import Line, Op
+from learncost.ir.repeat import Loop, Statement, each_line
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
@@ -18,11 +18,11 @@ from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.procedures.step import step as step_of
-from learncost.reports.memory.step import Step, gathering, points, stacks_of, state_bytes
+from learncost.reports.memory.step import MemoryStep, gathering, points, stacks_of, state_bytes
 from learncost.reports.mesh_cost import OverMesh, padded_step, part_of, refuse_stages, widths_of
-from learncost.sharding.clauses import Homes, parts_of
+from learncost.sharding.clauses import ShardSpecs, parts_of
 from learncost.sharding.collective import collectives
-from learncost.sharding.layout import Layout
+from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.padding import sizes_of, with_filled
 from learncost.sharding.place import Placed, place
@@ -30,7 +30,9 @@ from learncost.sharding.presets import chosen, chosen_for
 from learncost.sharding.stages import pipeline_of
 
 
-def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None, trains: bool = False) -> Step:
+def placed_step(
+    step: MemoryStep, mesh: str, place_: str | None, placement: str | None, trains: bool = False
+) -> MemoryStep:
     """A step as each device of a mesh has it.
 
     trains  as learncost train has it: a vocabulary that does not divide stays whole
@@ -54,7 +56,7 @@ def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None
     if padded:
         result = step.of(with_filled(step.run.model, padded), {**step.run.axes, **sizes_of(padded)})
     over = OverMesh(placed, collectives(placed, sizes, widths_of(step.kind)), sizes, padded)
-    homes = Homes(table, grid, clauses, sizes)
+    homes = ShardSpecs(table, grid, clauses, sizes)
     local = {**sizes, **placed.sizes}
     step, stacks = result, {*stacks_of(step.model.table), *step.stepped_beside}
 
@@ -77,8 +79,8 @@ def placed_step(step: Step, mesh: str, place_: str | None, placement: str | None
     return result
 
 
-def _cut(homes: Homes, name: str, value: Value) -> tuple[str, ...]:
-    return Layout(homes.home(name, value)).cut(value.axes)
+def _cut(homes: ShardSpecs, name: str, value: Value) -> tuple[str, ...]:
+    return ShardLayout(homes.home(name, value)).cut(value.axes)
 
 
 def in_place(placed: Placed) -> Table:
@@ -90,7 +92,7 @@ def in_place(placed: Placed) -> Table:
     results = {value.of: name for name, value in table.known.items() if value.role == "new" and name in whole.known}
 
     def change(line: Line) -> tuple[Line, ...]:
-        if not isinstance(line, Word) or line.tag.macro != "optimizer_step":
+        if not isinstance(line, Op) or line.tag.macro != "optimizer_step":
             return (line,)
         held = placed.holds.get(line.name, "")
         if entry(line.word).kind == KIND:
@@ -123,7 +125,7 @@ def in_place(placed: Placed) -> Table:
                     if stack not in gone
                 ),
             )
-            if isinstance(line, Repeat)
+            if isinstance(line, Loop)
             else line
             for line in lines
         )

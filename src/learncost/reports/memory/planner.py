@@ -10,7 +10,7 @@ from typing import TypeAlias
 from learncost.cost_models import Book, price
 from learncost.ir.count import size_of
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line, Word
+from learncost.ir.line import Line, Op
 from learncost.ir.precision import precision_of
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
@@ -127,7 +127,7 @@ def nearly_free(table: Table) -> tuple[str, ...]:
     """The recomputation of the activations and norms of the blocks; empty where they have neither."""
     lines = _of_blocks(table)
     attending = frozenset().union(*attentions(lines))
-    words = [line for line in lines if isinstance(line, Word) and activates(line)]
+    words = [line for line in lines if isinstance(line, Op) and activates(line)]
     parts = dict.fromkeys(line.word for line in words if line.tag.layer not in attending)
     norms = [NORM] if any(is_norm(line.tag.layer) for line in lines) else []
     return (f"recompute={'+'.join((*parts, *norms))}",) if parts or norms else ()

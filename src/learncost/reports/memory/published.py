@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from learncost.cost_models.formula import Reading, value
-from learncost.ir.count import Count, total
+from learncost.cost_models.formula import FormulaValues, value
+from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer
 from learncost.liveness import levels
@@ -19,7 +19,7 @@ from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.procedures.step import step
 from learncost.reports.run import prepare
-from learncost.reports.sheet import WIDTH, Row, Sheet, Shown, number
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown, number
 
 PROCEDURES = ("bp", "recompute", "pepita", "mempepita")
 LETTERS = ("M", "N", "d", "h", "k", "f", "v")
@@ -31,7 +31,7 @@ _COUNTED = "as in gpt2, t5-small or bert-base --architecture BertForMaskedLM"
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedActivations:
     """Values that lie in memory from the forward pass on: what the source counts, and what there is (`mended`)."""
 
     layer: str
@@ -42,7 +42,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Convention:
+class ActivationConvention:
     """How a publication counts: the rows of models with one stack of blocks and with two, and what they miscount."""
 
     name: str
@@ -50,7 +50,7 @@ class Convention:
     source: str
     claim: str
     miscounts: tuple[str, ...]
-    kept: Mapping[str, tuple[Kept, ...]]
+    kept: Mapping[str, tuple[SavedActivations, ...]]
     moments: Mapping[str, tuple[str, ...]]
 
     def elements(self, procedure: str, sizes: Mapping[str, int], mended: bool = False) -> int | None:
@@ -69,28 +69,28 @@ class Convention:
 
 
 def _summed(text: str, sizes: Mapping[str, int]) -> int:
-    letters = {name: Count.of((name,)) for name in sizes}
+    letters = {name: Polynomial.of((name,)) for name in sizes}
     return int(total(value(product, letters) for product in text.split(" + ")).at(sizes))
 
 
 @cache
-def conventions() -> Mapping[str, Convention]:
+def conventions() -> Mapping[str, ActivationConvention]:
     """The conventions by their names."""
     by_name = {}
     text = (files("learncost.reports.memory") / "published.toml").read_text(encoding="utf-8")
     for name, entry in tomllib.loads(text).items():
         stacks, miscounts = entry.pop("stacks"), tuple(entry.pop("miscounts"))
         arrays = {
-            stack: tuple(Kept(**{**row, "only": tuple(row.get("only", ()))}) for row in table["kept"])
+            stack: tuple(SavedActivations(**{**row, "only": tuple(row.get("only", ()))}) for row in table["kept"])
             for stack, table in stacks.items()
         }
         moments = {stack: tuple(row["elements"] for row in table["moments"]) for stack, table in stacks.items()}
-        by_name[name] = Convention(name, miscounts=miscounts, kept=arrays, moments=moments, **entry)
+        by_name[name] = ActivationConvention(name, miscounts=miscounts, kept=arrays, moments=moments, **entry)
     return by_name
 
 
 @dataclass(frozen=True)
-class Activations:
+class PublishedActivations:
     """One procedure's memory for activations: as published, with its miscounts mended, and exactly."""
 
     procedure: str
@@ -106,8 +106,8 @@ class PublishedMemory(Shown):
     model: str
     seq_len: int
     target_len: int | None
-    convention: Convention
-    rows: tuple[Activations, ...]
+    convention: ActivationConvention
+    rows: tuple[PublishedActivations, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -134,7 +134,7 @@ class PublishedMemory(Shown):
             for name in names:
                 elements = getattr(row, name)
                 cells += ["-", ""] if elements is None else [number(elements), f"{100 * elements / base[name]:.1f} %"]
-            rows.append(Row(tuple(cells)))
+            rows.append(SheetRow(tuple(cells)))
         sides = "" if self.target_len is None else f" and {self.target_len:,}"
         title = f"{self.model}, memory for activations of one sequence of {self.seq_len:,}{sides} tokens, in elements"
         columns = ("", "as published", "of bp", "mended", "of bp", "exactly", "of bp")
@@ -170,7 +170,7 @@ def published_memory(
     rows = []
     for name in PROCEDURES:
         counted = counting.elements(name, letters), counting.elements(name, letters, mended=True)
-        rows.append(Activations(name, *counted, exact(run.model, name, run.axes)))
+        rows.append(PublishedActivations(name, *counted, exact(run.model, name, run.axes)))
     axes, two_sided = run.axes, run.model.two_sided
     first, second = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
     return PublishedMemory(run.model.configuration.name, first, second, counting, tuple(rows))
@@ -199,7 +199,7 @@ def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
     attentions = sum(stacks.values()) + stacks.get("D", 0)
     matrices = axes["d"] * axes["h"] * axes["k"] * 4 * attentions
     network = 2 * axes["d"] * axes["f"] * sum(stacks.values())
-    reading = Reading(model)
+    reading = FormulaValues(model)
     counts = [reading.matrices(attention=on).at(axes) for on in (True, False)]
     if counts != [matrices, network] or axes["d"] != axes["h"] * axes["k"]:
         raise InputError(

@@ -8,24 +8,24 @@ from learncost.ir.errors import InputError, named_one
 from learncost.models.model import run_sizes
 from learncost.models.tables import has_batch
 from learncost.passes.plan import CHOSEN
-from learncost.reports.memory.engine import Runner
+from learncost.reports.memory.engine import Engine
 from learncost.reports.memory.engines import TABLE, USUAL, runners
 from learncost.reports.memory.largest import largest_batch, longest_within
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.step import MemoryStep
 
 PLANS = 16
 """Plans that a planner is asked for at most, each for longer sequences than the one before."""
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenEngine:
     """The runner of a step; `why` the usual one is not, where another was not asked for."""
 
-    runner: Runner
+    runner: Engine
     why: str = ""
 
 
-def runner_of(step: Step, engine: str = "") -> Chosen:
+def runner_of(step: MemoryStep, engine: str = "") -> ChosenEngine:
     """The runner of that name; by default PyTorch's autograd, and the table where that has no answer.
 
     Raises `InputError` for one that is not known, and for what the one that is named does not execute.
@@ -34,7 +34,7 @@ def runner_of(step: Step, engine: str = "") -> Chosen:
         runner = named_one("engine", engine, runners())
         if why := runner.refuses(step):
             raise InputError(f"--engine {engine} {why}")
-        return Chosen(runner)
+        return ChosenEngine(runner)
     usual = runners()[USUAL]
     why = usual.refuses(step)
     try:
@@ -42,10 +42,10 @@ def runner_of(step: Step, engine: str = "") -> Chosen:
             usual.peak(step, step.sizes(step.accumulate))
     except InputError as error:
         why = str(error)
-    return Chosen(runners()[TABLE], why) if why else Chosen(usual)
+    return ChosenEngine(runners()[TABLE], why) if why else ChosenEngine(usual)
 
 
-def largest(step: Step, runner: Runner, budget: int) -> int:
+def largest(step: MemoryStep, runner: Engine, budget: int) -> int:
     """The largest batch that fits; 0 where one sequence does not.
 
     A planner that chooses for every batch is asked again for a batch of one more than what fits under its last plan.
@@ -60,12 +60,12 @@ def largest(step: Step, runner: Runner, budget: int) -> int:
     return batch
 
 
-def _unit(step: Step) -> int:
+def _unit(step: MemoryStep) -> int:
     """The smallest batch: a sequence for each microbatch, of each device that has its own."""
     return step.shares.get("B", 1) * step.accumulate
 
 
-def _largest(step: Step, runner: Runner, budget: int) -> int:
+def _largest(step: MemoryStep, runner: Engine, budget: int) -> int:
     if not has_batch(step.model.table):
         return int(runner.peak(step, step.sizes()) <= budget)
     if step.over:  # every device has as many
@@ -76,7 +76,7 @@ def _largest(step: Step, runner: Runner, budget: int) -> int:
     return largest_batch(lambda batch: runner.peak(step, step.sizes(batch)), budget)
 
 
-def longest(step: Step, runner: Runner, budget: int) -> int | None:
+def longest(step: MemoryStep, runner: Engine, budget: int) -> int | None:
     """The longest sequence that fits the batch, 0 where none does, at most what the model has positions for.
 
     None where there is one length, or two; and of engines whose program is written anew for every length. A planner
@@ -96,7 +96,7 @@ def longest(step: Step, runner: Runner, budget: int) -> int | None:
     return length
 
 
-def _longest(step: Step, runner: Runner, budget: int) -> int | None:
+def _longest(step: MemoryStep, runner: Engine, budget: int) -> int | None:
     if step.model.two_sided or not runner.lengths:
         return None
     batch, unit = step.run.axes["B"], step.shares.get("M", 1)

@@ -35,7 +35,7 @@ class Difference:
 
 
 @dataclass(frozen=True, repr=False)
-class Several(Drawn):
+class MemoryComparison(Drawn):
     """What a step takes by each of several procedures, or of several runners: `by` says which.
 
     left_out  procedures that the model cannot learn by, with the reason

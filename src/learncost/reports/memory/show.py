@@ -11,16 +11,16 @@ from learncost.reports.memory.engines import TABLE
 from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.types import said_bytes
 from learncost.reports.run import left_out_text
-from learncost.reports.sheet import WIDTH, Row, Sheet, number, size_of
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, size_of
 
 if TYPE_CHECKING:
-    from learncost.reports.memory.several import Several
+    from learncost.reports.memory.several import MemoryComparison
 
 SHOWN = 8
 """Witnesses in the table; --json has them all."""
 
 
-def rows(answer: Memory | Several) -> Iterator[dict[str, Any]]:
+def rows(answer: Memory | MemoryComparison) -> Iterator[dict[str, Any]]:
     """The arrays over the lines of the step; where there is no account of lines, those of the peak."""
     for memory in (answer,) if isinstance(answer, Memory) else answer.memories:
         step = {"procedure": memory.procedure, "engine": memory.engine}
@@ -33,54 +33,54 @@ def rows(answer: Memory | Several) -> Iterator[dict[str, Any]]:
             )
 
 
-def sheets(answer: Memory | Several, width: int = WIDTH) -> tuple[Sheet]:
+def sheets(answer: Memory | MemoryComparison, width: int = WIDTH) -> tuple[Sheet]:
     """A step by itself, or several beside each other."""
     return (_alone(answer) if isinstance(answer, Memory) else _beside(answer),)
 
 
 def _alone(memory: Memory) -> Sheet:
     """The split, the largest witnesses, and the highest level of every macro-operation."""
-    rows = [Row(("at the peak", "", number(memory.peak), size_of(memory.peak)), "bold")]
+    rows = [SheetRow(("at the peak", "", number(memory.peak), size_of(memory.peak)), "bold")]
     for name, size in memory.split.items():
         if size:
-            rows.append(Row((name, "", number(size), size_of(size)), depth=1))
+            rows.append(SheetRow((name, "", number(size), size_of(size)), depth=1))
     if memory.buffers:
-        rows.append(Row(("on top: kernel buffers", "", f"0 to {number(memory.buffers)}", size_of(memory.buffers))))
-    rows.append(Row(("alive then", "number x bytes" if _executed(memory) else "shape", "", ""), "bold"))
+        rows.append(SheetRow(("on top: kernel buffers", "", f"0 to {number(memory.buffers)}", size_of(memory.buffers))))
+    rows.append(SheetRow(("alive then", "number x bytes" if _executed(memory) else "shape", "", ""), "bold"))
     witnesses = [witness for witness in memory.witnesses if witness.bytes]
     for witness in witnesses[:SHOWN]:
         shape = " x ".join(map(str, witness.shape))
-        rows.append(Row((witness.name.rstrip("*"), shape, number(witness.bytes), size_of(witness.bytes)), depth=1))
+        rows.append(SheetRow((witness.name.rstrip("*"), shape, number(witness.bytes), size_of(witness.bytes)), depth=1))
     if rest := sum(witness.bytes for witness in witnesses[SHOWN:]):
-        rows.append(Row((f"{len(witnesses) - SHOWN} more", "", number(rest), size_of(rest)), depth=1))
+        rows.append(SheetRow((f"{len(witnesses) - SHOWN} more", "", number(rest), size_of(rest)), depth=1))
     macros = dict.fromkeys(() if _executed(memory) else (moment.macro_operation for moment in memory.curve))
     if macros:
-        rows.append(Row(("highest in", "line", "", ""), "bold"))
+        rows.append(SheetRow(("highest in", "line", "", ""), "bold"))
     for macro in macros:
         top = max(
             (moment for moment in memory.curve if moment.macro_operation == macro), key=lambda moment: moment.bytes
         )
-        rows.append(Row((macro.replace("_", " "), top.line, number(top.bytes), size_of(top.bytes)), depth=1))
+        rows.append(SheetRow((macro.replace("_", " "), top.line, number(top.bytes), size_of(top.bytes)), depth=1))
     return Sheet(title(memory), ("", "", "bytes", ""), tuple(rows), _notes(memory), frozenset({0, 1}), _fits(memory))
 
 
-def _beside(several: Several) -> Sheet:
+def _beside(several: MemoryComparison) -> Sheet:
     """The peaks of several procedures, or runners, and what they hold, side by side; with a budget what fits."""
     memories, by_engine = several.memories, several.by == "engine"
     first = memories[0]
     parts = dict.fromkeys(part for memory in memories for part, size in memory.split.items() if size)
     headings = [memory.engine for memory in memories] if by_engine else [procedure_title(memory) for memory in memories]
-    rows = [Row(("under", *(memory.plan or "no plan" for memory in memories)))] if by_engine else []
-    rows += [] if by_engine else [Row(("run by", *map(run_by, memories)))]
-    rows.append(Row(("at the peak", *(size_of(memory.peak) for memory in memories)), "bold"))
+    rows = [SheetRow(("under", *(memory.plan or "no plan" for memory in memories)))] if by_engine else []
+    rows += [] if by_engine else [SheetRow(("run by", *map(run_by, memories)))]
+    rows.append(SheetRow(("at the peak", *(size_of(memory.peak) for memory in memories)), "bold"))
     cells = [[size_of(memory.split[part]) if part in memory.split else "" for memory in memories] for part in parts]
-    rows += [Row((part, *sizes), depth=1) for part, sizes in zip(parts, cells, strict=True)]
+    rows += [SheetRow((part, *sizes), depth=1) for part, sizes in zip(parts, cells, strict=True)]
     if first.budget is not None:
         batches = (f"{(memory.fits or {}).get('batch_size') or 0:,}" for memory in memories)
-        rows.append(Row((f"sequences in {said_bytes(first.budget)}", *batches), "bold"))
+        rows.append(SheetRow((f"sequences in {said_bytes(first.budget)}", *batches), "bold"))
     if by_engine:
-        rows.append(Row(("rules", *("" for _ in memories)), "bold"))
-        rows += [Row((rule, *(memory.rules[rule] for memory in memories)), depth=1) for rule in first.rules]
+        rows.append(SheetRow(("rules", *("" for _ in memories)), "bold"))
+        rows += [SheetRow((rule, *(memory.rules[rule] for memory in memories)), depth=1) for rule in first.rules]
         notes = [_why(memory, first) for memory in memories[1:]] + [
             f"{memory.engine}: {memory.convention}" for memory in memories
         ]

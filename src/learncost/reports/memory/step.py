@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from learncost.ir.count import Count, base, shape_of, total
+from learncost.ir.count import Polynomial, base, shape_of, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.precision import BYTES, Precision
 from learncost.ir.repeat import each_line, walk
 from learncost.ir.table import Table
 from learncost.layers.names import scores
-from learncost.liveness import Instant, Live, Stretch, levels, live, moments, stretches
+from learncost.liveness import Instant, Live, SymbolicInterval, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.models.quantization import quantized_widths
@@ -22,7 +22,7 @@ from learncost.models.wording import counted, shown
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.in_product import KERNELS
 from learncost.passes.plan import CHOSEN, planned
-from learncost.passes.quantized import Array, bytes_of_array
+from learncost.passes.quantized import QuantizedArray, bytes_of_array
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, stepped, without_gradients
 from learncost.procedures.procedure import PAPER
@@ -30,13 +30,13 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.statistics import with_statistics
 from learncost.procedures.step import step, trained_by
 from learncost.program.autograd.module import module_named
-from learncost.program.autograd.running import Running
+from learncost.program.autograd.running import RunUsage
 from learncost.program.calls import IN_KERNELS
 from learncost.program.lifetimes import FEW, Walked, every_turn
 from learncost.program.regions import Region
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX
-from learncost.reports.run import Run
+from learncost.reports.run import PreparedRun
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
 
 
-class Step:
+class MemoryStep:
     """A step's table with what it takes that no line says: state, master weights, frozen weights in flash.
 
     in_flash   frozen weights lie in flash, not in RAM
@@ -57,7 +57,7 @@ class Step:
 
     def __init__(
         self,
-        run: Run,
+        run: PreparedRun,
         procedure: str,
         kind: Precision,
         optimizer: str,
@@ -104,7 +104,7 @@ class Step:
         self.mesh: tuple[Any, ...] = ()  # and how it was asked for
         self.shares: Mapping[str, int] = {}
         self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
-        self.ran: tuple[Hashable, Running] | None = None  # the last run of a module that was read
+        self.ran: tuple[Hashable, RunUsage] | None = None  # the last run of a module that was read
         self.plan = run.plan
         if run.plan == CHOSEN:
             room = None if budget is None else budget - self.beside
@@ -114,7 +114,7 @@ class Step:
                 self.plan = self.plan.replace(",in-product", "")
         if "in-product" in self.plan and optimizer not in OPTIMIZERS:
             raise InputError(f"the plan in-product goes element by element, by one of {', '.join(OPTIMIZERS)}")
-        self._levels_of: Callable[[_Turns], tuple[Count, ...]]
+        self._levels_of: Callable[[_Turns], tuple[Polynomial, ...]]
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self._planned = partial(_under_plan, structure, procedure, mode, self.plan, self.accumulate > 1)
 
@@ -127,7 +127,7 @@ class Step:
     def turns(self) -> Mapping[str, tuple[str, ...]]:
         return turns_of(self.table)
 
-    def over_mesh(self, mesh: str, place: str | None, placement: str | None, trains: bool = False) -> Step:
+    def over_mesh(self, mesh: str, place: str | None, placement: str | None, trains: bool = False) -> MemoryStep:
         """The same as each device of a mesh has it. Raises `InputError` where an axis does not divide.
 
         trains  as learncost train has it: a vocabulary that does not divide stays whole
@@ -136,21 +136,21 @@ class Step:
 
         return placed_step(self, mesh, place, placement, trains)
 
-    def at(self, batch: int, length: int | None = None) -> Step:
+    def at(self, batch: int, length: int | None = None) -> MemoryStep:
         """The same for another batch, or another length, under the plan that the planner takes for it.
 
         Raises `InputError` for a length that the model has no positions for.
         """
         run, *others = self._given
         axes = {**run.axes, "B": batch} if length is None else {**run.axes, **run_sizes(run.model, batch, length, None)}
-        changed = Step(replace(run, axes=axes), *others)
+        changed = MemoryStep(replace(run, axes=axes), *others)
         changed.regions = self.regions
         return changed.over_mesh(*self.mesh) if self.mesh else changed
 
-    def of(self, model: Model, axes: Mapping[str, int]) -> Step:
+    def of(self, model: Model, axes: Mapping[str, int]) -> MemoryStep:
         """The same of a rewritten model and of its sizes; `at` others it is that of the model as it was."""
         run, *others = self._given
-        rewritten = Step(replace(run, model=model, axes=dict(axes)), *others)
+        rewritten = MemoryStep(replace(run, model=model, axes=dict(axes)), *others)
         rewritten._given, rewritten.regions = self._given, self.regions
         return rewritten
 
@@ -165,7 +165,7 @@ class Step:
         sizes, name, widths = over.placed.sizes, _NAMES[self.kind.value], self.widths
 
         @cache
-        def levels_of(turns: _Turns) -> tuple[Count, ...]:
+        def levels_of(turns: _Turns) -> tuple[Polynomial, ...]:
             several = levels(table, {**dict(turns), **sizes}, name, widths)
             return tuple({frozenset(level.terms.items()): level for level in several}.values())
 
@@ -185,7 +185,7 @@ class Step:
         return planned(without_gradients(table), self.plan)
 
     @property
-    def packed(self) -> tuple[Array, ...]:
+    def packed(self) -> tuple[QuantizedArray, ...]:
         """Codes and scales of quantized weights; of a device among many its parts of them."""
         arrays = (array for weight in self.model.quantized for array in (weight.codes, *weight.scales))
         axes = self.table.axes
@@ -200,27 +200,27 @@ class Step:
     def least(self) -> int:
         """Bytes that are there at every moment, whoever runs the step: weights, but those in flash, and `beside`."""
         table, codes = self.table if self.over else self.model.table, quantized_widths(self.model)
-        elements = total(Count.of(table.axes[name]) for name in table.weights if name not in codes)
+        elements = total(Polynomial.of(table.axes[name]) for name in table.weights if name not in codes)
         return int(elements.at(self.sizes())) * self.kind.weight + self.beside
 
     @property
-    def beside_by_axes(self) -> dict[str, Count] | None:
+    def beside_by_axes(self) -> dict[str, Polynomial] | None:
         """The same by what it is, as polynomials in the axes; None where it is none, as with states in blocks."""
         if self.quantized or self.flash:
             return None
         table, stacks = self.model.table, stacks_of(self.model.table)
         stepped = [(self.seen.get(w, table.axes[w]), len(table.axes[w]) - (w in stacks)) for w in self.model.learning]
         stepped += [(self.table.axes[name], len(self.table.axes[name]) - 1) for name in self.stepped_beside]
-        states = Count()
+        states = Polynomial()
         for axes, rank in stepped:
             each = _state_of_a_point(self.optimizer.bytes, rank > 1, self.kind.states)
             if each is None:
                 return None
-            states += Count.of(axes, each)
-        masters = total(Count.of(table.axes[weight], self.kind.master) for weight in self.model.learning)
+            states += Polynomial.of(axes, each)
+        masters = total(Polynomial.of(table.axes[weight], self.kind.master) for weight in self.model.learning)
         return {"optimizer state": states, "master weights": masters}
 
-    def stretches(self, turns: Sequence[int | None]) -> tuple[tuple[Instant, ...], tuple[Stretch, ...]]:
+    def stretches(self, turns: Sequence[int | None]) -> tuple[tuple[Instant, ...], tuple[SymbolicInterval, ...]]:
         """The moments of the step and the arrays over them, for sizes that are left open, without `beside`.
 
         turns  of repeats, in the order of the sizes of `turns`; None stands for more than `FEW` of them
@@ -279,7 +279,7 @@ def _under_plan(structure: Structure, procedure: str, mode: str, plan: str, gath
 @lru_cache(maxsize=64)
 def _levels(
     structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision, turns: _Turns
-) -> tuple[Count, ...]:
+) -> tuple[Polynomial, ...]:
     """The bytes at every line, each once, as polynomials in all sizes but those of the turns of repeats."""
     table = _under_plan(structure, procedure, mode, plan, gathers)
     widths = _widths(structure, _step(structure, procedure, mode), kind)
@@ -359,7 +359,7 @@ def _state_of_a_point(of: Callable[[Sequence[int], str], int], matrix: bool, kin
     return None if others or rest else each
 
 
-def _solved(level: Count, budget: int) -> int:
+def _solved(level: Polynomial, budget: int) -> int:
     """The largest batch at which a polynomial is within the budget, 0 where none is."""
     free, slope = budget - level.terms.get((), 0), level.terms.get(("B",), 0)
     if set(level.terms) - {(), ("B",)}:

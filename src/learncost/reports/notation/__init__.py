@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from html import escape
 
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.ir.line import Line
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.reports.notation.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python, terms
 from learncost.reports.notation.lines import equation, line_node
 from learncost.reports.notation.tables import aligned, rows_of
-from learncost.reports.notation.tree import Mark, Row
+from learncost.reports.notation.tree import MathMark, MathRow
 from learncost.reports.notation.tree import latex as _latex
 from learncost.reports.notation.tree import mathml as _mathml
 
@@ -35,12 +35,12 @@ __all__ = [
     "text",
 ]
 
-Printable = Line | Repeat | Table | Layer | Count
+Printable = Line | Loop | Table | Layer | Polynomial
 
 
 def text(what: Printable) -> str:
     """What it says in the notation; a count in the paper's symbols, such as 2*M*d_model^2."""
-    if isinstance(what, Count):
+    if isinstance(what, Polynomial):
         return plain(what)
     return str(what.table if isinstance(what, Layer) else what)
 
@@ -51,7 +51,7 @@ def latex(what: Printable, known: Collection[str] | None = None) -> str:
     known   the names that a `d` before them makes gradients of; those of the table itself, or capitals where a line
             stands alone
     """
-    if isinstance(what, Count):
+    if isinstance(what, Polynomial):
         return _latex(node(what))
     if isinstance(what, Line):
         return _latex(line_node(what, known))
@@ -60,13 +60,13 @@ def latex(what: Printable, known: Collection[str] | None = None) -> str:
 
 def mathml(what: Printable, known: Collection[str] | None = None, display: bool = True) -> str:
     """The same as one `math` element of MathML Core; a table is an `mtable` with one equation a row."""
-    if isinstance(what, Count):
+    if isinstance(what, Polynomial):
         return _wrapped(_mathml(node(what)), display)
     if isinstance(what, Line):
         return _wrapped(_mathml(line_node(what, known)), display)
     rows = []
     for left, right, number in rows_of(what, known):
-        if right == Row(()):  # the heading of a repeat
+        if right == MathRow(()):  # the heading of a repeat
             rows.append(f'<mtr><mtd columnspan="3" style="text-align: left">{_mathml(left)}</mtd></mtr>')
             continue
         cells = (
@@ -78,15 +78,15 @@ def mathml(what: Printable, known: Collection[str] | None = None, display: bool 
 
 def size_mathml(axis: str, symbols: Mapping[str, str] = SYMBOLS) -> str:
     """The symbol of an axis's size as a `math` element of a line of text."""
-    return _wrapped(_mathml(node(Count.of((axis,)), symbols)), display=False)
+    return _wrapped(_mathml(node(Polynomial.of((axis,)), symbols)), display=False)
 
 
-def mathml_inner(count: Count) -> str:
+def mathml_inner(count: Polynomial) -> str:
     """A count in MathML without the `math` element around it, to stand in a larger formula."""
     return _mathml(node(count))
 
 
-def mathml_grid(rows: Iterable[tuple[str, str, Count]], notes: Iterable[str]) -> str:
+def mathml_grid(rows: Iterable[tuple[str, str, Polynomial]], notes: Iterable[str]) -> str:
     """Counts in MathML below each other, each behind its name and what it counts; notes as paragraphs under them."""
     lines = []
     for name, unit, count in rows:
@@ -97,15 +97,15 @@ def mathml_grid(rows: Iterable[tuple[str, str, Count]], notes: Iterable[str]) ->
     return f"<div>\n{_wrapped(f'{chr(10)}{table}{chr(10)}', display=True)}\n{paragraphs}</div>"
 
 
-def breakable(count: Count, symbols: Mapping[str, str] = SYMBOLS) -> str:
+def breakable(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> str:
     """A count in MathML, a `math` element for each term, so that a line of text may end between two of them.
 
     symbols  of axes, by default the paper's; another axis is its own
     """
     tree = node(count, symbols)
     text, sign = "", ""
-    for part in tree.parts if isinstance(tree, Row) else (tree,):
-        if isinstance(part, Mark):
+    for part in tree.parts if isinstance(tree, MathRow) else (tree,):
+        if isinstance(part, MathMark):
             sign = "−" if part.text == "-" else part.text
             continue
         text += (f" {sign}\u00a0" if text else sign) + _wrapped(_mathml(part), display=False)

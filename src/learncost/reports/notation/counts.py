@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction as Ratio
 from typing import Any
 
-from learncost.ir.count import Count, Monomial
-from learncost.reports.notation.tree import Fraction, Mark, Node, Number, Row, Script, symbol
+from learncost.ir.count import Monomial, Polynomial
+from learncost.reports.notation.tree import Fraction, MathMark, MathNumber, MathRow, Node, Script, symbol
 
 SYMBOLS: Mapping[str, str] = {
     "B": "B",
@@ -25,35 +25,35 @@ SYMBOLS: Mapping[str, str] = {
 _ORDER = ("B", "M", "N", "p", "v", "d", "f", "e", "g", "k", "h")
 
 
-def one_width(count: Count, axes: Collection[str]) -> Count:
+def one_width(count: Polynomial, axes: Collection[str]) -> Polynomial:
     """The count with h k written as d, as d_model = h d_k allows, where the table at hand has all three axes.
 
     With query groups (an axis g) the width is not h k and nothing is changed. The value is the same for d = h k.
     """
     if not {"d", "h", "k"} <= set(axes) or "g" in axes:
         return count
-    result = Count()
+    result = Polynomial()
     for monomial, coefficient in count.terms.items():
         names = list(monomial)
         while "h" in names and "k" in names:
             names.remove("h")
             names.remove("k")
             names.append("d")
-        result += Count.of(names, coefficient)
+        result += Polynomial.of(names, coefficient)
     return result
 
 
-def divided(counts: Collection[Count], axis: str) -> tuple[Count, ...] | None:
+def divided(counts: Collection[Polynomial], axis: str) -> tuple[Polynomial, ...] | None:
     """The counts over one axis, such as the batch, when each of their terms has it exactly once; else nothing."""
     if any(monomial.count(axis) != 1 for count in counts for monomial in count.terms):
         return None
     return tuple(
-        Count({tuple(name for name in monomial if name != axis): c for monomial, c in count.terms.items()})
+        Polynomial({tuple(name for name in monomial if name != axis): c for monomial, c in count.terms.items()})
         for count in counts
     )
 
 
-def in_symbols(count: Count) -> Count:
+def in_symbols(count: Polynomial) -> Polynomial:
     """The count with its axes called by their symbols."""
     return count.rename(SYMBOLS)
 
@@ -65,7 +65,7 @@ def _rank(name: str) -> tuple[int, int, str]:
     return (2, _ORDER.index(name), name)
 
 
-def _ordered(count: Count) -> list[tuple[list[tuple[str, int]], int]]:
+def _ordered(count: Polynomial) -> list[tuple[list[tuple[str, int]], int]]:
     """The terms, high degrees first: their sizes with their powers, and their coefficients."""
 
     def key(item: tuple[Monomial, int]) -> tuple[int, int, list[tuple[int, int, str]]]:
@@ -80,22 +80,22 @@ def _ordered(count: Count) -> list[tuple[list[tuple[str, int]], int]]:
     return terms
 
 
-def terms(count: Count) -> list[tuple[tuple[str, ...], Any]]:
+def terms(count: Polynomial) -> list[tuple[tuple[str, ...], Any]]:
     """The terms as they are printed, in order: their sizes, one to a power as often, and their coefficients."""
     return [(tuple(name for name, power in sizes for _ in range(power)), number) for sizes, number in _ordered(count)]
 
 
-def plain(count: Count, symbols: Mapping[str, str] = SYMBOLS) -> str:
+def plain(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> str:
     """The count as text, 2*M*d_model^2 + M*N*h."""
     return _written(count, symbols, "^")
 
 
-def python(count: Count, symbols: Mapping[str, str] = SYMBOLS) -> str:
+def python(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> str:
     """The count as an expression that Python and computer algebra read, 2*M*d_model**2 + M*N*h."""
     return _written(count, symbols, "**")
 
 
-def _written(count: Count, symbols: Mapping[str, str], power: str) -> str:
+def _written(count: Polynomial, symbols: Mapping[str, str], power: str) -> str:
     text = ""
     for sizes, coefficient in _ordered(count):
         factors = [symbols.get(n, n) + (f"{power}{p}" if p > 1 else "") for n, p in sizes]
@@ -106,21 +106,21 @@ def _written(count: Count, symbols: Mapping[str, str], power: str) -> str:
     return text or "0"
 
 
-def node(count: Count, symbols: Mapping[str, str] = SYMBOLS) -> Node:
+def node(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> Node:
     """The count as a tree; `symbols` of axes, of which another is its own."""
     parts: list[Node] = []
     for sizes, coefficient in _ordered(count):
         if parts or coefficient < 0:
-            parts.append(Mark("-" if coefficient < 0 else "+"))
+            parts.append(MathMark("-" if coefficient < 0 else "+"))
         factors: list[Node] = []
         if abs(coefficient) != 1 or not sizes:
-            factors.append(Number(str(abs(coefficient))))
+            factors.append(MathNumber(str(abs(coefficient))))
         for name, power in sizes:
             if factors:
-                factors.append(Mark("thin"))
+                factors.append(MathMark("thin"))
             factors.append(powered(name, Ratio(power), symbols))
-        parts.append(Row(tuple(factors)))
-    return Row(tuple(parts)) if parts else Number("0")
+        parts.append(MathRow(tuple(factors)))
+    return MathRow(tuple(parts)) if parts else MathNumber("0")
 
 
 def size_node(name: str, symbols: Mapping[str, str] = SYMBOLS) -> Node:
@@ -133,11 +133,11 @@ def powered(name: str, power: Ratio, symbols: Mapping[str, str] = SYMBOLS) -> No
     symbol = size_node(name, symbols)
     if power == 1:
         return symbol
-    top = Number(str(power.numerator)) if power.denominator == 1 else _ratio(power)
+    top = MathNumber(str(power.numerator)) if power.denominator == 1 else _ratio(power)
     if isinstance(symbol, Script):
         return Script(symbol.base, symbol.below, top)
     return Script(symbol, None, top)
 
 
 def _ratio(power: Ratio) -> Node:
-    return Fraction(Number(str(power.numerator)), Number(str(power.denominator)))
+    return Fraction(MathNumber(str(power.numerator)), MathNumber(str(power.denominator)))

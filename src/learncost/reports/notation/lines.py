@@ -9,14 +9,26 @@ from fractions import Fraction as Ratio
 
 from learncost.ir.affine import Affine
 from learncost.ir.count import base, factors, summands
-from learncost.ir.line import Condition, Line, Product, Sum, Word
+from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.reports.notation.counts import powered, size_node
-from learncost.reports.notation.tree import Fenced, Fraction, Mark, Name, Node, Number, Root, Row, Script, between, row
+from learncost.reports.notation.tree import (
+    Fenced,
+    Fraction,
+    MathMark,
+    MathName,
+    MathNumber,
+    MathRow,
+    Node,
+    Root,
+    Script,
+    between,
+    row,
+)
 
 _LABELLED = re.compile(r"^([^\W\d_])([A-Z]+|\d+)$")  # XQ, W1: a letter with a label
 _MARKED = re.compile(r"^([^+~:*]*)(.*)$")  # dX+2, R~1, Z:g, X*: a name and what derivation or lowering put after it
-_EQUAL, _COMMA, _THIN = Mark("="), Mark(","), Mark("thin")
+_EQUAL, _COMMA, _THIN = MathMark("="), MathMark(","), MathMark("thin")
 
 
 def equation(line: Line) -> str:
@@ -27,24 +39,24 @@ def equation(line: Line) -> str:
 def line_node(line: Line, known: Collection[str] | None = None) -> Node:
     """The whole line."""
     left, right = sides(line, known)
-    return Row((*left.parts, *right.parts))
+    return MathRow((*left.parts, *right.parts))
 
 
-def sides(line: Line, known: Collection[str] | None = None) -> tuple[Row, Row]:
+def sides(line: Line, known: Collection[str] | None = None) -> tuple[MathRow, MathRow]:
     """What stands left of the relation, and the relation with what stands right of it."""
-    context = _Context(_letters(line), known)
+    context = _AxisContext(_letters(line), known)
     left: Node
     if len(line.left) == 1:
         left = context.term(line.left[0])
     else:
         left = Fenced(between(_COMMA, [context.term(term) for term in line.left]))
-    relation = Mark("+=") if any(term.indexed for term in line.left) else _EQUAL
+    relation = MathMark("+=") if any(term.indexed for term in line.left) else _EQUAL
     if isinstance(line, Product):
         right = _product(line, context)
     elif isinstance(line, Sum):
         right = _sum(line, context)
     else:
-        assert isinstance(line, Word)
+        assert isinstance(line, Op)
         right = _word(line, context)
     return row(left), row(relation, *right)
 
@@ -57,16 +69,16 @@ def _letters(line: Line) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True)
-class _Context:
+class _AxisContext:
     """How the axes of a line are written, and which names can have a gradient."""
 
     letters: Mapping[str, str]
     names_known: Collection[str] | None
 
     def axis(self, axis: str) -> Node:
-        letter = Name(self.letters.get(base(axis), base(axis)))
+        letter = MathName(self.letters.get(base(axis), base(axis)))
         primes = len(axis) - len(base(axis))
-        return Script(letter, None, Row((Mark("'"),) * primes)) if primes else letter
+        return Script(letter, None, MathRow((MathMark("'"),) * primes)) if primes else letter
 
     def indices(self, axes: Iterable[str | Read]) -> Node | None:
         parts: list[Node] = []
@@ -80,21 +92,25 @@ class _Context:
                 alone = alone and len(self.letters.get(base(axis), base(axis))) == 1
         if not parts:
             return None
-        return Row(tuple(parts)) if alone else between(_COMMA, parts)
+        return MathRow(tuple(parts)) if alone else between(_COMMA, parts)
 
     def place(self, at: Affine) -> Node:
         """A place that positions give, `2i + u - 1`; a size in it is called as elsewhere."""
         parts: list[Node] = []
         for part in at.parts:
             if parts or part.factor < 0:
-                parts.append(Mark("-" if part.factor < 0 else "+"))
+                parts.append(MathMark("-" if part.factor < 0 else "+"))
             if abs(part.factor) != 1 or not (part.sizes or part.axis):
                 parts.append(literal(Literal(float(abs(part.factor)))))
             sizes = [literal(Literal(1.0, (size,))) for size in part.sizes]
             divisor = Literal(float(part.over))
-            parts += [Mark("⌊"), Fraction(Row(tuple(sizes)), literal(divisor)), Mark("⌋")] if part.over != 1 else sizes
+            parts += (
+                [MathMark("⌊"), Fraction(MathRow(tuple(sizes)), literal(divisor)), MathMark("⌋")]
+                if part.over != 1
+                else sizes
+            )
             parts += [self.axis(part.axis)] if part.axis else []
-        return Row(tuple(parts))
+        return MathRow(tuple(parts))
 
     def term(self, term: Operand) -> Node:
         if isinstance(term, Literal):
@@ -103,8 +119,8 @@ class _Context:
         inner = core[1:]
         if core.startswith("d") and self.gradient(inner):
             letter_name, version = (inner.removesuffix(".total"), "total") if inner.endswith(".total") else (inner, "")
-            below = row(Mark("∂"), _scripted(letter_name, "", self.indices(term.axes)))
-            ratio = Fraction(row(Mark("∂"), Mark("ℒ")), below)
+            below = row(MathMark("∂"), _scripted(letter_name, "", self.indices(term.axes)))
+            ratio = Fraction(row(MathMark("∂"), MathMark("ℒ")), below)
             note = marks.lstrip("+:") + version
             return Script(Fenced(ratio, bar=True), _label(note)) if note else ratio
         return _scripted(core, marks, self.indices(term.axes))
@@ -132,21 +148,21 @@ def _scripted(core: str, marks: str, below: Node | None) -> Node:
         version, core_name = core_name, prefixes.pop()
     letter: Node
     if labelled := _LABELLED.match(core_name):
-        letter = Name(labelled.group(1))
+        letter = MathName(labelled.group(1))
         label = labelled.group(2)
-        above.append(Fenced(Number(label)) if label.isdigit() else _label(label))
+        above.append(Fenced(MathNumber(label)) if label.isdigit() else _label(label))
     else:
-        letter = Name(core_name)
-    above += [Name(prefix) for prefix in prefixes]
+        letter = MathName(core_name)
+    above += [MathName(prefix) for prefix in prefixes]
     if version:
-        above.append(Fenced(row(Name("version"), _THIN, Number(version))))
+        above.append(Fenced(row(MathName("version"), _THIN, MathNumber(version))))
     if marks:
         above.append(_label(marks.lstrip(":")))
     return Script(letter, below, between(_COMMA, above) if above else None) if above or below else letter
 
 
 def _label(text: str) -> Node:
-    return Number(text) if text.isdigit() else Name(text)
+    return MathNumber(text) if text.isdigit() else MathName(text)
 
 
 def literal(term: Literal) -> Node:
@@ -177,37 +193,37 @@ def _size(size: str, power: Ratio) -> Node:
         return _number(float(size)) if size.isdigit() else powered(base(size), abs(power))
     parts = [_size(first, Ratio(1))]
     for sign, summand in more:
-        parts += [Mark("+" if sign > 0 else "-"), _size(summand, Ratio(1))]
+        parts += [MathMark("+" if sign > 0 else "-"), _size(summand, Ratio(1))]
     body = Fenced(row(*parts))
     return body if abs(power) == 1 else Script(body, None, _number(float(abs(power))))
 
 
 def _number(value: float) -> Node:
     if value == float("inf") or value == -float("inf"):
-        return Row((Mark("-"), Name("∞"))) if value < 0 else Name("∞")
+        return MathRow((MathMark("-"), MathName("∞"))) if value < 0 else MathName("∞")
     digits, _, exponent = f"{value:g}".partition("e")
     if not exponent:
-        return Number(digits)
-    power = Script(Number("10"), None, Number(str(int(exponent))))
-    return power if digits == "1" else row(Number(digits), Mark("times"), power)
+        return MathNumber(digits)
+    power = Script(MathNumber("10"), None, MathNumber(str(int(exponent))))
+    return power if digits == "1" else row(MathNumber(digits), MathMark("times"), power)
 
 
-def _conditions(where: Iterable[Condition], context: _Context) -> list[Node]:
+def _conditions(where: Iterable[Condition], context: _AxisContext) -> list[Node]:
     return [_condition(condition, context) for condition in where]
 
 
-def _condition(condition: Condition, context: _Context) -> Node:
+def _condition(condition: Condition, context: _AxisContext) -> Node:
     lower, upper = (
-        Number(side) if side.isdigit() else context.axis(side) for side in (condition.lower, condition.upper)
+        MathNumber(side) if side.isdigit() else context.axis(side) for side in (condition.lower, condition.upper)
     )
-    inside = row(lower, Mark(condition.relation), upper)
+    inside = row(lower, MathMark(condition.relation), upper)
     if condition.window is None:
         return inside
-    window = Number(condition.window) if condition.window.isdigit() else size_node(condition.window)
-    return row(*inside.parts, Mark("<"), lower, Mark("+"), window)
+    window = MathNumber(condition.window) if condition.window.isdigit() else size_node(condition.window)
+    return row(*inside.parts, MathMark("<"), lower, MathMark("+"), window)
 
 
-def _product(line: Product, context: _Context) -> tuple[Node, ...]:
+def _product(line: Product, context: _AxisContext) -> tuple[Node, ...]:
     left = set(line.left[0].loops)
     summed = [a for a in dict.fromkeys(a for term in line.right for a in term.loops) if a not in left]
     under = [c for c in line.where if c.axes & set(summed)]
@@ -216,7 +232,7 @@ def _product(line: Product, context: _Context) -> tuple[Node, ...]:
     if summed:
         bound = {axis for c in under for axis in c.axes}
         below = [context.axis(axis) for axis in summed if axis not in bound] + _conditions(under, context)
-        parts.append(Script(Mark("∑"), between(_COMMA, below)))
+        parts.append(Script(MathMark("∑"), between(_COMMA, below)))
     # Numbers stand first, as in print.
     factors = sorted(line.right, key=lambda term: isinstance(term, Term))
     for factor in factors:
@@ -226,26 +242,26 @@ def _product(line: Product, context: _Context) -> tuple[Node, ...]:
     return (*parts, *_aside(beside, context))
 
 
-def _sum(line: Sum, context: _Context) -> tuple[Node, ...]:
+def _sum(line: Sum, context: _AxisContext) -> tuple[Node, ...]:
     parts: list[Node] = []
     for sign, term in zip(line.signs, line.right, strict=True):
         if parts or sign < 0:
-            parts.append(Mark("-" if sign < 0 else "+"))
+            parts.append(MathMark("-" if sign < 0 else "+"))
         parts.append(context.term(term))
     return (*parts, *_aside(line.where, context))
 
 
-def _word(line: Word, context: _Context) -> tuple[Node, ...]:
-    above = Mark("'") if line.part == "gradient" else None
-    word: Node = Script(Name(line.word), context.indices(line.axes), above)
+def _word(line: Op, context: _AxisContext) -> tuple[Node, ...]:
+    above = MathMark("'") if line.part == "gradient" else None
+    word: Node = Script(MathName(line.word), context.indices(line.axes), above)
     if not line.axes and above is None:
-        word = Name(line.word)
+        word = MathName(line.word)
     if line.part == "jacobian":
-        word = row(Name("Jacobian"), _THIN, word)
+        word = row(MathName("Jacobian"), _THIN, word)
     inside = between(_COMMA, [context.term(term) for term in line.right])
     return (word, Fenced(inside), *_aside(line.where, context))
 
 
-def _aside(where: Iterable[Condition], context: _Context) -> tuple[Node, ...]:
+def _aside(where: Iterable[Condition], context: _AxisContext) -> tuple[Node, ...]:
     conditions = _conditions(where, context)
-    return (Mark(" "), Fenced(between(_COMMA, conditions))) if conditions else ()
+    return (MathMark(" "), Fenced(between(_COMMA, conditions))) if conditions else ()

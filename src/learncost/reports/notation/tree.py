@@ -30,28 +30,28 @@ _MATHML_MARKS = {"<=": "≤", "!=": "≠", "<": "&lt;", "'": "′", "times": "×
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class MathName:
     """A letter (italic) or a word (upright)."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class MathNumber:
     """Digits."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class MathMark:
     """An operator, a relation, a comma, a gap."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MathRow:
     """Parts side by side."""
 
     parts: tuple[Node, ...]
@@ -89,26 +89,26 @@ class Fenced:
     bar: bool = False
 
 
-Node: TypeAlias = Name | Number | Mark | Row | Script | Fraction | Root | Fenced
+Node: TypeAlias = MathName | MathNumber | MathMark | MathRow | Script | Fraction | Root | Fenced
 
 
-def row(*parts: Node) -> Row:
+def row(*parts: Node) -> MathRow:
     """Parts side by side."""
-    return Row(parts)
+    return MathRow(parts)
 
 
-def between(mark: Mark, parts: list[Node]) -> Row:
+def between(mark: MathMark, parts: list[Node]) -> MathRow:
     """Parts with a mark between any two of them."""
     joined: list[Node] = []
     for part in parts:
         joined += [mark, part] if joined else [part]
-    return Row(tuple(joined))
+    return MathRow(tuple(joined))
 
 
 def symbol(text: str) -> Node:
     """A size's symbol: what follows an underscore is a subscript, as in d_model."""
     head, _, tail = text.partition("_")
-    return Script(Name(head), Name(tail)) if head and tail else Name(text)
+    return Script(MathName(head), MathName(tail)) if head and tail else MathName(text)
 
 
 # LaTeX.
@@ -117,13 +117,13 @@ def symbol(text: str) -> Node:
 def latex(node: Node) -> str:
     """The tree in LaTeX."""
     match node:
-        case Name(text):
+        case MathName(text):
             return text if len(text) == 1 else rf"\mathrm{{{_escaped(text)}}}"
-        case Number(text):
+        case MathNumber(text):
             return text
-        case Mark(text):
+        case MathMark(text):
             return _MARKS[text]
-        case Row(parts):
+        case MathRow(parts):
             return _spaced([latex(part) for part in parts])
         case Script(base, below, above):
             lower = f"_{{{latex(below)}}}" if below is not None else ""
@@ -168,25 +168,25 @@ def _escaped(text: str) -> str:
 def mathml(node: Node) -> str:
     """The tree in MathML Core, without the `math` element around it."""
     match node:
-        case Name(text):
+        case MathName(text):
             return f"<mi>{escape(text)}</mi>"
-        case Number(text):
+        case MathNumber(text):
             sign, digits = ("<mo>−</mo>", text[1:]) if text.startswith("-") else ("", text)
             return f"{sign}<mn>{digits}</mn>" if not sign else f"<mrow>{sign}<mn>{digits}</mn></mrow>"
-        case Mark(text):
+        case MathMark(text):
             if text in (" ", "thin"):
                 return f'<mspace width="{"1em" if text == " " else "0.17em"}"/>'
             if text in "∂ℒ":
                 return f"<mi>{text}</mi>"
             return f"<mo>{_MATHML_MARKS.get(text, text)}</mo>"
-        case Row(parts):
+        case MathRow(parts):
             return f"<mrow>{''.join(mathml(part) for part in parts)}</mrow>"
         case Script(base, below, above):
             inner = mathml(base)
             if below is not None and above is not None:
                 return f"<msubsup>{inner}{mathml(below)}{mathml(above)}</msubsup>"
             if below is not None:
-                tag = "munder" if base == Mark("∑") else "msub"
+                tag = "munder" if base == MathMark("∑") else "msub"
                 return f"<{tag}>{inner}{mathml(below)}</{tag}>"
             return f"<msup>{inner}{mathml(above)}</msup>" if above is not None else inner
         case Fraction(top, bottom):

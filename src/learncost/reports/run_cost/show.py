@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from learncost.devices.figure import Figure
 from learncost.reports.run_cost.published import PublishedRun
 from learncost.reports.run_cost.record import TOTALS, RunCost
-from learncost.reports.sheet import WIDTH, Row, Sheet, joules_of, seconds_of, significant, size_of
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, joules_of, seconds_of, significant, size_of
 from learncost.reports.show import convention
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet, ...]:
         write = _share if name in ("mfu", "hfu", "step_mfu") else _written(figure.unit)
         between = _between(figure, write) if figure.interval else ""
         style = "bold" if name in _ANSWERS else ""
-        rows.append(Row((_named(name), write(figure.value), between, figure.label), style))
-    rows += [Row((_named(name), "-", "", "")) for name in run.unknown]
+        rows.append(SheetRow((_named(name), write(figure.value), between, figure.label), style))
+    rows += [SheetRow((_named(name), "-", "", "")) for name in run.unknown]
     columns = ("", "value", "interval", "label")
     sheet = Sheet(_title(run), columns, tuple(rows), _notes(run), frozenset({0, 3}))
     return (sheet, _stages(run.spread)) if run.spread is not None and run.spread.step.way.stages > 1 else (sheet,)
@@ -63,7 +63,7 @@ def _stages(spread: Spread) -> Sheet:
     if len(stages) > MOST_STAGES:
         stages = [*stages[: MOST_STAGES - 1], stages[-1]]
     rows = tuple(
-        Row(
+        SheetRow(
             (
                 str(number),
                 str(stage.layers),

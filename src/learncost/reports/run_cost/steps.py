@@ -16,7 +16,7 @@ from learncost.reports.cost import cost
 from learncost.timing import Rates
 
 if TYPE_CHECKING:
-    from learncost.reports.search.spread import Asked, Spread
+    from learncost.reports.search.spread import Spread, SpreadRequest
 
 
 def step_on(
@@ -70,7 +70,7 @@ def step_over(
     mesh: str | None,
     place: str | None,
     placement: str | None,
-    asked: Asked,
+    asked: SpreadRequest,
     dtype: str,
     sizes: Mapping[str, Any],
 ) -> Spread:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.autoshard.account import Where
+from learncost.autoshard.account import SegmentPass
 from learncost.autoshard.candidates import (
     CONTEXTS,
     KEEPING_ALL,
@@ -14,14 +14,14 @@ from learncost.autoshard.candidates import (
     PLANS,
     WHOLE,
     Candidate,
-    Reading,
-    Structure,
+    ShardedStructure,
+    StructureCost,
     axes_of,
     candidates,
     meshes,
     structures,
 )
-from learncost.autoshard.step import ASSUMED, StepTakes, step_of
+from learncost.autoshard.step import ASSUMED, StepUsage, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.sustained import sustained
@@ -33,7 +33,7 @@ from learncost.models.wording import counted, shown
 from learncost.reports.memory.types import bytes_of
 from learncost.reports.question import question
 from learncost.reports.run import check_tokens, prepare
-from learncost.reports.sheet import WIDTH, Row, Sheet, Shown, seconds_of, size_of
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown, seconds_of, size_of
 from learncost.timing import Rates
 
 SHOWN = 8
@@ -52,7 +52,7 @@ class Found:
     zero: str
     plan: str
     precision: str
-    step: StepTakes
+    step: StepUsage
     days: float | None
     worse: str
     context: str = WHOLE
@@ -192,7 +192,7 @@ class Search(Shown):
                 seconds_of(step.seconds),
                 *([_days(each.days)] if self.tokens is not None else []),
             ]
-            rows.append(Row(tuple(cells), "bold" if not place else ""))
+            rows.append(SheetRow(tuple(cells), "bold" if not place else ""))
         training = ("training",) if self.tokens is not None else ()
         columns = ("", "mesh", "schedule, plan", "microbatches", "memory", "a step", *training)
         answer = (
@@ -236,13 +236,13 @@ def said_of(plan: str) -> str:
     return next(said for text, said in reversed(PLANS.items()) if f"{plan},".startswith(f"{text},"))
 
 
-def _why(step: StepTakes) -> str:
+def _why(step: StepUsage) -> str:
     """What the best step's time is made of."""
     parts = step.causes
     return "; ".join(f"{name} {seconds_of(size)}" for name, size in parts.items() if size > 0.005 * step.seconds)
 
 
-def _worse(step: StepTakes, best: StepTakes) -> str:
+def _worse(step: StepUsage, best: StepUsage) -> str:
     """What makes a step slower than the best one: the parts that grew, the largest first."""
     ours, theirs = step.causes, best.causes
     more = sorted(((ours[name] - theirs[name], name) for name in ours), reverse=True)
@@ -322,7 +322,7 @@ def search(
     length = run.axes["M"]
     batch = batch_of(batch_size, length, number_of)
     memory = float(bytes_of("budget", budget)) if budget is not None else max(cluster.device.memory_gb) * 1e9
-    times: dict[tuple[Any, ...], dict[Where, float]] = {}
+    times: dict[tuple[Any, ...], dict[SegmentPass, float]] = {}
     first, refused = _first(run.model, run.axes, kinds[0], cluster, times)
     if {"ep", "tp"} <= {*first.structure.axes}:
         refused += ("No mesh has both ep and tp: the time of experts beside heads and widths is not modelled.",)
@@ -364,14 +364,14 @@ def _first(
     sizes: Mapping[str, int],
     kind: Any,
     cluster: Cluster,
-    times: dict[tuple[Any, ...], dict[Where, float]],
-) -> tuple[Reading, tuple[str, ...]]:
+    times: dict[tuple[Any, ...], dict[SegmentPass, float]],
+) -> tuple[StructureCost, tuple[str, ...]]:
     """The first structure, over all mesh axes that the model can be cut over, and why not over others."""
     axes, refused = axes_of(model, sizes), list[str]()
     while True:
         try:
             structure = structures(model, [kind], [KEEPING_ALL], axes, [WHOLE])[0]
-            return Reading(model, sizes, structure, cluster, times), tuple(refused)
+            return StructureCost(model, sizes, structure, cluster, times), tuple(refused)
         except InputError as error:
             if len(axes) == 1:
                 raise
@@ -395,11 +395,11 @@ def batch_of(batch_size: object, length: int, devices: int) -> int:
 
 
 def _look(
-    first: Reading, kinds: Sequence[Any], devices: int, batch: int, rates: Mapping[str, Rates], room: float
-) -> tuple[list[Reading], list[Candidate], int, Candidate | None]:
+    first: StructureCost, kinds: Sequence[Any], devices: int, batch: int, rates: Mapping[str, Rates], room: float
+) -> tuple[list[StructureCost], list[Candidate], int, Candidate | None]:
     """Ways that keep what a backward pass needs; and ways that make some of it again, where these do not fit."""
     model, sizes, cluster, axes = first.model, first.sizes, first.cluster, first.structure.axes
-    every: list[Reading] = []
+    every: list[StructureCost] = []
     candidates_known: list[Candidate] = []
     kept: set[tuple[Any, ...]] = set()
     others, nearest = 0, None
@@ -425,19 +425,19 @@ def _look(
     return every, candidates_known, others, nearest
 
 
-def _readings(first: Reading, several: Sequence[Structure]) -> Iterator[Reading]:
+def _readings(first: StructureCost, several: Sequence[ShardedStructure]) -> Iterator[StructureCost]:
     """Structures placed, but those whose sequences cannot attend as they have them: where nothing goes round."""
     for each in several:
         try:
             same = each == first.structure
-            yield first if same else Reading(first.model, first.sizes, each, first.cluster, first.times)
+            yield first if same else StructureCost(first.model, first.sizes, each, first.cluster, first.times)
         except InputError:
             if each.context == WHOLE:
                 raise
 
 
 def _exact(
-    readings: Sequence[Reading],
+    readings: Sequence[StructureCost],
     candidates_known: Sequence[Candidate],
     sizes: Mapping[str, int],
     cluster: Cluster,
@@ -445,18 +445,18 @@ def _exact(
     length: int,
     few: int,
     room: float,
-) -> list[tuple[Candidate, StepTakes]]:
+) -> list[tuple[Candidate, StepUsage]]:
     """The first of the ways read exactly: stages with the blocks that they have, and their orders run."""
     model = readings[0].model
     placed = {each.structure: each for each in readings}
-    result: list[tuple[Candidate, StepTakes]] = []
+    result: list[tuple[Candidate, StepUsage]] = []
     for each in candidates_known[: 2 * few]:
         shape = {axis: size for axis, size in each.way.mesh.items() if size > 1} or {"dp": 1}
         axes = tuple(axis for axis in each.structure.axes if axis in shape) or ("dp",)
         structure = each.structure.over(model, axes)
         try:
             if structure not in placed:
-                placed[structure] = Reading(model, readings[0].sizes, structure, cluster)
+                placed[structure] = StructureCost(model, readings[0].sizes, structure, cluster)
             way = replace(each.way, mesh=shape)
             kind = rates[each.structure.kind.values]
             step = step_of(placed[structure].account, way, sizes, cluster, kind, length)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from learncost.autoshard.account import Account
+from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.candidates import CHUNKS
 from learncost.autoshard.segments import blocks_of
-from learncost.autoshard.step import PIPELINE, StepTakes, Way, step_of
+from learncost.autoshard.step import PIPELINE, ParallelConfig, StepUsage, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError
@@ -33,7 +33,7 @@ SIZES = ("batch_size", "seq_len")
 
 
 @dataclass(frozen=True)
-class Asked:
+class SpreadRequest:
     """How a step over a mesh is to run.
 
     schedule    of the pipeline, and chunks: stages on a device, of schedules that have several; 0: the fewest
@@ -49,7 +49,7 @@ class Asked:
 
 def asked(
     schedule: str, microbatch: object = None, chunks: object = None, plan: str | None = None, mesh: str | None = ""
-) -> Asked:
+) -> SpreadRequest:
     """What a command is asked for, checked. Raises `InputError`; also for what is said of no mesh."""
     if schedule not in KINDS:
         raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(schedule)}")
@@ -64,7 +64,7 @@ def asked(
         raise InputError(
             f"{schedule} has one stage on a device: take --schedule {several} for {whole['chunks']} chunks"
         )
-    return Asked(
+    return SpreadRequest(
         schedule, whole["microbatch"], 0 if chunks is None else whole["chunks"], PLAN if plan is None else plan
     )
 
@@ -77,7 +77,7 @@ LARGEST = 10**6
 class Spread:
     """A step over many devices, and how the mesh came to be."""
 
-    step: StepTakes
+    step: StepUsage
     placed: str
     memory: float
     asked: bool
@@ -94,7 +94,7 @@ def spread(
     mesh: str | None,
     place: str | None,
     placement: str | None,
-    asked: Asked,
+    asked: SpreadRequest,
     dtype: str,
     sizes: Mapping[str, Any],
 ) -> Spread:
@@ -117,7 +117,7 @@ def spread(
     inner = Mesh(tuple((axis, size) for axis, size in grid.axes if axis != PIPELINE) or (("dp", 1),))
     cut = _within_stages(chosen(place, placement), run.model) if place or placement else clauses(usual(inner.names))
     number = asked.microbatch * prod(inner.sizes.values())
-    account = Account(run.model, {**run.axes, "B": number}, inner, cut, kind, asked.plan)
+    account = MeshAccount(run.model, {**run.axes, "B": number}, inner, cut, kind, asked.plan)
     shares = prod(inner.sizes.get(axis, 1) for axis in account.sizes.batch_axes)
     if batch % shares:
         larger = -(-batch // shares) * shares
@@ -133,7 +133,7 @@ def spread(
         )
     several = KINDS[asked.schedule].several and grid.sizes.get(PIPELINE, 1) > 1
     chunks = (asked.chunks or CHUNKS[0]) if several else 1
-    way = Way(grid.sizes, asked.microbatch, each // asked.microbatch, asked.schedule, chunks)
+    way = ParallelConfig(grid.sizes, asked.microbatch, each // asked.microbatch, asked.schedule, chunks)
     step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
     text = ", ".join(filter(None, (place, placement))) or usual(inner.names)
     text += f"; plan {asked.plan}" if asked.plan != PLAN else ""
@@ -168,7 +168,7 @@ def usual(axes: tuple[str, ...]) -> str:
     return ", ".join(text for axis, text in known.items() if axis in axes)
 
 
-def described(step: StepTakes) -> str:
+def described(step: StepUsage) -> str:
     """A way in words: the mesh, its schedule, and its microbatches."""
     way = step.way
     schedule = "" if way.stages == 1 else f", {way.schedule}" + (f" of {way.chunks} chunks" if way.chunks > 1 else "")

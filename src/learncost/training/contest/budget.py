@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from learncost.ir.errors import InputError
 from learncost.models.wording import BYTES, COUNTS, shown, whole_number
 from learncost.reports.memory.largest import largest_batch
-from learncost.training.contest.entrant import Cost
+from learncost.training.contest.entrant import StepCost
 
 UNITS = {
     "steps": "steps",
@@ -33,12 +33,12 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Share:
+class BudgetShare:
     """What an entrant gets for a budget: so many steps on so many examples, each at this cost."""
 
     steps: int
     batch_size: int
-    cost: Cost
+    cost: StepCost
 
 
 def budget(text: str) -> Budget:
@@ -53,12 +53,12 @@ def budget(text: str) -> Budget:
 def share(
     budget: Budget,
     name: str,
-    cost_of: Callable[[int], Cost],
+    cost_of: Callable[[int], StepCost],
     seconds_of: Callable[[int], float],
     batch_size: int,
     steps: int,
     examples: int,
-) -> Share:
+) -> BudgetShare:
     """What the entrant of that name gets.
 
     cost_of     what one step costs it on so many examples
@@ -76,7 +76,7 @@ def share(
         if not batch_size:
             least = peak(1)
             raise InputError(f"budget: one step of {name} on one example needs {least:,} bytes, over {budget.amount:,}")
-        return Share(steps, batch_size, cost_of(batch_size))
+        return BudgetShare(steps, batch_size, cost_of(batch_size))
     cost = cost_of(batch_size)
     if budget.kind == "seconds":
         took = seconds_of(batch_size)
@@ -87,4 +87,4 @@ def share(
         raise InputError(f"budget: one step of {name} takes {needs}, more than {budget.amount:,}")
     if steps > MOST_STEPS:
         raise InputError(f"budget: {steps:,} steps of {name} are too many; at most {MOST_STEPS:,}")
-    return Share(steps, batch_size, cost)
+    return BudgetShare(steps, batch_size, cost)

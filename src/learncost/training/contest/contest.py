@@ -16,14 +16,14 @@ import numpy as np
 from learncost.ir.errors import InputError
 from learncost.reports.run import possible
 from learncost.reports.sheet import Drawn
-from learncost.training.contest.budget import Budget, Share, share
-from learncost.training.contest.entrant import Entrant, Setting, Training, costs
+from learncost.training.contest.budget import Budget, BudgetShare, share
+from learncost.training.contest.entrant import Entrant, EntrantTraining, Setting, costs
 from learncost.training.contest.problem import RATES
-from learncost.training.contest.trial import Outcome, Search, StoppedError, readied, trained
+from learncost.training.contest.trial import LearningRateSearch, StoppedError, TrialOutcome, readied, trained
 from learncost.training.contest.workers import Workers, in_turn
 
 
-class Report(Protocol):
+class ContestReporter(Protocol):
     """Who is told how a contest goes."""
 
     def begin(self, steps: int) -> None:
@@ -37,15 +37,15 @@ class Report(Protocol):
 
 
 @dataclass(eq=False)
-class Result:
+class EntrantResult:
     """What is known of an entrant; what is not known yet is None or missing."""
 
     entrant: Entrant
-    share: Share
+    share: BudgetShare
     parameters: int
     measured_peak: int | None = None
-    search: Search | None = None
-    outcomes: tuple[Outcome, ...] = ()
+    search: LearningRateSearch | None = None
+    outcomes: tuple[TrialOutcome, ...] = ()
 
     @property
     def maccs(self) -> int:
@@ -72,7 +72,7 @@ class Contest(Drawn):
     setting: Setting
     budget: Budget
     seeds: tuple[int, ...]
-    results: tuple[Result, ...]
+    results: tuple[EntrantResult, ...]
     stopped: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ def contest(
     rates: Sequence[float] = (),
     batch_size: int | None = None,
     steps: int = 300,
-    report: Report | None = None,
+    report: ContestReporter | None = None,
     stop: Callable[[], bool] = lambda: False,
     finished: Callable[[Contest], None] = lambda contest_run: None,
     workers: Workers = in_turn,
@@ -123,9 +123,9 @@ def contest(
         entrant = named[name]
         seconds_of = partial(_seconds, setting, entrant)
         entrant_share = share(budget, name, cost_of, seconds_of, size, steps, most)
-        results.append(Result(entrant, entrant_share, parameters))
+        results.append(EntrantResult(entrant, entrant_share, parameters))
     contest_run = Contest(setting, budget, tuple(seeds), tuple(results), left_out=refused)
-    run = _Run(contest_run, tuple(rates), report, stop, workers)
+    run = _ContestRun(contest_run, tuple(rates), report, stop, workers)
     try:
         run.all(finished)
     except StoppedError:
@@ -135,17 +135,17 @@ def contest(
 
 def _seconds(setting: Setting, entrant: Entrant, batch_size: int) -> float:
     """How long a step on so many examples takes here; what it learns is thrown away."""
-    return Training(setting, entrant).seconds(setting.problem.training, np.arange(batch_size))
+    return EntrantTraining(setting, entrant).seconds(setting.problem.training, np.arange(batch_size))
 
 
-class _Run:
+class _ContestRun:
     """A contest on its way, told of the steps that are done here."""
 
     def __init__(
         self,
         contest_run: Contest,
         rates: tuple[float, ...],
-        report: Report | None,
+        report: ContestReporter | None,
         stop: Callable[[], bool],
         workers: Workers,
     ) -> None:
@@ -153,11 +153,11 @@ class _Run:
         self.rates, self.finer = rates, not rates
         self.done = self.over = 0  # steps: done or passed, of tasks that are over
 
-    def rates_of(self, result: Result) -> tuple[float, ...]:
+    def rates_of(self, result: EntrantResult) -> tuple[float, ...]:
         """Those that were given, or those that suit its optimizer."""
         return self.rates or RATES[result.entrant.optimizer or self.contest.setting.optimizer]
 
-    def trials(self, result: Result) -> int:
+    def trials(self, result: EntrantResult) -> int:
         """How many rates are tried."""
         rates = len(self.rates_of(result))
         return rates + 2 * self.finer if rates > 1 else 0

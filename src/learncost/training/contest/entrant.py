@@ -81,7 +81,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     """Of one step: MACCs and FLOPs as its table says, the bytes of all arrays at the worst moment of its program."""
 
     maccs: int
@@ -89,22 +89,22 @@ class Cost:
     peak: int
 
 
-def costs(setting: Setting, entrant: Entrant) -> Callable[[int], Cost]:
+def costs(setting: Setting, entrant: Entrant) -> Callable[[int], StepCost]:
     """What one step costs an entrant, by the number of examples in it: where steps differ, the mean of a round."""
-    tables, chosen = Training(setting, entrant).tables(), book(setting.book)
+    tables, chosen = EntrantTraining(setting, entrant).tables(), book(setting.book)
 
     @cache
-    def of(batch_size: int) -> Cost:
+    def of(batch_size: int) -> StepCost:
         sizes = setting.problem.sizes(batch_size)
         priced = [(price(table, sizes, chosen), steps) for table, steps in tables]
         maccs, flops = (sum(getattr(step, kind) * steps for step, steps in priced) for kind in ("maccs", "flops"))
         peak, steps = max(executed(table, sizes, setting.dtype).peak for table, _ in tables), sum(n for _, n in tables)
-        return Cost(-(-maccs // steps), -(-flops // steps), peak)
+        return StepCost(-(-maccs // steps), -(-flops // steps), peak)
 
     return of
 
 
-class Training(LayerTraining):
+class EntrantTraining(LayerTraining):
     """The training of an entrant: `LayerTraining` whose step runs as the program that `emit` writes of its table."""
 
     def __init__(self, setting: Setting, entrant: Entrant, learning_rate: float = 0.0, seed: int = 0) -> None:

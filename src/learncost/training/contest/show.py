@@ -8,9 +8,9 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from learncost.reports.run import left_out_text
-from learncost.reports.sheet import WIDTH, Row, Sheet, size_of
-from learncost.training.contest.contest import Contest, Result
-from learncost.training.contest.trial import Outcome
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, size_of
+from learncost.training.contest.contest import Contest, EntrantResult
+from learncost.training.contest.trial import TrialOutcome
 
 SCHEMA = 1
 
@@ -25,15 +25,15 @@ def sheets(contest: Contest, width: int = WIDTH) -> tuple[Sheet, Sheet]:
 def _learned(contest: Contest) -> Sheet:
     """Means over the seeds that did not diverge, and who diverged. Chance, and the initial weights, stand on top."""
     loss, accuracy = contest.setting.problem.chance
-    rows = [Row(("chance", f"{loss:.3f}", "", f"{100 * accuracy:.1f} %"), "dim")]
+    rows = [SheetRow(("chance", f"{loss:.3f}", "", f"{100 * accuracy:.1f} %"), "dim")]
     if begun := contest.results[0].outcomes:  # the initial weights are the same for all
         before = [fmean(outcome.before[place] for outcome in begun) for place in (0, 1)]
-        rows.append(Row(("before", f"{before[0]:.3f}", "", f"{100 * before[1]:.1f} %"), "dim"))
+        rows.append(SheetRow(("before", f"{before[0]:.3f}", "", f"{100 * before[1]:.1f} %"), "dim"))
     for result in contest.results:
         ends = [outcome.after for outcome in result.outcomes if outcome.after is not None]
         losses, rights = ([end[0] for end in ends], [100 * end[1] for end in ends])
         cells = (*_spread(losses, 3), *_spread(rights, 1, " %"), _rate(result), _diverged(result))
-        rows.append(Row((result.entrant.name, *cells)))
+        rows.append(SheetRow((result.entrant.name, *cells)))
     problem, setting = contest.setting.problem, contest.setting
     columns = ("", "loss", "± seeds", "accuracy", "± seeds", "learning rate", "diverged")
     optimizers = " and ".join(dict.fromkeys(r.entrant.optimizer or setting.optimizer for r in contest.results))
@@ -74,7 +74,7 @@ def _taken(contest: Contest) -> Sheet:
             size_of(result.share.cost.peak),
             _UNKNOWN if result.measured_peak is None else size_of(result.measured_peak),
         )
-        rows.append(Row((result.entrant.name, *cells)))
+        rows.append(SheetRow((result.entrant.name, *cells)))
     columns = ("", "steps", "batch", "10^9 MACCs", "10^9 FLOPs", "seconds", "predicted", "measured")
     notes = (
         f"MACCs and FLOPs as executed, by the price book {contest.setting.book}; seconds of the steps alone. "
@@ -91,14 +91,14 @@ def _spread(values: Sequence[float], digits: int, unit: str = "") -> tuple[str, 
     return f"{fmean(values):,.{digits}f}{unit}", f"{pstdev(values):.{digits}f}" if len(values) > 1 else _UNKNOWN
 
 
-def _diverged(result: Result) -> str:
+def _diverged(result: EntrantResult) -> str:
     lost = [outcome.diverged for outcome in result.outcomes if outcome.diverged is not None]
     if not lost:
         return "no" if result.outcomes else _UNKNOWN
     return f"{len(lost)} of {len(result.outcomes)}, step {_listed(sorted(set(lost)))}"
 
 
-def _rate(result: Result) -> str:
+def _rate(result: EntrantResult) -> str:
     if result.search is None:
         return _UNKNOWN
     return f"{result.search.best:.3g}{'*' if result.search.edge else ''}"
@@ -129,7 +129,7 @@ def as_dict(contest: Contest) -> dict[str, Any]:
     }
 
 
-def _result(result: Result) -> dict[str, Any]:
+def _result(result: EntrantResult) -> dict[str, Any]:
     steps = [outcome.seconds / len(outcome.losses) for outcome in result.outcomes]
     return {
         "procedure": result.entrant.procedure,
@@ -152,7 +152,7 @@ def _result(result: Result) -> dict[str, Any]:
     }
 
 
-def _outcome(outcome: Outcome, with_losses: bool) -> dict[str, Any]:
+def _outcome(outcome: TrialOutcome, with_losses: bool) -> dict[str, Any]:
     def pair(values: tuple[float, float] | None) -> dict[str, float] | None:
         return values and {"loss": values[0], "accuracy": values[1]}
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from learncost.training.contest.budget import Share
-from learncost.training.contest.entrant import Entrant, Setting, Training
+from learncost.training.contest.budget import BudgetShare
+from learncost.training.contest.entrant import Entrant, EntrantTraining, Setting
 from learncost.training.data.examples import Examples
 
 FINER = 3.0  # after the rates that are given, the best of them times and over this
@@ -20,7 +20,7 @@ CHOOSING = 5  # one of so many training examples chooses the learning rate
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """How a training went. `losses` are those of its steps, each before the step.
 
     seconds   of the steps alone
@@ -41,7 +41,7 @@ class StoppedError(Exception):
     """Somebody asked to stop."""
 
 
-class Told(Protocol):
+class TrialReporter(Protocol):
     """Who is told how the trainings of an entrant go."""
 
     def say(self, text: str) -> None:
@@ -55,28 +55,36 @@ class Told(Protocol):
 
 
 def readied(
-    setting: Setting, entrant: Entrant, share: Share, rates: tuple[float, ...], finer: bool, seed: int, told: Told
-) -> tuple[int, Search]:
+    setting: Setting,
+    entrant: Entrant,
+    share: BudgetShare,
+    rates: tuple[float, ...],
+    finer: bool,
+    seed: int,
+    told: TrialReporter,
+) -> tuple[int, LearningRateSearch]:
     """The bytes of a step as they are measured, and the learning rate, before an entrant is trained.
 
     The rate is chosen on the last of the training examples, which the trials do not learn from.
     """
     training = setting.problem.training
-    peak = Training(setting, entrant).peak(training, np.arange(share.batch_size))
+    peak = EntrantTraining(setting, entrant).peak(training, np.arange(share.batch_size))
     if len(rates) == 1:
-        return peak, Search((), rates[0])
+        return peak, LearningRateSearch((), rates[0])
     border = len(training) - max(1, len(training) // CHOOSING)
     last = min(len(training), border + len(setting.problem.validation))
     parts = training.part(0, border), training.part(border, last)
 
-    def trial(rate: float) -> Outcome:
+    def trial(rate: float) -> TrialOutcome:
         told.say(f"{entrant.name}: trying the learning rate {rate:.3g}")
         return outcome(setting, entrant, share, rate, seed, parts, told)
 
     return peak, search(rates, trial, finer)
 
 
-def trained(setting: Setting, entrant: Entrant, share: Share, rate: float, seed: int, told: Told) -> Outcome:
+def trained(
+    setting: Setting, entrant: Entrant, share: BudgetShare, rate: float, seed: int, told: TrialReporter
+) -> TrialOutcome:
     """One training on all training examples, checked on those that validate."""
     told.say(f"{entrant.name}: seed {seed}, learning rate {rate:.3g}")
     return outcome(setting, entrant, share, rate, seed, (setting.problem.training, setting.problem.validation), told)
@@ -85,15 +93,15 @@ def trained(setting: Setting, entrant: Entrant, share: Share, rate: float, seed:
 def outcome(
     setting: Setting,
     entrant: Entrant,
-    share: Share,
+    share: BudgetShare,
     rate: float,
     seed: int,
     examples: tuple[Examples, Examples],
-    told: Told,
-) -> Outcome:
+    told: TrialReporter,
+) -> TrialOutcome:
     """Train on the first examples, check on the second. Raises `StoppedError` where `told` says so."""
     learned, checked = examples
-    training = Training(setting, entrant, rate, seed)
+    training = EntrantTraining(setting, entrant, rate, seed)
     before = training.check(checked)
     losses: list[float] = []
     seconds = 0.0
@@ -110,22 +118,22 @@ def outcome(
             raise StoppedError
         if lost(losses[-1]):  # the loss before this step: the one before was too much
             told.passed(share.steps - step - 1)
-            return Outcome(seed, rate, tuple(losses), seconds, before, None, step)
+            return TrialOutcome(seed, rate, tuple(losses), seconds, before, None, step)
     after = training.check(checked)
     if lost(after[0]):
-        return Outcome(seed, rate, tuple(losses), seconds, before, None, share.steps)
-    return Outcome(seed, rate, tuple(losses), seconds, before, after, None)
+        return TrialOutcome(seed, rate, tuple(losses), seconds, before, None, share.steps)
+    return TrialOutcome(seed, rate, tuple(losses), seconds, before, after, None)
 
 
 @dataclass(frozen=True)
-class Search:
+class LearningRateSearch:
     """The learning rates that were tried, in their order, and the best one.
 
     edge   whether the best one is the first or the last of all, so that one beyond it may be better
     lost   whether all diverge
     """
 
-    tried: tuple[Outcome, ...]
+    tried: tuple[TrialOutcome, ...]
     best: float
 
     @property
@@ -138,7 +146,7 @@ class Search:
         return bool(self.tried) and all(outcome.after is None for outcome in self.tried)
 
 
-def search(rates: Iterable[float], trial: Callable[[float], Outcome], finer: bool) -> Search:
+def search(rates: Iterable[float], trial: Callable[[float], TrialOutcome], finer: bool) -> LearningRateSearch:
     """The rate of the lowest loss; where all diverge, the one that did so last, the lowest of several.
 
     finer   try a third and three times the best of the rates too
@@ -148,10 +156,10 @@ def search(rates: Iterable[float], trial: Callable[[float], Outcome], finer: boo
         best = min(tried, key=_rank).learning_rate
         tried += [trial(rate) for rate in (best / FINER, best * FINER)]
     tried.sort(key=lambda outcome: outcome.learning_rate)
-    return Search(tuple(tried), min(tried, key=_rank).learning_rate)
+    return LearningRateSearch(tuple(tried), min(tried, key=_rank).learning_rate)
 
 
-def _rank(outcome: Outcome) -> tuple[bool, float, float]:
+def _rank(outcome: TrialOutcome) -> tuple[bool, float, float]:
     """The lower the better."""
     if outcome.after is None:
         return True, -float(outcome.diverged or 0), outcome.learning_rate

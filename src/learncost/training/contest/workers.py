@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from learncost.ir.errors import InputError
 from learncost.models.wording import shown
-from learncost.training.contest.trial import StoppedError, Told
+from learncost.training.contest.trial import StoppedError, TrialReporter
 
 PATIENCE = 10
 """Seconds within which a scheduler has to answer."""
@@ -29,11 +29,13 @@ class Workers(Protocol):
     """
 
     def __call__(
-        self, task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: Told
+        self, task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: TrialReporter
     ) -> Iterator[tuple[int, Any]]: ...
 
 
-def in_turn(task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: Told) -> Iterator[tuple[int, Any]]:
+def in_turn(
+    task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: TrialReporter
+) -> Iterator[tuple[int, Any]]:
     """In this process, one after the other."""
     return ((place, task(shared, *arguments, told)) for place, arguments in enumerate(of))
 
@@ -89,7 +91,9 @@ def workers(named: str | None, stop: Callable[[], bool]) -> Iterator[Workers]:
     except OSError:
         raise InputError(f"no scheduler of Dask answers at {named} within {PATIENCE} s") from None
 
-    def on_dask(task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: Told) -> Iterator[tuple[int, Any]]:
+    def on_dask(
+        task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: TrialReporter
+    ) -> Iterator[tuple[int, Any]]:
         told.say(f"{len(of):,} tasks for the workers")
         everywhere = client.scatter(shared, broadcast=True)
         silent = _Silent()

@@ -12,8 +12,8 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.training.data.examples import Column, Row
-from learncost.training.data.lists import Line, lists
-from learncost.training.data.readers import CLASS, Reader, classes_of, number_of
+from learncost.training.data.lists import ListLine, lists
+from learncost.training.data.readers import CLASS, ExampleReader, classes_of, number_of
 from learncost.training.engine import Batch
 
 FORMATS: Mapping[str, str] = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
@@ -36,7 +36,7 @@ def pillow() -> Any:
 
 
 @dataclass(frozen=True)
-class Images(Reader):
+class Images(ExampleReader):
     """An image, and the class that it has."""
 
     height: int
@@ -55,17 +55,17 @@ class Images(Reader):
             content = read(line)
             yield content, {"image": self._pixels(line, content), "labels": number_of(line, line.second, labels)}
 
-    def lines(self, paths: Sequence[str]) -> Iterator[Line]:
+    def lines(self, paths: Sequence[str]) -> Iterator[ListLine]:
         """An image a line: of lists, else of the folders in a folder, each being a class."""
         in_folders = [
-            Line(folder, 0, str(file.relative_to(folder)), file.parent.name)
+            ListLine(folder, 0, str(file.relative_to(folder)), file.parent.name)
             for folder in map(Path, () if lists(paths) else paths)
             for file in sorted(folder.glob("*/*"))
             if file.suffix.lower() in FORMATS
         ]
         yield from in_folders or super().lines(paths)
 
-    def _pixels(self, line: Line, content: bytes) -> Any:
+    def _pixels(self, line: ListLine, content: bytes) -> Any:
         """An image [channels, height, width] of this size, from 0 to 255: larger and smaller ones are resized.
 
         Bilinear, as transformers' ViTImageProcessor resizes.
@@ -91,12 +91,12 @@ class Images(Reader):
         return classes_of(batch, scores, labels)
 
 
-def place(line: Line) -> str:
+def place(line: ListLine) -> str:
     """Where a file stands, and where it is named."""
     return str(line.path / line.first) if not line.number else f"{line.where}: {line.path.parent / line.first}"
 
 
-def read(line: Line) -> bytes:
+def read(line: ListLine) -> bytes:
     """The file that a line names, beside the list or in its folder. Raises InputError."""
     folder = line.path.parent if line.number else line.path
     try:

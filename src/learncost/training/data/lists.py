@@ -22,7 +22,7 @@ NAMES: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True)
-class Line:
+class ListLine:
     """A line of a list: where it stands, and its two columns."""
 
     path: Path
@@ -47,7 +47,7 @@ def lists(paths: Iterable[str]) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def lines(path: Path, columns: tuple[str, str]) -> Iterator[Line]:
+def lines(path: Path, columns: tuple[str, str]) -> Iterator[ListLine]:
     """The lines of a list; the first may say which of its columns are these two. Raises InputError."""
     delimiter = DELIMITERS[path.suffix.lower()]
     between = "a comma" if delimiter == "," else "a tab"
@@ -73,7 +73,7 @@ def lines(path: Path, columns: tuple[str, str]) -> Iterator[Line]:
                         f"{path} line {number} has {len(row)} {'column' if len(row) == 1 else 'columns'}, and must be "
                         f"{columns[0]} and {columns[1]} with {between} between"
                     )
-                yield Line(path, number, row[places[0]].strip(), row[places[1]].strip())
+                yield ListLine(path, number, row[places[0]].strip(), row[places[1]].strip())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

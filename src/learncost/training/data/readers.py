@@ -12,7 +12,7 @@ import numpy as np
 from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError
 from learncost.training.data.examples import Column, Row
-from learncost.training.data.lists import Line, lines, lists
+from learncost.training.data.lists import ListLine, lines, lists
 from learncost.training.data.task import padded, predicted
 from learncost.training.engine import Batch
 
@@ -21,7 +21,7 @@ CLASS = Column("<i4", ())
 CLASSES = Column("<i4", None)
 
 
-class Reader(ABC):
+class ExampleReader(ABC):
     """How examples stand in files, on the disk and in batches.
 
     reads    what they are in files, in words
@@ -38,7 +38,7 @@ class Reader(ABC):
     def columns(self) -> Mapping[str, Column]:
         """By the names that rows have."""
 
-    def lines(self, paths: Sequence[str]) -> Iterator[Line]:
+    def lines(self, paths: Sequence[str]) -> Iterator[ListLine]:
         """An example a line. Raises InputError where there is none."""
         files = lists(paths)
         if not files:
@@ -50,7 +50,7 @@ class Reader(ABC):
         """The names of the classes in their order."""
         return in_order({name for line in self.lines(paths) for name in self.classes_in(line)}) if self.classes else ()
 
-    def classes_in(self, line: Line) -> Sequence[str]:
+    def classes_in(self, line: ListLine) -> Sequence[str]:
         """The classes that an example has."""
         return (line.second,)
 
@@ -73,7 +73,7 @@ def in_order(names: set[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if numbers else None))
 
 
-def number_of(line: Line, name: str, labels: Sequence[str]) -> int:
+def number_of(line: ListLine, name: str, labels: Sequence[str]) -> int:
     """The number of a class. Raises InputError where the list has changed since its classes were read."""
     if name not in labels:
         raise InputError(f"{line.where}: there was no class {name!r} when the list was read first; leave it as it was")
@@ -88,7 +88,7 @@ def shifted(targets: Any, start: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Pairs(Reader):
+class Pairs(ExampleReader):
     """Two texts: the encoder reads the first, the decoder says the second."""
 
     tokenizer: Tokenizer
@@ -137,7 +137,7 @@ def told_of(tokenizer: Tokenizer, targets: Any, predictions: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Classes(Reader):
+class Classes(ExampleReader):
     """A text, and the class that it has."""
 
     tokenizer: Tokenizer
@@ -175,7 +175,7 @@ def classes_of(batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str
 
 
 @dataclass(frozen=True)
-class Words(Reader):
+class Words(ExampleReader):
     """A text of words with spaces between, each with a class; the class is said at a word's first token."""
 
     tokenizer: Tokenizer
@@ -188,7 +188,7 @@ class Words(Reader):
     def columns(self) -> Mapping[str, Column]:
         return {"tokens": RAGGED, "targets": CLASSES}
 
-    def classes_in(self, line: Line) -> Sequence[str]:
+    def classes_in(self, line: ListLine) -> Sequence[str]:
         return line.second.split()
 
     def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:

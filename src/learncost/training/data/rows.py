@@ -12,7 +12,7 @@ import numpy as np
 from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.training.data.examples import Examples, Ragged, load, prepare
-from learncost.training.data.readers import Reader
+from learncost.training.data.readers import ExampleReader
 from learncost.training.data.task import Progress, Say
 from learncost.training.engine import Batch
 
@@ -21,10 +21,10 @@ CHECKED = 1024
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExampleRows:
     """Examples that a reader finds in files."""
 
-    reader: Reader
+    reader: ExampleReader
 
     @property
     def reads(self) -> str:
@@ -64,7 +64,7 @@ class Rows:
 class RowsData:
     """A run's examples."""
 
-    reader: Reader
+    reader: ExampleReader
     options: Options
     training: Examples
     validation: Examples

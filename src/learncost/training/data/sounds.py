@@ -15,8 +15,8 @@ from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError
 from learncost.training.data.examples import Column, Row
 from learncost.training.data.images import place, read
-from learncost.training.data.lists import Line
-from learncost.training.data.readers import RAGGED, Reader, shifted, told_of
+from learncost.training.data.lists import ListLine
+from learncost.training.data.readers import RAGGED, ExampleReader, shifted, told_of
 from learncost.training.data.task import padded, predicted
 from learncost.training.engine import Batch
 
@@ -58,7 +58,7 @@ def log_mel(sound: Any, frames: int, channels: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Sounds(Reader):
+class Sounds(ExampleReader):
     """A sound, and the text that is said in it."""
 
     tokenizer: Tokenizer
@@ -90,7 +90,7 @@ class Sounds(Reader):
         return [told_of(self.tokenizer, targets, predictions) for targets, predictions in both]
 
 
-def samples(line: Line, content: bytes) -> Any:
+def samples(line: ListLine, content: bytes) -> Any:
     """The samples of a WAV from -1 to 1, 16,000 a second, the mean of its channels. Raises InputError."""
     try:
         with wave.open(BytesIO(content)) as file:

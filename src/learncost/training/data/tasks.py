@@ -13,7 +13,7 @@ from learncost.models.families import instead
 from learncost.models.model import Model, build, run_sizes
 from learncost.training.data.images import Images
 from learncost.training.data.readers import Classes, Pairs, Words
-from learncost.training.data.rows import Rows
+from learncost.training.data.rows import ExampleRows
 from learncost.training.data.sounds import Sounds
 from learncost.training.data.task import Task
 from learncost.training.data.text import Rule, Text, masked, next_tokens, replaced, two_sentences
@@ -59,18 +59,18 @@ def task(configuration: Configuration, tokenizer: Tokenizer | None, options: Opt
         if "image" not in inputs:
             raise InputError(f"{name} reads {', '.join(sorted(inputs))}, which train does not find in files")
         sizes = configuration.sizes
-        return Rows(Images(sizes["image_size"], sizes["image_width"], sizes["num_channels"]))
+        return ExampleRows(Images(sizes["image_size"], sizes["image_width"], sizes["num_channels"]))
     if (rule := _rule(model)) is not None:
         return Text(rule, tokenizer)
     length, target = options.seq_len or 0, options.target_len or 0
     if "targets" not in inputs and "labels" not in inputs:
         raise InputError(f"{name} learns where answers stand, which train does not find in files: use lc.Training")
     if not model.two_sided:
-        return Rows(Words(tokenizer, length) if "targets" in inputs else Classes(tokenizer, length))
+        return ExampleRows(Words(tokenizer, length) if "targets" in inputs else Classes(tokenizer, length))
     if "targets" not in inputs:
         raise InputError(f"{name} learns classes with two stacks, which train does not do from files: use lc.Training")
     start = tokenizer.number(family_of(configuration).start)
     if "features" not in inputs:
-        return Rows(Pairs(tokenizer, start, (length, target)))
+        return ExampleRows(Pairs(tokenizer, start, (length, target)))
     _, frames, channels = shape(model.table, "features", run_sizes(model, 1, None, None))
-    return Rows(Sounds(tokenizer, start, frames, channels, target))
+    return ExampleRows(Sounds(tokenizer, start, frames, channels, target))

@@ -29,7 +29,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Bar:
+class BridgeBar:
     """A convention's number, as a multiple of that of matrix products alone."""
 
     price_book: str
@@ -65,10 +65,10 @@ class Bridge:
     target_len: int | None
     quantity: str
     part: str
-    start: Bar
-    end: Bar
+    start: BridgeBar
+    end: BridgeBar
     items: tuple[Item, ...]
-    bars: tuple[Bar, ...]
+    bars: tuple[BridgeBar, ...]
     refused: dict[str, str]
     letters: str = ""  # of a run of a table: its sizes as the table calls them
 
@@ -151,12 +151,12 @@ def bridge(
     )
 
 
-def _bar(answer: Conventions, convention: Convention, quantity: str, part: str) -> Bar:
+def _bar(answer: Conventions, convention: Convention, quantity: str, part: str) -> BridgeBar:
     def amount(of: Convention) -> int:
         return 0 if of.counts is None else int(getattr(getattr(of.counts, part), quantity))
 
     size, yardstick = amount(convention), amount(answer[YARDSTICK])
-    return Bar(
+    return BridgeBar(
         convention.book.name,
         convention.book.title,
         convention.book.source,

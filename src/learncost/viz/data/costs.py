@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from learncost.cost_models import Price, Row
+from learncost.cost_models import Price, PricedLine
 from learncost.cost_models.errata import errata
-from learncost.ir.count import Count, total
+from learncost.ir.count import Polynomial, total
 from learncost.ir.line import Line
 from learncost.ir.precision import BYTES
 from learncost.ir.repeat import walk
@@ -49,7 +49,7 @@ class CostLine:
     mathml: str
     table: str
     counts: Mapping[str, int]
-    formulas: Mapping[str, Count]
+    formulas: Mapping[str, Polynomial]
     errata: tuple[str, ...] = ()
     outside_paper: bool = False
     seconds: float | None = None
@@ -138,21 +138,21 @@ def cost_lines(step: Cost) -> tuple[CostLine, ...]:
     return (*result, *_stored(model, weights, price))
 
 
-def _formulas(price: Price, rows: list[Row]) -> Iterator[tuple[str, Count]]:
+def _formulas(price: Price, rows: list[PricedLine]) -> Iterator[tuple[str, Polynomial]]:
     """What rows cost together, as polynomials in the axes."""
     part = Price(price.book, tuple(rows), {}, price.dtype)
     for name in ("maccs", "flops", *(["bytes"] if price.dtype in BYTES else [])):
         yield name, as_count(getattr(part, name))
 
 
-def _at(count: Count, price: Price) -> int:
+def _at(count: Polynomial, price: Price) -> int:
     return int(count.at(price.sizes)) if count else 0
 
 
 _Place = tuple[str, str | None, str]
 
 
-def _weights(model: Model) -> dict[_Place, Count]:
+def _weights(model: Model) -> dict[_Place, Polynomial]:
     """The elements of every weight, at the first line that reads it."""
     outer: dict[str, str] = {}
 
@@ -163,7 +163,7 @@ def _weights(model: Model) -> dict[_Place, Count]:
                 inside(statement.lines)
 
     inside(model.table.lines)
-    left, counts = dict.fromkeys(model.table.weights), dict[_Place, Count]()
+    left, counts = dict.fromkeys(model.table.weights), dict[_Place, Polynomial]()
     for line, _ in walk(model.table.lines):
         for name in line.reads:
             while name not in model.table.weights and outer.get(name, name) != name:
@@ -171,12 +171,14 @@ def _weights(model: Model) -> dict[_Place, Count]:
             if name in left:
                 del left[name]
                 place = line.tag.layer, line.tag.block, line.tag.local or line.name
-                counts[place] = counts.get(place, Count()) + Count.of(model.table.axes[name])
-    unread = total(Count.of(model.table.axes[name]) for name in left) + Count.of((), model.configuration.unread)
+                counts[place] = counts.get(place, Polynomial()) + Polynomial.of(model.table.axes[name])
+    unread = total(Polynomial.of(model.table.axes[name]) for name in left) + Polynomial.of(
+        (), model.configuration.unread
+    )
     return counts | ({("", None, ""): unread} if unread else {})
 
 
-def _stored(model: Model, left: Mapping[_Place, Count], price: Price) -> Iterator[CostLine]:
+def _stored(model: Model, left: Mapping[_Place, Polynomial], price: Price) -> Iterator[CostLine]:
     """Weights that no priced line of the forward pass reads."""
     for (layer, block, line), count in left.items():
         formulas = {"parameters": count}
@@ -185,7 +187,7 @@ def _stored(model: Model, left: Mapping[_Place, Count], price: Price) -> Iterato
         yield CostLine("forward", block, shown_layer(layer), name, "", 1, "", "", "", counts, formulas)
 
 
-def _text_and_formula(row: Row, axis_names: frozenset[str]) -> tuple[str, str]:
+def _text_and_formula(row: PricedLine, axis_names: frozenset[str]) -> tuple[str, str]:
     """A line in the notation, and as a formula; what prices a whole model has no line."""
     line = row.source
     if not isinstance(line, Line):
@@ -196,10 +198,10 @@ def _text_and_formula(row: Row, axis_names: frozenset[str]) -> tuple[str, str]:
 
 @lru_cache(maxsize=4096)
 def _written(terms: tuple[tuple[tuple[str, ...], Any], ...], symbols: tuple[tuple[str, str], ...]) -> str:
-    return write.breakable(Count(dict(terms)), dict(symbols))
+    return write.breakable(Polynomial(dict(terms)), dict(symbols))
 
 
-def _count_written(count: Count, symbols: Mapping[str, str]) -> str:
+def _count_written(count: Polynomial, symbols: Mapping[str, str]) -> str:
     return _written(tuple(count.terms.items()), tuple(symbols.items()))
 
 

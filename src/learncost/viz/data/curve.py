@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.liveness import Moment, Stay
+from learncost.liveness import LiveInterval, Moment
 from learncost.reports.memory.memory import Memory
 
 KINDS = (
@@ -33,7 +33,7 @@ _PARTS = frozenset(("weights", "fixed matrices", "master weights", "optimizer st
 
 
 @dataclass(frozen=True)
-class Line:
+class MemoryLine:
     """A line of the step, and the bytes that are there while it runs: of its turns in the one with most."""
 
     line: str
@@ -62,7 +62,7 @@ class Bracket:
 
 
 @dataclass(frozen=True)
-class Array:
+class MemoryArray:
     """An array, or several alike, and the lines at which it is there, both included.
 
     shape   of one of them, `number` how many there are, `bytes` of all of them
@@ -84,7 +84,7 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Curve:
+class MemoryCurve:
     """The memory of a step line by line.
 
     Attributes
@@ -115,14 +115,14 @@ class Curve:
     convention: str
     peak: int
     peak_at: int
-    lines: tuple[Line, ...]
+    lines: tuple[MemoryLine, ...]
     brackets: tuple[Bracket, ...]
-    arrays: tuple[Array, ...]
+    arrays: tuple[MemoryArray, ...]
     letters: str = ""  # of a run of a table: its sizes as the table calls them
 
-    def alive(self, place: int) -> tuple[Array, ...]:
+    def alive(self, place: int) -> tuple[MemoryArray, ...]:
         """The arrays that are there at a line, those of one name together, the largest first."""
-        merged: dict[tuple[str, tuple[int, ...], str, str | None], Array] = {}
+        merged: dict[tuple[str, tuple[int, ...], str, str | None], MemoryArray] = {}
         for array in self.arrays:
             if array.first <= place <= array.last:
                 key = array.name, array.shape, array.layer, array.block
@@ -157,7 +157,7 @@ class Curve:
         return asdict(self) | {"kinds": {kind: list(sizes) for kind, sizes in self.kinds.items()}}
 
 
-def curve(answer: Memory) -> Curve:
+def curve(answer: Memory) -> MemoryCurve:
     """The line-by-line account of an answer of `lc.memory`.
 
     Raises `InputError` where its runner has no such account.
@@ -165,7 +165,7 @@ def curve(answer: Memory) -> Curve:
     if not answer.curve:
         raise InputError(f"{answer.engine} has no account of every line: take --engine table")
     peaks = [moment.bytes for moment in answer.curve]
-    return Curve(
+    return MemoryCurve(
         model=answer.model,
         procedure=answer.procedure,
         plan=answer.plan,
@@ -185,8 +185,8 @@ def curve(answer: Memory) -> Curve:
     )
 
 
-def _line(moment: Moment) -> Line:
-    return Line(
+def _line(moment: Moment) -> MemoryLine:
+    return MemoryLine(
         moment.line,
         moment.layer,
         moment.block,
@@ -196,8 +196,8 @@ def _line(moment: Moment) -> Line:
     )
 
 
-def _array(stay: Stay) -> Array:
-    return Array(
+def _array(stay: LiveInterval) -> MemoryArray:
+    return MemoryArray(
         stay.name.rstrip("*"),
         stay.shape,
         stay.number,
@@ -219,8 +219,8 @@ def kind_of(part: str, macro_operation: str) -> str:
     return "batch" if macro_operation == "given" else macro_operation.replace("_", " ")
 
 
-def _together(array: Array, other: Array) -> Array:
-    return Array(
+def _together(array: MemoryArray, other: MemoryArray) -> MemoryArray:
+    return MemoryArray(
         array.name,
         array.shape,
         array.number + other.number,

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Line:
+class CurveLine:
     """A line by its points; of several that are called the same the last has the name at its end."""
 
     name: str
@@ -40,7 +40,7 @@ class Curves:
     about: str
     x: str
     y: str
-    lines: tuple[Line, ...]
+    lines: tuple[CurveLine, ...]
     logarithmic: tuple[bool, bool]
     finding: str
     notes: tuple[str, ...]

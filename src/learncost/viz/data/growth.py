@@ -16,7 +16,7 @@ from learncost.models.configuration import Configuration, family_of
 from learncost.models.model import build
 from learncost.reports.compare import Cheaper, Comparison, length_axes, total_in
 from learncost.reports.crossing import coefficients
-from learncost.reports.run import Run
+from learncost.reports.run import PreparedRun
 
 ALONG: Mapping[str, str] = {"length": "tokens", "batch": "sequences", "depth": "blocks", "width": "width"}
 """What a step grows along, and the unit."""
@@ -37,7 +37,7 @@ _WIDE = (
 
 
 @dataclass(frozen=True)
-class Series:
+class GrowthSeries:
     """The totals of a procedure at every place, and over those of backpropagation: of the first where that is not
     compared."""
 
@@ -47,7 +47,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class GrowthCrossing:
     """From `at` on, `cheaper` costs less than `dearer`, which was the cheaper one before; beyond the positions that
     the model learns or not."""
 
@@ -90,8 +90,8 @@ class Growth:
     here: int
     limit: int | None
     places: tuple[int, ...]
-    series: tuple[Series, ...]
-    crossings: tuple[Crossing, ...]
+    series: tuple[GrowthSeries, ...]
+    crossings: tuple[GrowthCrossing, ...]
     polynomials: Mapping[str, tuple[int, ...]]
 
     @property
@@ -171,7 +171,7 @@ def growth(
         limit=answer.positions if along == "length" else None,
         places=places_asked,
         series=tuple(
-            Series(
+            GrowthSeries(
                 name,
                 amounts,
                 tuple(amount / other if other else None for amount, other in zip(amounts, base, strict=True)),
@@ -188,18 +188,18 @@ def _at(polynomial: Iterable[int], place: int) -> int:
     return int(sum(factor * place**power for power, factor in enumerate(polynomial)))
 
 
-def _crossings(answer: Comparison, book: str, quantity: str) -> Iterator[Crossing]:
+def _crossings(answer: Comparison, book: str, quantity: str) -> Iterator[GrowthCrossing]:
     for overtaking in answer.overtaking:
         if (overtaking.price_book, overtaking.quantity) == (book, quantity):
             before: Cheaper = overtaking.cheaper[0]
             for crossing in overtaking.crossings:
                 if crossing.procedure is not None and crossing.procedure != before.procedure:
                     (other,) = set(overtaking.procedures) - {crossing.procedure}
-                    yield Crossing(crossing.seq_len, crossing.procedure, other, crossing.beyond_positions)
+                    yield GrowthCrossing(crossing.seq_len, crossing.procedure, other, crossing.beyond_positions)
                 before = crossing
 
 
-def _reach(answer: Comparison, crossings: Iterable[Crossing], here: int) -> tuple[int, int]:
+def _reach(answer: Comparison, crossings: Iterable[GrowthCrossing], here: int) -> tuple[int, int]:
     """From and to which length: so that crossings with backpropagation stand well inside, up to a million tokens."""
     last = max(
         (crossing.at for crossing in crossings if "bp" in (crossing.cheaper, crossing.dearer) and crossing.at <= 2**20),
@@ -214,7 +214,7 @@ def _powers(here: int, first: int, last: int) -> list[int]:
     return sorted({here, *(size for size in powers if min(first, here) <= size <= last)})
 
 
-def _sized(run: Run, along: str, places: Iterable[int] | None) -> tuple[int, dict[int, Mapping[str, int]]]:
+def _sized(run: PreparedRun, along: str, places: Iterable[int] | None) -> tuple[int, dict[int, Mapping[str, int]]]:
     """The size of the step that was asked for, and the axes at every size; those that the model cannot have are not
     there."""
     configuration = run.model.configuration

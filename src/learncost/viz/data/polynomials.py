@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import Any, TypeAlias
 
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.reports.notation import terms as in_print
 
 Exported: TypeAlias = list[Any]
@@ -23,7 +23,7 @@ class Monomials:
 
     places: dict[tuple[str, ...], int] = field(default_factory=dict)
 
-    def exported(self, count: Count) -> Exported:
+    def exported(self, count: Polynomial) -> Exported:
         """A polynomial in terms of these monomials."""
         over = lcm(*(coefficient.denominator for coefficient in count.terms.values()))
         terms = [
@@ -37,6 +37,6 @@ class Monomials:
         return [list(monomial) for monomial in self.places]
 
 
-def as_count(value: Any) -> Count:
+def as_count(value: Any) -> Polynomial:
     """What a polynomial has become when sizes were put in: a polynomial again, of no size where it is a number."""
-    return value if isinstance(value, Count) else Count.of((), value)
+    return value if isinstance(value, Polynomial) else Polynomial.of((), value)

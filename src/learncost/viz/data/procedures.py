@@ -13,7 +13,7 @@ from learncost.reports.memory.memory import Memory, memory
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassShare:
     """A pass of a procedure: how often it runs in a step, and what that costs in all."""
 
     macro_operation: str
@@ -23,14 +23,14 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Procedure:
+class ProcedureShare:
     """What a step costs by one procedure; `ratio` is to backpropagation, None where that is not compared.
 
     peak  bytes, of the runner that is named; None where no memory was asked for
     """
 
     name: str
-    passes: tuple[Pass, ...]
+    passes: tuple[PassShare, ...]
     maccs: int
     flops: int
     ratio: Mapping[str, float | None]
@@ -58,7 +58,7 @@ class Procedures:
     seq_len: int
     target_len: int | None
     optimizer: str
-    procedures: tuple[Procedure, ...]
+    procedures: tuple[ProcedureShare, ...]
     left_out: str = ""
     conventions: Mapping[str, str] = field(default_factory=dict)
     letters: str = ""  # of a run of a table: its sizes as the table calls them
@@ -96,14 +96,14 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None,
     several = []
     for name, cost in answer.costs[book].items():
         passes = tuple(
-            Pass(macro, number, amount.maccs, amount.flops)
+            PassShare(macro, number, amount.maccs, amount.flops)
             for macro, (number, amount) in cost.macro_operations.items()
             if number
         )
         ratio = {quantity: answer.ratio(name, book, quantity) for quantity in ("maccs", "flops")}
         of_table = memories.get(name)
         peak_and_engine = (of_table.peak, of_table.engine) if of_table else (None, "")
-        several.append(Procedure(name, passes, cost.total.maccs, cost.total.flops, ratio, *peak_and_engine))
+        several.append(ProcedureShare(name, passes, cost.total.maccs, cost.total.flops, ratio, *peak_and_engine))
     return Procedures(
         model=first.model,
         price_book=book,

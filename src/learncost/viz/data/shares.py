@@ -12,7 +12,7 @@ from learncost.viz.data.roofline import share
 
 
 @dataclass(frozen=True)
-class Part:
+class PhaseShare:
     """A macro-operation of a step: how often it passes, what it costs, and its share of the FLOPs."""
 
     macro_operation: str
@@ -23,7 +23,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Bar:
+class StackedBar:
     """One step and its parts."""
 
     model: str
@@ -37,7 +37,7 @@ class Bar:
     source: str
     maccs: int
     flops: int
-    parts: tuple[Part, ...]
+    parts: tuple[PhaseShare, ...]
     letters: str = ""  # of a run of a table: its sizes as the table calls them
 
 
@@ -45,7 +45,7 @@ class Bar:
 class Shares:
     """Steps side by side, each split by macro-operation."""
 
-    bars: tuple[Bar, ...]
+    bars: tuple[StackedBar, ...]
 
     @property
     def finding(self) -> str:
@@ -74,11 +74,13 @@ def shares(costs: Iterable[Cost]) -> Shares:
     return Shares(tuple(map(_bar, costs)))
 
 
-def _bar(cost: Cost) -> Bar:
+def _bar(cost: Cost) -> StackedBar:
     if cost.built is not None:
         check_known(cost.built.table.lines, "a figure")
     parts = tuple(
-        Part(name, passes, amount.maccs, amount.flops, amount.flops / cost.total.flops if cost.total.flops else 0.0)
+        PhaseShare(
+            name, passes, amount.maccs, amount.flops, amount.flops / cost.total.flops if cost.total.flops else 0.0
+        )
         for name, (passes, amount) in cost.macro_operations.items()
         if passes
     )
@@ -95,4 +97,4 @@ def _bar(cost: Cost) -> Bar:
         "letters",
     )
     step = {name: getattr(cost, name) for name in names}
-    return Bar(**step, maccs=cost.total.maccs, flops=cost.total.flops, parts=parts)
+    return StackedBar(**step, maccs=cost.total.maccs, flops=cost.total.flops, parts=parts)

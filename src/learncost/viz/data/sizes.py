@@ -25,7 +25,7 @@ _SIZES = {symbol: size for size, symbol in SYMBOLS.items()}
 
 
 @dataclass(frozen=True)
-class Size:
+class NamedSize:
     """A size, its value, what it counts, and what it is called in formulas.
 
     rule     what it follows from where nobody gives it; None: it is given
@@ -58,7 +58,7 @@ class Size:
 class Sizes:
     """The sizes in an order in which each follows from earlier ones, and the axes as expressions in them."""
 
-    sizes: tuple[Size, ...]
+    sizes: tuple[NamedSize, ...]
     axes: Mapping[str, Tree]
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,14 +98,14 @@ def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapp
     for name in order:
         symbol = SYMBOLS.get(name, "")
         sizes.append(
-            Size(name, configuration.sizes[name], _MEANINGS.get(name, ""), symbol, rules.get(name), name in free)
+            NamedSize(name, configuration.sizes[name], _MEANINGS.get(name, ""), symbol, rules.get(name), name in free)
         )
     names = free | set(rules) | run.keys()
     for name, value in run.items():
         changes = not (fixed and name == "seq_len") and (name in ("batch_size", "context") or step.context is None)
         most = limit if name != "batch_size" and changes else None
         usual = None if name in names_given else _usual(name, step, values, names)
-        sizes.append(Size(name, value, _MEANINGS[name], "", usual, changes, most))
+        sizes.append(NamedSize(name, value, _MEANINGS[name], "", usual, changes, most))
     return Sizes(tuple(sizes), dict(_axes(step, model, values, free | set(rules), run)))
 
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from learncost.ir.count import size_of
-from learncost.liveness import Instant, Stretch
+from learncost.liveness import Instant, SymbolicInterval
 from learncost.program.lifetimes import FEW
 from learncost.reports.memory.engines.table import part_of
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.step import MemoryStep
 from learncost.viz.data.curve import KINDS, brackets, kind_of
 from learncost.viz.data.polynomials import Monomials
 
@@ -25,7 +25,7 @@ class _Places:
         return self.of.setdefault(thing, len(self.of))
 
 
-def stretches(step: Step) -> dict[str, Any] | None:
+def stretches(step: MemoryStep) -> dict[str, Any] | None:
     """The arrays of a step over its moments; None where bytes are no polynomials.
 
     few       up to how many turns of a repeat all are walked; of more the first two and the last two
@@ -64,7 +64,7 @@ def stretches(step: Step) -> dict[str, Any] | None:
     }
 
 
-def _turns(step: Step) -> Iterator[tuple[int | None, ...]]:
+def _turns(step: MemoryStep) -> Iterator[tuple[int | None, ...]]:
     """Which numbers of turns are walked: as many as there are, more than few, and of one repeat all up to few."""
     sizes = step.sizes()
     as_it_is = tuple(
@@ -81,7 +81,9 @@ def _line(at: Instant) -> dict[str, Any]:
     return {"line": at.line.name, "layer": tag.layer, "block": tag.block, "macro_operation": tag.macro}
 
 
-def _row(step: Step, array: Stretch, sources: _Places, shapes: _Places, monomials: Monomials) -> list[Any]:
+def _row(
+    step: MemoryStep, array: SymbolicInterval, sources: _Places, shapes: _Places, monomials: Monomials
+) -> list[Any]:
     kind = kind_of(part_of(step, array), array.macro_operation)
     source = array.name.rstrip("*"), array.layer, array.block, array.macro_operation, kind
     times = array.times if isinstance(array.times, int) else monomials.exported(array.times)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from learncost.cost_models import Row
-from learncost.ir.count import Count, total
+from learncost.cost_models import PricedLine
+from learncost.ir.count import Polynomial, total
 from learncost.reports.record import Cost
-from learncost.timing.rates import FRESH, Grid, Rates
+from learncost.timing.rates import FRESH, MatmulGrid, Rates
 from learncost.timing.work import Extent, WorkAxes, works_axes
 from learncost.viz.data.costs import CostLine
 from learncost.viz.data.polynomials import Monomials
@@ -40,7 +40,7 @@ def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
     }
 
 
-def _work(work: WorkAxes, rows: tuple[Row, ...], places: dict[int, int], monomials: Monomials) -> dict[str, Any]:
+def _work(work: WorkAxes, rows: tuple[PricedLine, ...], places: dict[int, int], monomials: Monomials) -> dict[str, Any]:
     def axes(of: Iterable[str]) -> int:
         return monomials.places.setdefault(tuple(sorted(of)), len(monomials.places))
 
@@ -66,7 +66,7 @@ def _work(work: WorkAxes, rows: tuple[Row, ...], places: dict[int, int], monomia
             for line in work.lines
         ],
         "repeat": monomials.exported(work.repeat),
-        "flops": monomials.exported(total(rows[line.place].flops for line in work.lines) or Count()),
+        "flops": monomials.exported(total(rows[line.place].flops for line in work.lines) or Polynomial()),
         "macro": work.macro,
         "bytes": [
             [name, work.bits[name], [[*extent(part[:2]), axes(part[2])] for part in parts]]
@@ -88,7 +88,7 @@ def _work(work: WorkAxes, rows: tuple[Row, ...], places: dict[int, int], monomia
 
 
 def _rates(rates: Rates) -> dict[str, Any]:
-    grids: list[Grid] = []
+    grids: list[MatmulGrid] = []
     for grid in (*rates.products.values(), rates.inner):
         if grid not in grids:
             grids.append(grid)

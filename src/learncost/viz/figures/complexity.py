@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from learncost.ir.count import Count
+from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
 from learncost.reports.complexity import Complexity
 from learncost.reports.letters import LETTERS
-from learncost.viz.data.curves import Curves, Line
+from learncost.viz.data.curves import CurveLine, Curves
 from learncost.viz.figures.curves import draw, height, notes
 
 __all__ = ["draw", "height", "notes", "of"]
@@ -20,8 +20,8 @@ def of(answer: Complexity) -> Curves:
     lines = []
     for kind in answer.kinds:
         counts = [kind.maccs.at({**sizes, "n": length}) for length in LENGTHS]
-        if not kind.part and not any(isinstance(count, Count) for count in counts):
-            lines.append(Line(kind.name, tuple(map(float, LENGTHS)), tuple(map(float, counts))))
+        if not kind.part and not any(isinstance(count, Polynomial) for count in counts):
+            lines.append(CurveLine(kind.name, tuple(map(float, LENGTHS)), tuple(map(float, counts))))
     if not lines:
         raise InputError("a picture needs numbers: give hidden_size, and kernel_size and window for more kinds")
     names = {letter: name for name, letter in LETTERS.items()}

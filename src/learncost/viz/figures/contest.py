@@ -7,11 +7,11 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError
-from learncost.viz.data.curves import Curves, Line
+from learncost.viz.data.curves import CurveLine, Curves
 from learncost.viz.figures.curves import draw, height, notes
 
 if TYPE_CHECKING:
-    from learncost.training.contest.contest import Contest, Result
+    from learncost.training.contest.contest import Contest, EntrantResult
 
 __all__ = ["draw", "height", "notes", "of"]
 
@@ -43,7 +43,7 @@ def of(answer: Contest) -> Curves:
     )
 
 
-def _line(result: Result) -> Line | None:
+def _line(result: EntrantResult) -> CurveLine | None:
     losses = [each.losses for each in result.outcomes if each.after is not None and each.diverged is None]
     steps = min((len(each) for each in losses), default=0)
     if not steps:
@@ -55,7 +55,7 @@ def _line(result: Result) -> Line | None:
     flops = result.share.cost.flops
     if not all(map(isfinite, values)):
         return None
-    return Line(result.entrant.name, tuple(float(flops * place) for place in places), tuple(values))
+    return CurveLine(result.entrant.name, tuple(float(flops * place) for place in places), tuple(values))
 
 
 def _mean(values: Sequence[float]) -> float:

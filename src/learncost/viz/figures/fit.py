@@ -18,7 +18,7 @@ ROW = 0.2
 
 
 @dataclass(frozen=True)
-class Bar:
+class FitBar:
     """What one sample takes; `largest`, the largest batch that fits, 0 where none does."""
 
     name: str
@@ -33,7 +33,7 @@ class Fits:
     model: str
     about: str
     limit: int
-    bars: tuple[Bar, ...]
+    bars: tuple[FitBar, ...]
     sentences: tuple[str, ...]
 
     @property
@@ -58,7 +58,7 @@ class Fits:
 
 def of(answer: Fit) -> Fits:
     """The data of a panel, of an answer."""
-    bars = tuple(Bar(" ".join(filter(None, (row.procedure, row.plan))), row.ram, row.largest) for row in answer.rows)
+    bars = tuple(FitBar(" ".join(filter(None, (row.procedure, row.plan))), row.ram, row.largest) for row in answer.rows)
     about = f"RAM for one sequence of {answer.seq_len:,} tokens · {answer.dtype} · {answer.optimizer}"
     said = (f"{answer.model}: {answer.dtype}, {answer.optimizer}, sequences of {answer.seq_len:,} tokens",)
     return Fits(answer.model, about, answer.ram, bars, said)

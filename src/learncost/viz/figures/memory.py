@@ -8,7 +8,7 @@ from typing import Any
 
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.sheet import size_of
-from learncost.viz.data.curve import Curve, curve
+from learncost.viz.data.curve import MemoryCurve, curve
 from learncost.viz.figures.ask import keywords_of, procedures_of
 from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, sizes_of, step_of
 from learncost.viz.figures.style import FAINT, GRID, INK, KINDS, MUTED, SMALL, tick, width_of
@@ -30,24 +30,24 @@ LIST = 2.05
 """Inches that the list takes."""
 
 
-def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Curve]:
+def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[MemoryCurve]:
     """A panel for each model and procedure, run by who `learncost memory` has run it."""
     keywords = keywords_of("memory", memory, arguments, "procedures", "price_book")
     answers = (memory(model, name, **keywords) for model in models for name in procedures_of(arguments))
     return [of(panel) for answer in answers for panel in answer.panels if isinstance(panel, Memory)]
 
 
-def of(answer: Memory) -> Curve:
+def of(answer: Memory) -> MemoryCurve:
     """The data of a panel, of an answer."""
     return curve(answer)
 
 
-def height(data: Curve, columns: int) -> float:
+def height(data: MemoryCurve, columns: int) -> float:
     """Inches that the panel is high."""
     return 2.2 if columns == 1 else 2.35
 
 
-def draw(data: Curve, panel: Panel) -> None:
+def draw(data: MemoryCurve, panel: Panel) -> None:
     """Draw the panel."""
     listed = LIST if panel.columns == 2 else 0.0
     about = step_of(
@@ -94,7 +94,7 @@ def _locator() -> Any:
     return MaxNLocator(4, steps=[1, 2, 2.5, 5, 10])
 
 
-def _stairs(axes: Any, data: Curve, across: float, up: float) -> list[str]:
+def _stairs(axes: Any, data: MemoryCurve, across: float, up: float) -> list[str]:
     """The kinds on each other, named where a name fits in them; those that matter and could not be named.
 
     across, up  points of a line, and of a byte
@@ -133,7 +133,7 @@ def _room(
     return place
 
 
-def _passes(axes: Any, data: Curve, across: float) -> None:
+def _passes(axes: Any, data: MemoryCurve, across: float) -> None:
     """The passes above the chart: stretches of lines; those that take turns in one repeat stand together."""
     inside = [
         next(
@@ -177,7 +177,7 @@ def _passes(axes: Any, data: Curve, across: float) -> None:
         )  # fmt: skip
 
 
-def _brackets(axes: Any, data: Curve, across: float) -> None:
+def _brackets(axes: Any, data: MemoryCurve, across: float) -> None:
     """Below the chart, which lines run many times."""
     for bracket in data.brackets:
         if bracket.depth:
@@ -197,7 +197,7 @@ def _brackets(axes: Any, data: Curve, across: float) -> None:
         )  # fmt: skip
 
 
-def _list(panel: Panel, data: Curve) -> None:
+def _list(panel: Panel, data: MemoryCurve) -> None:
     """The largest arrays of the peak, with bars in the colours of what they are."""
     from matplotlib.patches import Rectangle
 
@@ -240,7 +240,7 @@ def _list(panel: Panel, data: Curve) -> None:
         panel.text(panel.width, y, size_of(sum(array.bytes for array in rest)), size=SMALL, ha="right", color=FAINT)
 
 
-def notes(data: Curve) -> Iterator[str]:
+def notes(data: MemoryCurve) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
     yield f"optimizer {data.optimizer}; run by {data.engine}"

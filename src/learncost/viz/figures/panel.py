@@ -99,7 +99,7 @@ def fitting(texts: Iterable[str], points: float, size: float = NORMAL, bold: boo
     return next((text for text in texts if width_of(text, size, bold) <= points), "")
 
 
-class Step(Protocol):
+class PanelStep(Protocol):
     """What is shown of one step: its sizes, `letters` as a table calls them."""
 
     @property
@@ -115,13 +115,13 @@ class Step(Protocol):
     def letters(self) -> str: ...
 
 
-def step_of(step: Step, *more: str) -> str:
+def step_of(step: PanelStep, *more: str) -> str:
     """What step it is, in parts with points between."""
     sides = "" if step.target_len is None else f" and {step.target_len:,}"
     tokens = step.letters or f"{step.batch_size:,} × {step.seq_len:,}{sides} tokens"
     return " · ".join(filter(None, (tokens, *more)))
 
 
-def sizes_of(step: Step) -> str:
+def sizes_of(step: PanelStep) -> str:
     """The sizes of a step, as a note says them."""
     return step.letters or f"batch {step.batch_size:,}, {step.seq_len:,} tokens"

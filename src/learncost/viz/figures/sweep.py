@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from learncost.ir.errors import InputError
-from learncost.viz.data.curves import Curves, Line
+from learncost.viz.data.curves import CurveLine, Curves
 from learncost.viz.figures.curves import draw, height, notes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def of(answer: Sweep) -> Curves:
             order = chosen[np.argsort(answer.sizes[along][chosen], kind="stable")]
             more = ", ".join(f"{other} {size:,}" for other, size in zip(others, group, strict=True))
             places, values = (tuple(map(float, column[order])) for column in (answer.sizes[along], series.flops))
-            lines.append(Line(", ".join(filter(None, (name, more))) or "FLOPs", places, values))
+            lines.append(CurveLine(", ".join(filter(None, (name, more))) or "FLOPs", places, values))
     first, last = float(several[along][0]), float(several[along][-1])
     ends = lines[0].values
     times = f"{last / first:.3g} times the {along} takes {ends[-1] / ends[0]:.3g} times the FLOPs" if ends[0] else along

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from learncost.ir.errors import InputError
 from learncost.viz.serve.guard import Application, Guard
-from learncost.viz.serve.pool import Answers, Kept, Pool
+from learncost.viz.serve.pool import AnswerCache, Answers, ProcessPool
 from learncost.viz.serve.replies import API, NONCE, Answer, refusal
 from learncost.viz.serve.runs import Runs, run_page
 
@@ -37,8 +37,8 @@ def application(port: int, run: Path | None = None, answers: Answers | None = No
     run      the folder whose trainings and contests are watched
     answers  who answers; by default processes beside each other
     """
-    pool = answers or Pool()
-    views = _Views(Kept(pool), None if run is None else Runs(run))
+    pool = answers or ProcessPool()
+    views = _Views(AnswerCache(pool), None if run is None else Runs(run))
 
     @asynccontextmanager
     async def alive(_: Starlette) -> AsyncIterator[None]:
@@ -90,7 +90,7 @@ def _html(content: bytes) -> Response:
 class _Views:
     """What is at each address."""
 
-    def __init__(self, answers: Kept, runs: Runs | None) -> None:
+    def __init__(self, answers: AnswerCache, runs: Runs | None) -> None:
         self.answers, self.watched = answers, runs
         self.page = "page" if runs is None else "page beside runs"
 

@@ -61,7 +61,7 @@ class Here:
         """There is nothing to end."""
 
 
-class Kept:
+class AnswerCache:
     """Answers that were given before are given again: the latest ones, within so many bytes."""
 
     def __init__(self, others: Answers, most: int = KEPT) -> None:
@@ -99,7 +99,7 @@ class Kept:
         await self.others.close()
 
 
-class Pool:
+class ProcessPool:
     """Processes that answer beside each other, each answer within so many seconds and bytes."""
 
     def __init__(self, several: int = 2, seconds: float = SECONDS, room: int = ROOM) -> None:

@@ -35,7 +35,7 @@ CONTEST = frozenset(("schema", "problem", "budget", "seeds", "results"))
 
 
 @dataclass
-class _Curves:
+class _TrainingCurves:
     """A training step by step: losses, the seconds of all steps so far, examples a second, memory; and validations."""
 
     step: list[int] = field(default_factory=list)
@@ -90,13 +90,13 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
 
 
-class _Training:
+class _TrainingFolder:
     """The folder of a training."""
 
     def __init__(self, path: Path, flops: Callable[[Path, Mapping[str, Any]], int | None]) -> None:
         self.path, self._flops_of = path, flops
         self.read, self.changed = 0, 0
-        self.curves = _Curves()
+        self.curves = _TrainingCurves()
         self.options: dict[str, Any] = {}
         self.flops: int | None = None
 
@@ -111,7 +111,7 @@ class _Training:
             self.options, self.flops = options, self._flops_of(self.path, options)
         size = _size(self.path / METRICS)
         if size < self.read:  # it was resumed from a checkpoint: what came after that is cut off
-            self.read, self.curves = 0, _Curves()
+            self.read, self.curves = 0, _TrainingCurves()
         if size == self.read:
             return
         try:
@@ -157,7 +157,7 @@ class _Training:
         }
 
 
-class _Contest:
+class _ContestFile:
     """The file of a contest."""
 
     def __init__(self, path: Path) -> None:
@@ -177,7 +177,7 @@ class _Contest:
         """A curve for each training of each entrant."""
         for result in self.content.get("results", ()):
             for training in result.get("trainings", ()):
-                curves, losses = _Curves(), training.get("losses", [])
+                curves, losses = _TrainingCurves(), training.get("losses", [])
                 each = (training.get("seconds") or 0.0) / max(1, len(losses))
                 for number, loss in enumerate(losses, 1):
                     curves.add({"step": number, "loss": loss, "seconds": each})
@@ -216,7 +216,7 @@ class Runs:
 
     def __init__(self, folder: Path, flops: Callable[[Path, Mapping[str, Any]], int | None] | None = None) -> None:
         self.folder, self.flops = folder.absolute(), flops or flops_of_step
-        self.known: dict[Path, _Training | _Contest] = {}
+        self.known: dict[Path, _TrainingFolder | _ContestFile] = {}
 
     def _find(self) -> None:
         try:
@@ -234,7 +234,7 @@ class Runs:
             del self.known[path]
         for path in latest:
             if path not in self.known:
-                self.known[path] = _Training(path, self.flops) if path in trainings else _Contest(path)
+                self.known[path] = _TrainingFolder(path, self.flops) if path in trainings else _ContestFile(path)
 
     def state(self, since: str = "") -> dict[str, Any]:
         """All that is known of them; nothing where it is what was known before, at the version `since`."""
@@ -247,7 +247,7 @@ class Runs:
             return {"version": version, "same": True}
         runs: list[dict[str, Any]] = []
         for path, file in sorted(self.known.items()):
-            if isinstance(file, _Training):
+            if isinstance(file, _TrainingFolder):
                 runs.append({**file.to_dict(), "changed": _time(path)})
             elif file.content.keys() >= CONTEST:
                 runs += ({**curve, "changed": _time(path)} for curve in file.curves())

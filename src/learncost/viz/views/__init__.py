@@ -21,7 +21,7 @@ from learncost.viz.views.runners import by_runner
 
 
 @dataclass(frozen=True)
-class View:
+class ReportView:
     """A view.
 
     word      in the head of the page; title, before it has one of its own
@@ -44,11 +44,11 @@ class View:
         return {name: value for name, value in arguments.items() if name in names or name not in NOT_SIZES}
 
 
-VIEWS: Mapping[str, View] = {
-    "runners": View("runners", "Memory by runner", "memory", by_runner),
-    "arena": View("C99", "RAM of a program in C99", "runners", arena, report=small_arena),
-    "modules": View("modules", "The step by modules", "growth", modules, of_modules, modules),
-    "devices": View("devices", "Over many devices", "growth", over_devices),
+VIEWS: Mapping[str, ReportView] = {
+    "runners": ReportView("runners", "Memory by runner", "memory", by_runner),
+    "arena": ReportView("C99", "RAM of a program in C99", "runners", arena, report=small_arena),
+    "modules": ReportView("modules", "The step by modules", "growth", modules, of_modules, modules),
+    "devices": ReportView("devices", "Over many devices", "growth", over_devices),
 }
 """The views by name, in their order on the page."""
 

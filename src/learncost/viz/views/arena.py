@@ -9,7 +9,7 @@ from learncost.reports.memory.engines import TABLE
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.question import question
 from learncost.reports.sheet import size_of
-from learncost.viz.views.picture import MADE, Bar, Bars, Blocks, Picture, command_of
+from learncost.viz.views.picture import MADE, BarRow, Bars, MemoryBlocks, Picture, command_of
 from learncost.viz.views.runners import too_large
 
 ENGINE = "c99"
@@ -71,8 +71,8 @@ def _laid(model: Any, sizes: dict[str, Any], most: int | None = None) -> Picture
         for array in laid.arrays
     )
     charts = (
-        Bars("RAM of the program", "bytes", (Bar("RAM", parts),), made=MADE),
-        Blocks("The arena over the step", "call", "bytes", laid.bytes, boxes, laid.passes),
+        Bars("RAM of the program", "bytes", (BarRow("RAM", parts),), made=MADE),
+        MemoryBlocks("The arena over the step", "call", "bytes", laid.bytes, boxes, laid.passes),
     )
     flash = f" {size_of(answer.flash)} of constants lie in flash." if answer.flash else ""
     notes = (

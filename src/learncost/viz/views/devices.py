@@ -6,14 +6,14 @@ from itertools import groupby
 from typing import Any
 
 from learncost.autoshard.candidates import KEEPING_ALL, structures
-from learncost.autoshard.step import ASSUMED, PIPELINE, StepTakes
+from learncost.autoshard.step import ASSUMED, PIPELINE, StepUsage
 from learncost.devices.cluster import Cluster, cluster_with
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.device import device as find_device
 from learncost.ir.errors import InputError
-from learncost.ir.line import Word
+from learncost.ir.line import Op
 from learncost.ir.precision import precision_of
-from learncost.ir.repeat import Repeat
+from learncost.ir.repeat import Loop
 from learncost.models.wording import counted, shown
 from learncost.ops.collectives import is_collective
 from learncost.program.pipeline import run
@@ -24,7 +24,7 @@ from learncost.reports.search.search import Found, Search, said_of, search
 from learncost.reports.search.spread import Spread, asked, described, spread, usual
 from learncost.reports.sheet import number, seconds_of, size_of
 from learncost.sharding.mesh import mesh as parse_mesh
-from learncost.viz.views.picture import MADE, Bar, Bars, Chart, Lanes, Lines, Picture, Rows, command_of
+from learncost.viz.views.picture import MADE, BarRow, Bars, Chart, Lanes, Picture, TableRows, TextLines, command_of
 
 DEVICES = 8
 """Devices that are looked at first."""
@@ -127,7 +127,7 @@ def _cluster(name: str | None, on: str | None) -> Cluster:
         return find_cluster(USUAL)
 
 
-def _causes(step: StepTakes) -> dict[str, float]:
+def _causes(step: StepUsage) -> dict[str, float]:
     """Seconds by what they go to; what rounding left is none."""
     return {name: seconds for name, seconds in step.causes.items() if seconds > 1e-9 * step.seconds}
 
@@ -149,7 +149,7 @@ def _searched(model: Any, answer: Search, given: dict[str, Any]) -> Picture:
         "Time of a step by cause",
         "seconds",
         tuple(
-            Bar(name, _causes(each.step), choose=pick)
+            BarRow(name, _causes(each.step), choose=pick)
             for name, each, pick in zip(names, answer.found, picks, strict=True)
         ),
     )
@@ -157,7 +157,7 @@ def _searched(model: Any, answer: Search, given: dict[str, Any]) -> Picture:
         "Memory of the fullest device",
         "bytes",
         tuple(
-            Bar(name, _held(each.step), choose=pick)
+            BarRow(name, _held(each.step), choose=pick)
             for name, each, pick in zip(names, answer.found, picks, strict=True)
         ),
         (answer.memory, f"A device has {size_of(int(answer.memory))}"),
@@ -189,7 +189,7 @@ def _pick(model: Any, answer: Found) -> dict[str, str]:
     return {"mesh": str(way), "place": place} | ({"schedule": way.schedule} if way.stages > 1 else {})
 
 
-def _held(step: StepTakes, device: int | None = None) -> dict[str, float]:
+def _held(step: StepUsage, device: int | None = None) -> dict[str, float]:
     """Bytes of a device by what they are for; by default of the fullest."""
     stage = max(step.stages, key=lambda stage: stage.peak) if device is None else step.stages[device]
     static = stage.static
@@ -209,13 +209,13 @@ def _taken(many: Spread) -> list[Chart]:
     step = many.step
     held = [_held(step, device) for device in range(len(step.stages))]
     word = "stage" if step.way.chunks == 1 else "device"
-    rows = list[Bar]()
+    rows = list[BarRow]()
     for parts, group in groupby(range(len(held)), held.__getitem__):
         places = list(group)
         name = f"{word} {places[0] + 1}" + (f" to {places[-1] + 1}" if len(places) > 1 else "")
-        rows.append(Bar(name if len(held) > 1 else "every device", parts))
+        rows.append(BarRow(name if len(held) > 1 else "every device", parts))
     charts: list[Chart] = [
-        Bars("Time of a step by cause", "seconds", (Bar("a step", _causes(step)),)),
+        Bars("Time of a step by cause", "seconds", (BarRow("a step", _causes(step)),)),
         Bars(
             "Memory of a device",
             "bytes",
@@ -240,11 +240,11 @@ def _taken(many: Spread) -> list[Chart]:
             ("over", ""),
             ("time", "seconds"),
         )
-        charts.append(Rows("What a device sends in a step", columns, sent))
+        charts.append(TableRows("What a device sends in a step", columns, sent))
     return charts
 
 
-def _pipeline(step: StepTakes) -> Lanes:
+def _pipeline(step: StepUsage) -> Lanes:
     """The passes of the first microbatches on every stage."""
     way = step.way
     few = min(way.microbatches, 2 * way.stages + (2 if way.chunks == 1 else 0))
@@ -276,15 +276,15 @@ def _placed(
     try:
         answer = placed_table(model, text, clauses, placement, precision=kind, **placing)
     except InputError as error:
-        return [Lines(f"The table of every device is not shown: {error}", "bytes", ())]
+        return [TextLines(f"The table of every device is not shown: {error}", "bytes", ())]
     rows, macro = list[tuple[int, str, bool, int | None, str]](), ""
     for depth, line, collective in answer.statements():
-        if not isinstance(line, Repeat) and line.tag.macro != macro:
+        if not isinstance(line, Loop) and line.tag.macro != macro:
             macro = line.tag.macro
             rows.append((0, macro.replace("_", " "), False, None, ""))
         moves = is_collective(line)
-        why = line.tag.why if isinstance(line, Word) else ""
+        why = line.tag.why if isinstance(line, Op) else ""
         times = f", {number(collective.times)} times" if collective and collective.times > 1 else ""
         amount = collective.payload_bytes if collective else None
         rows.append((depth + 1, str(line).partition("\n")[0], moves, amount, f"{why}{times}" if moves else ""))
-    return [Lines(f"The table of every device over {text}, with its collectives", "bytes", tuple(rows))]
+    return [TextLines(f"The table of every device over {text}, with its collectives", "bytes", tuple(rows))]

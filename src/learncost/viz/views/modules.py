@@ -8,16 +8,16 @@ from typing import Any
 from learncost.reports.cost import cost
 from learncost.reports.question import question
 from learncost.reports.record import Cost, LedgerRow
-from learncost.viz.views.picture import Picture, Tree, command_of
+from learncost.viz.views.picture import Picture, TreeRows, command_of
 
 WHOLE = "."
 """The path of a line that is of no module but the whole."""
 
 
 @dataclass
-class _Node:
+class _ModuleNode:
     values: list[float]
-    parts: dict[str, _Node] = field(default_factory=dict)
+    parts: dict[str, _ModuleNode] = field(default_factory=dict)
 
 
 @question(cost, "procedure price_book batch_size seq_len target_len optimizer dropout dtype context precision plan on "
@@ -38,11 +38,11 @@ def modules(model: Any, **sizes: Any) -> Picture:
         ("bytes moved", "bytes"),
         *([("time", "seconds")] if timed else []),
     ]
-    root = _Node([0] * len(columns))
+    root = _ModuleNode([0] * len(columns))
     for row in step.rows:
         node, values = root, _values(row, timed)
         for name in ("", *filter(None, (row.module or "").split(WHOLE))):
-            node = node if not name else node.parts.setdefault(name, _Node([0] * len(columns)))
+            node = node if not name else node.parts.setdefault(name, _ModuleNode([0] * len(columns)))
             node.values = [before + more for before, more in zip(node.values, values, strict=True)]
     rows = list[tuple[int, str, tuple[float, ...]]]()
     _walk(root, step.model, 0, rows)
@@ -54,7 +54,7 @@ def modules(model: Any, **sizes: Any) -> Picture:
         f"The step by the modules of the program that the table was read from, {depth}. Open one to see what is in it."
     )
     command = command_of(("cost",), model, {**sizes, "by": "module"})
-    return Picture(title, lead, (Tree("", tuple(columns), tuple(rows)),), (), command)
+    return Picture(title, lead, (TreeRows("", tuple(columns), tuple(rows)),), (), command)
 
 
 def of_modules(step: Cost) -> bool:
@@ -66,7 +66,7 @@ def _values(row: LedgerRow, timed: bool) -> list[float]:
     return [row.flops, row.maccs, row.bytes, *([row.seconds or 0.0] if timed else [])]
 
 
-def _walk(node: _Node, name: str, depth: int, rows: list[tuple[int, str, tuple[float, ...]]]) -> None:
+def _walk(node: _ModuleNode, name: str, depth: int, rows: list[tuple[int, str, tuple[float, ...]]]) -> None:
     rows.append((depth, name, tuple(node.values)))
     for part, inner in sorted(node.parts.items(), key=lambda pair: -pair[1].values[0]):
         _walk(inner, part, depth + 1, rows)

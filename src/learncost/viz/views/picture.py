@@ -13,7 +13,7 @@ from learncost.reports.question import flags_typed
 
 
 @dataclass(frozen=True)
-class Bar:
+class BarRow:
     """A row of `Bars`.
 
     parts    how much of each kind, in the order of the legend
@@ -43,7 +43,7 @@ class Bars:
     kind: ClassVar[str] = "bars"
     heading: str
     unit: str
-    rows: tuple[Bar, ...]
+    rows: tuple[BarRow, ...]
     limit: tuple[float, str] | None = None
     made: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class Lanes:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class MemoryBlocks:
     """Boxes over moments and bytes: (name, kind, where, first, last, place, bytes), moments from 1, both included.
 
     spans  above the moments: (kind, first, last)
@@ -85,7 +85,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Tree:
+class TreeRows:
     """Rows that lie in each other, as (depth, name, values); `columns` are the values' names and units."""
 
     kind: ClassVar[str] = "tree"
@@ -95,7 +95,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Lines:
+class TextLines:
     """Text line by line, as (depth, text, mark, amount, why); `unit` is that of amounts, None where there is none."""
 
     kind: ClassVar[str] = "lines"
@@ -105,7 +105,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """A table: columns as (name, unit), "" where a cell is text, and rows; `choose` is what each row picks."""
 
     kind: ClassVar[str] = "rows"
@@ -115,7 +115,7 @@ class Rows:
     choose: tuple[Mapping[str, str], ...] = ()
 
 
-Chart = Bars | Lanes | Blocks | Tree | Lines | Rows
+Chart = Bars | Lanes | MemoryBlocks | TreeRows | TextLines | TableRows
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from learncost.reports.memory.engines import TABLE, runners
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.question import question
 from learncost.reports.sheet import size_of
-from learncost.viz.views.picture import MADE, Bar, Bars, Picture, command_of
+from learncost.viz.views.picture import MADE, BarRow, Bars, Picture, command_of
 
 ADDRESSED = 2**32
 """Bytes that a 32-bit processor addresses: of more no program without an operating system is laid out here."""
@@ -37,22 +37,22 @@ def by_runner(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
         sizes["precision"] = rates(on).dtype
     table = memory(model, **sizes, engine=TABLE)
     assert isinstance(table, Memory)
-    rows = list[Bar]()
+    rows = list[BarRow]()
     peaks: dict[str, int] = {}
     for name, runner in runners().items():
         here = name == (engine or TABLE)
         if runner.stored and (why := too_large(table)):
-            rows.append(Bar(name, refused=why, here=here))
+            rows.append(BarRow(name, refused=why, here=here))
             continue
         try:
             answer = table if name == TABLE else memory(model, **sizes, engine=name)
         except InputError as error:
-            rows.append(Bar(name, refused=str(error).removeprefix(f"--engine {name} "), here=here))
+            rows.append(BarRow(name, refused=str(error).removeprefix(f"--engine {name} "), here=here))
             continue
         assert isinstance(answer, Memory)
         peaks[name] = answer.peak
         parts = {part: size for part, size in answer.split.items() if size}
-        rows.append(Bar(name, parts, answer.plan and f"plan {answer.plan}", {"engine": name}, here))
+        rows.append(BarRow(name, parts, answer.plan and f"plan {answer.plan}", {"engine": name}, here))
     rows.sort(key=lambda row: bool(row.refused))
     least, most = min(peaks, key=lambda name: peaks[name]), max(peaks, key=lambda name: peaks[name])
     title = (

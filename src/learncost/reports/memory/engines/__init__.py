@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from learncost.reports.memory.engine import Runner
+from learncost.reports.memory.engine import Engine
 
 TABLE = "table"
 """The runner that answers for every step."""
@@ -16,7 +16,7 @@ USUAL = "autograd"
 
 
 @cache
-def runners() -> Mapping[str, Runner]:
+def runners() -> Mapping[str, Engine]:
     """All of them by name, the table first."""
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
     by_name = {runner.name: runner for module in modules for runner in module.RUNNERS}

@@ -12,23 +12,23 @@ from learncost.ir.precision import BYTES
 from learncost.models.model import Model
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.procedures.procedure import procedure
-from learncost.program.account import Room
+from learncost.program.account import Allocation
 from learncost.program.autograd import (
     BUCKETS,
     GATHERED,
     MESSAGES,
-    Asked,
     Itself,
     Module,
-    Running,
+    RunUsage,
+    StepOptions,
     Tape,
     Wrapping,
     run_step,
     step_weights,
 )
-from learncost.reports.memory.engine import Runner, Taken, at_line, bytes_of, grouped, refusal
+from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, grouped, refusal
 from learncost.reports.memory.engines.logged import Logs
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.step import MemoryStep
 from learncost.sharding.presets import chosen
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
@@ -43,7 +43,7 @@ _CONVENTION = (
 
 
 @dataclass(frozen=True)
-class Stepping:
+class OptimizerStepping:
     """A way in which PyTorch's optimizers step.
 
     name       of the runner
@@ -73,7 +73,7 @@ WRAPPED = {"ddp": "", "fsdp": "dp", "hsdp": "shard"}
 """The placements that modules of PyTorch have: along which axis of the mesh weights are cut."""
 
 
-def _wrapping(step: Step) -> Wrapping | None:
+def _wrapping(step: MemoryStep) -> Wrapping | None:
     """How PyTorch wraps the module, of a device among many; None where no wrapper does what is asked for."""
     if not step.over:
         return None
@@ -87,16 +87,18 @@ def _wrapping(step: Step) -> Wrapping | None:
     return Wrapping(sizes[axis], 0 if kind.master else kind.weight, kind.master or kind.weight)
 
 
-def _here(step: Step, sizes: Mapping[str, int]) -> Mapping[str, int]:
+def _here(step: MemoryStep, sizes: Mapping[str, int]) -> Mapping[str, int]:
     """The sizes of a device: its own sequences."""
     return {**sizes, "B": sizes["B"] // step.shares.get("B", 1)} if step.over else sizes
 
 
-def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
+def _run(
+    way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None
+) -> tuple[Tape, Module]:
     model, kind = _plain(step.model), step.kind
     recompute = "forward again" in procedure(step.procedure).moves
     module = module_of(model, step.module, recompute, kind.weight)
-    settings = Asked(
+    settings = StepOptions(
         module,
         step.state + step.master,
         kind.weight,
@@ -113,7 +115,7 @@ def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | Non
     return tape, module
 
 
-def _ran(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running | None:
+def _ran(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -> RunUsage | None:
     """The step as the module that was read runs it; None where the module is another one, or cannot."""
     if step.module != Itself.name:
         return None
@@ -123,9 +125,9 @@ def _ran(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running | None:
     try:
         running = _ran_on(way.device, way, step, sizes)
     except InputError as error:
-        if way.device != Running().device:  # there is no such device here, or not for all that it does
+        if way.device != RunUsage().device:  # there is no such device here, or not for all that it does
             step.instead = str(error)
-            return _ran(replace(way, device=Running().device), step, sizes)
+            return _ran(replace(way, device=RunUsage().device), step, sizes)
         if step.module_asked:
             raise
         step.module, step.instead = Module.name, str(error)
@@ -134,35 +136,35 @@ def _ran(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running | None:
     return running
 
 
-def _ran_on(device: str, way: Stepping, step: Step, sizes: Mapping[str, int]) -> Running:
+def _ran_on(device: str, way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -> RunUsage:
     """The step as the module runs it on a device. Raises `InputError` where it cannot."""
     model, layer = step.model, step.model.configuration.layer
     assert layer is not None
     assert layer.steps is not None
-    running = Running(device, (layer.table.weights, model.learning) if learns_otherwise(model) else None)
+    running = RunUsage(device, (layer.table.weights, model.learning) if learns_otherwise(model) else None)
     running.label = "optimizer state"
-    state = [Room(running.account, step.state + step.master)]
+    state = [Allocation(running.account, step.state + step.master)]
     if step.over:
         running.label = BUCKETS
         running.given[BUCKETS] = BUCKETS
         learned = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
-        state.append(Room(running.account, learned))
+        state.append(Allocation(running.account, learned))
     running.hooked, width = bool(way.hooked), BYTES[step.kind.states]
     running.steps = lambda weights: step_weights(
-        *_stepping(way, step), weights, lambda elements: Room(running.account, elements * width)
+        *_stepping(way, step), weights, lambda elements: Allocation(running.account, elements * width)
     )
     layer.steps(_here(step, sizes), step.kind.values, running)
     del state
     return running
 
 
-def _stepping(way: Stepping, step: Step) -> tuple[str, str]:
+def _stepping(way: OptimizerStepping, step: MemoryStep) -> tuple[str, str]:
     """The optimizer, and how it steps; where PyTorch has none fused, as it steps where nobody says how."""
     usual = "foreach" if way.device == "cuda" else "for-loop"
     return step.optimizer.name, usual if way.how == "fused" and step.optimizer.name in UNFUSED else way.how
 
 
-def _steps(way: Stepping, step: Step) -> str:
+def _steps(way: OptimizerStepping, step: MemoryStep) -> str:
     """The optimizer's step in words: AdamW with fused=True."""
     optimizer, how = _stepping(way, step)
     words = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "one weight after the other"}
@@ -182,7 +184,7 @@ def _plain(model: Model) -> Model:
     return replace(model, table=model.plain) if model.plain else model
 
 
-def _worst(way: Stepping, step: Step, sizes: Mapping[str, int]) -> tuple[int, str]:
+def _worst(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -> tuple[int, str]:
     """The peak and its line, remembered by the step."""
     key = way.name, step.module, *sorted(sizes.items())
     if key not in step.taped:
@@ -192,11 +194,11 @@ def _worst(way: Stepping, step: Step, sizes: Mapping[str, int]) -> tuple[int, st
     return step.taped[key]
 
 
-def _peak(way: Stepping, step: Step, sizes: Mapping[str, int]) -> int:
+def _peak(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -> int:
     return _worst(way, step, sizes)[0]
 
 
-def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
+def _takes(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     if running := _ran(way, step, sizes):
         return _taken(way, step, running)
     peak, line = _worst(way, step, sizes)
@@ -223,10 +225,10 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     repeats = [line.count for line in table.repeats]
     counts = {int(size_of(count, sizes)): count for count in repeats}
     curve, stays = Logs(tape.account.log, table, labels, state, counts).account()
-    return Taken(peak, at_line(line, peak), parts, grouped(rooms), curve, stays, convention)
+    return MemoryUse(peak, at_line(line, peak), parts, grouped(rooms), curve, stays, convention)
 
 
-def _taken(way: Stepping, step: Step, running: Running) -> Taken:
+def _taken(way: OptimizerStepping, step: MemoryStep, running: RunUsage) -> MemoryUse:
     """What a module that ran itself takes."""
     account, there = running.account, running.at_peak()
     parts = dict.fromkeys(("weights", "gradients", "optimizer state", *running.given.values()), 0)
@@ -241,7 +243,7 @@ def _taken(way: Stepping, step: Step, running: Running) -> Taken:
     table = _plain(step.model).table
     curve, stays = Logs(account.log, table, running.given, state, {}).account()
     rooms = ((array.bytes, array.label) for array in there)
-    place = way.place if running.device == way.device else Stepping.place
+    place = way.place if running.device == way.device else OptimizerStepping.place
     said = _CONVENTION.format(Itself.said, place, way.gone, _steps(way, step))
     if running.most > account.peak:
         said = said.replace(WITHOUT_BUFFERS, "Not in it: kernel buffers, which stand apart.")
@@ -249,10 +251,10 @@ def _taken(way: Stepping, step: Step, running: Running) -> Taken:
         said += f" Not on {way.place}: {step.instead}."
     moment = at_line(str(account.line), account.peak)
     buffers = max(0, running.most - account.peak) if running.device == "cpu" else None
-    return Taken(account.peak, moment, parts, grouped(rooms), curve, stays, said, buffers=buffers)
+    return MemoryUse(account.peak, moment, parts, grouped(rooms), curve, stays, said, buffers=buffers)
 
 
-def _unwrapped(step: Step) -> str:
+def _unwrapped(step: MemoryStep) -> str:
     """Why PyTorch has no wrapper for what is asked for of several devices."""
     if (wrapping := _wrapping(step)) is None:
         return (
@@ -266,7 +268,7 @@ def _unwrapped(step: Step) -> str:
     return "has frozen codes that fully_shard is not told of" if wrapping.parts > 1 and step.model.quantized else ""
 
 
-def _refuses(way: Stepping, step: Step) -> str:
+def _refuses(way: OptimizerStepping, step: MemoryStep) -> str:
     if step.over and (why := _unwrapped(step)):
         return why
     if step.module == Itself.name and (why := _otherwise(step)):
@@ -286,7 +288,7 @@ def _refuses(way: Stepping, step: Step) -> str:
     return ""
 
 
-def _otherwise(step: Step) -> str:
+def _otherwise(step: MemoryStep) -> str:
     """Why a module that was read cannot run the step itself."""
     if "forward again" in procedure(step.procedure).moves:
         return "runs a module itself by bp: --module plain tells what checkpoints of its blocks take"
@@ -294,7 +296,7 @@ def _otherwise(step: Step) -> str:
     return f"by --module itself {why}" if why else ""
 
 
-def runner(way: Stepping) -> Runner:
+def runner(way: OptimizerStepping) -> Engine:
     """The runner that steps in a way."""
     rules = {
         "new weights and states": way.new,
@@ -302,7 +304,7 @@ def runner(way: Stepping) -> Runner:
         "kept for backward": "what operators save",
         "temporaries": "results",
     }
-    return Runner(
+    return Engine(
         way.name,
         partial(_peak, way),
         partial(_takes, way),
@@ -317,7 +319,7 @@ def runner(way: Stepping) -> Runner:
 
 
 RUNNERS = (
-    runner(Stepping("autograd", "fused", "over the old ones")),
-    runner(Stepping("autograd-foreach", "foreach", "over, by copies")),
-    runner(Stepping("autograd-for-loop", "for-loop", "over, one by one")),
+    runner(OptimizerStepping("autograd", "fused", "over the old ones")),
+    runner(OptimizerStepping("autograd-foreach", "foreach", "over, by copies")),
+    runner(OptimizerStepping("autograd-for-loop", "for-loop", "over, one by one")),
 )

@@ -10,16 +10,16 @@ from learncost.engines.made import names_made
 from learncost.ir.table import Table
 from learncost.models.families import instead
 from learncost.program.regions import Region, assigned, label, largest_assigned, too_large
-from learncost.reports.memory.engine import TYPES, Runner, Taken, at_line, grouped, refusal
+from learncost.reports.memory.engine import TYPES, Engine, MemoryUse, at_line, grouped, refusal
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.planner import frugal
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.step import MemoryStep
 
 if TYPE_CHECKING:
     from learncost.backends.c99.layout import Alone
 
 
-def _rooms(step: Step, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]:
+def _rooms(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]:
     """What lies in RAM, by part, and the constants in flash; and the step as it is laid out."""
     from learncost.backends.c99.layout import alone, counted  # emits kernels: only where it is asked for
 
@@ -42,21 +42,21 @@ FLASH = "constants"
 """What of a program lies in flash beside its code."""
 
 
-def _arrays(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
+def _arrays(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     """The arrays in RAM, which lie in one region each."""
     from learncost.backends.c99.layout import alone, arrays
 
     return arrays([alone(step.executed_table(), sizes, step.kind.computed)], frozenset(names_made(step.model)))
 
 
-def _peak(step: Step, sizes: Mapping[str, int]) -> int:
+def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
     """Bytes in RAM; where they cannot be laid out over its regions, more than these have."""
     arrays = _arrays(step, sizes)
     fits = len(step.regions) < 2 or assigned(arrays, step.regions) is not None
     return sum(arrays.values()) if fits else max(sum(arrays.values()), 1 + sum(each.bytes for each in step.regions))
 
 
-def _largest(step: Step, budget: int) -> int:
+def _largest(step: MemoryStep, budget: int) -> int:
     """The largest batch that fits the budget, and the regions where there are several."""
 
     @cache
@@ -67,7 +67,7 @@ def _largest(step: Step, budget: int) -> int:
     return most if len(step.regions) < 2 else largest_assigned(lambda batch: [arrays(batch)], step.regions, most)
 
 
-def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
+def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     from learncost.backends.c99.layout import arrays as arrays_of
 
     parts, layout = _rooms(step, sizes)
@@ -86,7 +86,7 @@ def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
     if not step.model.learns:
         hint = instead(step.model.configuration.family)
         said = f"{said or CONVENTION} As it stands emit refuses it: it has no output to learn from{hint}."
-    return Taken(size, at_line("", size), parts, rooms, said=said, flash=flash, arena=layout.map, unfit=unfit)
+    return MemoryUse(size, at_line("", size), parts, rooms, said=said, flash=flash, arena=layout.map, unfit=unfit)
 
 
 def _where(arrays: Mapping[str, int], places: Mapping[str, str], regions: Sequence[Region]) -> str:
@@ -119,7 +119,7 @@ CONVENTION = (
 )
 
 RUNNERS = (
-    Runner(
+    Engine(
         "c99",
         _peak,
         _takes,

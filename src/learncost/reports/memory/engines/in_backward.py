@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from learncost.program.autograd.tape import Node, Tape
-from learncost.reports.memory.engines.autograd import Stepping, runner
+from learncost.program.autograd.tape import Tape, TapeNode
+from learncost.reports.memory.engines.autograd import OptimizerStepping, runner
 
 
 class _InBackward(Tape):
@@ -18,13 +18,13 @@ class _InBackward(Tape):
 
     def __init__(self, width: int, stop_at: int | None = None) -> None:
         super().__init__(width, stop_at)
-        self._readers: Counter[Node] = Counter()
+        self._readers: Counter[TapeNode] = Counter()
 
     def _backward(self) -> None:
         self._readers.update(place[0] for node in self._nodes for place in node.operands if place)
         super()._backward()
 
-    def _back(self, node: Node, again: bool) -> None:
+    def _back(self, node: TapeNode, again: bool) -> None:
         super()._back(node, again)
         for place in node.operands:
             if place:
@@ -36,7 +36,7 @@ class _InBackward(Tape):
 
 RUNNERS = (
     runner(
-        Stepping(
+        OptimizerStepping(
             "autograd-in-backward",
             "fused",
             "over the old ones",

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.value import RANDOM
-from learncost.reports.memory.engine import TYPES, Runner, Taken, at_line, bytes_of, given_bytes, grouped, refusal
+from learncost.reports.memory.engine import TYPES, Engine, MemoryUse, at_line, bytes_of, given_bytes, grouped, refusal
 from learncost.reports.memory.engines import libraries
 from learncost.reports.memory.planner import smallest
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.step import MemoryStep
 
 
-def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
+def _parts(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     """The parts of the peak. Raises `InputError` where a line cannot be in place."""
     from learncost.backends.placed import WIDTHS, placed  # emits programs: only where it is asked for
 
@@ -32,21 +32,21 @@ def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
     return parts
 
 
-def _peak(step: Step, sizes: Mapping[str, int]) -> int:
+def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
     try:
         return sum(_parts(step, sizes).values())
     except InputError:
         return libraries.peak("torch", step, sizes)
 
 
-def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
+def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     try:
         parts = _parts(step, sizes)
     except InputError as error:
         needs = libraries.takes("torch", step, sizes)
         return replace(needs, said=f"{libraries.OPERATORS} Not in place, as {error}.")
     size, rooms = sum(parts.values()), ((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
-    return Taken(size, at_line("", size), parts, grouped(rooms), said=f"{SAID} {MESSAGES}" if step.over else "")
+    return MemoryUse(size, at_line("", size), parts, grouped(rooms), said=f"{SAID} {MESSAGES}" if step.over else "")
 
 
 SAID = (
@@ -59,7 +59,7 @@ MESSAGES = (
 )
 
 RUNNERS = (
-    Runner(
+    Engine(
         "torch",
         _peak,
         _takes,

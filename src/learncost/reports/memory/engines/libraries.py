@@ -7,11 +7,11 @@ from functools import partial
 
 from learncost.ir.table import Table
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.reports.memory.engine import TYPES, Runner, Taken, at_line, given_bytes, grouped, refusal
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.engine import TYPES, Engine, MemoryUse, at_line, given_bytes, grouped, refusal
+from learncost.reports.memory.step import MemoryStep
 
 
-def peak(library: str, step: Step, sizes: Mapping[str, int]) -> int:
+def peak(library: str, step: MemoryStep, sizes: Mapping[str, int]) -> int:
     """The most bytes of the emitted program."""
     return _peak_of(library, step.executed_table(), sizes, step.kind.name, _mesh(step))
 
@@ -24,12 +24,12 @@ def _peak_of(
     return executed(table, sizes, dtype, library=library, mesh=mesh).peak
 
 
-def _mesh(step: Step) -> Mapping[str, int] | None:
+def _mesh(step: MemoryStep) -> Mapping[str, int] | None:
     """How many devices lie along each axis, of a device among many."""
     return step.over.placed.mesh.sizes if step.over else None
 
 
-def takes(library: str, step: Step, sizes: Mapping[str, int]) -> Taken:
+def takes(library: str, step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     """The most bytes of the emitted program, and who takes them."""
     from learncost.backends.executed import executed
 
@@ -40,7 +40,7 @@ def takes(library: str, step: Step, sizes: Mapping[str, int]) -> Taken:
     parts["values and temporaries"] = execution.peak - sum(parts.values())
     rooms = ((room.bytes, room.line or "given") for room in execution.rooms)
     moment = at_line(execution.line, execution.peak)
-    return Taken(execution.peak, moment, parts, grouped(rooms), rules=_rules(library))
+    return MemoryUse(execution.peak, moment, parts, grouped(rooms), rules=_rules(library))
 
 
 _TEMPORARIES = {"numpy": "results, buffers", "torch": "results, copies"}
@@ -55,8 +55,8 @@ def _rules(library: str) -> Mapping[str, str]:
     }
 
 
-def _runner(name: str, library: str, dtypes: tuple[str, ...], convention: str) -> Runner:
-    return Runner(
+def _runner(name: str, library: str, dtypes: tuple[str, ...], convention: str) -> Engine:
+    return Engine(
         name,
         partial(peak, library),
         partial(takes, library),

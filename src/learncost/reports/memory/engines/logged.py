@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from learncost.ir.repeat import walk
 from learncost.ir.table import Table
-from learncost.liveness import Moment, Stay
-from learncost.program.log import Log, Logged, LoggedLine
+from learncost.liveness import LiveInterval, Moment
+from learncost.program.log import AllocationHistory, Logged, LoggedLine
 
 RUNNERS = ()
 """This module has none of its own."""
@@ -25,13 +25,13 @@ class Logs:
     counts  the table's sizes that say how often blocks turn, by how often that is
     """
 
-    log: Log
+    log: AllocationHistory
     table: Table
     given: Mapping[str, str]
     state: Mapping[str, int]
     counts: Mapping[int, str]
 
-    def account(self) -> tuple[tuple[Moment, ...], tuple[Stay, ...]]:
+    def account(self) -> tuple[tuple[Moment, ...], tuple[LiveInterval, ...]]:
         """The bytes at every line, and the arrays that are there."""
         labels = self.log.labels
         before = {*self.given, STATE, ""}
@@ -49,7 +49,7 @@ class Logs:
             macros[place] = macro
         return tuple(moments), tuple(self._stays(lines, macros))
 
-    def _stays(self, lines: tuple[LoggedLine, ...], macros: Mapping[int, str]) -> Iterator[Stay]:
+    def _stays(self, lines: tuple[LoggedLine, ...], macros: Mapping[int, str]) -> Iterator[LiveInterval]:
         """The arrays over the lines, those that are alike together."""
         alike: dict[tuple[str, int, str, int, int], list[Logged]] = {}
         for array, first, last in self.log.stays(lines):
@@ -62,16 +62,16 @@ class Logs:
             name = label.removesuffix(BACKWARD)
             name = name if name == label else f"d{name}"
             number = len(arrays)
-            yield Stay(name, (), (size,), number, number * size, first, last, macro, part=part)
+            yield LiveInterval(name, (), (size,), number, number * size, first, last, macro, part=part)
 
-    def _state(self, arrays: list[Logged], first: int, last: int) -> Iterator[Stay]:
+    def _state(self, arrays: list[Logged], first: int, last: int) -> Iterator[LiveInterval]:
         """The first room is the optimizer's, with copies of weights; what else there is are buffers of the module."""
         rooms = [*self.state.items()]
         buffers = sum(array.bytes for array in arrays) - sum(self.state.values())
         for name, size in (*rooms, ("buffers", buffers)):
             if size > 0:
                 part = name if name in self.state else "activations"
-                yield Stay(name, (), (size,), 1, size, first, last, "given", part=part)
+                yield LiveInterval(name, (), (size,), 1, size, first, last, "given", part=part)
 
     def _origin(self, label: str, kind: str, macro: str) -> tuple[str, str]:
         """The macro-operation that made an array, and the part of the memory that it is."""

@@ -8,7 +8,7 @@ and what is narrower is cast while it is read. The caching allocator's rounding 
 from __future__ import annotations
 
 from learncost.program.autograd.tape import Tape
-from learncost.reports.memory.engines.autograd import Stepping, runner
+from learncost.reports.memory.engines.autograd import OptimizerStepping, runner
 
 
 class _OnCuda(Tape):
@@ -19,7 +19,7 @@ class _OnCuda(Tape):
 
 RUNNERS = (
     runner(
-        Stepping(
+        OptimizerStepping(
             "autograd-cuda",
             "fused",
             "over the old ones",

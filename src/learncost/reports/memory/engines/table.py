@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from learncost.ir.count import shape_of
-from learncost.liveness import Held, Live, Stay, Stretch
+from learncost.liveness import Live, LiveArray, LiveInterval, SymbolicInterval
 from learncost.models.quantization import quantized_widths
 from learncost.passes.quantized import bytes_of_array
-from learncost.reports.memory.engine import FIXED, Runner, Taken
-from learncost.reports.memory.step import Step
+from learncost.reports.memory.engine import FIXED, Engine, MemoryUse
+from learncost.reports.memory.step import MemoryStep
 from learncost.reports.mesh_cost import part_of as part_over_devices
 
 SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activations", "workspace")
@@ -26,7 +26,7 @@ _PART = {
 }
 
 
-def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
+def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     alive, beside = step.live(), step.beside
     split = dict.fromkeys(SPLIT, 0)
     for array in alive.witnesses:
@@ -37,17 +37,19 @@ def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
     curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in alive.curve)
     moment = next(moment_of_peak for moment_of_peak in curve if moment_of_peak.bytes == alive.peak + beside)
     stays = _stays(step, alive, len(curve))
-    return Taken(alive.peak + beside, moment, split, _with_quantized(alive.witnesses, step), curve, stays)
+    return MemoryUse(alive.peak + beside, moment, split, _with_quantized(alive.witnesses, step), curve, stays)
 
 
-def _stays(step: Step, alive: Live, lines: int) -> Iterator[Stay]:
+def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
     """The arrays over the lines with what they are for, as `SPLIT` has it, and what no line says beside them.
 
     Where frozen weights lie in flash, they are not among them.
     """
 
-    def throughout(name: str, size: int, part: str, axes: tuple[str, ...] = (), shape: tuple[int, ...] = ()) -> Stay:
-        return Stay(name, axes, shape or (size,), 1, size, 0, lines - 1, "given", part=part)
+    def throughout(
+        name: str, size: int, part: str, axes: tuple[str, ...] = (), shape: tuple[int, ...] = ()
+    ) -> LiveInterval:
+        return LiveInterval(name, axes, shape or (size,), 1, size, 0, lines - 1, "given", part=part)
 
     away = {*quantized_widths(step.model), *(step.frozen if step.in_flash else ())}
     yield from (replace(stay, part=part_of(step, stay)) for stay in alive.stays if stay.name not in away)
@@ -60,20 +62,20 @@ def _stays(step: Step, alive: Live, lines: int) -> Iterator[Stay]:
             yield throughout(name, size, name)
 
 
-def _with_quantized(witnesses: tuple[Held, ...], step: Step) -> tuple[Held, ...]:
+def _with_quantized(witnesses: tuple[LiveArray, ...], step: MemoryStep) -> tuple[LiveArray, ...]:
     """The arrays that are alive, the largest first, with codes and scales as they are packed in RAM."""
     if step.in_flash or not step.quantized:
         return witnesses
     arrays, sizes = step.packed, step.sizes()
     packed = [
-        Held(array.name, array.axes, shape_of(array.axes, sizes), bytes_of_array(array, sizes), role="weight")
+        LiveArray(array.name, array.axes, shape_of(array.axes, sizes), bytes_of_array(array, sizes), role="weight")
         for array in arrays
     ]
     others = [array for array in witnesses if array.name not in quantized_widths(step.model)]
     return tuple(sorted((*others, *packed), key=lambda array: -array.bytes))
 
 
-def part_of(step: Step, array: Held | Stay | Stretch) -> str:
+def part_of(step: MemoryStep, array: LiveArray | LiveInterval | SymbolicInterval) -> str:
     """Which of the parts of `SPLIT` an array belongs to."""
     if step.over and (part := part_over_devices(step.over.placed, array.name)):
         return part
@@ -84,7 +86,7 @@ def part_of(step: Step, array: Held | Stay | Stretch) -> str:
 
 
 RUNNERS = (
-    Runner(
+    Engine(
         "table",
         lambda step, sizes: step.peak(sizes),
         _takes,

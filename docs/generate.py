@@ -179,12 +179,12 @@ def kept_of(explained: Explanation) -> str:
     return table(("value", "elements", "read by"), [*rows, whole])
 
 
-def costs_of(name: str, macro: str) -> str:
+def costs_of(name: str, phase: str) -> str:
     """MACCs and FLOPs of one macro-operation, price books that agree in one row."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for book in BOOKS:
         found = formulas(name, price_book=book)
-        row = next(row for row in (*found.rows, found.total) if row.macro_operation == macro or row is found.total)
+        row = next(row for row in (*found.rows, found.total) if row.macro_operation == phase or row is found.total)
         counts = tuple(print_reading.breakable(found.written(c)) for c in (row.maccs, row.flops))
         rows.setdefault(counts, []).append(f"`{book}`")
     times = "Per sequence; a batch of B sequences costs B times as much." if found.per_sequence else ""
@@ -213,9 +213,9 @@ def totals(found: Subject) -> list[tuple[str, int, int]]:
     """MACCs and FLOPs of every macro-operation at the example's sizes."""
     sizes = {axis: EXAMPLE.get(axis, 1) for axis in found.axes | {base(a) for a in EXAMPLE}}
     result = []
-    for macro, own in found.tables.items():
+    for phase, own in found.tables.items():
         priced = price(own, sizes, found.book)
-        result.append((macro.replace("_", " "), priced.maccs, priced.flops))
+        result.append((phase.replace("_", " "), priced.maccs, priced.flops))
     return result
 
 
@@ -228,9 +228,9 @@ def example_page() -> str:
     together = [books[0] for books in columns.values()]
     rows = []
     for place, name in enumerate(EXAMPLE_LAYERS):
-        for macro, (label, *_) in enumerate(priced["run"][place]):
+        for phase, (label, *_) in enumerate(priced["run"][place]):
             for quantity, unit in enumerate(("MACCs", "FLOPs"), start=1):
-                counts = (f"{priced[book][place][macro][quantity]:,}" for book in together)
+                counts = (f"{priced[book][place][phase][quantity]:,}" for book in together)
                 first = (f"[{name}](layers/{name}.md)", label) if quantity == 1 else ("", "")
                 rows.append((*first, unit, *counts))
     sizes = ", ".join(f"{print_reading.SYMBOLS[a]} = {n:,}" for a, n in EXAMPLE.items())

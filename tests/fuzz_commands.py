@@ -51,7 +51,7 @@ CHOICES = {
     "engine": "numpy torch torch-operators autograd autograd-foreach jax",
     "on": "A100-SXM-40GB H100-SXM here V100-SXM2 nowhere",
     "backend": "numpy torch jax c",
-    "macro": "step forward backward",
+    "phase": "step forward backward",
     "country": "France USA DEU Atlantis",
     "output": "",
 }

@@ -113,7 +113,7 @@ class Case:
 
     def priced(self, number):
         return sum(
-            each.payload_bytes * each.times * (1 if each.macro == "optimizer_step" else self.microbatches)
+            each.payload_bytes * each.times * (1 if each.phase == "optimizer_step" else self.microbatches)
             for each in collectives(self.placed[number], self.sizes, WIDTHS)
         )
 

@@ -19,7 +19,7 @@ def products(book, name="attention", where=CAUSAL):
     """FLOPs of the products of scores and values: forward and backward."""
     layer = lc.layer(f"one(X) -> Y\n  Y[B M d] = {name}(X, X, X; attn, N = M'){where}\n", {name: shipped_layer(name)})
     price = lc.price(lc.derive(layer).step, SIZES, book)
-    parts = {macro: part for (kind, macro), part in price.by("kind", "macro_operation").items() if kind == "attention"}
+    parts = {phase: part for (kind, phase), part in price.by("kind", "macro_operation").items() if kind == "attention"}
     return parts["forward"].flops, parts["backward"].flops
 
 

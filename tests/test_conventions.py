@@ -66,7 +66,7 @@ def test_reasons_sum_to_the_difference_from_matrix_products(name):
                 lc.cost(model, price_book=convention.book, **sizes)
             continue
         cost = lc.cost(model, price_book=convention.book, **sizes)
-        amounts = {macro: amount for macro, (_, amount) in cost.macro_operations.items() if macro != "optimizer_step"}
+        amounts = {phase: amount for phase, (_, amount) in cost.macro_operations.items() if phase != "optimizer_step"}
         assert convention.counts.forward == amounts["forward"]
         assert convention.counts.whole.flops == sum(amount.flops for amount in amounts.values())
         sums = [sum(numbers) for numbers in zip(*(four(reason.amount) for reason in convention.reasons), strict=True)]

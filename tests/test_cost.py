@@ -47,14 +47,14 @@ def check(ledger: dict) -> None:
     assert ledger["schema"] == 1
     assert tuple(ledger["macro_operations"]) == MACRO_OPERATIONS
     counts = ("maccs", "flops")
-    for name, macro in ledger["macro_operations"].items():
-        assert set(macro) == {"passes", *counts}
-        assert all(type(value) is int for value in macro.values())
+    for name, phase in ledger["macro_operations"].items():
+        assert set(phase) == {"passes", *counts}
+        assert all(type(value) is int for value in phase.values())
         rows = [row for row in ledger["rows"] if row["macro_operation"] == name]
-        assert {c: sum(row[c] for row in rows) for c in counts} == {c: macro[c] for c in counts}
-        assert macro["passes"] or not rows
+        assert {c: sum(row[c] for row in rows) for c in counts} == {c: phase[c] for c in counts}
+        assert phase["passes"] or not rows
     for count in counts:
-        assert sum(macro[count] for macro in ledger["macro_operations"].values()) == ledger["total"][count]
+        assert sum(phase[count] for phase in ledger["macro_operations"].values()) == ledger["total"][count]
     for row in ledger["rows"]:
         assert set(ROW) <= set(row)
         assert row["block"] in ("encoder", "decoder", None)
@@ -76,7 +76,7 @@ def test_the_example_of_the_interface():
     assert ledger["parameters"] == 728
     assert ledger["model"] == "encoder"
     assert ledger["target_len"] is None
-    passes = {name: macro["passes"] for name, macro in ledger["macro_operations"].items()}
+    passes = {name: phase["passes"] for name, phase in ledger["macro_operations"].items()}
     assert passes == {
         "forward": 2,
         "recomputation": 0,

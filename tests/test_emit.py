@@ -102,13 +102,13 @@ def test_a_step_of_a_line_in_a_repeat_is_not_one_of_a_line_of_that_name_outside(
     assert worst(execute(table, backend, arrays, sizes), expected(table, arrays, sizes))[1] < NEAR
 
 
-@pytest.mark.parametrize("macro", ["forward", "backward"])
-def test_one_half_of_a_layer(macro):
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_one_half_of_a_layer(phase):
     table = lc.derive(shipped_layer("attention")).step
     sizes = small_sizes(table)
     values = expected(table, random_arrays(table, sizes), sizes)
-    names = namespace(lc.emit("attention", macro=macro))
-    if macro == "forward":
+    names = namespace(lc.emit("attention", phase=phase))
+    if phase == "forward":
         arguments_given = [values[n] for n in ("XQ", "XK", "XV", "WQ", "WK", "WV", "WO")]
         np.testing.assert_allclose(names["forward"](*arguments_given), values["Y"], rtol=NEAR, atol=NEAR)
         return
@@ -263,11 +263,11 @@ def test_the_numbers_keep_their_type(backend):
         ("emit atention", "no layer or model is called 'atention'; did you mean 'attention'"),
         ("emit attention --backend tensorflow", "no backend is called 'tensorflow' (there are numpy, torch, jax)"),
         ("emit attention --backend numpi", "the nearest is 'numpy'"),
-        ("emit attention --macro forwards", "macro must be one of step, forward, backward"),
+        ("emit attention --phase forwards", "phase must be one of step, forward, backward"),
         ("emit attention --procedure bp", "--procedure is for models"),
         ("emit attention --hidden-size 8", "is a size of models"),
         ("emit attention --optimizer adam", "the nearest is 'adamw'"),
-        ("emit gpt2 --macro forward", "--macro forward is for layers"),
+        ("emit gpt2 --phase forward", "--phase forward is for layers"),
         ("emit gpt2 --procedure bb", "there are bp, recompute"),
         ("emit gpt2 --hiden-size 8", "did you mean '--hidden-size'"),
         ("emit gpt2 --optimizer adam", "the nearest is 'adamw'"),

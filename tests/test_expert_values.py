@@ -192,5 +192,5 @@ def test_rows_count_blocks(family):
     """A value that is read by several products has as many parts of a gradient, but its block is one."""
     rows = lc.cost(read({"model_type": family, **SMALL}), seq_len=8).rows
     times = {(row.layer, row.macro_operation): row.repeat for row in rows if row.block}
-    for (layer, macro), repeat in times.items():
-        assert repeat == times[layer, "forward"], (layer, macro)
+    for (layer, phase), repeat in times.items():
+        assert repeat == times[layer, "forward"], (layer, phase)

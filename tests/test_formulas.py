@@ -58,9 +58,9 @@ def symbol(expression: str) -> sympy.Expr:
     return sympy.sympify(expression, locals={name: sympy.Symbol(name, positive=True) for name in names})
 
 
-def written(found: Formulas, macro: str, quantity: str, procedures: str = "") -> str:
+def written(found: Formulas, phase: str, quantity: str, procedures: str = "") -> str:
     data = found.to_dict()
-    rows = [row for row in data["rows"] if row["macro_operation"] == macro]
+    rows = [row for row in data["rows"] if row["macro_operation"] == phase]
     (row,) = [row for row in rows if not procedures or not row["procedures"] or procedures in row["procedures"]]
     return str(row[quantity.lower()])
 

@@ -149,5 +149,5 @@ def test_a_typed_family_is_its_import(family):
     assert read.parameters == typed.parameters
     beside = COUNTED_OTHERWISE[family](module.config) if family in COUNTED_OTHERWISE else 0
     more = {"forward": beside, "backward": 2 * beside}
-    for macro, amounts in typed.macro_operations.items():
-        assert read.macro_operations[macro][1].flops == amounts[1].flops + more.get(macro, 0), macro
+    for phase, amounts in typed.macro_operations.items():
+        assert read.macro_operations[phase][1].flops == amounts[1].flops + more.get(phase, 0), phase

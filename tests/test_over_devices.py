@@ -50,8 +50,8 @@ def test_zero_3_gathers_weights_forward_and_again_what_the_backward_pass_reads()
     P = v * d + p * d + n * block + 2 * d
     assert elements(found, lambda one: one.word == "reduce_scatter") == P
     gathered = {
-        macro: elements(found, lambda one, macro=macro: (one.word, one.macro) == ("all_gather", macro))
-        for macro in ("forward", "backward")
+        phase: elements(found, lambda one, phase=phase: (one.word, one.phase) == ("all_gather", phase))
+        for phase in ("forward", "backward")
     }
     assert gathered["forward"] == P
     # Biases and shifts of norms are not read backwards, and what stands outside of the blocks is gathered once.
@@ -84,16 +84,16 @@ def test_sequence_parallel_gathers_and_scatters_and_reduces_what_is_small(t):
 def test_experts_get_their_rows_and_send_them_back():
     found = lc.place("mixtral-8x7b", "ep=4", placement="ep", seq_len=64, n_layer=2)
     rows, d, n = found.batch_size * 64 * 2 // 4, 4096, 2
-    sent = {(one.word, one.macro): 0 for one in found.collectives if one.word in ("dispatch", "combine")}
+    sent = {(one.word, one.phase): 0 for one in found.collectives if one.word in ("dispatch", "combine")}
     for one in found.collectives:
         if one.word in ("dispatch", "combine"):
-            sent[one.word, one.macro] += one.payload_bytes * one.times
+            sent[one.word, one.phase] += one.payload_bytes * one.times
     index = 8 * rows * n  # of which expert each row is
     assert sent["dispatch", "forward"] == 4 * rows * d * n + index
     assert sent["combine", "forward"] == 4 * rows * d * n
     # Backward the gradients of what experts give, and what they were given, again; and back what each of two matrices
     # leaves for their input.
-    backward = sum(sent.get(("dispatch", macro), 0) for macro in ("backward", "weight_update"))
+    backward = sum(sent.get(("dispatch", phase), 0) for phase in ("backward", "weight_update"))
     assert backward == 2 * 4 * rows * d * n + index
     assert sent["combine", "backward"] == 2 * 4 * rows * d * n
     reduced = {one.line for one in found.collectives if one.word == "all_reduce"}
@@ -201,7 +201,7 @@ def test_what_is_kept_is_not_moved_again():
     assert gathered[0] > 1.2 * P
     assert gathered[1] == P
     block = [
-        [one.macro for one in lc.place("gpt2", "tp=4", placement="megatron-sp", plan=plan, **SIZES).collectives
+        [one.phase for one in lc.place("gpt2", "tp=4", placement="megatron-sp", plan=plan, **SIZES).collectives
          if one.word == "all_gather" and one.times == 3]
         for plan in ("", "keep=all_gather")
     ]  # fmt: skip

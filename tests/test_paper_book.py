@@ -26,7 +26,7 @@ WORKED = json.loads((FOLDER / "worked.json").read_text(encoding="utf-8"))
 
 BOOK_LAYERS = {"paper": LAYERS, "paper-corrected": CORRECTED}
 PROCEDURES = {"bp": "BP", "pepita": "PEPITA", "mempepita": "MEMPEPITA"}
-MACROS = ("forward", "backward", "weight_update")
+PHASES_OF_A_STEP = ("forward", "backward", "weight_update")
 OURS = {
     "embedding": "embedding",
     "attention": "mha",
@@ -73,13 +73,13 @@ def derived(layer: str) -> dict[str, object]:
 @pytest.mark.parametrize("layer", OURS)
 def test_layer_as_printed(layer: str, book: str) -> None:
     printed = BOOK_LAYERS[book]
-    for macro, table in derived(layer).items():
-        expected = printed[OURS[layer], macro]
-        if (layer, macro) == ("embedding", "weight_update"):
+    for phase, table in derived(layer).items():
+        expected = printed[OURS[layer], phase]
+        if (layer, phase) == ("embedding", "weight_update"):
             expected = nothing  # backpropagation scatters; the dense product is PEPITA's, see the models below
         for sizes in SIZES:
             # Every printed count is of one sequence.
-            assert cost_of(lc.price(table, axes_of(sizes), book)) == sizes["b"] * expected(**sizes), macro
+            assert cost_of(lc.price(table, axes_of(sizes), book)) == sizes["b"] * expected(**sizes), phase
 
 
 @pytest.mark.parametrize("book", BOOK_LAYERS)
@@ -97,14 +97,14 @@ def test_what_the_paper_counts_as_nothing(layer: str, book: str) -> None:
         assert cost_of(lc.price(table, axes_of(SIZES[0]), book)) == Cost(0, 0)
 
 
-def printed_rows(layer: str, macro: str, book: str, sizes: dict[str, int]) -> dict[str, Cost]:
+def printed_rows(layer: str, phase: str, book: str, sizes: dict[str, int]) -> dict[str, Cost]:
     """What the paper prints beside every equation of a layer, by its number."""
     mha = layer in ("attention", "cross_attention")
-    rows = {name: cost(**sizes) for (of, during, name), cost in PARTS.items() if (of, during) == (OURS[layer], macro)}
+    rows = {name: cost(**sizes) for (of, during, name), cost in PARTS.items() if (of, during) == (OURS[layer], phase)}
     rows = {name: cost for name, cost in rows.items() if name.startswith("(") and name[1].isdigit()}
-    if mha and macro == "backward" and book == "paper":
+    if mha and phase == "backward" and book == "paper":
         rows["(E3)"] = -1 * e.cost_28(**sizes)  # the printed total forgets (28)
-    if mha and macro == "backward" and book == "paper-corrected":
+    if mha and phase == "backward" and book == "paper-corrected":
         rows["(29)"] = e.right_cost_29(**sizes)  # E2: M N N h for the slice product
     return rows
 
@@ -112,16 +112,16 @@ def printed_rows(layer: str, macro: str, book: str, sizes: dict[str, int]) -> di
 @pytest.mark.parametrize("book", BOOK_LAYERS)
 @pytest.mark.parametrize("layer", ["attention", "cross_attention", "add_norm", "head"])
 def test_every_numbered_equation_has_its_printed_value(layer: str, book: str) -> None:
-    for macro, table in derived(layer).items():
+    for phase, table in derived(layer).items():
         for sizes in SIZES[:3]:
             ours: dict[str, Cost] = {}
             for (number,), price in lc.price(table, axes_of(sizes), book).by("equation").items():
                 if number:
                     ours[f"({number.replace('-', ')-(')})"] = cost_of(price)  # the sheet writes (25)-(26)
-            expected = {name: sizes["b"] * cost for name, cost in printed_rows(layer, macro, book, sizes).items()}
-            if layer == "add_norm" and macro == "forward":  # printed as one
+            expected = {name: sizes["b"] * cost for name, cost in printed_rows(layer, phase, book, sizes).items()}
+            if layer == "add_norm" and phase == "forward":  # printed as one
                 ours = {"(39)-(40)": total(ours.values())}
-            assert ours == expected, macro
+            assert ours == expected, phase
 
 
 def test_e3_takes_the_row_of_28_away_again() -> None:
@@ -216,14 +216,14 @@ MODEL_TOTALS = [row for row in TOTALS if row["layer"] in ("encoder_only_1", "enc
 @pytest.mark.parametrize("row", MODEL_TOTALS, ids=describe)
 def test_model_total_as_symbols(row: dict) -> None:
     two_sided = row["layer"] == "encoder_decoder"
-    macro, procedure = row["macro_operation"], row.get("learning_procedure")
-    if procedure is None or macro != "training_total":
+    phase, procedure = row["macro_operation"], row.get("learning_procedure")
+    if procedure is None or phase != "training_total":
         # One pass of a macro-operation. The update is PEPITA's, the rows that discard the embedding are BP's.
-        with_embedding = macro == "weight_update" and procedure != "BP"
+        with_embedding = phase == "weight_update" and procedure != "BP"
         price = model_price(
             "encoder-decoder" if two_sided else "encoder", "pepita" if with_embedding else "bp", book_of(row)
         )
-        price = price.by("macro_operation")[(macro,)]
+        price = price.by("macro_operation")[(phase,)]
     else:
         price = model_price("encoder-decoder" if two_sided else "encoder", procedure.lower(), book_of(row))
     ours, theirs = polynomial(quantity(price, row["quantity"])), symbols(row["expression"])
@@ -317,13 +317,13 @@ def expected_rows(family: str, procedure: str, book: str, sizes: dict[str, int])
         ]
     stack.append(("head", None, 1, at_decoder))
     result = {}
-    for macro, times in zip(MACROS, passes, strict=True):
+    for phase, times in zip(PHASES_OF_A_STEP, passes, strict=True):
         for layer, block, repeat, at in stack:
-            cost = times * repeat * sizes["b"] * printed[OURS[layer], macro](**at)
-            if (layer, macro, procedure) == ("embedding", "weight_update", "bp"):
+            cost = times * repeat * sizes["b"] * printed[OURS[layer], phase](**at)
+            if (layer, phase, procedure) == ("embedding", "weight_update", "bp"):
                 cost = Cost(0, 0)  # 5.1.2: backpropagation updates the rows of the tokens directly
             if cost != Cost(0, 0):
-                result[layer, block, macro] = repeat, cost
+                result[layer, block, phase] = repeat, cost
     if family == "encoder-decoder" and procedure != "bp":
         result["error_projection", None, "error_projection"] = 1, sizes["b"] * e.cost_48(**sizes)
     return result
@@ -356,11 +356,11 @@ def test_worked_encoder(case: dict) -> None:
         assert (printed.total.maccs, printed.total.flops) == (case["maccs"][name], case["flops"][name])
         # M = N, where E2 changes nothing.
         assert (corrected.total.maccs, corrected.total.flops) == (case["maccs"][name], case["flops_corrected"][name])
-    macros = run("encoder", sizes, procedure="pepita", price_book="paper").macro_operations
-    assert macros["forward"][1].maccs == 2 * case["maccs"]["forward"]
-    assert macros["weight_update"][1].maccs == case["maccs"]["weight_update"]
-    macros = run("encoder", sizes, price_book="paper").macro_operations
-    assert macros["backward"][1].maccs == case["maccs"]["backward"]
+    phases = run("encoder", sizes, procedure="pepita", price_book="paper").macro_operations
+    assert phases["forward"][1].maccs == 2 * case["maccs"]["forward"]
+    assert phases["weight_update"][1].maccs == case["maccs"]["weight_update"]
+    phases = run("encoder", sizes, price_book="paper").macro_operations
+    assert phases["backward"][1].maccs == case["maccs"]["backward"]
 
 
 @pytest.mark.parametrize("case", WORKED["encoder_decoder"], ids=lambda case: case["name"])
@@ -385,26 +385,26 @@ def test_the_transformer_of_vaswani() -> None:
     lengths = {"batch_size": 2, "seq_len": 8, "target_len": 9}
     for procedure, forwards in (("bp", 1), ("pepita", 2), ("mempepita", 3)):
         expected = expected_rows("encoder-decoder", procedure, "paper", sizes)
-        for (layer, block, macro), (repeat, cost) in expected.items():
-            if layer == "feed_forward" and macro != "weight_update":
+        for (layer, block, phase), (repeat, cost) in expected.items():
+            if layer == "feed_forward" and phase != "weight_update":
                 points = repeat * sizes["b"] * sizes["N" if block == "encoder" else "M"] * sizes["d_ff"]
-                less = {"forward": forwards * (8 - 1), "backward": 13 - 2}[macro]
-                expected[layer, block, macro] = repeat, cost + Cost(0, -less * points)
+                less = {"forward": forwards * (8 - 1), "backward": 13 - 2}[phase]
+                expected[layer, block, phase] = repeat, cost + Cost(0, -less * points)
         ledger = lc.cost("transformer-base", procedure=procedure, price_book="paper", **lengths)
         assert rows(ledger) == expected
         assert {(row.layer, row.macro_operation) for row in ledger.rows if row.outside_paper} == {
-            ("feed_forward", macro) for macro in ("forward", "backward")[: 1 + (procedure == "bp")]
+            ("feed_forward", phase) for phase in ("forward", "backward")[: 1 + (procedure == "bp")]
         }
 
 
 @pytest.mark.parametrize("book", BOOKS)
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
 def test_recompute_runs_every_line_of_every_block_once_more(family: str, book: str) -> None:
-    def lines(macro: str) -> dict:
+    def lines(phase: str) -> dict:
         return {
             (row.layer, row.block, row.line, row.equation): (row.repeat, row.maccs, row.flops, row.bytes)
             for row in ledger.rows
-            if row.macro_operation == macro and row.block and row.layer not in ("embedding", "positions")
+            if row.macro_operation == phase and row.block and row.layer not in ("embedding", "positions")
         }
 
     keywords = {"price_book": book, "by": "equation"}
@@ -425,7 +425,7 @@ def test_published_totals() -> None:
 def gpt2(M: int, d: int, h: int, f: int, v: int, n: int) -> dict:
     """GPT-2's rows of one sequence in forward, backward and weight update: layer and block -> repeat and costs."""
     attention, feed_forward, head, norm = (
-        [LAYERS[layer, macro](M=M, N=M, d_model=d, d_k=d // h, h=h, d_ff=f, voc=v) for macro in MACROS]
+        [LAYERS[layer, phase](M=M, N=M, d_model=d, d_k=d // h, h=h, d_ff=f, voc=v) for phase in PHASES_OF_A_STEP]
         for layer in ("mha", "ffn", "softmax", "add_norm")
     )
     biases = Cost(0, 4 * M * d)  # of queries, keys, values and the output: one addition each, no update
@@ -449,7 +449,7 @@ def gpt2(M: int, d: int, h: int, f: int, v: int, n: int) -> dict:
 def openai_gpt(M: int, d: int, h: int, f: int, v: int, n: int) -> dict:
     """The first GPT: the paper's add and norm after each sublayer, biases in attention, a tied head."""
     layers = gpt2(M, d, h, f, v, n)
-    add_norm = [LAYERS["add_norm", macro](M=M, d_model=d) for macro in MACROS]
+    add_norm = [LAYERS["add_norm", phase](M=M, d_model=d) for phase in PHASES_OF_A_STEP]
     blocks = {key: value for key, value in layers.items() if key[0] not in ("norm", "residual")}
     return blocks | {("add_norm", "decoder"): (2 * n, [2 * n * cost for cost in add_norm])}
 
@@ -467,23 +467,23 @@ def check_ledger(model: str, layers: dict, batch: int, keywords: dict, outside: 
             continue  # no output to learn from
         expected = {}
         for (layer, block), (repeat, costs) in layers.items():
-            for macro, passes, cost in zip(
+            for phase, passes, cost in zip(
                 ("forward", "recomputation", "backward", "weight_update"),
                 (forward, again if block else 0, backward, 1),
                 (costs[0], *costs),
                 strict=True,
             ):
-                if (layer, macro) == ("embedding", "weight_update") and procedure.endswith("pepita"):
+                if (layer, phase) == ("embedding", "weight_update") and procedure.endswith("pepita"):
                     cost = embedding  # the dense product that backpropagation does not need
                 if passes and cost != Cost(0, 0):
-                    expected[layer, block, macro] = repeat, batch * passes * cost
+                    expected[layer, block, phase] = repeat, batch * passes * cost
         ledger = lc.cost(model, procedure=procedure, price_book="paper", batch_size=batch, **keywords)
         assert rows(ledger) == expected, procedure
         assert {row.layer for row in ledger.rows if row.outside_paper} == (outside or set())
         for name in ("layer", "macro-operation", "equation", "kind"):  # rows always sum to the totals
             split = lc.cost(model, procedure=procedure, price_book="paper", batch_size=batch, by=name, **keywords)
-            for macro, (_, amount) in split.macro_operations.items():
-                parts = [row for row in split.rows if row.macro_operation == macro]
+            for phase, (_, amount) in split.macro_operations.items():
+                parts = [row for row in split.rows if row.macro_operation == phase]
                 assert sum(row.maccs for row in parts) == amount.maccs
                 assert sum(row.flops for row in parts) == amount.flops
             assert sum(amount.flops for _, amount in split.macro_operations.values()) == split.total.flops
@@ -502,7 +502,7 @@ def test_openai_gpt_line_by_line() -> None:
 def distilbert(M: int, d: int, h: int, f: int, v: int, n: int) -> dict:
     """DistilBERT's bare encoder: a norm on the embeddings, then the paper's block with biases in attention."""
     layers = gpt2(M, d, h, f, v, n)
-    add_norm = [LAYERS["add_norm", macro](M=M, d_model=d) for macro in MACROS]
+    add_norm = [LAYERS["add_norm", phase](M=M, d_model=d) for phase in PHASES_OF_A_STEP]
     block = {("add_norm", "encoder"): (2 * n, [2 * n * cost for cost in add_norm])}
     block |= {(layer, "encoder"): layers[layer, "decoder"] for layer in ("attention", "feed_forward")}
     return block | {key: layers[key] for key in [("embedding", None), ("norm", None)]}
@@ -528,7 +528,7 @@ def bert(M: int, d: int, h: int, f: int, v: int, n: int) -> dict:
 def masked(layers: dict, M: int, d: int, v: int) -> dict:
     """With a masked-language-model head: dense, bias, GELU, norm; the tied output table with a bias."""
     dense, (_, alone) = M * d * d, layers["norm", None]
-    head = [LAYERS["softmax", macro](M=M, d_model=d, voc=v) for macro in MACROS]
+    head = [LAYERS["softmax", phase](M=M, d_model=d, voc=v) for phase in PHASES_OF_A_STEP]
     transform = [
         Cost(dense, 2 * dense + M * d + 8 * M * d) + alone[0],
         Cost(dense, 2 * dense + 13 * M * d) + alone[1],
@@ -568,10 +568,10 @@ def test_a_padding_mask_is_not_counted(family: str, procedure: str, book: str) -
 # Layers that the paper does not have
 
 
-def outside(text: str, macro: str = "forward") -> tuple[object, object, bool]:
+def outside(text: str, phase: str = "forward") -> tuple[object, object, bool]:
     """MACCs and FLOPs as text, and whether any row is marked."""
     derived = lc.derive(lc.layer(text), jacobian=True)
-    table = {"forward": derived.forward, "backward": derived.backward, "weight_update": derived.update}[macro]
+    table = {"forward": derived.forward, "backward": derived.backward, "weight_update": derived.update}[phase]
     price = lc.price(table, {}, "paper")
     return str(price.maccs), str(price.flops), any(row.outside_paper for row in price.rows)
 
@@ -600,7 +600,7 @@ def test_anything_else_at_the_run_price() -> None:
 
 def test_block_of_jiang() -> None:
     """By hand: products, softmax 5 and a scaling forward; a norm 8; two residual sums; relu as it runs."""
-    price = {macro: lc.price(table, {}, "paper") for macro, table in derived("jiang_block").items()}
+    price = {phase: lc.price(table, {}, "paper") for phase, table in derived("jiang_block").items()}
     products = "4 T d h k + 2 T d f + 2 T T h k"
     expected = sum_of(products), 2 * sum_of(products) + sum_of("6 T T h + 8 T d + 2 T d + T f")
     assert (polynomial_of(price["forward"].maccs), polynomial_of(price["forward"].flops)) == expected
@@ -649,7 +649,7 @@ def test_activations(word: str, forward: int, backward: int) -> None:
                 assert row.outside_paper == (word == "relu")
         points = 2 * 5 * 11
         expected = {"forward": passes[0] * forward * points, "backward": passes[1] * backward * points}
-        assert flops == {macro: count for macro, count in expected.items() if count}
+        assert flops == {phase: count for phase, count in expected.items() if count}
 
 
 def configure_text(config: dict) -> Configuration:

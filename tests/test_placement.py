@@ -142,7 +142,7 @@ def test_megatron_sends_four_all_reduces_a_block():
     table, sizes, _, _ = whole("gpt2")
     placed = place(table, mesh("tp=2"), chosen(None, "megatron"), sizes)
     block = [one for one in collectives(placed, sizes) if one.times == sizes["n_layer"]]
-    assert [(one.word, one.macro) for one in block] == [("all_reduce", "forward")] * 2 + [
+    assert [(one.word, one.phase) for one in block] == [("all_reduce", "forward")] * 2 + [
         ("all_reduce", "backward")
     ] * 2
     assert {one.payload_bytes for one in block} == {4 * sizes["B"] * sizes["M"] * sizes["d"]}

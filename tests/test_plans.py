@@ -118,7 +118,7 @@ def test_a_line_runs_again_just_before_its_first_reader():
     _, backward = repeats(planned(table_of("gpt2"), "recompute=gelu"))
     names = [line.name for line in backward.lines]
     assert names[names.index("mlp.G") + 1] == "dmlp.W2"
-    assert [line.name for line in backward.lines if line.tag.macro == "recomputation"] == ["mlp.G"]
+    assert [line.name for line in backward.lines if line.tag.phase == "recomputation"] == ["mlp.G"]
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama-2-7b"])
@@ -173,8 +173,8 @@ def test_flash_under_the_procedure_recompute_stores_no_scores():
 def test_blocks_that_keep_their_stacks_within_a_stack():
     # ALBERT's groups hold repeats: the input of each block is kept in a stack of stacks.
     table = planned(table_of("albert-base-v2"), "recompute=block")
-    again = [line for line, turns in walk(table.lines) if line.tag.macro == "recomputation"]
-    plain = [line for line, turns in walk(table.lines) if line.tag.macro == "forward" and turns]
+    again = [line for line, turns in walk(table.lines) if line.tag.phase == "recomputation"]
+    plain = [line for line, turns in walk(table.lines) if line.tag.phase == "forward" and turns]
     assert len(again) == len(plain) > 20
     assert kept(table) == {"X**"}
 
@@ -241,7 +241,7 @@ def test_weights_are_updated_at_once(model):
         updated = set()
         for line in lines:
             assert updated.isdisjoint(line.reads)
-            if not isinstance(line, Loop) and line.tag.macro == "optimizer_step":
+            if not isinstance(line, Loop) and line.tag.phase == "optimizer_step":
                 updated.add(line.right[0].name)
 
 

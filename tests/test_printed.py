@@ -110,15 +110,15 @@ def test_corrected(row: dict) -> None:
     assert agree(row["expression"], row["quantity"], cost_of)
 
 
-def sum_of_parts(layer: str, macro: str, sizes: dict[str, int]) -> Cost:
-    return total(cost_of(**sizes) for (of, during, _), cost_of in PARTS.items() if (of, during) == (layer, macro))
+def sum_of_parts(layer: str, phase: str, sizes: dict[str, int]) -> Cost:
+    return total(cost_of(**sizes) for (of, during, _), cost_of in PARTS.items() if (of, during) == (layer, phase))
 
 
-@pytest.mark.parametrize(("layer", "macro"), LAYERS)
-def test_total_is_the_sum_of_its_parts(layer: str, macro: str) -> None:
+@pytest.mark.parametrize(("layer", "phase"), LAYERS)
+def test_total_is_the_sum_of_its_parts(layer: str, phase: str) -> None:
     for sizes in SIZES:
-        missing = e.cost_28(**sizes) if (layer, macro) == ("mha", "backward") else Cost(0, 0)  # erratum E3
-        assert sum_of_parts(layer, macro, sizes) == LAYERS[layer, macro](**sizes) + missing
+        missing = e.cost_28(**sizes) if (layer, phase) == ("mha", "backward") else Cost(0, 0)  # erratum E3
+        assert sum_of_parts(layer, phase, sizes) == LAYERS[layer, phase](**sizes) + missing
 
 
 def test_sum_of_printed_parts_is_listed() -> None:
@@ -135,7 +135,7 @@ def test_right_total_is_the_sum_of_right_parts() -> None:
 def test_backward_and_update_are_twice_the_forward_pass_but_for_the_slice_product() -> None:
     for sizes in SIZES:
         for layer, more in (("ffn", 0), ("softmax", 0), ("mha", sizes["M"] ** 2 * sizes["N"] * sizes["h"])):
-            forward, backward, update = (LAYERS[layer, macro](**sizes).maccs for macro in models.MACROS[:3])
+            forward, backward, update = (LAYERS[layer, phase](**sizes).maccs for phase in models.PHASES_OF_A_STEP[:3])
             assert backward + update == 2 * forward + more
 
 
@@ -178,9 +178,9 @@ def test_layer_under_a_procedure(row: dict) -> None:
         layers = dict(LAYERS)
         if row["learning_procedure"] == "BP":
             layers["embedding", "weight_update"] = models.nothing
-        passes = zip(models.MACROS, PASSES[row["learning_procedure"]], strict=True)
+        passes = zip(models.PHASES_OF_A_STEP, PASSES[row["learning_procedure"]], strict=True)
         return total(
-            times * layers[row["layer"], macro](**sizes) for macro, times in passes if (row["layer"], macro) in layers
+            times * layers[row["layer"], phase](**sizes) for phase, times in passes if (row["layer"], phase) in layers
         )
 
     assert agree(row["expression"], row["quantity"], cost_of)
@@ -195,7 +195,7 @@ def test_table_2() -> None:
     rows = [row for row in FORMULAS if row["equation"] == "Table 2"]
     assert len(rows) == 12
     for row in rows:
-        passes = PASSES[row["learning_procedure"]][models.MACROS.index(row["macro_operation"])]
+        passes = PASSES[row["learning_procedure"]][models.PHASES_OF_A_STEP.index(row["macro_operation"])]
         assert int(row["expression"]) == passes
 
 

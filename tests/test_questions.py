@@ -78,21 +78,21 @@ def _of_rows(field_name: str) -> Callable[[dict], object]:
     return read
 
 
-def _by_macro(found: dict) -> object:
+def _by_phase(found: dict) -> object:
     """MACCs and FLOPs of every macro-operation that has any, whichever way a command writes them down."""
-    macros = found.get("macro_operations") or found.get("price_books", {}).get("run", {}).get("bp", {}).get(
+    phases = found.get("macro_operations") or found.get("price_books", {}).get("run", {}).get("bp", {}).get(
         "macro_operations"
     )
     counts: dict[str, tuple[int, int]] = {}
-    if macros is None:
+    if phases is None:
         for row in found["rows"]:
-            macro = counts.get(row["macro_operation"], (0, 0))
+            phase = counts.get(row["macro_operation"], (0, 0))
             new = [row[name]["value"] if isinstance(row[name], dict) else int(row[name]) for name in ("maccs", "flops")]
-            counts[row["macro_operation"]] = (macro[0] + new[0], macro[1] + new[1])
+            counts[row["macro_operation"]] = (phase[0] + new[0], phase[1] + new[1])
     else:
-        for name, macro in macros.items():
-            keys = ("maccs_value", "flops_value") if "maccs_value" in macro else ("maccs", "flops")
-            counts[name] = (macro[keys[0]], macro[keys[1]])
+        for name, phase in phases.items():
+            keys = ("maccs_value", "flops_value") if "maccs_value" in phase else ("maccs", "flops")
+            counts[name] = (phase[keys[0]], phase[keys[1]])
     return {name: count for name, count in counts.items() if any(count)}
 
 
@@ -164,11 +164,11 @@ QUESTIONS: Mapping[str, tuple[Asked, ...]] = {
         Asked("conventions", _of_convention("run")),
     ),
     "How many MACCs and FLOPs has a macro-operation?": (
-        Asked("cost", _by_macro),
-        Asked("compare", _by_macro, {"procedures": "bp"}),
-        Asked("sweep", _by_macro, {"by": "macro-operation"}),
-        Asked("formulas", _by_macro),
-        Asked("explain", _by_macro),
+        Asked("cost", _by_phase),
+        Asked("compare", _by_phase, {"procedures": "bp"}),
+        Asked("sweep", _by_phase, {"by": "macro-operation"}),
+        Asked("formulas", _by_phase),
+        Asked("explain", _by_phase),
     ),
     "How many has a layer of a model?": (
         Asked("cost", lambda found: (_of_rows("maccs")(found), _of_rows("flops")(found))),

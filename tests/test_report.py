@@ -28,7 +28,7 @@ NOW = """(chosen) => {
     const pairs = Object.entries(view.totals).map(([name, amount]) => [name, text(amount)]);
     const totals = Object.fromEntries(pairs);
     const counted = (line) => ["maccs", "flops", "bytes"].map((name) => String(line.values[name]));
-    const lines = view.lines.map((line) => [line.macro, line.layer, line.line, ...counted(line), line.values.seconds]);
+    const lines = view.lines.map((line) => [line.phase, line.layer, line.line, ...counted(line), line.values.seconds]);
     const curve = view.memory?.curve() ?? null;
     const sum = (at) => aliveAt(curve, at).reduce((all, array) => all + array.bytes, 0n);
     const memory = curve && {

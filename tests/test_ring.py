@@ -36,7 +36,7 @@ def test_keys_values_and_their_gradients_go_round_once():
     moved = [one for one in collectives(placed, sizes) if one.role == "values" and one.word == "pass_on"]
     whole = 4 * sizes["B"] * sizes["M"] * sizes["g"] * sizes["k"]
     assert sum(one.payload_bytes * one.times for one in moved) * 4 == 6 * 3 * whole * sizes["n_layer"]
-    assert {one.macro for one in moved} == {"forward", "recomputation", "backward"}
+    assert {one.phase for one in moved} == {"forward", "recomputation", "backward"}
     assert sum(one.times for one in moved) == 6 * 3 * sizes["n_layer"]
     words = {line.word for line, turns in walk(placed.table.lines) if turns and isinstance(line, Op)}
     assert not words & {"all_gather", "reduce_scatter"}

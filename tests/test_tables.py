@@ -182,11 +182,11 @@ def test_the_book_of_the_flop_counter_goes_by_the_operators_of_lines():
         out.sum().backward()
     net = lc.layer(CONVOLUTION.replace("z=5 w=6", "z=5 s=2 t=2"))
     cost = lc.cost(net, price_book="torch-flop-counter", B=3)
-    macros = {name: part.flops for name, (_, part) in cost.macro_operations.items()}
-    assert macros["forward"] == forward.get_total_flops()
-    assert macros["backward"] + macros["weight_update"] == backward.get_total_flops()  # its groups forgotten, too
+    phases = {name: part.flops for name, (_, part) in cost.macro_operations.items()}
+    assert phases["forward"] == forward.get_total_flops()
+    assert phases["backward"] + phases["weight_update"] == backward.get_total_flops()  # its groups forgotten, too
     true = lc.cost(net, price_book="matmul", B=3)
-    assert true.macro_operations["weight_update"][1].flops < macros["weight_update"]
+    assert true.macro_operations["weight_update"][1].flops < phases["weight_update"]
 
 
 @pytest.mark.parametrize(("operator", "products"), [(" mv", 0), (" linear", 3), ("", 3)])

@@ -126,7 +126,7 @@ def test_adamw_moves_twenty_eight_bytes_a_parameter():
     # Weight, gradient and two moments are read, all but the gradient written: seven numbers of four bytes; the nine
     # scalars of a step beside them.
     rows, sizes = model_rows()
-    moved = [sum(w.bytes.values()) for w in works(rows, sizes, "fp32", False) if w.macro == "optimizer_step"]
+    moved = [sum(w.bytes.values()) for w in works(rows, sizes, "fp32", False) if w.phase == "optimizer_step"]
     parameters = lc.cost(configure(GPT2), seq_len=16).parameters
     assert sum(moved) == 28 * parameters + 9 * 4 * len(moved)
 

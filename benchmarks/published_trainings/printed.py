@@ -58,7 +58,7 @@ def elements_sent(row: Mapping[str, Any]) -> tuple[float, float]:
     if placement == row["id"]:
         raise InputError(f"which parallelism {row['id']} is")
     fully = lc.place(LIKE_THE_PAPER, f"dp={DEVICES}", placement="zero-3").collectives
-    gathered = [each for each in fully if each.role == "weights" and each.block and each.macro == "forward"]
+    gathered = [each for each in fully if each.role == "weights" and each.block and each.phase == "forward"]
     weights = {each.line.removesuffix(".all_gather") for each in gathered}
     placed = lc.place(LIKE_THE_PAPER, f"dp={DEVICES}", placement=placement)
     moved = [each for each in placed.collectives if each.line.rpartition(".")[0].removeprefix("d") in weights]

@@ -100,10 +100,10 @@ def _between(what: str, data: Mapping[str, Any], value: float) -> list[str]:
     return [] if low <= value <= high else [f"{what}: {value!r} is not in its interval, {low!r} to {high!r}"]
 
 
-def _macros(what: str, data: Mapping[str, Any]) -> list[str]:
-    macros = data["macro_operations"].values()
+def _phases(what: str, data: Mapping[str, Any]) -> list[str]:
+    phases = data["macro_operations"].values()
     problems = [
-        _equal(f"{what}, {q} of macro-operations", sum(m[q] for m in macros), data["total"][q]) for q in _COUNTS
+        _equal(f"{what}, {q} of macro-operations", sum(m[q] for m in phases), data["total"][q]) for q in _COUNTS
     ]
     return [fault for problem in problems for fault in problem]
 
@@ -112,7 +112,7 @@ _COUNTS = ("maccs", "flops")
 
 
 def _cost(data: Mapping[str, Any]) -> list[str]:
-    result = _macros("cost", data)
+    result = _phases("cost", data)
     for quantity in _COUNTS:
         result += _equal(f"rows' {quantity}", sum(row[quantity] for row in data["rows"]), data["total"][quantity])
     if data["total"]["flops"] < data["total"]["maccs"]:
@@ -130,8 +130,8 @@ def _compare(data: Mapping[str, Any]) -> list[str]:
     return [
         fault
         for book, procedures in data["price_books"].items()
-        for procedure, macros in procedures.items()
-        for fault in _macros(f"{procedure} under {book}", macros)
+        for procedure, phases in procedures.items()
+        for fault in _phases(f"{procedure} under {book}", phases)
     ]
 
 

@@ -12,7 +12,7 @@ from printed import equations as e
 from printed.equations import Cost, total
 
 CostOf = Callable[..., Cost]
-MACROS = ("forward", "backward", "weight_update", "error_projection")
+PHASES_OF_A_STEP = ("forward", "backward", "weight_update", "error_projection")
 
 PARTS: dict[tuple[str, str, str], CostOf] = {
     ("embedding", "forward", "(unnumbered) E = T W_emb"): e.cost_embedding,
@@ -143,26 +143,26 @@ def section_6_total(procedure: str, **sizes: int) -> int:
 # Assembled from the totals of the layers
 
 
-def encoder_only(macro: str, layers: dict[tuple[str, str], CostOf] = LAYERS, n_enc: int = 1, **sizes: int) -> Cost:
+def encoder_only(phase: str, layers: dict[tuple[str, str], CostOf] = LAYERS, n_enc: int = 1, **sizes: int) -> Cost:
     """n_enc blocks; with the embedding's update, without an error projection."""
-    if macro == "error_projection":
+    if phase == "error_projection":
         return Cost(0, 0)
-    mha, add_norm, ffn = (layers[layer, macro](**sizes) for layer in ("mha", "add_norm", "ffn"))
-    ends = [layers[layer, macro](**sizes) for layer in ("embedding", "softmax")]
+    mha, add_norm, ffn = (layers[layer, phase](**sizes) for layer in ("mha", "add_norm", "ffn"))
+    ends = [layers[layer, phase](**sizes) for layer in ("embedding", "softmax")]
     return total([*ends, n_enc * total([mha, add_norm, ffn, add_norm])])
 
 
 def encoder_decoder(
-    macro: str, layers: dict[tuple[str, str], CostOf] = LAYERS, *, n_enc: int, n_dec: int, **sizes: int
+    phase: str, layers: dict[tuple[str, str], CostOf] = LAYERS, *, n_enc: int, n_dec: int, **sizes: int
 ) -> Cost:
     """N tokens through n_enc blocks, M through n_dec blocks; with both embeddings' updates."""
-    if macro == "error_projection":
-        return layers["error_projection", macro](**sizes)
+    if phase == "error_projection":
+        return layers["error_projection", phase](**sizes)
     of_encoder = {**sizes, "M": sizes["N"]}
     of_decoder = {**sizes, "N": sizes["M"]}
 
     def cost(layer: str, at: dict[str, int]) -> Cost:
-        return layers[layer, macro](**at)
+        return layers[layer, phase](**at)
 
     encoder_block = [cost("mha", of_encoder), cost("ffn", of_encoder), 2 * cost("add_norm", of_encoder)]
     decoder_block = [cost("mha", of_decoder), cost("mha", sizes), cost("ffn", sizes), 3 * cost("add_norm", sizes)]
@@ -180,7 +180,7 @@ def training(
     if procedure == "BP":
         layers = {**layers, ("embedding", "weight_update"): nothing}
     return total(
-        passes * model(macro, layers, **sizes)
-        for macro, passes in zip(MACROS, PASSES[procedure], strict=True)
+        passes * model(phase, layers, **sizes)
+        for phase, passes in zip(PHASES_OF_A_STEP, PASSES[procedure], strict=True)
         if passes
     )

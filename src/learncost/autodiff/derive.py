@@ -76,9 +76,9 @@ class Derived(Displayed):
         )
 
 
-def part(table: Table, macro: str, within: Table) -> Table:
+def part(table: Table, phase: str, within: Table) -> Table:
     """The lines of one macro-operation, repeats around them kept."""
-    lines = each_line(table.lines, lambda line: (line,) if line.tag.macro == macro else ())
+    lines = each_line(table.lines, lambda line: (line,) if line.tag.phase == phase else ())
     return replace(table, lines=_drop_empty(lines), within=within)
 
 
@@ -151,7 +151,7 @@ def derive(
         scope.seed(name)
     scope.reverse(table.lines)
     for name in chosen:
-        scope.finish(name, Meta(macro="weight_update" if name in table.weights else "backward"))
+        scope.finish(name, Meta(phase="weight_update" if name in table.weights else "backward"))
     values = dict(table.values)
     forward = replace(table, lines=scope.keeping(table.lines, values), values=values)
     gradients = {name: f"d{name}" for name in chosen if f"d{name}" in scope.derived_values}

@@ -77,10 +77,10 @@ class Reverse:
         if len(parts) == 1 and name not in self.seeded:
             return parts[0]
         total = self._make(f"d{name}.total" if name in self.seeded else f"d{name}", name)
-        macro = "weight_update" if name in self.reach.weights else "backward"
+        phase = "weight_update" if name in self.reach.weights else "backward"
         tag = tag if tag.layer else self.readers.get(name, tag)
         seed = [f"d{name}"] if name in self.seeded else []
-        Adding(self.out, self.made, self.derived_values, self.sizes, merging(tag, macro)).add(total, [*seed, *parts])
+        Adding(self.out, self.made, self.derived_values, self.sizes, merging(tag, phase)).add(total, [*seed, *parts])
         return total
 
     def _given(self, name: str) -> str:
@@ -124,12 +124,12 @@ class Reverse:
         target = derived.left[0].name
         source = line.right[i]
         self.readers[source.name] = line.tag
-        macro = "weight_update" if isinstance(source, Term) and source.name in self.reach.weights else "backward"
+        phase = "weight_update" if isinstance(source, Term) and source.name in self.reach.weights else "backward"
         local, equation = derived.tag.local, derived.tag.equation
         if not local:
             local = f"d{line.tag.locals[i]}" if i < len(line.tag.locals) else ""
             equation = line.tag.gradients[i] if i < len(line.tag.gradients) else ""
-        tag = replace(line.tag, macro=macro, local=local, equation=equation, locals=(), gradients=(), jacobian="")
+        tag = replace(line.tag, phase=phase, local=local, equation=equation, locals=(), gradients=(), jacobian="")
         where = tuple(c for c in line.where if c.axes <= set(derived.loops))
         derived = derived.with_changed(tag=tag, where=where)
         if len(derived.left) == 1 and (target in self.derived_values or target in self.values):
@@ -274,7 +274,7 @@ class Reverse:
         totals = [self._accumulate(inner, name) for name in line.shared if inner.reach.wants(name)]
         for c in carries:
             if starts[c.start] is None and line.count != "1":  # no line of a turn makes anything of what it was handed
-                starts[c.start] = inner._zeros(inner._make(f"d{c.start}", c.start), Meta(macro="backward"))
+                starts[c.start] = inner._zeros(inner._make(f"d{c.start}", c.start), Meta(phase="backward"))
         carry_lines = tuple(
             carried for c in carries for carried in self._carried(c, starts[c.start], str(self._initial(c)), inner)
         )
@@ -334,7 +334,7 @@ class Reverse:
             return f"d{carry.final}.total"
         if self.parts.get(carry.final):
             return f"d{carry.final}"
-        return self._zeros(self._make(f"d{carry.final}", carry.final), Meta(macro="backward"))
+        return self._zeros(self._make(f"d{carry.final}", carry.final), Meta(phase="backward"))
 
     def _zeros(self, name: str, tag: Meta) -> str:
         self.out.append(Op((Term(name, self.derived_values[name].axes),), (), (), tag, word="zeros", gives=("Y",)))
@@ -342,14 +342,14 @@ class Reverse:
 
     def _accumulate(self, inner: Reverse, name: str) -> Carry:
         """The gradient of a value that all turns share: a carried total."""
-        macro = "weight_update" if name in self.reach.weights else "backward"
+        phase = "weight_update" if name in self.reach.weights else "backward"
         turn = str(inner.finish(name, Meta()))
         part = self.part(name)
         axes = self.derived_values[part].axes
         zero = self._make(f"{part}:zero", name, "part")
         start, end = (inner._make(f"{part}:{sum}", name, "part") for sum in ("sum", "sum.2"))
         reader = inner.readers.get(name, Meta())
-        tag = merging(reader, macro)
+        tag = merging(reader, phase)
         self._zeros(zero, tag)
         inner.out.append(Sum((Term(end, axes),), (Term(start, axes), Term(turn, axes)), (), tag, (1, 1)))
         return Carry(start, end, zero, part)

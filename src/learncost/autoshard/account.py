@@ -120,7 +120,7 @@ class MeshAccount:
                 continue  # its time is that of the links
             turns = sizes[self.blocks[segment // 2]] if segment % 2 else 1
             where = SegmentPass(
-                segment, PASSES.get(work.macro, "F"), bool(self.sizes.turns_round & self._rows[work.main].repeat.sizes)
+                segment, PASSES.get(work.phase, "F"), bool(self.sizes.turns_round & self._rows[work.main].repeat.sizes)
             )
             flops = work.turns * work.share * sum(product.flops for product in work.products)
             yield where, flops / max(1, turns), seconds.total / max(1, turns)

@@ -400,7 +400,7 @@ class StructureCost:
                     sending.word, [each.get(sending.mesh_axis, MeshGroup(1, 1)) for each in of_ways]
                 )
             latency, per_byte = links[key]
-            name = PASSES.get(sending.macro, "F")
+            name = PASSES.get(sending.phase, "F")
             calls = 1 if name == "O" else sending.turns.at(sizes)
             seconds = calls * (latency + per_byte * sending.payload.at(sizes))
             passes.setdefault(name, PassTime()).send(sending, seconds, several[0])

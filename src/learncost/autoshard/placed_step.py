@@ -62,7 +62,7 @@ class ShardedStep:
                     inner = {**stacks, **{inside: stacks.get(outer, outer) for inside, outer in line.each}}
                     yield from visit(line.lines, (*counts, line.count), inner)
                 else:
-                    segment = walker.segment(line.tag.macro, counts)
+                    segment = walker.segment(line.tag.phase, counts)
                     yield line, segment, [stacks.get(name, name) for name in line.reads]
 
         return visit(table.lines, (), {})

@@ -78,12 +78,12 @@ class Walker:
         self.passed: list[str] = []  # the repeats of blocks that were gone through, on the way
         self.back = False
 
-    def segment(self, macro: str, counts: Iterator[str] | Sequence[str]) -> int:
+    def segment(self, phase: str, counts: Iterator[str] | Sequence[str]) -> int:
         """The segment of the next line.
 
         macro   its macro-operation; counts, those of the repeats around it
         """
-        if macro in BACKWARD and not self.back:
+        if phase in BACKWARD and not self.back:
             self.back, self.passed = True, []
         names = (base(count).partition("/")[0] for count in counts)
         if (name := next((each for each in names if each in self.blocks), "")) in self.blocks:

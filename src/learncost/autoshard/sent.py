@@ -32,7 +32,7 @@ class Sending:
     mesh_axis: str
     payload: Polynomial
     turns: Polynomial
-    macro: str
+    phase: str
     segment: int
     role: str
     line: str
@@ -47,13 +47,13 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
     walker = Walker(step.blocks)
     owners = {each.name: each.segments[0] for each in held}
     for line, counts in walk(table.lines):
-        segment = walker.segment(line.tag.macro, counts)
+        segment = walker.segment(line.tag.phase, counts)
         if not sends(line):
             continue
         name = placed.holds.get(line.name, line.name)
         known = placed.whole.known.get(name)
         role, owner = step.homes.kind(name, known) if known else ("values", name)
-        if line.tag.macro == "optimizer_step":
+        if line.tag.phase == "optimizer_step":
             segment = owners.get(owner, segment)
         width = BYTES_OF_AN_INDEX if name in indices else step.width(line.name, role)
         sides = [term.declared for term in (line.left[0], line.right[0]) if isinstance(term, Term)]
@@ -63,7 +63,7 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
                 line.axes[0],
                 Polynomial.of(_larger(sides), width),
                 Polynomial.of(counts),
-                line.tag.macro,
+                line.tag.phase,
                 segment,
                 role,
                 line.name,

@@ -308,7 +308,7 @@ def step_of(
             if name == "O":
                 spent.compute = account.weights.optimizer_seconds(way_sizes, part, rates)
             for sending, moved in transfers:
-                if PASSES.get(sending.macro, "F") != name:
+                if PASSES.get(sending.phase, "F") != name:
                     continue
                 calls = _calls(account, sending, way_sizes, part)
                 if name == "O":  # of stacks the payload grows with the turns
@@ -470,7 +470,7 @@ def _sent(
         for chunk in range(way.chunks):
             part = parts[chunk * way.stages + device]
             for sending in account.sendings:
-                once = PASSES.get(sending.macro) == "O"
+                once = PASSES.get(sending.phase) == "O"
                 if not account.step.within((sending.segment,), part):
                     continue
                 inner = account.sizes.of_stage(way_sizes, part)

@@ -50,7 +50,7 @@ def write(scope: FunctionScope, line: Line, heading: str = "") -> None:
 def heading_of(line: Line) -> str:
     """What stands above lines of one layer, of its forward pass or of what follows."""
     name = line.tag.layer.replace("_", " ")
-    return f"{name}, backward" if name and line.tag.macro in ("backward", "weight_update") else name
+    return f"{name}, backward" if name and line.tag.phase in ("backward", "weight_update") else name
 
 
 def headed(items: Iterable[Item]) -> Iterator[tuple[Item, str | None]]:

@@ -182,7 +182,7 @@ class _Mixed:
             keeps_width = line.left[0].indexed or self.rounding.keeps(
                 line
             )  # what meets at an index is added up in fp32
-            if line.tag.macro != "optimizer_step" and not keeps_width:
+            if line.tag.phase != "optimizer_step" and not keeps_width:
                 self.low |= {term.name for term in line.left if self._is_activation(term)}
             if not self.rounding.product(line):
                 result.append(line)
@@ -227,12 +227,12 @@ class _Mixed:
         low, axes = f"{name}{LOW}", value.axes
         self.copies[low] = Value(axes, "copy", name)
         self.low.add(low)
-        place, tag = len(result), replace(line.tag, kernel=None, equation="", macro=line.tag.macro)
+        place, tag = len(result), replace(line.tag, kernel=None, equation="", phase=line.tag.phase)
         where: tuple[Condition, ...] = ()
         for at, maker in enumerate(result):
             if not isinstance(maker, Line) or all(term.name != name for term in maker.left):
                 continue
             where = maker.where if maker.left[0].declared == axes else ()
             if maker.tag.kernel:
-                place, tag = at + 1, replace(tag, kernel=maker.tag.kernel, macro=maker.tag.macro)
+                place, tag = at + 1, replace(tag, kernel=maker.tag.kernel, phase=maker.tag.phase)
         result.insert(place, Sum((Term(low, axes),), (Term(name, axes),), where, tag, (1,)))

@@ -147,8 +147,8 @@ class Stops:
     def passed(self, line: Statement, table: Table) -> int:
         """Behind how many of them a lowered line of the table is."""
         tag = next(inner for inner, _ in walk((line,))).tag
-        if self.updates is None or tag.macro == "forward":
-            return int(tag.macro != "forward")
+        if self.updates is None or tag.phase == "forward":
+            return int(tag.phase != "forward")
         return 1 + (tag.origin >= sum(1 for _ in walk(table.lines[: len(table.lines) - self.updates])))
 
 
@@ -487,7 +487,7 @@ class FunctionWriter:
 
 def _last(lines: Sequence[Statement]) -> list[Line]:
     """The optimizer's lines that nothing else reads, such as turns that update their weights do of drawn directions."""
-    steps = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
+    steps = [line for line in lines if isinstance(line, Line) and line.tag.phase == "optimizer_step"]
     read = {name for line in lines if line not in steps for name in line.reads}
     for line in reversed(steps):
         read |= set(line.reads) if not read.isdisjoint(line.makes) else set()

@@ -334,14 +334,14 @@ def title(line: Loop, table: Table) -> str:
     """What one turn is called: block, decoder_block_backward."""
     blocks = {inner.tag.block for inner, _ in walk(line.lines) if inner.tag.block}
     every = {inner.tag.block for inner, _ in walk(table.lines) if inner.tag.block}
-    macros = {inner.tag.macro for inner, _ in walk(line.lines)}
+    phases = {inner.tag.phase for inner, _ in walk(line.lines)}
     side = f"{blocks.pop()}_" if len(every) > 1 and len(blocks) == 1 else ""
     title = f"{side}{_what(line)}"
-    if "backward" in macros:
+    if "backward" in phases:
         return f"{title}_backward"
-    if macros == {"recomputation"}:
+    if phases == {"recomputation"}:
         return f"{title}_again"
-    return f"{title}_update" if "weight_update" in macros else title
+    return f"{title}_update" if "weight_update" in phases else title
 
 
 def loop_title(loop: CallLoop, table: Table) -> str:

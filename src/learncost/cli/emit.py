@@ -36,7 +36,7 @@ from learncost.reports.run import lengths_of
 from learncost.sharding.place import place as place_step
 from learncost.version import __version__
 
-MACROS = ("step", "forward", "backward")
+PHASES_OF_A_STEP = ("step", "forward", "backward")
 LIBRARIES = {"numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
 IN_PLACE = "c"
 """The dialect that writes into one arena: products of PyTorch's, kernels in C, for arrays of one size."""
@@ -56,7 +56,7 @@ def emit(
     *,
     procedure: str | None = None,
     optimizer: str | None = None,
-    macro: str = "step",
+    phase: str = "step",
     plan: str | None = None,
     batch_size: int | str | None = None,
     seq_len: int | str | None = None,
@@ -89,7 +89,7 @@ def emit(
         model and none for a layer.
     plan
         For a model, how its step is rewritten, as head,at-once,recompute=gelu+norm (`learncost list plans`).
-    macro
+    phase
         What is written: the step; for a layer also forward or backward alone.
     batch_size
         With `backend` c and c99, how many sequences there are. The default is 1. With `mesh`, those of all devices.
@@ -132,14 +132,16 @@ def emit(
 
     Examples
     --------
-    >>> program = lc.emit("residual", macro="forward")
+    >>> program = lc.emit("residual", phase="forward")
     >>> scope = {}
     >>> exec(program, scope)
     >>> "forward" in scope
     True
     """
-    if macro not in MACROS:
-        raise InputError(f"macro must be one of {', '.join(MACROS)}, not {shown(macro)}{nearest(macro, MACROS)}")
+    if phase not in PHASES_OF_A_STEP:
+        raise InputError(
+            f"phase must be one of {', '.join(PHASES_OF_A_STEP)}, not {shown(phase)}{nearest(phase, PHASES_OF_A_STEP)}"
+        )
     if precision is not None:
         dtype = either(dtype, precision, counts_alone=True).name
     of_mesh = {"mesh": mesh, "place": place, "placement": placement}
@@ -155,8 +157,8 @@ def emit(
         )
     alone = {name: sizes.pop(name) for name in parameters_of_alone() if name in sizes}
     if backend == ALONE:
-        if macro != "step":
-            raise InputError("--macro is for layers as Python: --backend c99 has --entry step, predict or both")
+        if phase != "step":
+            raise InputError("--phase is for layers as Python: --backend c99 has --entry step, predict or both")
         asked_lengths = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
         return freestanding(subject, procedure, optimizer, plan, asked_lengths, alone, sizes)
     if seq_len is None and (names_own_sizes(subject) if isinstance(subject, str) else isinstance(subject, Layer)):
@@ -164,7 +166,7 @@ def emit(
     if alone:
         raise InputError(f"--{next(iter(alone)).replace('_', '-')} is for --backend c99")
     step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan, **of_mesh, **of_stages}
-    model_flags = {**step_flags, "macro": None if macro == "step" else macro}
+    model_flags = {**step_flags, "phase": None if phase == "step" else phase}
     shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
     if dtype is not None and (kind := precision_of(dtype)).quantized:
         what = "weights that lie as numbers" if kind.learned else "all weights"
@@ -197,8 +199,8 @@ def emit(
     elif sizes and not isinstance(subject, Model):
         raise InputError(f"{min(sizes)} is a size of models: a layer's program reads its sizes off its arrays")
     if isinstance(subject, Model):
-        if macro != "step":
-            raise InputError(f"--macro {macro} is for layers; a model's program is its step")
+        if phase != "step":
+            raise InputError(f"--phase {phase} is for layers; a model's program is its step")
         flags_of_step = procedure or "bp", optimizer or DEFAULT, plan or ""
         table, about = _model(subject, *flags_of_step)
         constants = subject.sizes
@@ -221,7 +223,7 @@ def emit(
     elif plan is not None:
         raise InputError("--plan is for models; a layer is differentiated as it stands")
     elif isinstance(subject, Layer):
-        table, about = _layer(subject, optimizer or "none", macro)
+        table, about = _layer(subject, optimizer or "none", phase)
     elif isinstance(subject, Table):
         table, about = subject, subject.title
     else:
@@ -233,7 +235,7 @@ def emit(
         length = None if seq_len is None else check_size("seq-len", seq_len)
         return _in_place(subject, table, about, written, plan, batch, length, dtype or "fp32")
     title = _title(about, LIBRARIES.get(backend, backend), written)
-    return program(table, backend, macro, title, constants, dtype).text
+    return program(table, backend, phase, title, constants, dtype).text
 
 
 def _title(about: str, library: str, written: str) -> str:
@@ -295,19 +297,19 @@ def _model(model: Model, procedure: str, optimizer: str, plan: str) -> tuple[Tab
     return table, f"{about}\nCounted as {configuration.counted}." if configuration.counted else about
 
 
-def _layer(layer: Layer, optimizer: str, macro: str) -> tuple[Table, str]:
+def _layer(layer: Layer, optimizer: str, phase: str) -> tuple[Table, str]:
     """The tables of a layer: forward, the whole derivation, or what follows the forward pass."""
     says = {
         "step": "forward, backward and weight update",
         "forward": "forward",
         "backward": "backward and weight update",
     }
-    about = f"{layer.name}, {says[macro]}." + (f"\n\n{layer.source}" if layer.source else "")
-    if macro == "forward":
+    about = f"{layer.name}, {says[phase]}." + (f"\n\n{layer.source}" if layer.source else "")
+    if phase == "forward":
         return layer.table, about
     derived = derive(layer)
-    table = derived.step if macro == "step" else derived.reverse
-    if macro == "backward":
+    table = derived.step if phase == "step" else derived.reverse
+    if phase == "backward":
         weights = tuple(name for name in layer.table.weights if name in {n for line in table.lines for n in line.reads})
         table = replace(table, weights=weights, values=derived.step.values)
     if optimizer != "none":

@@ -85,15 +85,15 @@ def _rows(
     formula: PublishedFormula, letters: Mapping[str, Polynomial], blocks: Polynomial, again: bool
 ) -> Iterator[PricedLine]:
     times = {"forward": 1, "recomputation": int(again), "backward": BACKWARD}
-    for macro, factor in times.items():
+    for phase, factor in times.items():
         for operation in formula.rows:
-            if factor and (operation.blocks or macro != "recomputation"):
+            if factor and (operation.blocks or phase != "recomputation"):
                 flops = value(operation.flops, letters) * factor
                 yield PricedLine(
                     operation.name,
                     operation.layer or "model",
                     None,
-                    macro,
+                    phase,
                     "",
                     ZERO if operation.kind == "elementwise" else _half(flops),
                     flops,

@@ -39,7 +39,7 @@ def with_counts(table: Table, line: Line, counts: Counts, form: str | None = Non
     line_kind = kind(line, table, form)
     narrow = narrow_elements(line, table) * counts[-1]
     return PricedLine(
-        name, tag.layer, tag.block, tag.macro, tag.equation, *counts, line_kind, narrow, part_of, source=line
+        name, tag.layer, tag.block, tag.phase, tag.equation, *counts, line_kind, narrow, part_of, source=line
     )
 
 
@@ -55,10 +55,10 @@ def kind(line: Line, table: Table, form: str | None = None) -> str:
     form = form_of(line) if form is None else form
     if not form:
         return "elementwise"
-    weighted = line.tag.macro == "weight_update" or not table.multiplied.isdisjoint(line.reads)
+    weighted = line.tag.phase == "weight_update" or not table.multiplied.isdisjoint(line.reads)
     if form == "matrix" or weighted:
         return "linear" if weighted else "attention"
-    return "attention" if line.tag.macro == "error_projection" else "elementwise"
+    return "attention" if line.tag.phase == "error_projection" else "elementwise"
 
 
 def form_of(line: Line) -> str:

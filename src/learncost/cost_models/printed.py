@@ -32,7 +32,7 @@ def printed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
         elif isinstance(line, Product):
             maccs, flops, outside = _printed_product(line, book, table)
         elif isinstance(line, Sum):
-            adds = len(line.right) - 1 if tag.macro in ("forward", "recomputation") else 0
+            adds = len(line.right) - 1 if tag.phase in ("forward", "recomputation") else 0
             maccs, flops = ZERO, Polynomial.of(line.left[0].loops, adds)
         else:
             assert isinstance(line, Op)
@@ -53,7 +53,7 @@ def _printed_product(line: Product, book: Book, table: Table) -> tuple[Polynomia
         if line.tag.layer in book.one_hot and term.indexed:
             points = Polynomial.of((*term.loops, *(axis.axis for axis in term.axes if isinstance(axis, Read))))
             return points, points * 2, False
-        if line.tag.macro not in ("forward", "recomputation"):
+        if line.tag.phase not in ("forward", "recomputation"):
             # A sum of rows, such as a bias gradient, is left out (section 5.4.3), the rows of a look-up are updated
             # directly (section 5.1.2).
             return ZERO, ZERO, False

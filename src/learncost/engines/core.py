@@ -146,7 +146,7 @@ class Core(Displayed):
         """What a procedure has beside the weights and learns as they do, drawn as weights are, with its own state."""
         if not table.beside:
             return
-        forward = each_line(table.lines, lambda line: (line,) if line.tag.macro == "forward" else ())
+        forward = each_line(table.lines, lambda line: (line,) if line.tag.phase == "forward" else ())
         kind_of = kinds(replace(table, lines=forward))
         for name in table.beside:
             size, value = shape(table, name, sizes), table.values[name]

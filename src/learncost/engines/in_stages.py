@@ -86,10 +86,10 @@ def in_halves(table: Table, outputs: Collection[str]) -> StageTables:
     outputs  of the step of all stages together: what a stage sends is none
     """
     last: list[Statement] = []
-    if any(turns and line.tag.macro == "optimizer_step" for line, turns in walk(table.lines)):
+    if any(turns and line.tag.phase == "optimizer_step" for line, turns in walk(table.lines)):
         raise InputError("stages update with the gradients of all microbatches: leave the plan at-once out")
     for line in table.lines:
-        updates = not isinstance(line, Loop) and line.tag.macro == "optimizer_step"
+        updates = not isinstance(line, Loop) and line.tag.phase == "optimizer_step"
         if updates or {*line.reads} & defined(last):
             last.append(line)
     first = [line for line in table.lines if not any(line is each for each in last)]

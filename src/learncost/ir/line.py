@@ -100,7 +100,7 @@ class Meta:
 
     layer: str = ""
     block: str | None = None
-    macro: str = "forward"
+    phase: str = "forward"
     equation: str = ""
     local: str = ""  # the left name inside the layer where the line was written
     locals: tuple[str, ...] = ()  # the same for the operands on the right

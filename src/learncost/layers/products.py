@@ -86,7 +86,7 @@ def _runs_as_matrices(line: Product, terms: Sequence[Term]) -> bool:
     """
     operator = operator_name(line.tag.operator)
     if operator == "bilinear":
-        return line.tag.macro == "weight_update" or not set(line.left[0].loops).issuperset(line.loops)
+        return line.tag.phase == "weight_update" or not set(line.left[0].loops).issuperset(line.loops)
     return operator in PRODUCT_OPERATORS and not ("conv" in operator and _groups(line, terms))
 
 
@@ -107,7 +107,7 @@ def operator_maccs(line: Product) -> Polynomial:
         return matrix_maccs(line)
     loops = dict.fromkeys(chain.from_iterable(term.loops for term in terms))
     sums = not line.left[0].loops or not set(loops).issubset(line.left[0].loops)
-    if sums and line.tag.macro == "weight_update" and "conv" in line.tag.operator:
+    if sums and line.tag.phase == "weight_update" and "conv" in line.tag.operator:
         return Polynomial.of((*loops, *_groups(line, terms)))
     return Polynomial.of(loops)
 
@@ -132,12 +132,12 @@ tools/autograd/derivatives.yaml)."""
 def has_a_formula(line: Line, operators: Collection[str]) -> bool:
     """Whether a counter with formulas of these operators sees a line."""
     operator = operator_name(line.tag.operator)
-    return operator in operators or (operator in SEEN_BACKWARD and line.tag.macro in ("backward", "weight_update"))
+    return operator in operators or (operator in SEEN_BACKWARD and line.tag.phase in ("backward", "weight_update"))
 
 
 def is_in_a_kernel(line: Product) -> bool:
     """Whether counters of operators see nothing of a product, which a kernel of another name computes."""
-    return line.tag.macro in ("forward", "recomputation") and line.tag.operator in IN_ITS_KERNEL
+    return line.tag.phase in ("forward", "recomputation") and line.tag.operator in IN_ITS_KERNEL
 
 
 def in_half(line: Product, maccs: Polynomial) -> Polynomial:

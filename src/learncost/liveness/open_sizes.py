@@ -105,7 +105,7 @@ def stretches(
                 array.axes,
                 array.times,
                 of_element,
-                array.macro,
+                array.phase,
                 array.layer,
                 array.block,
                 walk.role(array),

@@ -158,7 +158,7 @@ class Walk:
         for place, level in highest.values():
             line, path, _ = self.lines[place]
             loops = tuple((loop, self.loops[loop], int(size_of(self.loops[loop], sizes))) for loop, _ in path)
-            moments.append(Moment(line.name, line.tag.layer, line.tag.macro, level, line.tag.block, loops))
+            moments.append(Moment(line.name, line.tag.layer, line.tag.phase, level, line.tag.block, loops))
         has_numbers = all(isinstance(level, int) for level in levels)
         return tuple(moments), tuple(place + 1 for place, _ in highest.values()) if has_numbers else ()
 
@@ -176,7 +176,7 @@ class Walk:
             number = sum(_at(array.times, sizes) for array in several)
             size = sum(int((array.count * self.width(array, width, widths)).at(sizes)) for array in several)
             shape = shape_of(last_made.axes, sizes)
-            tags = last_made.macro, last_made.layer, last_made.block
+            tags = last_made.phase, last_made.layer, last_made.block
             yield LiveInterval(
                 name_of(last_made), last_made.axes, shape, number, size, first, last, *tags, self.role(last_made)
             )
@@ -218,5 +218,5 @@ def name_of(array: ScheduledArray) -> str:
 def _gradients(table: Table) -> frozenset[str]:
     """What optimizers are given, under every name that it has in stacks."""
     lines = [line for line, _ in each(table.lines) if isinstance(line, Op) and "G" in line.given]
-    updates = [line for line in lines if line.tag.macro == "optimizer_step"]
+    updates = [line for line in lines if line.tag.phase == "optimizer_step"]
     return frozenset(line.right[line.given.index("G")].name for line in updates)

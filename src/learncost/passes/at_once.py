@@ -100,7 +100,7 @@ def _along(line: Line, axis: str) -> bool:
 
 
 def _updates(line: Statement) -> bool:
-    return isinstance(line, Line) and line.tag.macro == "optimizer_step"
+    return isinstance(line, Line) and line.tag.phase == "optimizer_step"
 
 
 def _in_turns(

@@ -14,7 +14,7 @@ from learncost.ir.line import Line, Op, Product
 from learncost.ir.repeat import Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
-from learncost.passes.rematerialization import Values, in_macro, joined, pairs
+from learncost.passes.rematerialization import Values, in_phase, joined, pairs
 
 Path = tuple[str, ...]
 
@@ -54,12 +54,12 @@ class _LineCheckpoint:
 
 def _with_checkpoints(lines: Sequence[Statement], values: Values) -> tuple[Statement, ...]:
     forward = {
-        place: line for place, line in enumerate(lines) if isinstance(line, Line) and line.tag.macro == "forward"
+        place: line for place, line in enumerate(lines) if isinstance(line, Line) and line.tag.phase == "forward"
     }
     reverse = {
         place: line
         for place, line in enumerate(lines)
-        if isinstance(line, Line) and line.tag.macro in ("backward", "weight_update") and line.tag.again
+        if isinstance(line, Line) and line.tag.phase in ("backward", "weight_update") and line.tag.again
     }
     maker = {name: place for place, line in forward.items() for name in line.makes}
     paths = dict.fromkeys(path for line in reverse.values() for path in _prefixes(path_of(line)))
@@ -89,7 +89,7 @@ def _with_checkpoints(lines: Sequence[Statement], values: Values) -> tuple[State
                 own = {name: _again(name, len(path_of(line)) - len(path)) for name in line.makes}
                 values.update({new: values[name] for name, new in own.items()})
                 changed = line.renamed({**dict(names(path, line.reads)), **own})
-                added.setdefault(begin, []).extend(in_macro((changed,), "recomputation"))
+                added.setdefault(begin, []).extend(in_phase((changed,), "recomputation"))
     result: list[Statement] = []
     for place, statement in enumerate(lines):
         result += added.get(place, [])

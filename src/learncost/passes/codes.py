@@ -17,7 +17,7 @@ LARGEST, LEAST = 127, 1e-30
 Values = dict[str, Value]
 
 
-def coded(number: Term, name: str, inside: Sequence[str], values: Values, macro: str) -> Iterator[Line]:
+def coded(number: Term, name: str, inside: Sequence[str], values: Values, phase: str) -> Iterator[Line]:
     """The lines that make NAME.codes and NAME.scales of a value: its largest number along some axes has the code 127.
 
     inside  the axes along which numbers share a scale
@@ -25,7 +25,7 @@ def coded(number: Term, name: str, inside: Sequence[str], values: Values, macro:
     """
     axes = number.declared
     rows = tuple(axis for axis in axes if axis not in inside)
-    tag = Meta(LAYER, macro=macro)
+    tag = Meta(LAYER, phase=phase)
 
     def term(part: str, of: tuple[str, ...], role: Role = "step", dtype: str = "") -> Term:
         values[f"{name}.{part}"] = Value(of, role, dtype=dtype)

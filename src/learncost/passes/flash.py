@@ -38,7 +38,7 @@ def flash(table: Table) -> Table:
     pairs = scores(once)
     if not pairs:
         return table
-    if any(line.tag.again and line.tag.macro == "recomputation" for line, _ in walk(table.lines)):
+    if any(line.tag.again and line.tag.phase == "recomputation" for line, _ in walk(table.lines)):
         raise InputError(
             "flash makes scores again where a checkpoint of the module does so already: leave torch.utils.checkpoint "
             "out of the module, and say --procedure recompute with --plan flash"
@@ -113,7 +113,7 @@ def _kernels(
             names_of = (name for line in group for name in (*line.makes, *line.reads))
             turns, queries = next(pairs[name] for name in names_of if name in pairs)
             wish = f"{group[0].tag.layer or 'attention'}_scores"
-            if any(line.tag.macro == "backward" for line in group):
+            if any(line.tag.phase == "backward" for line in group):
                 wish = f"{wish}_backward"
             kernel = FusedKernel(names.of(wish), turns, (queries, QUERIES))
             result.extend(replace(line, tag=replace(line.tag, kernel=kernel)) for line in group)

@@ -58,7 +58,7 @@ def _does(lines: Sequence[Line]) -> str:
     words = [line.word for line in lines if isinstance(line, Op)]
     if len(layers) == 1 and words and words[0] != layers[0] and len(set(words)) == 1:
         layers.append(words[0])
-    if any(line.tag.macro in ("backward", "weight_update") for line in lines):
+    if any(line.tag.phase in ("backward", "weight_update") for line in lines):
         layers.append("backward")
     return "_".join(dict.fromkeys(layers))
 
@@ -115,7 +115,7 @@ def _rows(line: Line, axes: _Axes) -> tuple[str, ...] | None:
     """The axes that a kernel of this line takes turns over: those of no weight. None: the line stands alone."""
     if _multiplies(line) or (isinstance(line, Op) and line.word in _APART):
         return None
-    if line.tag.macro == "optimizer_step":
+    if line.tag.phase == "optimizer_step":
         return () if isinstance(line, Op) else None  # element by element
     acted = {*line.axes, *line.chosen} if isinstance(line, Op) else set()
     rows = tuple(axis for axis in line.loops if base(axis) not in axes.features and axis not in acted)
@@ -198,7 +198,7 @@ def _updated(lines: Sequence[Statement]) -> dict[FusedKernel | None, set[str]]:
     """By the kernels of other plans that have lines of an optimizer: the arrays that these read, and may change."""
     arrays: dict[FusedKernel | None, set[str]] = {}
     for line in lines:
-        if isinstance(line, Line) and line.tag.kernel and line.tag.macro == "optimizer_step":
+        if isinstance(line, Line) and line.tag.kernel and line.tag.phase == "optimizer_step":
             terms = (term for term in line.right if isinstance(term, Term) and term.axes)
             arrays.setdefault(line.tag.kernel, set()).update(term.name for term in terms)
     return arrays
@@ -207,10 +207,10 @@ def _updated(lines: Sequence[Statement]) -> dict[FusedKernel | None, set[str]]:
 def _waits(line: Line, axes: _Axes) -> bool:
     if line.tag.kernel:
         return False
-    macro = line.tag.macro
+    phase = line.tag.phase
     if isinstance(line, Sum) and _rows(line, axes) is None:
         return True
-    return macro in ("optimizer_step", "recomputation") or (macro == "weight_update" and _multiplies(line))
+    return phase in ("optimizer_step", "recomputation") or (phase == "weight_update" and _multiplies(line))
 
 
 def _together(first: Statement, second: Statement) -> bool:

@@ -148,7 +148,7 @@ class _ChunkLoop:
         """A total that the turns carry."""
         name = line.name
         start, end, zero = (f"{name}:{part}" for part in ("sum", "sum.2", "zero"))
-        tag = merging(line.tag, line.tag.macro)
+        tag = merging(line.tag, line.tag.phase)
         self.before.append(Op((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
         self.inside.append(Sum((Term(end, axes),), (Term(start, axes), Term(name, axes)), (), tag, (1, 1)))
         total = Value(axes, "part", self.table.values[name].of)

@@ -61,7 +61,7 @@ def updates(table: Table) -> EpilogueUpdates:
     outside: dict[str, str] = {}
     for scope, handed in _scopes(table.lines, set(table.outputs)):
         for line in scope:
-            if isinstance(line, Op) and line.tag.macro == "optimizer_step" and line.given[:1] == ("W",):
+            if isinstance(line, Op) and line.tag.phase == "optimizer_step" and line.given[:1] == ("W",):
                 weight = line.right[0].names[0]
                 weight = table.known[weight].of or weight if weight in table.known else weight
                 if line.tag.kernel and line.tag.kernel.name.startswith(KERNELS):
@@ -86,7 +86,7 @@ def _without_word(table: Table, inside: list[str], outside: dict[str, str]) -> N
         for update in lines:  # back to what the optimizer does not make
             for name in update.reads:
                 maker = makers.get(name)
-                if maker is not None and table.axes[name] and maker.tag.macro == "optimizer_step":
+                if maker is not None and table.axes[name] and maker.tag.phase == "optimizer_step":
                     lines += [maker] * (maker not in lines)
                 elif maker is not None and table.axes[name]:
                     outside.setdefault(weight, _reason(table.lines, set(table.outputs), name))
@@ -151,7 +151,7 @@ def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
     for line in lines:
         if not isinstance(line, Line):
             continue
-        if line.tag.macro != "optimizer_step" and (
+        if line.tag.phase != "optimizer_step" and (
             waiting.isdisjoint(line.reads) or not _scales(line, product, waiting)
         ):
             continue
@@ -159,7 +159,7 @@ def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
         if not waiting.isdisjoint(line.reads):
             chain.append(line)
             waiting |= {*line.makes}
-    if not any(line.tag.macro == "optimizer_step" for line in chain):
+    if not any(line.tag.phase == "optimizer_step" for line in chain):
         return []
     alike = [line for line in steps if line.left[0].loops == product.left[0].loops]
     while True:
@@ -203,7 +203,7 @@ def _reason(scope: Sequence[Statement], handed: Collection[str], name: str) -> s
     while name not in seen:
         seen.add(name)
         maker = next((line for line in scope if name in line.makes), None)
-        if isinstance(maker, Line) and maker.tag.macro == "optimizer_step":  # weight decay: the gradient is the first
+        if isinstance(maker, Line) and maker.tag.phase == "optimizer_step":  # weight decay: the gradient is the first
             name = maker.right[0].names[0]
             continue
         if maker is None or isinstance(maker, Loop):

@@ -20,7 +20,7 @@ UNIT = -10
 def exponential(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name: str, tag: Meta) -> ScaledInteger:
     """2^(x log2(e)), up to 1: a power of two, and a polynomial from 2^-1/2 to 2^1/2."""
     steps = _IntegerSteps(scope, name, axes, tag)
-    number = scope.narrow(number, axes, HALF, tag.macro)
+    number = scope.narrow(number, axes, HALF, tag.phase)
     factor, power = LOG2_E
     product = steps.times(Term(number.name, axes), factor)
     amount = scope.scalar(Power(UNIT) - number.power - Power(power), tag)

@@ -44,7 +44,7 @@ def _once(lines: Sequence[Statement]) -> tuple[Statement, ...]:
     for line in reversed(lines):
         if isinstance(line, Loop):
             result.append(replace(line, lines=_once(line.lines)))
-        elif line.tag.macro != "recomputation" or (line.tag.types and not needed.isdisjoint(line.makes)):
+        elif line.tag.phase != "recomputation" or (line.tag.types and not needed.isdisjoint(line.makes)):
             needed |= set(line.reads)
             result.append(line)
     return tuple(reversed(result))
@@ -182,7 +182,7 @@ class _Again:
                 self.waiting.pop(term.name, None)
         for line in unit:
             self.make(line.reads)
-        self.out += in_macro((_of_its_own(line.renamed(self.names)) for line in unit), "recomputation")
+        self.out += in_phase((_of_its_own(line.renamed(self.names)) for line in unit), "recomputation")
 
 
 def _of_its_own(line: Line) -> Line:
@@ -193,6 +193,6 @@ def _of_its_own(line: Line) -> Line:
     return replace(line, tag=replace(line.tag, kernel=replace(kernel, name=f"{kernel.name}_again")))
 
 
-def in_macro(lines: Iterable[Statement], macro: str) -> tuple[Line, ...]:
+def in_phase(lines: Iterable[Statement], phase: str) -> tuple[Line, ...]:
     """Plain lines, labelled as another macro-operation."""
-    return tuple(replace(line, tag=replace(line.tag, macro=macro)) for line in lines if isinstance(line, Line))
+    return tuple(replace(line, tag=replace(line.tag, phase=phase)) for line in lines if isinstance(line, Line))

@@ -151,7 +151,7 @@ class Integers(Shifts):
         number = self.read(term)
         summed = set(term.loops) - set(left.loops)
         if summed and not term.indexed:
-            number = self.narrow(number, term.declared, HALF, line.tag.macro)
+            number = self.narrow(number, term.declared, HALF, line.tag.phase)
         self.emit(replace(line, left=(left,), right=(self._as(number, term),)))
         meets = left.indexed and not set(term.loops) <= {*left.axes}
         return ScaledInteger(left.name, number.power, WORD if summed or meets else number.bits)
@@ -164,12 +164,12 @@ class Integers(Shifts):
         for one, other, term in ((a, b, second), (b, a, first)):
             if one.name in ("", ONE) and term.loops == left.loops:  # a power of two alone
                 return replace(other, power=other.power + one.power)
-        macro, tag = line.tag.macro, replace(line.tag, locals=())
+        phase, tag = line.tag.phase, replace(line.tag, locals=())
         if line.sides.are_of_matrices or is_whole(line):
-            a, b = self.narrow(a, first.declared, CODE, macro), self.narrow(b, second.declared, CODE, macro)
+            a, b = self.narrow(a, first.declared, CODE, phase), self.narrow(b, second.declared, CODE, phase)
             self.emit(replace(line, left=(left,), right=(self._as(a, first), self._as(b, second)), tag=tag))
             return ScaledInteger(left.name, a.power + b.power, TOTAL)
-        a, b = self.narrow(a, first.declared, HALF, macro), self.narrow(b, second.declared, HALF, macro)
+        a, b = self.narrow(a, first.declared, HALF, phase), self.narrow(b, second.declared, HALF, phase)
         axes = tuple(dict.fromkeys((*first.loops, *second.loops)))
         right = (self._as(a, first), self._as(b, second))
         if set(axes) == set(left.loops):
@@ -177,7 +177,7 @@ class Integers(Shifts):
             return ScaledInteger(left.name, a.power + b.power, a.bits + b.bits)
         each = Term(f"{left.name}.each", axes)
         self.emit(Product((each,), right, (), tag))
-        part = self.narrow(ScaledInteger(each.name, a.power + b.power, a.bits + b.bits), axes, HALF, macro)
+        part = self.narrow(ScaledInteger(each.name, a.power + b.power, a.bits + b.bits), axes, HALF, phase)
         self.emit(Product((left,), (Term(part.name, axes),), (), tag))
         return ScaledInteger(left.name, part.power, WORD)
 
@@ -189,7 +189,7 @@ class Integers(Shifts):
         while value != int(value) and abs(value) < 2**14:
             value, power = value * 2, power - 1
         if abs(value) > 1:
-            number = self.narrow(number, term.declared, HALF, line.tag.macro)
+            number = self.narrow(number, term.declared, HALF, line.tag.phase)
         self.emit(replace(line, left=(left,), right=(self._as(number, term), Literal(float(round(value))))))
         bits = min(WORD, number.bits + round(abs(value)).bit_length())
         return ScaledInteger(left.name, number.power + Power(power), bits)

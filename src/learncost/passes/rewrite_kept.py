@@ -40,7 +40,7 @@ def with_kept(table: Table) -> Table:
 
 def is_backward(line: Statement) -> bool:
     """Whether a line goes backward, or comes after."""
-    return line.reverse if isinstance(line, Loop) else line.tag.macro != "forward"
+    return line.reverse if isinstance(line, Loop) else line.tag.phase != "forward"
 
 
 @dataclass(frozen=True)
@@ -160,4 +160,4 @@ class _CompressedStep:
         codes, scales = (Term(names(part), values[names(part)].axes) for part in ("codes", "scales"))
         again = Term(names("again"), codes.declared)
         values[again.name] = Value(codes.declared)
-        return Product((again,), (codes, scales), (), Meta(LAYER, macro="backward"))
+        return Product((again,), (codes, scales), (), Meta(LAYER, phase="backward"))

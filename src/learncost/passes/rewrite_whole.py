@@ -87,7 +87,7 @@ def _whole(
         elif key not in known:
             name, axes = f"{term.name}.by_{'_'.join(key[1]) or 'all'}", term.declared
             summed = tuple(axis for axis in axes if axis not in key[1])
-            made = list(coded(Term(term.name, axes), name, summed, values, line.tag.macro))
+            made = list(coded(Term(term.name, axes), name, summed, values, line.tag.phase))
             lines += made
             known[key] = made[-1].left[0], Term(f"{name}.scales", key[1])
         codes, scale = known[key]

@@ -117,4 +117,4 @@ class _LoopPair:
 def _again(line: Line) -> tuple[Line, ...]:
     """A line in its segment's backward turn; a kernel's name is given once."""
     kernel = line.tag.kernel and replace(line.tag.kernel, name=f"{line.tag.kernel.name}_segment")
-    return (replace(line, tag=replace(line.tag, macro="recomputation", kernel=kernel)),)
+    return (replace(line, tag=replace(line.tag, phase="recomputation", kernel=kernel)),)

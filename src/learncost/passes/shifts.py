@@ -83,12 +83,12 @@ class Shifts:
         self.word(made, "shift", axes, (Term(number.name, axes), amount), tag)
         return ScaledInteger(made, power, WORD)
 
-    def narrow(self, number: ScaledInteger, axes: tuple[str, ...], bits: int, macro: str) -> ScaledInteger:
+    def narrow(self, number: ScaledInteger, axes: tuple[str, ...], bits: int, phase: str) -> ScaledInteger:
         """The numbers with the highest bits that there are of all of them, if these are more than so many."""
         if number.bits <= bits:
             return number
         if (number.name, bits) not in self.narrowed:
-            tag = Meta(LAYER, macro=macro)
+            tag = Meta(LAYER, phase=phase)
             name, of = number.name, f"{number.name}.{'codes' if bits == CODE else 'part'}"
             most = Term(f"{name}.bits", ())
             if most.name not in self.values:

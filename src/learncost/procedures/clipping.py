@@ -29,7 +29,7 @@ def clipped(table: Table, shared: Mapping[str, int] = {}) -> tuple[Table, str]:
     shared  of a table that is one of several: how many have the same gradient, each of which counts its share of it
     Beside the step it gives the name of the sum of all squares, which several tables have to add up; "" without one.
     """
-    updates = [line for line in table.lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
+    updates = [line for line in table.lines if isinstance(line, Line) and line.tag.phase == "optimizer_step"]
     gradients = defined(line for line in table.lines if line not in updates)
     read = {t.name: t for line in updates for t in line.right if isinstance(t, Term) and t.name in gradients}
     if not read:
@@ -63,7 +63,7 @@ def _scaling(gradients: tuple[Term, ...], bound: str, shared: Mapping[str, int])
     def quotient(name: str, above: Term | Literal, below: Term) -> Op:
         return Op((scalar(name),), (above, below), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
 
-    tag = Meta("optimizer", macro="optimizer_step", local="clip")
+    tag = Meta("optimizer", phase="optimizer_step", local="clip")
     squares, lines = list[Term](), list[Line]()
     for gradient in gradients:
         squares.append(Term(f"{gradient.name}.square", ()))

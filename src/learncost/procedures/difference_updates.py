@@ -44,7 +44,7 @@ class DifferenceUpdates:
         differences: dict[str, list[Line]] = {}
         result: list[Line] = []
         for update in reverse:
-            if isinstance(update, Loop) or update.tag.macro != "weight_update" or not update.reads:
+            if isinstance(update, Loop) or update.tag.phase != "weight_update" or not update.reads:
                 continue
             names = dict(mirror) if self.mode.modulated_inputs else {}
             for name in update.reads:
@@ -135,6 +135,6 @@ def _updated(lines: Iterable[Statement]) -> frozenset[str]:
         if isinstance(line, Loop):
             inside = _updated(line.lines)
             names |= inside | {carry.final for carry in line.carry if carry.end in inside}
-        elif line.tag.macro == "weight_update":
+        elif line.tag.phase == "weight_update":
             names |= set(line.makes)
     return frozenset(names)

@@ -140,7 +140,7 @@ class _Feedback:
 
 def _summed(line: Line) -> frozenset[str]:
     """The factors of a backward product that have an axis which it sums over."""
-    if not isinstance(line, Product) or line.tag.macro != "backward":
+    if not isinstance(line, Product) or line.tag.phase != "backward":
         return frozenset()
     remaining = set(line.left[0].loops)
     return frozenset(

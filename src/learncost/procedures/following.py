@@ -33,7 +33,7 @@ def with_following(table: Table, name: str, decay: float) -> Table:
         optimizing = lines[at]
         assert isinstance(optimizing, Line)
         right = tuple(left if term.name == weight else term for term in optimizing.right)
-        tag = Meta("optimizer", macro="optimizer_step", local=f"{name} follows")
+        tag = Meta("optimizer", phase="optimizer_step", local=f"{name} follows")
         last, share = Term(f"{other}.new", axes), Literal(1 - decay)
         lines[at : at + 1] = [
             Product((left,), (Term(weight, axes), share), (), tag),

@@ -110,7 +110,7 @@ def _several(
 ) -> tuple[Table, Mapping[str, str]]:
     """The two sides so many times, each along a direction of its own; the mean of what they say, which turns add up."""
     table, share = model.table, Literal(1 / several)
-    tag, update = Meta("loss", local="mean"), Meta("directions", macro="weight_update", local="merge")
+    tag, update = Meta("loss", local="mean"), Meta("directions", phase="weight_update", local="merge")
     updates, known = _updates(model, directions, Term("loss.slope.share", ()))
     turn: list[Statement] = [
         *directions.lines,
@@ -163,7 +163,7 @@ def _updates(model: Model, directions: Directions, slope: Term) -> tuple[list[Li
         axes = model.table.axes[weight]
         seed = f"{weight}.seed"
         have: Axes = directions.values[seed].axes
-        tag = replace(tags[weight], macro="weight_update", local="draw")
+        tag = replace(tags[weight], phase="weight_update", local="draw")
         name = f"d{weight}:direction"
         made, known = directions.signs(Term(seed, axes[: len(have)]), axes[len(have) :], name, tag)
         gradient = Term(f"d{weight}", axes)

@@ -28,7 +28,7 @@ from learncost.passes.rewrite_integers import Integers, with_integers
 from learncost.procedures.directions import NUMBER, Directions
 from learncost.procedures.inference import scored
 
-_TAG = Meta("optimizer", macro="optimizer_step", local="rounding")
+_TAG = Meta("optimizer", phase="optimizer_step", local="rounding")
 
 ROOM = 30
 """The most bits that a step is shifted by: of what is shifted by more, nothing is left but chance."""
@@ -115,7 +115,7 @@ def _fixed(work: Integers, line: Op, gradient: Term, rate: Term) -> None:
     weight, new = line.right[0], line.left[0]
     assert isinstance(weight, Term)
     axes, number = weight.declared, work.read(weight)
-    found, rated = work.narrow(work.read(gradient), axes, HALF, _TAG.macro), _rate(work, rate)
+    found, rated = work.narrow(work.read(gradient), axes, HALF, _TAG.phase), _rate(work, rate)
     part = Term(f"{weight.name}.rated", axes)  # `narrow` calls the weight itself .part, where it is multiplied
     work.emit(Product((part,), (Term(found.name, axes), Term(rated.name, ())), (), _TAG))
     step = work.shifted(ScaledInteger(part.name, found.power + rated.power, CODE + HALF), number.power, axes, _TAG)
@@ -128,4 +128,4 @@ def _fixed(work: Integers, line: Op, gradient: Term, rate: Term) -> None:
 
 
 def _rate(work: Integers, rate: Term) -> ScaledInteger:
-    return work.narrow(work.read(rate), (), CODE, _TAG.macro)
+    return work.narrow(work.read(rate), (), CODE, _TAG.phase)

@@ -114,7 +114,7 @@ class _Local:
         result = needed(result, result.outputs)
         return replace(result, weights=table.weights, inputs=(*table.inputs, "dloss", *self.inputs)), gradients
 
-    def total(self, name: str, macro: str) -> list[Line]:
+    def total(self, name: str, phase: str) -> list[Line]:
         """The sum of all parts of a gradient, under the gradient's name, which a part that stands alone gets itself."""
         axes = self.axes(name)
         self.values[f"d{name}"] = Value(axes, "gradient", name)
@@ -122,7 +122,7 @@ class _Local:
             self.whole |= dict.fromkeys(self.parts[name], f"d{name}")
             return []
         right = tuple(Term(part, axes) for part in self.parts[name])
-        tag = Meta(macro=macro, local="merge")
+        tag = Meta(phase=phase, local="merge")
         return [Sum((Term(f"d{name}", axes),), right, (), tag, (1,) * len(right))]
 
     def axes(self, name: str) -> tuple[str, ...]:
@@ -205,8 +205,8 @@ class _Local:
     ) -> Carry:
         """The gradient of what all turns read: a carried total."""
         axes = self.axes(name)
-        macro = "weight_update" if name in self.model.table.weights else "backward"
-        tag = Meta(macro=macro, local="merge")
+        phase = "weight_update" if name in self.model.table.weights else "backward"
+        tag = Meta(phase=phase, local="merge")
         zero, start, end, final = (f"d{name}:{part}{number}" for part in ("zero", "sum", "sum.", "turns"))
         before.append(Op((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
         turn.append(Sum((Term(end, axes),), (Term(start, axes), Term(gradient, axes)), (), tag, (1, 1)))
@@ -225,7 +225,7 @@ class _Local:
     ) -> list[Carry]:
         """The gradient of what the first turn was handed: a total to which every other turn adds nothing."""
         (carry,) = repeat.carry
-        axes, tag = inner[carry.start].axes, Meta(macro="backward", local="first")
+        axes, tag = inner[carry.start].axes, Meta(phase="backward", local="first")
         zero, start, end, part, final = (
             f"d{carry.initial}:{what}" for what in ("zero", "sum", "sum.", "first", "blocks")
         )

@@ -21,7 +21,7 @@ from learncost.layers.rewrite import with_padding
 from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.models.tables import addable
-from learncost.passes.rematerialization import in_macro
+from learncost.passes.rematerialization import in_phase
 from learncost.procedures.moves import ELSEWHERE
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.procedures.procedure import LEARNING, Procedure
@@ -63,7 +63,7 @@ class Modulation:
         for line in reverse:
             if isinstance(line, Loop) or set(self.model.table.weights) & set(line.reads):
                 break
-            if line.tag.macro == "backward":
+            if line.tag.phase == "backward":
                 lines.append(line)
         if not lines:
             name = self.model.configuration.name
@@ -75,7 +75,7 @@ class Modulation:
             (),
             Meta(lines[0].tag.layer, local="e"),
         )
-        return (*in_macro(lines, "forward"), e)
+        return (*in_phase(lines, "forward"), e)
 
     def one_hot(self, line: Statement) -> Read | None:
         """Where a line looks up rows of a weight at an index that comes in, along the axis of the error's classes."""
@@ -109,7 +109,7 @@ class Modulation:
             axes = dict(zip(table.axes[index] + table.axes[error], (*read.at.loops, *self.e.loops), strict=True))
             self.masks |= {renamed[name]: table.values[name] for name in masks}
             self.elsewhere[read.at.name] = f"error.{table.outputs[0]}"
-            lines = in_macro(table.lines, "error_projection")
+            lines = in_phase(table.lines, "error_projection")
             names = renamed | {line.name: f"error.{line.name}" for line in lines}
             yield from (line.renamed(names, axes) for line in lines)
 
@@ -143,7 +143,7 @@ class Modulation:
         self.given[fixed.name] = Value(fixed.loops, "projection", value.name)
         axes = tuple(axis for axis in axes_of_value if axis in (*error.loops, *wide))
         return self.with_error(
-            Term(value.name, axes_of_value), plain, (error, fixed), axes, replace(tag, macro="forward"), "F e"
+            Term(value.name, axes_of_value), plain, (error, fixed), axes, replace(tag, phase="forward"), "F e"
         )
 
     def with_error(

@@ -67,7 +67,7 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
         states += own_states
         results += [term.name for term in left]
         right = tuple(operands[name] for name in word.inputs)
-        tag = Meta("optimizer", macro="optimizer_step", local=chosen.word, locals=word.inputs)
+        tag = Meta("optimizer", phase="optimizer_step", local=chosen.word, locals=word.inputs)
         tag = replace(tag, module=modules.get(weight, ""))
         lines.append(Op(tuple(left), right, (), tag, chosen.word, (), "body", word.inputs, word.outputs))
     return replace(

@@ -152,7 +152,7 @@ def scores(model: Model, doing: str) -> str:
     for line in derived.reverse.lines:
         if isinstance(line, Loop) or set(model.table.weights) & set(line.reads):
             break
-        if line.tag.macro == "backward":
+        if line.tag.phase == "backward":
             gradient = line.name
     if not gradient:
         name = model.configuration.name

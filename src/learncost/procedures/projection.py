@@ -20,7 +20,7 @@ from learncost.procedures.places import linears
 from learncost.procedures.procedure import Procedure
 from learncost.procedures.singular_vectors import singular_vectors
 
-_TAG = Meta("optimizer", macro="optimizer_step", local="projection")
+_TAG = Meta("optimizer", phase="optimizer_step", local="projection")
 
 
 def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = False) -> Table:
@@ -46,7 +46,7 @@ def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = 
     values, inputs = {**table.values, **projecting.values}, (*table.inputs, *projecting.states)
     outputs = (*table.outputs, *(f"{name}.new" for name in projecting.states if anew))
     if not chosen.finds:
-        first = next(i for i, line in enumerate(lines) if isinstance(line, Line) and line.tag.macro == "optimizer_step")
+        first = next(i for i, line in enumerate(lines) if isinstance(line, Line) and line.tag.phase == "optimizer_step")
         lines[first:first] = [replace(line, tag=_TAG) for line in projecting.directions.lines]
         values |= projecting.directions.values
         inputs += (projecting.directions.drawn_by,)
@@ -86,7 +86,7 @@ class _Projecting:
 
     def matrix_of(self, line: Statement) -> _ProjectedMatrix | None:
         """The matrix of blocks that a line of the optimizer steps."""
-        stepped = isinstance(line, Op) and line.word in OPTIMIZERS and line.tag.macro == "optimizer_step"
+        stepped = isinstance(line, Op) and line.word in OPTIMIZERS and line.tag.phase == "optimizer_step"
         return self.places.get(line.right[0].name) if stepped and isinstance(line, Op) else None
 
     def stepped(self, line: Op, matrix: _ProjectedMatrix) -> list[Statement]:

@@ -33,7 +33,7 @@ from learncost.passes.codes import LARGEST
 from learncost.passes.quantized import Quantized
 from learncost.procedures.directions import NUMBER, Directions
 
-_TAG = Meta("optimizer", macro="optimizer_step", local="rounding")
+_TAG = Meta("optimizer", phase="optimizer_step", local="rounding")
 
 
 def with_rounded(table: Table, model: Model) -> Table:

@@ -183,7 +183,7 @@ class _SignalsBuilder:
         lines, values = self.directions.signs(Term(seed, ()), axes, f"{name}{MARK}:direction")
         self.along.setdefault(place.scope, {})[name] = GradientSource(f"{name}{MARK}:direction", tuple(lines), values)
         tag = replace(
-            next(line.tag for line in place.lines_of_scope if name in line.makes), macro="backward", local="draw"
+            next(line.tag for line in place.lines_of_scope if name in line.makes), phase="backward", local="draw"
         )
         tag = replace(tag, locals=(), equation="", gradients=(), jacobian="")
         again, values = self.directions.signs(Term(seed, ()), axes, f"d{name}:direction", tag)

@@ -87,7 +87,7 @@ def _with_lines(lines: Iterable[Statement], added: _Added, names: set[str]) -> I
             continue
         yield line
         running = line.tag.running
-        if running and line.tag.macro == "forward" and line.name in names:
+        if running and line.tag.phase == "forward" and line.name in names:
             yield from _NormalizationLines(line, running, added).written()
 
 

@@ -24,7 +24,7 @@ def with_weight_decay(table: Table) -> Table:
     for line in table.lines:
         changed = (
             isinstance(line, Op)
-            and line.tag.macro == "optimizer_step"
+            and line.tag.phase == "optimizer_step"
             and "G" in line.given
             and "decay" not in line.given
         )

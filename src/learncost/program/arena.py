@@ -56,11 +56,11 @@ def mapped(lifetimes: Lifetimes, kind: Callable[[ScheduledArray], str], taken: M
     taken  bytes of each arena, in their order
     """
     begins = dict(zip(taken, accumulate(taken.values(), initial=0), strict=False))
-    macros = [line.tag.macro for line, *_ in lifetimes.lines]
+    phases = [line.tag.phase for line, *_ in lifetimes.lines]
     passes, moment = list[tuple[str, int, int]](), 0
-    for macro, calls in groupby(macros):
+    for phase, calls in groupby(phases):
         number = sum(1 for _ in calls)
-        passes.append((macro, moment + 1, moment + number))
+        passes.append((phase, moment + 1, moment + number))
         moment += number
     arrays = [
         ArenaSlot(
@@ -69,7 +69,7 @@ def mapped(lifetimes: Lifetimes, kind: Callable[[ScheduledArray], str], taken: M
             begins[kind(array.root)] + array.root.place,
             array.first,
             min(array.last, moment),
-            array.macro,
+            array.phase,
             array.layer,
             array.block,
         )

@@ -127,7 +127,7 @@ def _shares(line: Line, values: Values, rules: ScheduleRules) -> Iterator[Aliase
     first = line.right[0] if line.right else None
     if alias(line) and isinstance(first, Term):
         yield AliasedMemory(first.name, line.name, InPlaceSlot.SAME)
-    elif rules.updates and line.tag.macro == "optimizer_step":
+    elif rules.updates and line.tag.phase == "optimizer_step":
         yield from updates((line,), values)
 
 

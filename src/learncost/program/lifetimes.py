@@ -50,7 +50,7 @@ class ScheduledArray:
     stack: tuple[str, tuple[str, ...]] | None = None
     part: tuple[ScheduledArray, int] | None = None
     over: ScheduledArray | None = None
-    macro: str = "given"
+    phase: str = "given"
     layer: str = ""
     block: str | None = None
     readers: set[str] = field(default_factory=set)
@@ -79,7 +79,7 @@ class ScheduledArray:
     @property
     def kept(self) -> bool:
         """A value of the forward pass, or an input of it, that another macro-operation reads."""
-        mine = "forward" in self.readers if self.macro == "given" else self.macro == "forward"
+        mine = "forward" in self.readers if self.phase == "given" else self.phase == "forward"
         return mine and bool(self.readers - {"forward"})
 
 
@@ -219,14 +219,14 @@ class Lifetimes:
                 fields[name] = lifetime
             for array in _arrays(lifetime):
                 self._touch(array)
-                array.readers.add(line.tag.macro)
+                array.readers.add(line.tag.phase)
         same = {share.written: share.read for share in call.shares if share.place is InPlaceSlot.SAME}
         for name in call.writes:
             if name in same:
                 names[name] = names[same[name]]
                 continue
             array = self._new(name, axes[name], self.moment)
-            array.macro, array.layer, array.block = line.tag.macro, line.tag.layer, line.tag.block
+            array.phase, array.layer, array.block = line.tag.phase, line.tag.layer, line.tag.block
             names[name] = fields[name] = array
         for share in call.shares:
             if share.place is not InPlaceSlot.SAME:

@@ -197,9 +197,9 @@ def all_ways(run: PreparedRun, conventions: Conventions) -> Iterator[Said]:
             rows = run.rows("bp", book)
         except InputError:
             continue
-        for (part, macros), (without, parts) in product(_PARTS.items(), _OUTSIDE.items()):
-            part_rows = [row for row in rows if row.macro_operation in macros and part_of(row.layer) not in parts]
-            if without and len(part_rows) == len([row for row in rows if row.macro_operation in macros]):
+        for (part, phases), (without, parts) in product(_PARTS.items(), _OUTSIDE.items()):
+            part_rows = [row for row in rows if row.macro_operation in phases and part_of(row.layer) not in parts]
+            if without and len(part_rows) == len([row for row in rows if row.macro_operation in phases]):
                 continue
             if part.endswith("step") and not any(row.macro_operation == "optimizer_step" for row in rows):
                 continue

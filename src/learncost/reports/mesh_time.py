@@ -155,9 +155,9 @@ def over_time(
         old = several.get(key, CollectiveTime(*key, 0, 0.0, takes.link, takes.algorithm))
         several[key] = replace(old, runs=old.runs + collective.times, seconds=old.seconds + seconds)
         if collective.word == "pass_on":
-            rings[collective.macro == "forward"] += seconds
+            rings[collective.phase == "forward"] += seconds
         elif collective.role in BESIDE:
-            beside[collective.macro == "forward"] += seconds
+            beside[collective.phase == "forward"] += seconds
         else:
             waits += seconds
     room, of_turns = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}

@@ -47,7 +47,7 @@ class NotDerived:
     def __str__(self) -> str:
         where = f" in {self.module}" if self.module else ""
         times = f", {self.times:,} times" if self.times != 1 else ""
-        parts = (f"{_count(flops)} in {macro.replace('_', ' ')}" for macro, flops in self.flops.items())
+        parts = (f"{_count(flops)} in {phase.replace('_', ' ')}" for phase, flops in self.flops.items())
         by = f" ({self.source})" if self.source else ""
         return f"{self.operator}{where}{times}: {', '.join(parts)}{by}"
 

@@ -40,9 +40,9 @@ def ledger(
     passes = chosen.passes_over(model)
     if any(row.macro_operation == "recomputation" for row in price.rows):
         passes["recomputation"] = 1  # a plan's, where the procedure has none
-    macros = {name: (passes[name], Amount(0, 0)) for name in MACRO_OPERATIONS}
+    phases = {name: (passes[name], Amount(0, 0)) for name in MACRO_OPERATIONS}
     for (name,), part in price.by("macro_operation").items():
-        macros[name] = (passes[name], Amount(part.maccs, part.flops))
+        phases[name] = (passes[name], Amount(part.maccs, part.flops))
     two_sided = model.two_sided
     sizes = over.of_model if over else axes
     return Cost(
@@ -56,7 +56,7 @@ def ledger(
         active_parameters=active_parameters(model.table, sizes).at(sizes) + model.configuration.unread,
         trained_parameters=parameters(replace(model.table, weights=model.learning)).at(sizes),
         total=Amount(price.maccs, price.flops),
-        macro_operations=macros,
+        macro_operations=phases,
         rows=_rows(price, by, passes, timed, whole=model.table.title if model.configuration.layer else None, over=over),
         by=by,
         dtype=dtype,

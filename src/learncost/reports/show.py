@@ -99,12 +99,12 @@ def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> 
         cells = (f"{name}{_marks(rows_again) if depth else ''}", *counts, *(extra[column] for column in more))
         rows.append(SheetRow(cells, style, depth))
 
-    for macro, (passes, _) in cost.macro_operations.items():
-        parts = [row for row in cost.rows if row.macro_operation == macro]
+    for phase, (passes, _) in cost.macro_operations.items():
+        parts = [row for row in cost.rows if row.macro_operation == phase]
         if not parts:
             continue
         times = f", {passes} passes" if passes > 1 else ""
-        add(words(macro) + times, parts, 0, "" if cost.by == "macro-operation" else "bold")
+        add(words(phase) + times, parts, 0, "" if cost.by == "macro-operation" else "bold")
         if cost.by == "equation":
             for lines in _grouped(parts):
                 add(_place(lines[0], two_sided), lines, 1)

@@ -24,9 +24,9 @@ def records(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Every macro-operation under every book by every procedure; counts are whole numbers."""
     for book, costs in comparison.costs.items():
         for procedure, cost in costs.items():
-            macros: dict[str, tuple[int | str, Amount]] = {**cost.macro_operations, "total": ("", cost.total)}
-            for macro, (passes, amount) in macros.items():
-                fields = {"price_book": book, "procedure": procedure, "macro_operation": macro, "passes": passes}
+            phases: dict[str, tuple[int | str, Amount]] = {**cost.macro_operations, "total": ("", cost.total)}
+            for phase, (passes, amount) in phases.items():
+                fields = {"price_book": book, "procedure": procedure, "macro_operation": phase, "passes": passes}
                 yield fields | amount.to_dict()
 
 
@@ -60,11 +60,11 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
     for kind in ("MACCs", "FLOPs"):
         unit = f", 10^{power}" if power else ""
         rows.append(SheetRow((f"{kind}{unit}", *("" for _ in costs)), "dim"))
-        for macro in MACRO_OPERATIONS:
-            amounts = [cost.macro_operations[macro] for cost in costs.values()]
+        for phase in MACRO_OPERATIONS:
+            amounts = [cost.macro_operations[phase] for cost in costs.values()]
             if any(passes for passes, _ in amounts):
                 values = [written(getattr(amount, kind.lower())) if passes else "-" for passes, amount in amounts]
-                rows.append(SheetRow((words(macro), *values), depth=1))
+                rows.append(SheetRow((words(phase), *values), depth=1))
         totals = [getattr(cost.total, kind.lower()) for cost in costs.values()]
         rows.append(SheetRow(("total", *map(written, totals)), "bold", 1))
     first = comparison.first

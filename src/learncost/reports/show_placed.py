@@ -50,7 +50,7 @@ def _stages(step: PlacedStep) -> Sheet:
         )
         inside = sum(row.ring for row in over.sent if row.mesh_axis != axis)
         to = {
-            way: sum(collective.payload_bytes for collective in sends if (collective.macro == "forward") == way)
+            way: sum(collective.payload_bytes for collective in sends if (collective.phase == "forward") == way)
             for way in (True, False)
         }
         blocks = number(sum(over.placed.turns.values()))
@@ -107,14 +107,14 @@ def _formulas(step: PlacedStep) -> Iterator[Sheet]:
 
 def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
     rows: list[SheetRow] = []
-    macro = ""
+    phase = ""
     for depth, line, collective in step.statements(over):
         if isinstance(line, Loop):
             rows.append(SheetRow((str(line).partition("\n")[0], ""), depth=depth))
             continue
-        if line.tag.macro != macro:
-            macro = line.tag.macro
-            rows.append(SheetRow((macro.replace("_", " "), ""), "bold", depth))
+        if line.tag.phase != phase:
+            phase = line.tag.phase
+            rows.append(SheetRow((phase.replace("_", " "), ""), "bold", depth))
         is_moved = isinstance(line, Op) and entry(line.word).kind == "collective"
         rows.append(
             SheetRow((f"{'> ' if is_moved else ''}{line}", size_of(collective.payload_bytes) if collective else ""))

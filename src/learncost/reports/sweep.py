@@ -264,8 +264,8 @@ def sweep(
     counts = [parameters(built.table) + unread, *(count for _, _, _, pair in series_asked for count in pair)]
     values, bounds = evaluate(counts, combinations, built, progress)
     series = tuple(
-        SweepSeries(name, book, macro, values[i], values[i + 1], (bounds[i] < EXACT) & (bounds[i + 1] < EXACT))
-        for i, (name, book, macro, _) in zip(itertools.count(1, 2), series_asked, strict=False)
+        SweepSeries(name, book, phase, values[i], values[i + 1], (bounds[i] < EXACT) & (bounds[i + 1] < EXACT))
+        for i, (name, book, phase, _) in zip(itertools.count(1, 2), series_asked, strict=False)
     )
     is_exact = bounds[0] < EXACT
     if not is_exact.all():
@@ -292,8 +292,8 @@ def _wanted(model: Model, names: Sequence[str], books: Sequence[str], optimizer:
         if by == "total":
             result.append((name, book, None, _summed(rows)))
         else:
-            by_macro = {macro: [row for row in rows if row.macro_operation == macro] for macro in MACRO_OPERATIONS}
-            result += [(name, book, macro, _summed(part)) for macro, part in by_macro.items()]
+            by_phase = {phase: [row for row in rows if row.macro_operation == phase] for phase in MACRO_OPERATIONS}
+            result += [(name, book, phase, _summed(part)) for phase, part in by_phase.items()]
     return result
 
 

@@ -48,4 +48,4 @@ def _turn(lines: Sequence[Statement]) -> list[Statement]:
 
 
 def _updates(line: Statement) -> bool:
-    return not isinstance(line, Loop) and line.tag.macro == "optimizer_step"
+    return not isinstance(line, Loop) and line.tag.phase == "optimizer_step"

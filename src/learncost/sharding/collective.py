@@ -39,7 +39,7 @@ class Collective:
         The name that the first line makes that reads it.
     times
         How often it runs in a step: the turns of the repeats around it.
-    macro
+    phase
         The macro-operation that it stands in: forward, recomputation, backward, weight_update, optimizer_step.
     layer, block
         Of the line that it is there for.
@@ -60,7 +60,7 @@ class Collective:
     line: str
     reader: str
     times: int
-    macro: str
+    phase: str
     layer: str
     block: str | None
     role: str
@@ -141,7 +141,7 @@ def collectives(
                 line.name,
                 readers.get(line.name, ""),
                 times,
-                tag.macro,
+                tag.phase,
                 tag.layer,
                 tag.block,
                 role,

@@ -102,7 +102,7 @@ class Rounds:
                 return []
             self.slice_of(total)
             parts.append(ring.step(shares, "correction", rows))
-            tag = replace(step_tag(line.tag, parts[-1].name), macro="backward", kernel=None)
+            tag = replace(step_tag(line.tag, parts[-1].name), phase="backward", kernel=None)
             out.append(Product((parts[-1],), (Term(total, axes), Term(gradient, axes)), (), tag))
         corrections[shares] = parts[0].name
         if len(parts) > 1:
@@ -168,7 +168,7 @@ class Rounds:
             if name not in begin:
                 zeros, first = Term(ring.fresh(name, "zeros"), axes), region.lines[0].tag
                 ring.values[zeros.name] = inside[start.name].along(axes)
-                tag = replace(step_tag(first, zeros.name), kernel=None, macro=self._macro)
+                tag = replace(step_tag(first, zeros.name), kernel=None, phase=self._phase)
                 out.append(of_word("zeros", zeros, (), tag))
                 begin[name] = zeros.name
             self.finals[name] = Term(ring.fresh(name, "all"), axes)
@@ -180,8 +180,8 @@ class Rounds:
         return [*out, Loop(count, tuple(turn.out), inside, tuple(carries), around=region.mesh_axis)]
 
     @property
-    def _macro(self) -> str:
-        return next((line.tag.macro for line in self.region.scatters.values()), self.region.lines[0].tag.macro)
+    def _phase(self) -> str:
+        return next((line.tag.phase for line in self.region.scatters.values()), self.region.lines[0].tag.phase)
 
     def _came(self, turn: RingIteration, line: Op) -> Carry:
         """What a part is handed on as, from the device before to this one."""
@@ -203,7 +203,7 @@ class Rounds:
     def _passed(self, left: Term, right: Term, line: Op, value: str, why: str) -> Op:
         """An array that goes to the next device."""
         self.ring.holds[left.name] = value
-        tag = Meta(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
+        tag = Meta(line.tag.layer, line.tag.block, line.tag.phase, local=left.name, module=line.tag.module, why=why)
         return Op((left,), (right,), (), tag, "pass_on", (self.region.mesh_axis,), "body", ("X",), ("Y",))
 
     def _start(self, name: str, turn: RingIteration) -> Term:

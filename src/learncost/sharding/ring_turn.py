@@ -90,7 +90,7 @@ def makes_shares(line: Line) -> TypeGuard[Op]:
 
 def step_tag(tag: Meta, name: str) -> Meta:
     """The tag of a line that stands beside another one, and makes a name."""
-    return Meta(tag.layer, tag.block, tag.macro, local=name, kernel=tag.kernel, module=tag.module)
+    return Meta(tag.layer, tag.block, tag.phase, local=name, kernel=tag.kernel, module=tag.module)
 
 
 def of_word(
@@ -156,7 +156,7 @@ class RingIteration:
         self.ring.holds[left] = self.ring.holds.get(name, name)
         first = region.lines[0].tag
         why = f"{name} is along all of {base(value.axes[place])}, and a turn reads a part of it (rule 9)"
-        tag = Meta(first.layer, first.block, first.macro, local=left, module=first.module, why=why)
+        tag = Meta(first.layer, first.block, first.phase, local=left, module=first.module, why=why)
         terms = (Term(left, tuple(axes)),), (Term(name, value.axes),)
         self.out.append(Op(*terms, (), tag, "part", (region.mesh_axis,), "body", ("X",), ("Y",)))
         self.names[name] = left

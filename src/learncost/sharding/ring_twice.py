@@ -101,7 +101,7 @@ def _is_in(line: Statement, lines: Iterable[Line]) -> bool:
 def _copy(line: Line, names: Mapping[str, str]) -> Line:
     """A line once more: no part of the kernel that the first one is in."""
     copy = line.renamed(names)
-    return copy.with_changed(tag=replace(line.tag, kernel=None, macro="recomputation", local=copy.name))
+    return copy.with_changed(tag=replace(line.tag, kernel=None, phase="recomputation", local=copy.name))
 
 
 def _part(

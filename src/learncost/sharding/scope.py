@@ -135,7 +135,7 @@ class ShardingScope:
             left = Term(self.fresh(name, move.word), move.layout.cut(axes))
             right = Term(array, start.cut(axes))
             why = f"{self.why(name, start, move, reason)} (rule {reason.rule}){self.filled_up(left, right)}"
-            tag = Meta(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
+            tag = Meta(line.tag.layer, line.tag.block, line.tag.phase, local=left.name, module=line.tag.module, why=why)
             self.out.append(Op((left,), (right,), (), tag, move.word, (move.mesh_axis,), "body", ("X",), ("Y",)))
             self.give(name, move.layout, left.name)
             self.holds[left.name] = name
@@ -202,7 +202,7 @@ class ShardingScope:
 
     def sends(self, word: str, left: Term, right: tuple[Term, Term], choice: RowChoice, line: Line, why: str) -> None:
         """Add a line that sends rows."""
-        tag = Meta(line.tag.layer, line.tag.block, line.tag.macro, local=left.name, module=line.tag.module, why=why)
+        tag = Meta(line.tag.layer, line.tag.block, line.tag.phase, local=left.name, module=line.tag.module, why=why)
         acted = (choice.mesh_axis, choice.read)
         self.out.append(Op((left,), right, (), tag, word, acted, "body", ("X", "I"), ("Y",)))
 

@@ -132,21 +132,21 @@ def _with_sends(placed: Placed, step: StageProgram, received: Mapping[str, Stage
         axes = values[operand or name].axes
         values[name] = replace(values[operand or name], axes=axes)
         right = (Term(operand, axes),) if operand else ()
-        tag = Meta("pipeline", macro=macro, local=name, why=why)
+        tag = Meta("pipeline", phase=phase, local=name, why=why)
         given = ("X",) if operand else ()
         return Op((Term(name, axes),), right, (), tag, word, (axis, *map(str, places)), "body", given, ("Y",))
 
     for last in table.lines:
-        macro = next(inner for inner, _ in walk((last,))).tag.macro
-        macro = macro if macro in ("forward", "optimizer_step") else "backward"  # whatever stands beside them
+        phase = next(inner for inner, _ in walk((last,))).tag.phase
+        phase = phase if phase in ("forward", "optimizer_step") else "backward"  # whatever stands beside them
         for name, sent in list(waiting.items()):
-            if macro == "forward" and not step.stage.table.known.get(name):
+            if phase == "forward" and not step.stage.table.known.get(name):
                 continue  # gradients come when the forward pass is done
             why = f"{name} comes from stage {sent.source}, which makes it"
             lines.append(line(name, "receive", "", (sent.source,), why))
             del waiting[name]
         summed = [name for name in last.reads if placed.holds.get(name, name) in tied]
-        if macro != "optimizer_step" or is_collective(last):
+        if phase != "optimizer_step" or is_collective(last):
             summed = []
         for name in summed:
             if name not in names:
@@ -166,7 +166,7 @@ def _with_sends(placed: Placed, step: StageProgram, received: Mapping[str, Stage
             for sent in sends.get(name, ()):
                 why = (
                     f"stage {sent.target} reads {name}"
-                    if macro == "forward"
+                    if phase == "forward"
                     else f"stage {sent.target} made what it is of"
                 )
                 lines.append(line(f"{name}.sent.{sent.target}", "send", name, (sent.target,), why))

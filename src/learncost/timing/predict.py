@@ -126,9 +126,9 @@ def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seco
         compute += work.share * sum(points * rates.words.get(name, 0.0) for name, points in work.points.items())
     compute = compute / rates.chosen if work.chosen else compute
     memory = sum(count / rates.bandwidth(ago[name]) for name, count in work.bytes.items())
-    if work.macro == "optimizer_step":
+    if work.phase == "optimizer_step":
         launch = rates.optimizer
-    elif work.macro in ("backward", "weight_update"):
+    elif work.phase in ("backward", "weight_update"):
         launch = rates.launch_backward
     else:
         launch = rates.launch
@@ -195,10 +195,10 @@ def _alike(turns: Any, others: Any) -> bool:
 
 def _new(parts: Sequence[Work]) -> list[Any]:
     """Of each work, how many bytes of its results lie in new memory; the optimizer's lie where the old ones are."""
-    gradients = sum(work.turns * sum(work.result_bytes.values()) for work in parts if work.macro == "weight_update")
+    gradients = sum(work.turns * sum(work.result_bytes.values()) for work in parts if work.phase == "weight_update")
     result = []
     for work in parts:
-        several = (work.macro == "weight_update") & (gradients > FRESH)
+        several = (work.phase == "weight_update") & (gradients > FRESH)
         new = sum(size * (several | (size > FRESH)) for size in work.result_bytes.values())
-        result.append(0 if work.macro == "optimizer_step" else new)
+        result.append(0 if work.phase == "optimizer_step" else new)
     return result

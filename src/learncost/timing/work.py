@@ -79,7 +79,7 @@ class Work:
     rows: tuple[int, ...]
     main: int
     turns: Any
-    macro: str
+    phase: str
     products: tuple[MatmulShape, ...]
     points: Mapping[str, Any]
     bytes: Mapping[str, Any]
@@ -137,7 +137,7 @@ class WorkAxes:
 
     lines: tuple[LineAxes, ...]
     repeat: Polynomial
-    macro: str
+    phase: str
     bits: Mapping[str, int]
     bytes: Mapping[str, tuple[Touched, ...]]
     made: Mapping[str, Extent]
@@ -166,7 +166,7 @@ class WorkAxes:
             rows=tuple(line.place for line in self.lines),
             main=main.place,
             turns=turns if hasattr(turns, "shape") else int(turns),
-            macro=self.macro,
+            phase=self.phase,
             products=products,
             points=points,
             bytes={
@@ -213,7 +213,7 @@ def works_axes(
     for group, leaves in zip(several, names, strict=True):
         lines = [line for _, line in group]
         packed, arrays = _packed(lines, 8 * width), _arrays(lines, leaves)
-        if updated and lines[0].tag.macro == "optimizer_step":
+        if updated and lines[0].tag.phase == "optimizer_step":
             packed = {**packed, **{name: 8 * updated[name] for name in arrays if name in updated}}
         kernel = lines[0].tag.kernel
         yield WorkAxes(
@@ -222,7 +222,7 @@ def works_axes(
                 for place, line in group
             ),
             repeat=rows[group[0][0]].repeat,
-            macro=lines[0].tag.macro,
+            phase=lines[0].tag.phase,
             bits={name: packed.get(name, 8 * width) for name in arrays},
             bytes=arrays,
             made={term.name: (term.declared, 1) for line in lines for term in line.left if term.name in leaves},

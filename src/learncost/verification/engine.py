@@ -76,10 +76,10 @@ class ExecutedLines:
         parts: dict[str, list[int]] = {}
         for at, row in enumerate(self.rows):
             parts.setdefault(row.macro_operation, []).append(at)
-        for macro, lines in parts.items():
-            yield self._check(subject, macro.replace("_", " "), lines)
+        for phase, lines in parts.items():
+            yield self._check(subject, phase.replace("_", " "), lines)
 
-    def _check(self, subject: str, macro: str, lines: Sequence[int]) -> Check:
+    def _check(self, subject: str, phase: str, lines: Sequence[int]) -> Check:
         ran = sum(self.ran[at].maccs for at in lines)
         seen = [at for at in lines if at not in self.unseen]
         priced, unskipped = (sum(self.maccs(at, dense) for at in seen) for dense in (False, True))
@@ -91,7 +91,7 @@ class ExecutedLines:
             written, results = sum(self.ran[at].elements for at in lines), sum(self.elements(at) for at in lines)
             text += f"; {written:,} elements written, {results:,} priced"
         wrong = next((difference for at in lines if (difference := self._difference(at))), "")
-        return Check(subject, f"{macro} executed with priced, line by line", f"{text}: {wrong or 'equal'}", not wrong)
+        return Check(subject, f"{phase} executed with priced, line by line", f"{text}: {wrong or 'equal'}", not wrong)
 
     def _difference(self, at: int) -> str:
         """What is wrong with a line, or nothing."""

@@ -177,7 +177,7 @@ _SHOWN: Mapping[type, Callable[[Any], str]] = {
 def _rows_of_table(table: Table) -> Iterator[dict[str, Any]]:
     for line, turns in walk(table.lines):
         tag = line.tag
-        told = {"line": line.name, "layer": tag.layer, "macro_operation": tag.macro, "equation": tag.equation}
+        told = {"line": line.name, "layer": tag.layer, "macro_operation": tag.phase, "equation": tag.equation}
         yield told | {"repeats": " ".join(turns), "text": str(line)}
 
 

@@ -126,7 +126,7 @@ def document(
         "memory": _memory(arguments, sizes, step, runner),
         **comparisons(arguments, sizes, step.dtype, beside),
         "views": [name for name, view in VIEWS.items() if view.there(step)],
-        "macros": [name for name in MACRO_OPERATIONS if any(line.macro == name for line in lines)],
+        "macros": [name for name in MACRO_OPERATIONS if any(line.phase == name for line in lines)],
         "lines": rows,
         "tables": tables(lines),
         "errata": _errata(lines),

@@ -176,7 +176,7 @@ class _StepDrawing:
             return (every_turn if self._turns(repeat, id(repeat) in outermost) else some_turns)(repeat, many)
 
         moments = self.step.memory.moments(turns)
-        return {(path, line.tag.macro, line.name): level for line, path, level in moments}
+        return {(path, line.tag.phase, line.name): level for line, path, level in moments}
 
     def _length(self, row: PricedLine, times: int) -> float:
         """Nanoseconds of a line that runs so many times of its turns."""

@@ -191,9 +191,9 @@ def _highest(data: MemoryCurve, start: float, end: float) -> int:
 def _passes(data: MemoryCurve, across: int) -> str:
     """The passes below the stairs, each where it begins."""
     text, end = ["·"] * across, 0
-    for macro, several in groupby(range(len(data.lines)), lambda place: data.lines[place].macro_operation):
+    for phase, several in groupby(range(len(data.lines)), lambda place: data.lines[place].macro_operation):
         start = next(iter(several)) * across // len(data.lines)
-        name = f"{macro.replace('_', ' ')} "
+        name = f"{phase.replace('_', ' ')} "
         if start >= end and start + len(name) <= across:
             text[start : start + len(name)] = name
             end = start + len(name)

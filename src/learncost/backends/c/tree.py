@@ -87,7 +87,7 @@ class OperationExpression(Expression):
 
 @dataclass(frozen=True)
 class CallExpression(Expression):
-    """The value of a function or a macro."""
+    """The value of a function or of a preprocessor macro."""
 
     function: str
     operands: tuple[Expression, ...]

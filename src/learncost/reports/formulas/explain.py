@@ -119,7 +119,7 @@ def explain(
     if not is_layer(subject) and (word := word_called(name)):
         return word_explained(word, of_a_word(word.name, price_book, jacobian, optimizer), shown_as)
     topic = find_subject(subject, price_book, jacobian, optimizer, procedure)
-    parts = tuple(ExplainedPhase(macro, tuple(_steps(table, topic))) for macro, table in topic.tables.items())
+    parts = tuple(ExplainedPhase(phase, tuple(_steps(table, topic))) for phase, table in topic.tables.items())
     source = topic.layer.source
     kept_values = _kept(topic)
     return Explanation(topic.name, source, topic.book, topic.jacobian, parts, kept_values, topic.axes, shown_as)

@@ -315,7 +315,7 @@ def formulas(
     if not is_layer(subject) and (word := word_called(name)):
         return _of_a_word(word, of_a_word(word.name, price_book, jacobian, optimizer), cast("Format", format))
     topic = find_subject(subject, price_book, jacobian, optimizer)
-    priced = {macro: _priced(table, topic.book) for macro, table in topic.tables.items()}
+    priced = {phase: _priced(table, topic.book) for phase, table in topic.tables.items()}
     rows, others = _rows(topic, priced, procedure)
     maccs, flops = (total(getattr(row, kind) * row.passes for row in rows) for kind in ("maccs", "flops"))
     return Formulas(
@@ -357,7 +357,7 @@ def _rows(
 ) -> tuple[tuple[PhaseFormula, ...], tuple[PhaseFormula, ...]]:
     """The rows of the procedure, and those of the others where they differ."""
     if "forward" not in priced:
-        return tuple(PhaseFormula(macro, *cost) for macro, cost in priced.items()), ()
+        return tuple(PhaseFormula(phase, *cost) for phase, cost in priced.items()), ()
     costs = {**priced, "recomputation": priced["forward"]}
     passes = dict(find_procedure(procedure).passes)
     if part_of(topic.name) in OUTSIDE_BLOCKS:
@@ -381,9 +381,9 @@ def _rows(
                 # The modulated pass costs more than the standard one: all passes together.
                 costs["forward"], passes["forward"] = modulated["forward"], 1
     rows = tuple(
-        PhaseFormula(macro, *costs[macro], passes[macro], mine if macro == "weight_update" else ())
-        for macro in ("forward", "recomputation", "backward", "weight_update")
-        if passes.get(macro)
+        PhaseFormula(phase, *costs[phase], passes[phase], mine if phase == "weight_update" else ())
+        for phase in ("forward", "recomputation", "backward", "weight_update")
+        if passes.get(phase)
     )
     return rows, others
 
@@ -394,5 +394,5 @@ def _modulated_embedding(topic: Subject, procedure: str) -> dict[str, Cost]:
     model = build(configure("encoder", {"num_hidden_layers": 1, **sizes}))
     rows = price(step(model, procedure), {}, topic.book).rows
     of_layer = [row for row in rows if row.layer == topic.name]
-    macros = ("forward", "weight_update")
-    return {macro: _sum(row for row in of_layer if row.macro_operation == macro) for macro in macros}
+    phases = ("forward", "weight_update")
+    return {phase: _sum(row for row in of_layer if row.macro_operation == phase) for phase in phases}

@@ -104,9 +104,9 @@ class ModelFormulas(Shown):
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row for each macro-operation, and in it the layers."""
         rows = []
-        for macro in dict.fromkeys(row.macro_operation for row in self.rows):
-            rows.append(Cells((macro.replace("_", " "), "", ""), "bold"))
-            for row in (row for row in self.rows if row.macro_operation == macro):
+        for phase in dict.fromkeys(row.macro_operation for row in self.rows):
+            rows.append(Cells((phase.replace("_", " "), "", ""), "bold"))
+            for row in (row for row in self.rows if row.macro_operation == phase):
                 place = f"{row.block or ''} {row.place}" if self.two_sided else row.place
                 rows.append(Cells((place.strip(), "MACCs", _said(row.maccs, row.values[0])), depth=1))
                 rows.append(Cells(("", "FLOPs", _said(row.flops, row.values[1])), depth=1))
@@ -156,10 +156,10 @@ def model_formulas(run: PreparedRun, procedure: str, layer: str = "") -> ModelFo
     formulas = []
     ledger = run.cost(procedure, run.book)
     repeats = {(row.layer, row.block, row.macro_operation): row.repeat for row in ledger.rows}
-    for (name, block, macro), group in groups.items():
+    for (name, block, phase), group in groups.items():
         counts = total(row.maccs for row in group), total(row.flops for row in group)
         maccs, flops = (int(count.at(run.axes)) if count else 0 for count in counts)
-        formulas.append(LayerFormula(name, block, repeats[name, block, macro], macro, *counts, (maccs, flops)))
+        formulas.append(LayerFormula(name, block, repeats[name, block, phase], phase, *counts, (maccs, flops)))
     formulas.sort(key=lambda row: list(MACRO_OPERATIONS).index(row.macro_operation))
     name = run.model.configuration.name
     layers_asked = ", ".join(dict.fromkeys(row.layer for row in formulas)) if layer else ""
@@ -173,8 +173,8 @@ def model_explained(run: PreparedRun, procedure: str, layer: str = "", format: F
     rows = _rows(run, procedure, layer)
     name = run.model.configuration.name
     layers_shown = ", ".join(dict.fromkeys(shown_layer(row.layer) for row in rows)) if layer else "all layers"
-    by_macro = {macro: [row for row in rows if row.macro_operation == macro] for macro in MACRO_OPERATIONS}
-    parts = [ExplainedPhase(macro, tuple(_steps(run, group))) for macro, group in by_macro.items() if group]
+    by_phase = {phase: [row for row in rows if row.macro_operation == phase] for phase in MACRO_OPERATIONS}
+    parts = [ExplainedPhase(phase, tuple(_steps(run, group))) for phase, group in by_phase.items() if group]
     counts = [count for row in rows for count in (row.maccs, row.flops)]
     letters = legend(counts, run.axes, run.model.rules)
     return Explanation(

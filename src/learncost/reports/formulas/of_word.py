@@ -21,13 +21,13 @@ _PARTS = {"forward": "body", "backward": "gradient", "jacobian": "jacobian"}
 def word_explained(word: OpDef, book: Book, format: Format = "text") -> Explanation:
     """A word's body, its gradient and, where it has one, its Jacobian, with what their lines cost as they run."""
     parts = []
-    for macro, part in _PARTS.items():
+    for phase, part in _PARTS.items():
         lines: Iterable[Line] = getattr(word, part)
         if part == "body" and not word.body:
             lines = _primitive(word)
         steps = tuple(_steps(lines, word))
         if steps or part == "gradient":
-            parts.append(ExplainedPhase(macro, steps))
+            parts.append(ExplainedPhase(phase, steps))
     source = word.source[:1].upper() + word.source[1:]
     kind = f"A primitive, {word.kind}." if word.kind else "A word of the vocabulary."
     letters = "n: the axis that the word acts on; B: all other axes" if _acts(word) else "B: all elements"

@@ -91,8 +91,8 @@ def subject(
     reading = learning.moves.get("backward reading NAME for weights")
     if reading:
         step = with_feedback(derived.step, reading, learning.lines)
-        macros = ("forward", "backward", "weight_update")
-        tables = {macro: part(step, macro, step) for macro in macros}
+        phases = ("forward", "backward", "weight_update")
+        tables = {phase: part(step, phase, step) for phase in phases}
         return Subject(layer, chosen, through, tables, derived)
     if learning.name != BP:
         raise _of_models(learning.name, layer.name)

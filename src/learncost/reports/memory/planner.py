@@ -140,7 +140,7 @@ def _networks(table: Table) -> tuple[str, ...]:
 
 
 def _of_blocks(table: Table) -> list[Line]:
-    return [line for line, turns in walk(table.lines) if turns and line.tag.macro == "forward"]
+    return [line for line, turns in walk(table.lines) if turns and line.tag.phase == "forward"]
 
 
 def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:

@@ -53,14 +53,14 @@ def _alone(memory: Memory) -> Sheet:
         rows.append(SheetRow((witness.name.rstrip("*"), shape, number(witness.bytes), size_of(witness.bytes)), depth=1))
     if rest := sum(witness.bytes for witness in witnesses[SHOWN:]):
         rows.append(SheetRow((f"{len(witnesses) - SHOWN} more", "", number(rest), size_of(rest)), depth=1))
-    macros = dict.fromkeys(() if _executed(memory) else (moment.macro_operation for moment in memory.curve))
-    if macros:
+    phases = dict.fromkeys(() if _executed(memory) else (moment.macro_operation for moment in memory.curve))
+    if phases:
         rows.append(SheetRow(("highest in", "line", "", ""), "bold"))
-    for macro in macros:
+    for phase in phases:
         top = max(
-            (moment for moment in memory.curve if moment.macro_operation == macro), key=lambda moment: moment.bytes
+            (moment for moment in memory.curve if moment.macro_operation == phase), key=lambda moment: moment.bytes
         )
-        rows.append(SheetRow((macro.replace("_", " "), top.line, number(top.bytes), size_of(top.bytes)), depth=1))
+        rows.append(SheetRow((phase.replace("_", " "), top.line, number(top.bytes), size_of(top.bytes)), depth=1))
     return Sheet(title(memory), ("", "", "bytes", ""), tuple(rows), _notes(memory), frozenset({0, 1}), _fits(memory))
 
 
@@ -153,8 +153,8 @@ BUFFERS = (
 def _notes(memory: Memory) -> tuple[str, ...]:
     at = memory.moment
     layer = f" of {at.layer.replace('_', ' ')}" if at.layer else ""
-    macro = f", {at.macro_operation.replace('_', ' ')}" if at.macro_operation else ""
-    notes = [f"The peak is at line {at.line}{layer}{macro}."] if at.line else []
+    phase = f", {at.macro_operation.replace('_', ' ')}" if at.macro_operation else ""
+    notes = [f"The peak is at line {at.line}{layer}{phase}."] if at.line else []
     if memory.updates:
         notes.append(str(memory.updates))
     if memory.trained != "all":

@@ -297,14 +297,14 @@ def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, in
 def gathering(table: Table) -> Table:
     """A microbatch, whose gradients are added in place to those of the ones before."""
     inside = any(line.tag.kernel and line.tag.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
-    if inside or any(turns and line.tag.macro == "optimizer_step" for line, turns in walk(table.lines)):
+    if inside or any(turns and line.tag.phase == "optimizer_step" for line, turns in walk(table.lines)):
         plan = "in-product" if inside else "at-once"
         raise InputError(f"accumulate waits for the gradients of all microbatches: leave the plan {plan} out")
     accumulation = accumulated(table).gather
 
     def in_place(line: Line) -> tuple[Line, ...]:
         ends = line.name in accumulation.renewed.values()
-        return (replace(line, tag=replace(line.tag, macro="optimizer_step")) if ends else line,)
+        return (replace(line, tag=replace(line.tag, phase="optimizer_step")) if ends else line,)
 
     return replace(accumulation, lines=each_line(accumulation.lines, in_place))
 

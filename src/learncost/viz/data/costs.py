@@ -30,7 +30,7 @@ QUANTITIES = ("maccs", "flops", "bytes", "parameters")
 class CostLine:
     """A line of a step, all its turns and those of equal layers together.
 
-    macro, block, layer, line, equation  as the ledger has them; repeat, how many equal layers there are
+    phase, block, layer, line, equation  as the ledger has them; repeat, how many equal layers there are
     text, mathml   the line in the notation, and as a formula
     module         the path of the module that it is of, where a program was read that says so
     table          the name of the shipped layer that it is from or was derived from
@@ -39,7 +39,7 @@ class CostLine:
     rows           the places of its priced lines among all
     """
 
-    macro: str
+    phase: str
     block: str | None
     layer: str
     line: str
@@ -62,7 +62,7 @@ class CostLine:
     def to_dict(self, monomials: Monomials, symbols: Mapping[str, str]) -> dict[str, Any]:
         """As the document has it; what is empty is left out. `symbols` of axes, as `symbols_of` a model."""
         fields: dict[str, Any] = {
-            "macro": self.macro,
+            "phase": self.phase,
             "block": self.block,
             "layer": self.layer,
             "module": self.module,
@@ -85,7 +85,7 @@ class CostLine:
                 if count
             },
         }
-        always = ("macro", "layer", "line", "repeat", "formulas")
+        always = ("phase", "layer", "line", "repeat", "formulas")
         return {name: value for name, value in fields.items() if name in always or value not in (None, "", [], False)}
 
 
@@ -114,7 +114,7 @@ def cost_lines(step: Cost) -> tuple[CostLine, ...]:
             counts["parameters"] = _at(formulas["parameters"], price)
         result.append(
             CostLine(
-                macro=row.macro_operation,
+                phase=row.macro_operation,
                 block=row.block,
                 layer=row.layer or "",
                 line=row.line,
@@ -233,12 +233,12 @@ def tables(lines: tuple[CostLine, ...]) -> dict[str, dict[str, str]]:
 _NUMBERS = re.compile(r"\((\d+)\)")
 
 
-def _errata_of(table: str, macro: str, equation: str) -> tuple[str, ...]:
+def _errata_of(table: str, phase: str, equation: str) -> tuple[str, ...]:
     """The errata that name the equation of a line, or its layer's totals."""
     numbers = set(_NUMBERS.findall(equation)) | set(re.findall(r"\d+", equation))
     identifiers = []
     for erratum in errata():
         layer = usual_names().get((erratum.layer or "").replace("_", ""), erratum.layer)
-        if layer == table and erratum.macro_operation == macro and numbers & set(_NUMBERS.findall(erratum.where)):
+        if layer == table and erratum.macro_operation == phase and numbers & set(_NUMBERS.findall(erratum.where)):
             identifiers.append(erratum.id)
     return tuple(identifiers)

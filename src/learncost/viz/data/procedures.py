@@ -96,8 +96,8 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None,
     several = []
     for name, cost in answer.costs[book].items():
         passes = tuple(
-            PassShare(macro, number, amount.maccs, amount.flops)
-            for macro, (number, amount) in cost.macro_operations.items()
+            PassShare(phase, number, amount.maccs, amount.flops)
+            for phase, (number, amount) in cost.macro_operations.items()
             if number
         )
         ratio = {quantity: answer.ratio(name, book, quantity) for quantity in ("maccs", "flops")}

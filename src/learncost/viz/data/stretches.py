@@ -78,7 +78,7 @@ def _turns(step: MemoryStep) -> Iterator[tuple[int | None, ...]]:
 
 def _line(at: Instant) -> dict[str, Any]:
     tag = at.line.tag
-    return {"line": at.line.name, "layer": tag.layer, "block": tag.block, "macro_operation": tag.macro}
+    return {"line": at.line.name, "layer": tag.layer, "block": tag.block, "macro_operation": tag.phase}
 
 
 def _row(

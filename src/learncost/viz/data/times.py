@@ -67,7 +67,7 @@ def _work(work: WorkAxes, rows: tuple[PricedLine, ...], places: dict[int, int], 
         ],
         "repeat": monomials.exported(work.repeat),
         "flops": monomials.exported(total(rows[line.place].flops for line in work.lines) or Polynomial()),
-        "macro": work.macro,
+        "phase": work.phase,
         "bytes": [
             [name, work.bits[name], [[*extent(part[:2]), axes(part[2])] for part in parts]]
             for name, parts in work.bytes.items()

@@ -64,7 +64,7 @@ function saveJson() {
   const { step, view } = page,
     { command, python } = callOf();
   const lines = view.lines.map((line) => ({
-    macro_operation: line.macro,
+    macro_operation: line.phase,
     block: line.block ?? null,
     layer: line.layer,
     line: line.line,
@@ -106,7 +106,7 @@ function saveCsv() {
   const cell = (content) => (/[",\n]/.test(String(content)) ? `"${String(content).replaceAll('"', '""')}"` : String(content));
   const rows = page.view.lines.map((line) =>
     [
-      line.macro,
+      line.phase,
       line.block ?? "",
       line.layer,
       line.line,

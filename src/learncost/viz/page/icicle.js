@@ -111,7 +111,7 @@ function drawIcicle(place, root, quantity, current, choose) {
         }
       : { x: cell.x, y: node.depth * (ROW + 1), width: Math.max(0.5, cell.width - 1), height: ROW };
     const texts = label(node, box.width, box.height, root, quantity);
-    const pass = node.macro;
+    const pass = node.phase;
     const level = pass ? (node.depth === 1 ? "level-1" : `level-${node.depth}`) : null;
     const strong = node.kind === "pass" && node.depth === 1;
     const rect = svgElement("rect", { ...box, class: pass ? level : null, fill: pass ? null : "var(--neutral-1)" });
@@ -220,16 +220,16 @@ function walkIcicle(event, root, current, boxes, choose) {
 function drawLegend(place, root, quantity) {
   const passes = new Map();
   for (const line of root.lines)
-    passes.set(line.macro, (passes.get(line.macro) ?? (QUANTITIES[quantity].exact ? 0n : 0)) + line.values[quantity]);
+    passes.set(line.phase, (passes.get(line.phase) ?? (QUANTITIES[quantity].exact ? 0n : 0)) + line.values[quantity]);
   place.replaceChildren(
     ...[...passes]
       .filter(([, value]) => value)
-      .map(([macro, value]) =>
+      .map(([phase, value]) =>
         element(
           "span",
           { class: "key" },
-          element("i", { class: "swatch", style: `background: var(--${macro})` }),
-          element("span", {}, passName(macro)),
+          element("i", { class: "swatch", style: `background: var(--${phase})` }),
+          element("span", {}, passName(phase)),
           element("b", {}, QUANTITIES[quantity].short(value)),
           element("small", {}, share(value, root.value)),
         ),

@@ -72,7 +72,7 @@ function chain(view, line, quantity) {
   }
   if (line.text) {
     const table = view.step.tables[line.table];
-    const derived = line.macro !== "forward" && line.macro !== "recomputation";
+    const derived = line.phase !== "forward" && line.phase !== "recomputation";
     add("table", element("pre", {}, line.text), ...(table ? [tableOf(table, line, derived)] : []));
   }
   const parts = [list];

@@ -176,13 +176,13 @@ function labelArea(svg, layout, kind, below, above) {
     }
   }
   const text = AREAS[kind] ?? kind,
-    macro = kind.replaceAll(" ", "_");
+    phase = kind.replaceAll(" ", "_");
   if (best && textWidth(text, 13) < best.room - 12)
     svg.append(
       svgText(layout.x(best.start) + 8, best.middle + 5, text, {
         style: colourOf(kind).includes("neutral")
           ? ""
-          : `fill: var(--on-${kind === "gradients" ? "weight_update" : macro})`,
+          : `fill: var(--on-${kind === "gradients" ? "weight_update" : phase})`,
       }),
     );
 }
@@ -191,14 +191,14 @@ function labelArea(svg, layout, kind, below, above) {
 function drawPhases(svg, layout, curve) {
   const phases = [];
   for (let at = 0; at < curve.lines.length; at += 1) {
-    const macro = curve.lines[at].macro_operation,
+    const phase = curve.lines[at].macro_operation,
       last = phases[phases.length - 1];
-    const learns = ["backward", "weight_update", "error_projection"].includes(macro),
-      name = learns ? "learn" : macro;
+    const learns = ["backward", "weight_update", "error_projection"].includes(phase),
+      name = learns ? "learn" : phase;
     if (last && (last.name === name || (at - last.start < 3 && last.name === "learn"))) {
       last.end = at + 1;
-      last.macros.add(macro);
-    } else phases.push({ name, start: at, end: at + 1, macros: new Set([macro]) });
+      last.macros.add(phase);
+    } else phases.push({ name, start: at, end: at + 1, macros: new Set([phase]) });
   }
   for (const phase of phases) {
     const from = layout.x(phase.start),

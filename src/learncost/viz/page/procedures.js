@@ -53,7 +53,7 @@ section("procedures", "procedures", (place) => {
     asTable(
       ["procedure", "pass", "FLOPs", "MACCs"],
       rows.flatMap((row) => [
-        ...row.passes.map((pass) => [row.name, passName(pass.macro), grouped(pass.flops), grouped(pass.maccs)]),
+        ...row.passes.map((pass) => [row.name, passName(pass.phase), grouped(pass.flops), grouped(pass.maccs)]),
         [row.name, "total", grouped(row.flops), grouped(row.maccs)],
       ]),
     ),
@@ -76,17 +76,17 @@ function proceduresNow() {
           maccs: exact(procedure.maccs),
           peak: procedure.peak === null ? null : exact(procedure.peak),
           passes: procedure.passes.map((pass) => ({
-            macro: pass.macro_operation,
+            phase: pass.macro_operation,
             flops: exact(pass.flops),
             maccs: exact(pass.maccs),
           })),
         };
       const passes = new Map();
       for (const line of view.lines) {
-        const pass = passes.get(line.macro) ?? { macro: line.macro, flops: 0n, maccs: 0n };
+        const pass = passes.get(line.phase) ?? { phase: line.phase, flops: 0n, maccs: 0n };
         pass.flops += line.values.flops;
         pass.maccs += line.values.maccs;
-        passes.set(line.macro, pass);
+        passes.set(line.phase, pass);
       }
       return {
         name: procedure.name,
@@ -121,12 +121,12 @@ function passesBar(row, scale, width, ratioText) {
   for (const pass of row.passes) {
     const span = (Number(pass.flops) / scale) * width;
     if (span < 0.4) continue;
-    svg.append(svgElement("rect", { x, y: 2, width: Math.max(0.5, span - 1), height: 26, fill: colourOf(pass.macro) }));
-    if (pass.macro === "recomputation")
+    svg.append(svgElement("rect", { x, y: 2, width: Math.max(0.5, span - 1), height: 26, fill: colourOf(pass.phase) }));
+    if (pass.phase === "recomputation")
       svg.append(svgElement("rect", { x, y: 2, width: Math.max(0.5, span - 1), height: 26, fill: "url(#hatch)" }));
-    const word = passName(pass.macro);
+    const word = passName(pass.phase);
     if (textWidth(word, 12) < span - 14)
-      svg.append(svgText(x + 7, 19, word, { class: "small", style: `fill: var(--on-${pass.macro})` }));
+      svg.append(svgText(x + 7, 19, word, { class: "small", style: `fill: var(--on-${pass.phase})` }));
     x += span;
   }
   svg.append(

@@ -41,7 +41,7 @@ section("time", "time", (place) => {
       points.map((point) => [
         point.layer,
         point.line,
-        passName(point.macro),
+        passName(point.phase),
         digits(point.x),
         si(point.y),
         seconds(point.seconds),
@@ -65,7 +65,7 @@ function pointsNow(view, timed) {
         x: point.flops / point.bytes,
         y: point.flops / point.seconds,
         seconds: point.seconds,
-        macro: line.macro,
+        phase: line.phase,
         layer: plainName(line.layer),
         line: line.line,
         limit,
@@ -231,7 +231,7 @@ function drawRoof(place, points, roof) {
 
 function pie(circle) {
   const parts = new Map();
-  for (const part of circle.parts) parts.set(part.macro, (parts.get(part.macro) ?? 0) + part.seconds);
+  for (const part of circle.parts) parts.set(part.phase, (parts.get(part.phase) ?? 0) + part.seconds);
   const group = svgElement("g", {}, svgElement("title", {}, labelOf(circle)));
   if (parts.size === 1)
     return (
@@ -247,13 +247,13 @@ function pie(circle) {
       group
     );
   let from = -Math.PI / 2;
-  for (const [macro, seconds] of parts) {
+  for (const [phase, seconds] of parts) {
     const to = from + (seconds / circle.seconds) * 2 * Math.PI,
       point = (angle) => `${circle.x + circle.radius * Math.cos(angle)},${circle.y + circle.radius * Math.sin(angle)}`;
     group.append(
       svgElement("path", {
         d: `M${circle.x},${circle.y} L${point(from)} A${circle.radius},${circle.radius} 0 ${to - from > Math.PI ? 1 : 0} 1 ${point(to - 1e-6)} Z`,
-        fill: colourOf(macro),
+        fill: colourOf(phase),
         stroke: "var(--page)",
         "stroke-width": 0.7,
       }),

@@ -106,8 +106,8 @@ function aliveAt(curve, at) {
 /** What a curve shows, in a sentence. */
 function findingOf(curve) {
   const line = curve.lines[curve.peak_at],
-    macro = passName(line.macro_operation),
-    doing = ["forward", "backward"].includes(macro) ? `${macro} pass` : macro;
+    phase = passName(line.macro_operation),
+    doing = ["forward", "backward"].includes(phase) ? `${phase} pass` : phase;
   const where = line.layer ? `in the ${plainName(line.layer)}` : `at ${line.line}`;
   return `Memory is highest ${where}${doing ? `, in the ${doing}` : ""}`;
 }

@@ -85,7 +85,7 @@ function workAt(work, monomials) {
     share,
     together,
     turns: Number(countAt(work.repeat, monomials)),
-    macro: work.macro,
+    phase: work.phase,
     sum: [...moved.values()].reduce((all, amount) => all + amount, 0),
   };
 }
@@ -131,11 +131,11 @@ function touchedAgo(works) {
 
 function newBytes(works, from) {
   const gradients = works
-    .filter((work) => work.macro === "weight_update")
+    .filter((work) => work.phase === "weight_update")
     .reduce((all, work) => all + work.turns * work.made.reduce((sum, amount) => sum + amount, 0), 0);
   return works.map((work) => {
-    if (work.macro === "optimizer_step") return 0;
-    const several = work.macro === "weight_update" && gradients > from;
+    if (work.phase === "optimizer_step") return 0;
+    const several = work.phase === "weight_update" && gradients > from;
     return work.made.filter((amount) => several || amount > from).reduce((all, amount) => all + amount, 0);
   });
 }
@@ -169,9 +169,9 @@ function timesAt(time, axes) {
     let memory = 0;
     for (const [name, amount] of work.moved) memory += amount / onCurve(rates.bandwidth, ago[place].get(name));
     const launch =
-      work.macro === "optimizer_step"
+      work.phase === "optimizer_step"
         ? rates.optimizer
-        : work.macro === "backward" || work.macro === "weight_update"
+        : work.phase === "backward" || work.phase === "weight_update"
           ? rates.launch_backward
           : rates.launch;
     const parts = {

@@ -42,8 +42,8 @@ function viewOf(step, chosen) {
   };
 }
 
-function passName(macro) {
-  return macro.replaceAll("_", " ");
+function passName(phase) {
+  return phase.replaceAll("_", " ");
 }
 
 function layerName(line, twoSided) {
@@ -99,16 +99,16 @@ function treeOf(view, quantity, order) {
     depth: 0,
     parts: new Map(),
     lines: [],
-    macro: "",
+    phase: "",
     repeat: 1,
   };
   for (const line of view.lines) {
     const pass = {
-      key: line.macro,
-      name: passName(line.macro),
-      macro: line.macro,
+      key: line.phase,
+      name: passName(line.phase),
+      phase: line.phase,
       kind: "pass",
-      short: SHORT[passName(line.macro)],
+      short: SHORT[passName(line.phase)],
     };
     const block = partOf(view, line, twoSided);
     const levels = order === "layer" ? [block, pass] : [pass, block];
@@ -123,7 +123,7 @@ function treeOf(view, quantity, order) {
           parts: new Map(),
           lines: [],
           parent: node,
-          macro: level.macro ?? node.macro,
+          phase: level.phase ?? node.phase,
           repeat: 1,
         });
       }
@@ -142,7 +142,7 @@ function treeOf(view, quantity, order) {
       lines: [line],
       line,
       parent: node,
-      macro: line.macro,
+      phase: line.phase,
       repeat: line.repeat ?? 1,
     });
   }
@@ -155,7 +155,7 @@ function treeOf(view, quantity, order) {
   };
   measured(root);
   if (order !== "layer")
-    root.parts.sort((left, right) => view.step.macros.indexOf(left.macro) - view.step.macros.indexOf(right.macro));
+    root.parts.sort((left, right) => view.step.macros.indexOf(left.phase) - view.step.macros.indexOf(right.phase));
   return root;
 }
 
@@ -174,9 +174,9 @@ function firstShown(root, quantity) {
   const lines = [];
   const walk = (node) => (node.line ? lines.push(node) : node.parts.forEach(walk));
   walk(root);
-  const scores = lines.filter((node) => node.line.equation === "3" && node.line.macro === "forward");
+  const scores = lines.filter((node) => node.line.equation === "3" && node.line.phase === "forward");
   const scoresByName = lines.filter(
-    (node) => node.line.line === "R" && node.line.macro === "forward" && /attention/.test(node.line.layer),
+    (node) => node.line.line === "R" && node.line.phase === "forward" && /attention/.test(node.line.layer),
   );
   const among = [scores, scoresByName, lines].find((several) => several.some((node) => node.value));
   return (among ?? lines).reduce((most, node) => (node.value > most.value ? node : most), (among ?? lines)[0]);

@@ -277,11 +277,11 @@ def _placed(
         answer = placed_table(model, text, clauses, placement, precision=kind, **placing)
     except InputError as error:
         return [TextLines(f"The table of every device is not shown: {error}", "bytes", ())]
-    rows, macro = list[tuple[int, str, bool, int | None, str]](), ""
+    rows, phase = list[tuple[int, str, bool, int | None, str]](), ""
     for depth, line, collective in answer.statements():
-        if not isinstance(line, Loop) and line.tag.macro != macro:
-            macro = line.tag.macro
-            rows.append((0, macro.replace("_", " "), False, None, ""))
+        if not isinstance(line, Loop) and line.tag.phase != phase:
+            phase = line.tag.phase
+            rows.append((0, phase.replace("_", " "), False, None, ""))
         moves = is_collective(line)
         why = line.tag.why if isinstance(line, Op) else ""
         times = f", {number(collective.times)} times" if collective and collective.times > 1 else ""

@@ -39,17 +39,17 @@ class Logs:
         lines = self.log.lines(start)
         again = _again(lines)
         tags = {term.name: line.tag for line, _ in walk(self.table.lines) for term in line.left}
-        moments, macros = [], dict[int, str]()
+        moments, phases = [], dict[int, str]()
         for place, line in enumerate(lines):
             tag = tags.get(line.label.removesuffix(BACKWARD).partition("+")[0])
-            macro = _macro(line.label, place in again)
+            phase = _phase(line.label, place in again)
             loops = ((line.loop, self.counts.get(line.turns, ""), line.turns),) if line.turns > 1 else ()
             layer, block = (tag.layer, tag.block) if tag else ("", None)
-            moments.append(Moment(line.label, layer, macro, line.bytes, block, loops))
-            macros[place] = macro
-        return tuple(moments), tuple(self._stays(lines, macros))
+            moments.append(Moment(line.label, layer, phase, line.bytes, block, loops))
+            phases[place] = phase
+        return tuple(moments), tuple(self._stays(lines, phases))
 
-    def _stays(self, lines: tuple[LoggedLine, ...], macros: Mapping[int, str]) -> Iterator[LiveInterval]:
+    def _stays(self, lines: tuple[LoggedLine, ...], phases: Mapping[int, str]) -> Iterator[LiveInterval]:
         """The arrays over the lines, those that are alike together."""
         alike: dict[tuple[str, int, str, int, int], list[Logged]] = {}
         for array, first, last in self.log.stays(lines):
@@ -58,11 +58,11 @@ class Logs:
             if label == STATE:
                 yield from self._state(arrays, first, last)
                 continue
-            macro, part = self._origin(label, kind, macros[first])
+            phase, part = self._origin(label, kind, phases[first])
             name = label.removesuffix(BACKWARD)
             name = name if name == label else f"d{name}"
             number = len(arrays)
-            yield LiveInterval(name, (), (size,), number, number * size, first, last, macro, part=part)
+            yield LiveInterval(name, (), (size,), number, number * size, first, last, phase, part=part)
 
     def _state(self, arrays: list[Logged], first: int, last: int) -> Iterator[LiveInterval]:
         """The first room is the optimizer's, with copies of weights; what else there is are buffers of the module."""
@@ -73,7 +73,7 @@ class Logs:
                 part = name if name in self.state else "activations"
                 yield LiveInterval(name, (), (size,), 1, size, first, last, "given", part=part)
 
-    def _origin(self, label: str, kind: str, macro: str) -> tuple[str, str]:
+    def _origin(self, label: str, kind: str, phase: str) -> tuple[str, str]:
         """The macro-operation that made an array, and the part of the memory that it is."""
         if label in self.given:
             return "given", self.given[label]
@@ -83,7 +83,7 @@ class Logs:
             return "backward", "workspace"
         if label == UPDATE:
             return "optimizer_step", "workspace"
-        return "recomputation" if macro in ("recomputation", "backward") else "forward", "activations"
+        return "recomputation" if phase in ("recomputation", "backward") else "forward", "activations"
 
 
 def _again(lines: tuple[LoggedLine, ...]) -> set[int]:
@@ -96,7 +96,7 @@ def _again(lines: tuple[LoggedLine, ...]) -> set[int]:
     }
 
 
-def _macro(label: str, again: bool) -> str:
+def _phase(label: str, again: bool) -> str:
     if label == UPDATE:
         return "optimizer_step"
     return "backward" if label.endswith(BACKWARD) else "recomputation" if again else "forward"

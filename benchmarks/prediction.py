@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from against_torch_and_jax.engine_side import EngineSide
+from against_torch_and_jax.sides import Learner
+from against_torch_and_jax.subject import Subject
+from against_torch_and_jax.torch_side import Eager
 from measure import show
 
-from learncost.bench.engine_side import EngineSide
-from learncost.bench.sides import Learner
-from learncost.bench.subject import Subject
-from learncost.bench.torch_side import Eager
 from learncost.cost_models import price
 from learncost.cost_models.books import book
 from learncost.devices.rates import rates

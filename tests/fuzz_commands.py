@@ -20,7 +20,7 @@ from learncost.models.presets import presets
 from learncost.models.sizes import CANONICAL
 from learncost.reports.formulas.subject import layers
 
-RUN = ("bench", "calibrate", "contest", "sample", "train", "verify")
+RUN = ("calibrate", "contest", "sample", "train", "verify")
 """Commands that run something: only what they refuse is fuzzed, see `_refusing`."""
 
 MOST_MEMORY = 6 * 2**30

@@ -1,4 +1,4 @@
-"""`learncost bench`: how a measurement is led, what it says, how it fails; and one that is real, at a tiny size."""
+"""`benchmarks/against_torch_and_jax`: how a measurement goes on and fails, what it prints; and a real tiny one."""
 
 import json
 import os
@@ -8,13 +8,13 @@ from statistics import median
 
 import numpy as np
 import pytest
+from against_torch_and_jax import rounds
+from against_torch_and_jax.check import TOLERANCES, difference
+from against_torch_and_jax.main import main
+from against_torch_and_jax.process import Process, SideError
+from against_torch_and_jax.result import Bench, Case, Memory, SideFound
+from against_torch_and_jax.subject import Subject, shapes, subjects
 
-from learncost.bench import rounds
-from learncost.bench.check import TOLERANCES, difference
-from learncost.bench.process import Process, SideError
-from learncost.bench.result import Bench, Case, Memory, SideFound
-from learncost.bench.subject import Subject, shapes, subjects
-from learncost.cli.command import main
 from learncost.training.memory import forget_highest, highest
 
 TINY = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 9, "vocab_size": 13}
@@ -32,7 +32,7 @@ MIB = 2**20
 def test_a_way_that_cannot_stand_beside_is_refused(
     config: str, capsys: pytest.CaptureFixture[str], named: str, message: str
 ) -> None:
-    assert main(["bench", config, "--shape", "3", "7", "--procedure", named]) == 2
+    assert main([config, "--shape", "3", "7", "--procedure", named]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -53,7 +53,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:
     """Workers find a package jax that does this when it is imported."""
     (folder / "jax").mkdir()
     (folder / "jax" / "__init__.py").write_text(body)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
 @pytest.mark.usefixtures("alone")
@@ -64,7 +64,7 @@ def test_engine_and_eager_end_to_end(
     out = tmp_path / "bench.json"
     flags = ["--shape", "3", "7", "--rounds", "2", "--against", "eager,jax", "--procedure", "skip", "--out", str(out)]
     flags += ["--plan", "fused; fused,in-product"]
-    assert main(["bench", config, *flags]) == 0
+    assert main([config, *flags]) == 0
     printed = capsys.readouterr()
     assert "round 2 of 2" in printed.err
     assert "jax is left out: jax is not installed: pip install 'learncost[jax]'." in printed.out
@@ -105,7 +105,7 @@ def test_engine_and_eager_end_to_end(
 @pytest.mark.timeout(900)
 def test_every_peer_in_both_types(config: str, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    main(["bench", config, "--shape", "3", "7", "--rounds", "2", "--dtype", "fp32,bf16", "--out", str(out)])
+    main([config, "--shape", "3", "7", "--rounds", "2", "--dtype", "fp32,bf16", "--out", str(out)])
     for case in json.loads(out.read_text())["cases"]:
         for name in ("eager", "compile", "jax", "floor"):
             assert case["sides"][name]["left_out"] is None, name
@@ -254,7 +254,7 @@ def test_a_signal_keeps_what_there_is(
 
     monkeypatch.setattr(processes, "turn", turn)
     file, before = tmp_path / "found.json", signal.getsignal(number)
-    assert main(["bench", "tiny", "--against", "eager,jax", "--rounds", "3", "--out", str(file)]) == 130
+    assert main(["tiny", "--against", "eager,jax", "--rounds", "3", "--out", str(file)]) == 130
     found = json.loads(file.read_text())
     assert found["interrupted"]
     assert [len(side["rounds"]) for side in found["cases"][0]["sides"].values()] == [2, 2, 1, 1]
@@ -321,7 +321,7 @@ def test_forms_for_programs_keep_the_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     processes.wrong = "engine"
-    assert main(["bench", config, "--shape", "3", "7", "--rounds", "1", "--format", format, "--against", "jax"]) == 1
+    assert main([config, "--shape", "3", "7", "--rounds", "1", "--format", format, "--against", "jax"]) == 1
     out = capsys.readouterr().out
     assert out.replace(config, "tiny").startswith(begins)
     assert "it does something else" in out
@@ -376,7 +376,7 @@ def test_a_loss_that_is_no_number_is_not_the_same(tmp_path: Path) -> None:
     [("char", 10.8, 207), ("gpt2-124m", 124, 774), ("tiny", 0.8, 3.8), ("long", 2.1, 33)],
 )
 def test_the_shapes(name: str, parameters: float, gflops: float) -> None:
-    from learncost.bench.floor import products
+    from against_torch_and_jax.floor import products
 
     (subject,) = subjects([name], None, ["fp32"])
     assert subject.parameters / 1e6 == pytest.approx(parameters, rel=0.03)
@@ -410,17 +410,17 @@ def test_batches_differ_and_repeat() -> None:
         (["bert-base-uncased", "--shape", "2", "8"], "language models of gpt2, llama only"),
         (["char", "--shape", "2", "300"], "longer than the 256 positions"),
         (["char", "--shape", "0", "8"], "B must be a whole number from 1"),
-        (["char", "--shape", "x", "8"], "--shape must be a whole number, not 'x'"),
+        (["char", "--shape", "x", "8"], "argument --shape: invalid int value: 'x'"),
         (["char", "--dtype", "fp16"], "no type is called 'fp16'"),
         (["char", "--against", "eagre"], "no peer is called 'eagre'; the nearest is 'eager'"),
         (["char", "--rounds", "0"], "rounds must be a whole number from 1"),
-        (["char", "--rounds", "many"], "--rounds must be a whole number, not 'many'"),
+        (["char", "--rounds", "many"], "argument --rounds: invalid int value: 'many'"),
         (["char", "--out", os.sep.join(("nowhere", "file.json"))], "its folder does not exist"),
         (["nothing", "--shape", "2", "8"], "unknown model 'nothing'"),
     ],
 )
 def test_bad_input_is_one_line(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *given]) == 2
+    assert main([*given]) == 2
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
     assert says in printed.err

@@ -5,12 +5,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from against_torch_and_jax.floor import products
+from against_torch_and_jax.packing import packed, unpacked
+from against_torch_and_jax.sides import PEERS, SIDES
+from against_torch_and_jax.subject import Subject
 from torch.nn import functional
 
-from learncost.bench.floor import products
-from learncost.bench.packing import packed, unpacked
-from learncost.bench.sides import PEERS, SIDES
-from learncost.bench.subject import Subject
 from learncost.engines.hugging_face import from_theirs, to_theirs
 from learncost.ir.errors import InputError
 from learncost.timing import MatmulShape
@@ -113,8 +113,7 @@ def test_bf16_is_near_fp32_and_not_it(side: str) -> None:
 
 def test_adamw_written_out_is_that_of_torch() -> None:
     import jax.numpy as jnp
-
-    from learncost.bench.jax_models import adamw_step
+    from against_torch_and_jax.jax_models import adamw_step
 
     rates = (0.1, (0.8, 0.95), 1e-3, 0.3)  # large, so that every part matters
     start = np.array([1.0, -2.0, 0.5], np.float32)
@@ -208,7 +207,7 @@ def test_the_floor_does_the_products_that_it_counts() -> None:
 
 
 def test_a_route_that_is_not_fp32_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from learncost.bench import floor_side
+    from against_torch_and_jax import floor_side
 
     def multiply(route: str, first: torch.Tensor, second: torch.Tensor, place: torch.Tensor) -> None:
         if route == "medium":  # what it does on processors with AMX

@@ -2,19 +2,15 @@
 
 import json
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
+from published_trainings.answers import answer
+from published_trainings.printed import SMALL, value_of
 
 import learncost as lc
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from published_trainings.answers import answer  # noqa: E402 - its folder is found by then
-from published_trainings.printed import SMALL, value_of  # noqa: E402
-
 ROWS = json.loads((BENCHMARKS / "clusters.json").read_text(encoding="utf-8"))["rows"]
 
 

@@ -10,16 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.overrides import TorchFunctionMode  # noqa: E402
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
 from conformance import runner  # noqa: E402
 from conformance.adapters import COUNTERS  # noqa: E402
 from conformance.cases import CASES  # noqa: E402
 from conformance.counter import Counter, Unit  # noqa: E402
 from conformance.verdict import QUANTITIES, Answer, judge  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
 
 BLOCKS = (
     "matmul", "@", "einsum", "bmm", "baddbmm", "scaled_dot_product_attention", "MultiheadAttention",

@@ -1,16 +1,14 @@
 """What PyTorch's autograd takes for plain modules: predicted from the tables, and what its allocator hands out."""
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
+from against_torch_and_jax.torch_models import module
 from torch.utils.checkpoint import checkpoint
 
 import learncost as lc
 from allocator import apart, most
-from learncost.bench.torch_models import module
 from learncost.cli.command import main
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
@@ -171,7 +169,6 @@ def test_a_repeat_and_the_same_blocks_one_by_one_take_the_same(model, module):
 
 def peaks():
     pytest.importorskip("transformers")
-    sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
     import peaks
 
     return peaks

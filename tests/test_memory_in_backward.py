@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from against_torch_and_jax.torch_models import module
 
 import learncost as lc
 from allocator import most
-from learncost.bench.torch_models import module
 from learncost.models.configuration import configure
 
 SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 4, "max_position_embeddings": 64}

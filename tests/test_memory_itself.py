@@ -1,8 +1,8 @@
 """The memory of a module that was read: its step, run on tensors without values, beside what the allocator gives."""
 
-import sys
 from pathlib import Path
 
+import imported_peaks as peaks
 import pytest
 import torch
 from torch import nn
@@ -11,10 +11,6 @@ import learncost as lc
 from allocator import apart
 from learncost.cli.command import main
 from sampling import sampled
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-
-import imported_peaks as peaks
 
 
 class Kept(nn.Module):

@@ -3,9 +3,7 @@
 Quick tests have a sample; `-m slow` has all of them, in both types.
 """
 
-import sys
-from pathlib import Path
-
+import imported_peaks as peaks
 import pytest
 import torch
 from torch import nn
@@ -13,10 +11,6 @@ from torch.nn import functional as F  # noqa: N812 - as PyTorch's pages call it
 
 from allocator import apart
 from sampling import sampled
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-
-import imported_peaks as peaks
 
 B, M, W = 8, 64, 128
 CLASSES = torch.randint(0, W, (B, M))

@@ -4,11 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from mutations import PACKAGE, Mutation, failing, main, mutations
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from mutations import PACKAGE, Mutation, failing, main, mutations  # noqa: E402
 
 
 def test_every_mutation_changes_one_place_and_names_its_tests():

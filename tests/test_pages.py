@@ -17,7 +17,7 @@ import screens as documentation
 ROOT = documentation.ROOT
 SCREENS = [screen for page in documentation.PAGES for screen in documentation.screens(page)]
 
-SLOW = ("train", "sample", "bench", "contest", "calibrate", "verify", "serve")
+SLOW = ("train", "sample", "contest", "calibrate", "verify", "serve")
 """Commands that take long, all cores, or until Ctrl-C: their arguments are read; the slow test runs what it can."""
 
 

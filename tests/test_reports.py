@@ -1,19 +1,14 @@
 """Sixty public reports about cost and memory (benchmarks/reports): each is answered right, both ways."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-from learncost.engines.boards import BOARDS
-from sampling import sampled
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
 from reports import modules
 from reports.asked import judged, listed
 from reports.runner import main
+
+from learncost.engines.boards import BOARDS
+from sampling import sampled
 
 REPORTS = {report.source: report for report in listed()}
 LONG = (

@@ -12,12 +12,12 @@ from typing import Any
 import imported_peaks
 import peaks
 import torch
+from against_torch_and_jax.torch_models import module as plain_module
 from prediction import gpt2, llama
 from torch.utils.checkpoint import checkpoint
 
 import learncost as lc
 from allocator import apart, workspaces  # of the tests, whose folder peaks.py has put on the path
-from learncost.bench.torch_models import module as plain_module
 from learncost.models.configuration import configure
 from on_gpu.alive import alive
 from on_gpu.asked import Asked, Row, said, tried

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from against_torch_and_jax.subject import Subject
+from against_torch_and_jax.torch_side import Compiled, Eager
 from prediction import gpt2, llama
 
 import learncost as lc
-from learncost.bench.subject import Subject
-from learncost.bench.torch_side import Compiled, Eager
 from learncost.calibration.calibrate import calibrate
 from learncost.cost_models import price
 from learncost.cost_models.books import book

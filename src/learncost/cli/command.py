@@ -32,7 +32,6 @@ class Command:
 
     formats  none where it is a text, or where the command shows itself
     file     whether it can be written to a file
-    modules  whether a model may be a module of the user's own
     plots    whether there is a picture of characters below it, on a terminal
     """
 
@@ -41,7 +40,6 @@ class Command:
     formats: tuple[str, ...] = FORMATS
     file: bool = True
     plots: bool = False
-    modules: bool = True
 
     @property
     def file_name(self) -> str:
@@ -66,13 +64,13 @@ class Command:
             rows.append(("output", "string", None, FLAGS["output"].meaning))
         if self.plots:
             rows.append(("plot", "boolean", False, FLAGS["plot"].meaning))
-        return tuple(Flag(name, kind, 1, usual, "flag", meaning, FLAGS[name]) for name, kind, usual, meaning in rows)
+        return tuple(Flag(name, kind, usual, "flag", meaning, FLAGS[name]) for name, kind, usual, meaning in rows)
 
     @property
     def importing(self) -> tuple[Flag, ...]:
         """The flags that say how a module of the user's own is read, where the command takes models."""
         of_models = {flag.name for flag in flags_of(self.question) if flag.how in ("argument", "arguments")}
-        if not self.modules or not of_models & {"model", "models", "subject"}:
+        if not of_models & {"model", "models", "subject"}:
             return ()
         from learncost.cli.importing.flags import reading
 
@@ -146,13 +144,6 @@ _COMMANDS: Mapping[str, Command] = {
         "training.train:train", "Train a model on plain files: texts, pairs, classes, images, sounds.", (), False, True
     ),
     "sample": Command("cli.sample:sample", "Let a trained model go on with a text.", (), False),
-    "bench": Command(
-        "cli.bench:bench",
-        "The engine against PyTorch and JAX: time, memory, and the step's floor.",
-        FORMATS,
-        False,
-        modules=False,
-    ),
     "verify": Command("cli.verify:verify", "Run the tables and prove the counts and the gradients."),
     "emit": Command(
         "cli.emit:emit",
@@ -170,6 +161,9 @@ _SOURCES = Path(__file__).parents[1]
 
 COMMANDS = {name: command for name, command in _COMMANDS.items() if (_SOURCES / command.file_name).exists()}
 """Every command that is installed."""
+
+RETIRED = {"bench": "run python benchmarks/against_torch_and_jax in a clone of the source"}
+"""Words that were commands, and what to do now."""
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
@@ -349,6 +343,8 @@ def _save(path: Path, text: str) -> None:
 def _no_command(name: str) -> str:
     if name.startswith("-"):
         return f"unknown flag {shown(name)}{nearest(name, ('--help', '--version'))}"
+    if name in RETIRED:
+        return f"{name} is no longer a command: {RETIRED[name]}"
     hint = nearest(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
     return f"no command is called {shown(name)}{hint}"
 

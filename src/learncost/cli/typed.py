@@ -46,12 +46,9 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
                 raise InputError(f"{word} is no flag: {flag.names[0]} stands alone")
             typed_values[key] = spelling in flag.names
             continue
-        values = [text] if joined else _values(left, flag.values if flag else 1)
-        if len(values) < (flag.values if flag else 1):
-            raise InputError(
-                f"{name} needs {'a value' if flag is None or flag.values == 1 else f'{flag.values} values'}"
-            )
-        value = values[0] if len(values) == 1 else tuple(values)
+        if not joined and (not left or _is_flag(left[0])):
+            raise InputError(f"{name} needs a value")
+        value = text if joined else left.pop(0)
         typed_values[key] = [*typed_values.get(key, []), value] if repeats else value
     _check_count(command, flags, arguments, typed_values)
     return arguments, typed_values
@@ -66,14 +63,6 @@ def _is_flag(word: str) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _values(left: list[str], count: int) -> list[str]:
-    """The words that follow a flag, taken away."""
-    words = list[str]()
-    while left and len(words) < count and not _is_flag(left[0]):
-        words.append(left.pop(0))
-    return words
 
 
 def _check_size(name: str, spellings: Sequence[str], others: bool) -> None:

@@ -66,7 +66,6 @@ class Flag:
     """A parameter of a question, as it is typed, explained and read.
 
     kind     boolean, integer, number or string, as a JSON schema has it
-    values   how many follow the flag
     how      argument, arguments (all that there are), flag, or flags (all others: sizes of a model)
     meaning  as the docstring has it: other parameters are between backticks
     about    what it has in common with those of other questions, and its group
@@ -74,7 +73,6 @@ class Flag:
 
     name: str
     kind: str
-    values: int
     default: Any
     how: str
     meaning: str
@@ -99,7 +97,7 @@ class Flag:
     def value(self) -> str:
         """What stands for its value in the help; nothing for a switch."""
         usual = {"boolean": "", "integer": "N", "number": "N", "string": "NAME"}[self.kind]
-        return self.about.value or " ".join([usual] * self.values)
+        return self.about.value or usual
 
     def schema(self) -> dict[str, Any]:
         """The property of a JSON schema. Numbers may be texts too, such as 3e11 or 8k."""
@@ -108,7 +106,7 @@ class Flag:
         schema["description"] = typed(self.meaning)
         if self.about.choices:
             schema["examples" if self.about.several else "enum"] = list(self.about.choices)
-        if self.how == "arguments" or self.values > 1 or self.about.repeats:
+        if self.how == "arguments" or self.about.repeats:
             schema = {"type": "array", "items": {"type": schema["type"]}, "description": schema["description"]}
         return schema if self.default in (None, "", Parameter.empty) else schema | {"default": self.default}
 
@@ -240,7 +238,6 @@ def flags_of(function: Callable[..., Any]) -> tuple[Flag, ...]:
     for parameter in _parameters(function).values():
         about = FLAGS.get(parameter.name, Shared(group))
         group, annotation = about.group, str(parameter.annotation)
-        values = max(1, annotation.partition("tuple[")[2].partition("]")[0].count(",") + 1)
         how = _HOW.get(parameter.kind, "flag")
         if not flags and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD and parameter.default is Parameter.empty:
             how = "argument"  # that it is about; others have names
@@ -248,7 +245,6 @@ def flags_of(function: Callable[..., Any]) -> tuple[Flag, ...]:
             Flag(
                 parameter.name,
                 _kind(annotation),
-                values,
                 parameter.default,
                 how,
                 meanings.get(parameter.name, ""),

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from learncost.bench.subject import Subject
+from against_torch_and_jax.subject import Subject
 
 _ENVIRONMENT = {
     # JAX would else take three quarters of a device's memory at once, and leave none to the others.
@@ -31,6 +31,7 @@ class Process:
     def __init__(self, side: str) -> None:
         self.side = side
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
+        found = (os.environ.get("PYTHONPATH"), str(Path(__file__).parents[1]))  # this package lies in the latter
         # A session of its own: Ctrl-C is for this process alone, which then ends that one and all that it started.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", f"{__package__}.worker", side],
@@ -40,7 +41,7 @@ class Process:
             text=True,
             encoding="utf-8",
             start_new_session=True,
-            env={**os.environ, **_ENVIRONMENT},
+            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, found))},
         )
         try:
             self._answer()

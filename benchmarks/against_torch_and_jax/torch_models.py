@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - PyTorch's own custom
 
-from learncost.bench.settings import activation, refuse
+from against_torch_and_jax.settings import activation, refuse
 from learncost.models.configuration import Configuration
 
 _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from learncost.bench.check import Difference
-from learncost.bench.sides import ENGINE, FLOOR
-from learncost.bench.subject import Subject
+from against_torch_and_jax.check import Difference
+from against_torch_and_jax.sides import ENGINE, FLOOR
+from against_torch_and_jax.subject import Subject
 from learncost.reports.sheet import Shown
 
 PARAMETER_BYTES = 12
@@ -150,7 +150,7 @@ class Case:
 class Bench(Shown):
     """All cases, with the machine they were measured on; `interrupted` before the end."""
 
-    room = "learncost.bench.show"
+    room = f"{__package__}.show"
 
     machine: Mapping[str, Any]
     rounds: int

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from learncost.bench.settings import activation, refuse
+from against_torch_and_jax.settings import activation, refuse
 from learncost.models.configuration import Configuration
 
 Parameters = dict[str, jax.Array]

@@ -10,12 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import sleep
 
-from learncost.bench import check
-from learncost.bench.machine import machine
-from learncost.bench.process import Process, SideError
-from learncost.bench.result import Bench, Case, Memory, SideFound
-from learncost.bench.sides import ENGINE, FLOOR
-from learncost.bench.subject import Subject
+from against_torch_and_jax import check
+from against_torch_and_jax.machine import machine
+from against_torch_and_jax.process import Process, SideError
+from against_torch_and_jax.result import Bench, Case, Memory, SideFound
+from against_torch_and_jax.sides import ENGINE, FLOOR
+from against_torch_and_jax.subject import Subject
 from learncost.ir.errors import InputError
 
 TURN = 0.25

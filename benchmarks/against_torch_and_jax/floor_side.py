@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from learncost.bench.floor import OPTIMIZER_BYTES, products
-from learncost.bench.subject import Subject
-from learncost.bench.torch_side import facts, start
+from against_torch_and_jax.floor import OPTIMIZER_BYTES, products
+from against_torch_and_jax.subject import Subject
+from against_torch_and_jax.torch_side import facts, start
 from learncost.timing import MatmulShape
 
 ROUTES = ("highest", "medium")

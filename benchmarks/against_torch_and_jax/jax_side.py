@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learncost.bench.jax_models import adamw_step, loss_function
-from learncost.bench.packing import packed, unpacked
-from learncost.bench.sides import Learner
-from learncost.bench.subject import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Subject
+from against_torch_and_jax.jax_models import adamw_step, loss_function
+from against_torch_and_jax.packing import packed, unpacked
+from against_torch_and_jax.sides import Learner
+from against_torch_and_jax.subject import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Subject
 
 _TYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from learncost.bench.packing import packed, unpacked
-from learncost.bench.sides import Learner
-from learncost.bench.subject import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Subject
-from learncost.bench.torch_models import module
+from against_torch_and_jax.packing import packed, unpacked
+from against_torch_and_jax.sides import Learner
+from against_torch_and_jax.subject import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Subject
+from against_torch_and_jax.torch_models import module
 
 
 class Eager(Learner):

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.bench.sides import SIDES, Side
-from learncost.bench.subject import Subject
+from against_torch_and_jax.sides import SIDES, Side
+from against_torch_and_jax.subject import Subject
 from learncost.ir.errors import InputError
 from learncost.training.memory import forget_highest, highest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from learncost.bench.subject import Subject
+from against_torch_and_jax.subject import Subject
 from learncost.cost_models import price
 from learncost.cost_models.books import book
 from learncost.ir.line import Line

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from learncost.bench.machine import described
-from learncost.bench.result import Bench, Case, SideFound
-from learncost.bench.sides import ENGINE, FLOOR
+from against_torch_and_jax.machine import described
+from against_torch_and_jax.result import Bench, Case, SideFound
+from against_torch_and_jax.sides import ENGINE, FLOOR
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, significant
 
 COLUMNS = ("", "ms a step", "tokens/s", "of best peer", "of floor", "peak MiB", "beyond MiB", "of leanest peer")

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.bench.sides import Learner
-from learncost.bench.subject import BETAS, LEARNING_RATE, SEED, WEIGHT_DECAY, Subject
+from against_torch_and_jax.sides import Learner
+from against_torch_and_jax.subject import BETAS, LEARNING_RATE, SEED, WEIGHT_DECAY, Subject
 from learncost.engines.options import Options
 from learncost.ir.errors import InputError
 from learncost.training.engines import engine, usual
@@ -23,7 +23,7 @@ class EngineSide(Learner):
         if usual() == "torch":
             import torch
 
-            from learncost.bench.torch_side import start
+            from against_torch_and_jax.torch_side import start
             from learncost.training import torch_engine  # noqa: F401 - what it imports is not the step's memory
 
             self._torch = torch

@@ -8,7 +8,7 @@ from importlib import import_module
 from time import perf_counter
 from typing import Any, Protocol
 
-from learncost.bench.subject import Subject
+from against_torch_and_jax.subject import Subject
 from learncost.ir.errors import InputError, named_one
 
 

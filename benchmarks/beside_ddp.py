@@ -52,14 +52,14 @@ def options(given: argparse.Namespace, **more: Any) -> Options:
 def configured(given: argparse.Namespace) -> Any:
     """The model."""
     sizes = {"n_layer": given.layers, "n_embd": given.width, "n_head": 4, "n_positions": given.length}
-    return configure("gpt2", {**sizes, "vocab_size": given.words})
+    return configure("gpt2", {**sizes, "vocab_size": given.ops})
 
 
 def batches(given: argparse.Namespace) -> Iterator[dict[str, np.ndarray]]:
     """Tokens of chance, and which follow."""
     draw = np.random.default_rng(0)
     while True:
-        rows = draw.integers(0, given.words, (given.batch, given.length + 1))
+        rows = draw.integers(0, given.ops, (given.batch, given.length + 1))
         yield {"tokens": rows[:, :-1].copy(), "targets": rows[:, 1:].copy()}
 
 

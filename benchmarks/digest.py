@@ -128,7 +128,7 @@ Subject = tuple[str, Callable[[str], Iterator[Question]]]
 
 def subjects() -> Iterator[Subject]:
     """Every preset and layer, and what is asked of it."""
-    from learncost.ir.repeat import walk
+    from learncost.ir.loop import walk
     from learncost.layers.layer import shipped
     from learncost.models.configuration import configure
     from learncost.models.model import build

@@ -68,7 +68,7 @@ def _by_kind(table: Table, sizes: Mapping[str, int]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for row in price(table, sizes, book("run")).rows:
         line = row.source
-        name = line.word if isinstance(line, Op) else "sums" if isinstance(line, Sum) else "products"
+        name = line.op if isinstance(line, Op) else "sums" if isinstance(line, Sum) else "products"
         assert isinstance(line, Op | Sum | Product)
         counts[name] += int(row.flops.at(sizes))
     return counts

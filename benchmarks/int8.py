@@ -29,7 +29,7 @@ from sklearn.datasets import load_digits
 import learncost as lc
 from learncost.cli import boards
 from learncost.cli.emit_c99 import FirmwareOptions, program_of
-from learncost.engines import alone
+from learncost.engines import freestanding as alone
 from learncost.engines.boards import BOARDS
 from learncost.engines.fixed_point import whole
 from learncost.ir.precision import precision_of

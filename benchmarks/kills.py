@@ -77,9 +77,9 @@ def text(folder: Path) -> Path:
     return folder
 
 
-def begun(grid: str, words: Sequence[str], given: argparse.Namespace) -> Started:
+def begun(grid: str, ops: Sequence[str], given: argparse.Namespace) -> Started:
     """A command over a mesh, or alone."""
-    train = ["train", *words]
+    train = ["train", *ops]
     if grid == "1":
         return Forked(1, train)
     number = mesh(grid).devices
@@ -122,14 +122,14 @@ class Forked:
     They are copies of this process, which has PyTorch already: most of the time is theirs for steps.
     """
 
-    def __init__(self, number: int, words: Sequence[str]) -> None:
+    def __init__(self, number: int, ops: Sequence[str]) -> None:
         self._out, self._code = tempfile.TemporaryFile("w+"), None  # noqa: SIM115
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
             os.dup2(self._out.fileno(), 2)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            _leave(lambda: self._agent(number, words))
+            _leave(lambda: self._agent(number, ops))
 
     def poll(self) -> int | None:
         if self._code is None:
@@ -142,7 +142,7 @@ class Forked:
         return self._out.read()
 
     @staticmethod
-    def _agent(number: int, words: Sequence[str]) -> int:
+    def _agent(number: int, ops: Sequence[str]) -> int:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             port = taken.getsockname()[1]
@@ -154,7 +154,7 @@ class Forked:
             if (pid := os.fork()) == 0:
                 if number > 1:
                     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                _leave(lambda: command(words))
+                _leave(lambda: command(ops))
             there.add(pid)
         store = distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if number > 1 else None
         failed = 0
@@ -238,14 +238,14 @@ def weights(run: Path) -> dict[str, np.ndarray]:
     return read_arrays(run / "model.safetensors", "")[0] | (read_arrays(states, "")[0] if states else {})
 
 
-def whole(grid: str, words: Sequence[str], given: argparse.Namespace) -> None:
+def whole(grid: str, ops: Sequence[str], given: argparse.Namespace) -> None:
     """A run that nobody interrupts."""
-    code, said = ended(begun(grid, words, given))
+    code, said = ended(begun(grid, ops, given))
     assert code == 0, said
 
 
 def life(
-    grid: str, words: Sequence[str], run: Path, given: argparse.Namespace, draw: random.Random, found: Counter
+    grid: str, ops: Sequence[str], run: Path, given: argparse.Namespace, draw: random.Random, found: Counter
 ) -> bool:
     """Begin or go on, until a kill at a random moment, or the end: whether it was killed."""
     metrics, before, began = run / "metrics.jsonl", 0, time.monotonic()
@@ -254,7 +254,7 @@ def life(
         draw.uniform(0.0, 2.5) if with_steps else draw.uniform(0.5, 9.0) if given.torchrun else draw.uniform(0.1, 2.0)
     )
     size = metrics.stat().st_size if metrics.exists() else 0
-    process = begun(grid, words, given)
+    process = begun(grid, ops, given)
     promised = steps_of(run)
     until = None if with_steps else began + wait
     while process.poll() is None:
@@ -309,24 +309,24 @@ def by_engine(given: argparse.Namespace) -> None:
         for engine, precision in product(given.engine.split(","), chosen):
             draw, found = random.Random(f"{given.seed} {engine} {precision}"), Counter[str]()
             steps = f"--steps {given.steps} --validate-every 50 --save-every 3 --sample-every 1000"
-            words = [texts, *TURNED.split(), *steps.split(), "--engine", engine, "--precision", precision]
-            words += ["--device", given.device] if given.device else []
+            ops = [texts, *TURNED.split(), *steps.split(), "--engine", engine, "--precision", precision]
+            ops += ["--device", given.device] if given.device else []
             frozen = PRECISIONS[precision].quantized
-            words += PATHS.split() if frozen and not frozen.learns else []
+            ops += PATHS.split() if frozen and not frozen.learns else []
             alone, run = place / f"{engine}-{precision}", place / f"{engine}-{precision}-killed"
-            code, said = ended(begun("1", [*words, "--out", str(alone)], given))
+            code, said = ended(begun("1", [*ops, "--out", str(alone)], given))
             if code:
                 print(f"{engine} {precision}: refused, {said.splitlines()[-1]}", flush=True)
                 continue
             kills = 0
             while kills < given.kills:
-                how = ["--resume", str(run)] if (run / "training.json").exists() else [*words, "--out", str(run)]
+                how = ["--resume", str(run)] if (run / "training.json").exists() else [*ops, "--out", str(run)]
                 if life("1", how, run, given, draw, found):
                     kills += 1
                 else:  # it ended before it was killed often enough
                     check_same(run, alone)
                     shutil.rmtree(run)
-            how = ["--resume", str(run)] if (run / "training.json").exists() else [*words, "--out", str(run)]
+            how = ["--resume", str(run)] if (run / "training.json").exists() else [*ops, "--out", str(run)]
             whole("1", how, given)
             arrays = check_same(run, alone)
             print(f"{engine} {precision}: {kills} kills, {arrays} arrays and all losses bit for bit", flush=True)
@@ -353,21 +353,21 @@ def main() -> None:
     grids, draw, found = given.mesh.split(), random.Random(given.seed), Counter()
     place = Path(tempfile.mkdtemp(prefix="kills-"))
     try:
-        words = [
+        ops = [
             str(text(place / "text")),
             *MODEL.split(),
             "--precision",
             "fp64",
             *STEPS.format(steps=given.steps).split(),
         ]
-        whole("1", [*words, "--engine", "torch", "--out", str(place / "one")], given)
+        whole("1", [*ops, "--engine", "torch", "--out", str(place / "one")], given)
         one = losses(place / "one")
         first, last = one[1], one[given.steps]
         assert last < 0.7 * first, f"it learns nothing: {first} to {last}"
         print(f"one process: loss {first:.3f} at the first step, {last:.3f} at step {given.steps}", flush=True)
         straight = place / "straight"
         if len(grids) == 1:
-            whole(grids[0], [*words, "--out", str(straight)], given)
+            whole(grids[0], [*ops, "--out", str(straight)], given)
             apart = max(abs(loss - one[step]) / one[step] for step, loss in losses(straight).items())
             assert apart < ROUNDING, f"losses over {grids[0]} are {apart} apart from those of one process"
             print(f"{grids[0]}, uninterrupted: losses {apart:.1e} apart from those of one process", flush=True)
@@ -376,14 +376,14 @@ def main() -> None:
             run, runs = place / f"killed-{runs}", runs + 1
             while True:
                 started = (run / "training.json").exists()
-                how = ["--resume", str(run)] if started else [*words, "--out", str(run)]
+                how = ["--resume", str(run)] if started else [*ops, "--out", str(run)]
                 if not life(grids[turns % len(grids)], how, run, given, draw, found):
                     break
                 kills, turns = kills + 1, turns + 1
                 print(f"kill {kills}: checkpoint of step {steps_of(run)} of {given.steps}", flush=True)
                 if kills == given.kills:  # the rest of it is left in peace
                     started = (run / "training.json").exists()
-                    how = ["--resume", str(run)] if started else [*words, "--out", str(run)]
+                    how = ["--resume", str(run)] if started else [*ops, "--out", str(run)]
                     whole(grids[turns % len(grids)], how, given)
                     break
             of_run = losses(run)

@@ -76,13 +76,13 @@ def fault(path: Path) -> str:
     return "" if len(data) > 1000 else "empty"
 
 
-def asked(words: list[str], path: Path) -> Asked:
+def asked(ops: list[str], path: Path) -> Asked:
     """Run a command, and open what it wrote."""
-    line, begun = f"{' '.join(words)} -o {path.name}", time.process_time()
+    line, begun = f"{' '.join(ops)} -o {path.name}", time.process_time()
     path.unlink(missing_ok=True)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as error:
         try:
-            code = learncost([*words, "-o", str(path)])
+            code = learncost([*ops, "-o", str(path)])
             spent = time.process_time() - begun
             if code == 0:
                 return Asked(line, spent, wrong=fault(path))
@@ -110,7 +110,7 @@ def main() -> None:
         for place, preset in enumerate(presets):
             if preset in done:
                 continue
-            done[preset] = [asked(words, Path(folder) / name) for words, name in lines(place, preset)]
+            done[preset] = [asked(ops, Path(folder) / name) for ops, name in lines(place, preset)]
             if chosen.log:
                 with chosen.log.open("a", encoding="utf-8") as file:
                     print(json.dumps([preset, [asdict(answer) for answer in done[preset]]]), file=file)

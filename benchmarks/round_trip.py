@@ -44,16 +44,16 @@ def _family(name: str) -> tuple[Table, Mapping[str, int]]:
 
 def said(trip: RoundTrip) -> str:
     """What came of it, in a line."""
-    words = [f"{trip.apart:.0e}"]
+    ops = [f"{trip.apart:.0e}"]
     for book, (forward, step) in trip.written.items():
         read = trip.read[book]
         if read == (forward, step):
-            words.append(f"{book} equal")
+            ops.append(f"{book} equal")
             continue
-        words.append(f"{book} {forward:,} and {step:,}, read {read[0]:,} and {read[1]:,}")
+        ops.append(f"{book} {forward:,} and {step:,}, read {read[0]:,} and {read[1]:,}")
         if book == "run":
-            words += [f"{each} {operation} {flops:+,}" for (each, operation), flops in trip.apart_by.items()]
-    return "; ".join(words)
+            ops += [f"{each} {operation} {flops:+,}" for (each, operation), flops in trip.apart_by.items()]
+    return "; ".join(ops)
 
 
 def main() -> None:

@@ -70,14 +70,14 @@ def good(chance: random.Random) -> Asked:
 def bad(chance: random.Random) -> Asked:
     """What must be refused."""
     noise = bytes(chance.randrange(256) for _ in range(chance.randint(0, 200)))
-    word = "".join(chance.choice("abcdefghij./%&=0123456789") for _ in range(chance.randint(1, 30)))
+    op = "".join(chance.choice("abcdefghij./%&=0123456789") for _ in range(chance.randint(1, 30)))
     absurd = chance.choice(("999999999999999999", "-1", "nan", "1e300", "0x10", "__import__('os')"))
     return chance.choice(
         (
             Asked("GET", "/api/document?model=../../etc/passwd", (400,)),
-            Asked("GET", f"/api/document?model=gpt2&on=/tmp/{word}", (400,)),
+            Asked("GET", f"/api/document?model=gpt2&on=/tmp/{op}", (400,)),
             Asked("GET", f"/api/document?model=gpt2&n_layer={absurd}", (400,)),
-            Asked("GET", f"/api/document?model=gpt2&zz{quote(word, '')}=1", (400,)),
+            Asked("GET", f"/api/document?model=gpt2&zz{quote(op, '')}=1", (400,)),
             Asked("GET", f"/api/document?model=gpt2&seq_len={absurd}", (400,)),
             Asked("POST", "/api/document", (400,), {}, noise),
             Asked("POST", "/api/document", (413,), {}, b"x" * (2**20 + 1 + chance.randrange(2**16))),
@@ -86,7 +86,7 @@ def bad(chance: random.Random) -> Asked:
             Asked("POST", "/api/document?model=gpt2", (403,), {"origin": "http://example.com"}),
             Asked("GET", "/api/document?model=gpt2", (403,), {"sec-fetch-site": "cross-site"}),
             Asked("DELETE", "/", (405,)),
-            Asked("GET", f"/x/{word}".partition("?")[0], (404,)),
+            Asked("GET", f"/x/{op}".partition("?")[0], (404,)),
             Asked("GET", f"/api/document?model={'x' * 20_000}", (400, 414)),
         )
     )

@@ -23,9 +23,9 @@ from typing import Any
 from learncost.importer.configured import inputs_of, module_of
 from learncost.importer.evaluated import evaluation_of
 from learncost.importer.inputs import parse_inputs
+from learncost.importer.materialize import give_room, without_memory
+from learncost.importer.pipeline import table_of
 from learncost.importer.refusals import OnValuesError
-from learncost.importer.room import give_room, without_memory
-from learncost.importer.whole import table_of
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, layer
 from learncost.models.presets import TABLES

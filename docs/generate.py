@@ -20,7 +20,7 @@ from learncost.cost_models import price
 from learncost.cost_models.books import BOOKS, every
 from learncost.cost_models.errata import errata
 from learncost.cost_models.formula import formulas as formula_books
-from learncost.ir.count import base
+from learncost.ir.polynomial import base
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.ops import entries
@@ -243,7 +243,7 @@ def books_page() -> str:
     words: dict[tuple[str, ...], list[str]] = {}
     lines: dict[tuple[str, ...], list[str]] = {}
     for book in BOOKS.values():
-        for word, own in book.words.items():
+        for word, own in book.ops.items():
             each = ("" if n is None else str(n) for n in (own.body, own.gradient, own.jacobian))
             words.setdefault((f"`{word}`", *each, own.source), []).append(f"`{book.name}`")
         for (layer, line), said in book.overrides.items():

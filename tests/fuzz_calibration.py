@@ -71,7 +71,7 @@ def _home() -> Iterator[Path]:
 def good_calibration() -> dict[str, Any]:
     """What a calibration's file says."""
     rates = {
-        engine: {dtype: flat(words={"gelu": 1e-9}) for dtype in ("fp32", "bf16")} for engine in ("operators", "kernels")
+        engine: {dtype: flat(ops={"gelu": 1e-9}) for dtype in ("fp32", "bf16")} for engine in ("operators", "kernels")
     }
     save(Calibration("A machine", "2026-11-20", "PyTorch 9", rates, 2), own_file())
     return dict(json.loads(own_file().read_text(encoding="utf-8")))

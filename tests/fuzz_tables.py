@@ -21,8 +21,8 @@ import numpy as np
 import learncost as lc
 from learncost.cost_models.books import BOOKS
 from learncost.interpreter import execute as definition
-from learncost.ir.count import size_of
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.ops import entries

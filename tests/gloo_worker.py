@@ -28,8 +28,8 @@ from learncost.cli.command import main
 from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
 from learncost.interpreter import execute
-from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import shape_of
 from learncost.models.configuration import configure
 from learncost.models.model import build, lengths_open, run_sizes
 from learncost.models.small import small
@@ -172,13 +172,13 @@ def work(jobs, folder):
         distributed.destroy_process_group()
         if rank == 0:
             (folder / "steps.json").write_text(json.dumps(found))
-    for words in jobs.get("trainings", ()):
-        if code := main(["train", *words]):
+    for ops in jobs.get("trainings", ()):
+        if code := main(["train", *ops]):
             return code
     if rank:
         os.environ["CC"] = "no-such-compiler"
         compiler.cache_clear()
-    return max((main(["train", *words]) for words in jobs.get("unlike", ())), default=0)
+    return max((main(["train", *ops]) for ops in jobs.get("unlike", ())), default=0)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from learncost.backends.c import kernel
 from learncost.backends.c.gnu import GNU
 from learncost.engines import compiler
 from learncost.interpreter import execute
-from learncost.ir.count import base
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 from learncost.passes.lower import lower

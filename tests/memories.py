@@ -8,7 +8,7 @@ import torch
 from allocator import apart
 from learncost.backends import fill, leaves, program
 from learncost.engines.in_place import InPlace, library_products
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.sharding.bucketed import bucketed
 
 TRIES = 3

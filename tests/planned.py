@@ -3,8 +3,8 @@
 import numpy as np
 
 from learncost.interpreter import execute
-from learncost.ir.count import base, shape_of
-from learncost.ir.repeat import Loop, walk
+from learncost.ir.loop import Loop, walk
+from learncost.ir.polynomial import base, shape_of
 from learncost.ir.term import Read
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

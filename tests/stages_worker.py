@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from learncost.backends import fill, leaves, unfold
 from learncost.engines.in_stages import program_in_stages, step_in_stages
-from learncost.ir.count import base
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
+from learncost.ir.polynomial import base
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.passes.plan import planned

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.stated import size_names
 from learncost.ir.table import Table
 from learncost.models.model import Model
@@ -45,8 +45,8 @@ def _lines(table: Table, lines: Iterable[Statement], names: dict[str, str]) -> l
             shared = [name for name in line.shared if name in given and name in table.weights]
             head = f"repeat {line.count}{' backwards' if line.reverse else ''}"
             head += f" carry {' '.join(names.get(c.initial, c.initial) for c in line.carry)}"
-            for word, pairs in (("each", each), ("keep", keep), ("shared", shared)):
-                head += f" {word} {' '.join(pairs)}" if pairs else ""
+            for op, pairs in (("each", each), ("keep", keep), ("shared", shared)):
+                head += f" {op} {' '.join(pairs)}" if pairs else ""
             written += [f"{head}:", *(f"  {inner}" for inner in _lines(table, line.lines, names))]
         else:
             assert isinstance(line, Line)

@@ -4,8 +4,8 @@ import pytest
 
 from learncost.cost_models import executed, price
 from learncost.cost_models.books import book
-from learncost.ir.count import Polynomial, total
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.totals import beginnings
 from learncost.models.configuration import configure
 from learncost.models.model import build

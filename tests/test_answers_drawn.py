@@ -17,11 +17,11 @@ def test_a_sweep_is_a_line_for_each_procedure_and_other_size() -> None:
     drawn = module_of("sweep").of(sweep)
     assert len(drawn.lines) == 4
     for line in drawn.lines:
-        words = line.name.replace(",", "").split()
-        fixed = int(words[-1])
+        ops = line.name.replace(",", "").split()
+        fixed = int(ops[-1])
         for place, flops in zip(line.places, line.values, strict=True):
-            sizes = {drawn.x: int(place), words[-2]: fixed}
-            assert flops == lc.cost("gpt2", words[0], optimizer="sgd", **sizes).total.flops
+            sizes = {drawn.x: int(place), ops[-2]: fixed}
+            assert flops == lc.cost("gpt2", ops[0], optimizer="sgd", **sizes).total.flops
     assert sweep.plot().rests_on["Title"] == drawn.finding
     with pytest.raises(lc.InputError, match="nothing to draw"):
         lc.sweep("gpt2", seq_len=[8]).plot()

@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
-from learncost.ir.count import Polynomial
+from learncost.ir.polynomial import Polynomial
 from learncost.layers.layer import shipped_layer
 
 SIZES = {"B": 2, "M": 7, "d": 24, "h": 3, "g": 2, "k": 4, "w": 5}

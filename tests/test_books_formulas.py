@@ -14,7 +14,7 @@ import learncost as lc
 import test_modern_models
 from learncost.cli.command import main
 from learncost.cost_models.formula import formulas, priced, value
-from learncost.ir.count import Polynomial
+from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import parameters
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import configure

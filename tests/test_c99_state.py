@@ -15,7 +15,7 @@ from kernels_in_c import needs_compiler
 from learncost.cli.command import main
 from learncost.cli.emit_c99 import FirmwareOptions, FirmwareSource, program_of
 from learncost.cli.verified_c99 import NEAR, parity
-from learncost.engines import alone
+from learncost.engines import freestanding as alone
 from learncost.engines.state import to_state
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
@@ -131,13 +131,13 @@ def inputs():
 def test_a_file_begins_as_it_is_built_and_its_table_takes_the_state_dict(tmp_path: Path, capsys: Any) -> None:
     """Values, and the pass in evaluation, without PyTorch: from the table that `learncost import` writes."""
     (tmp_path / "net.py").write_text(FILE.format(folder=str(Path(__file__).parent)), encoding="utf-8")
-    words = ["--backend", "c99", "--B", "4", "--optimizer", "sgd", "--prefix", "net"]
-    assert main(["emit", f"{tmp_path}/net.py:build", *words, "-o", str(tmp_path / "a.c")]) == 0
+    ops = ["--backend", "c99", "--B", "4", "--optimizer", "sgd", "--prefix", "net"]
+    assert main(["emit", f"{tmp_path}/net.py:build", *ops, "-o", str(tmp_path / "a.c")]) == 0
     torch.manual_seed(0)
     module = modules.CASES["convolutions"].build()
     safetensors.save_file(module.state_dict(), str(tmp_path / "state.safetensors"))
     assert main(["import", f"{tmp_path}/net.py:build", "-o", str(tmp_path / "net.table")]) == 0
-    table = [str(tmp_path / "net.table"), *words, "--weights", str(tmp_path / "state.safetensors")]
+    table = [str(tmp_path / "net.table"), *ops, "--weights", str(tmp_path / "state.safetensors")]
     back = ["--state-dict", str(tmp_path / "back.safetensors")]
     assert main(["emit", *table, *back, "-o", str(tmp_path / "b.c")]) == 0
     module.load_state_dict(safetensors.load_file(tmp_path / "back.safetensors"))

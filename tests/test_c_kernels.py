@@ -16,8 +16,8 @@ from learncost.backends.c import kernel, source, writable
 from learncost.engines import compiler
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line
+from learncost.ir.loop import Loop
 from learncost.ir.parse import parse_line
-from learncost.ir.repeat import Loop
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.step import step

@@ -13,7 +13,7 @@ SIZES = {"B": 3, "M": 5, "d": 37}
 ROWS = ("B", "M")
 
 
-def word(found, part):
+def op(found, part):
     """A line of the word along d, its other operands without d as its table has them."""
     lines = found.lines(part, found.outputs) if part == "body" else found.gradient
     names = {line.name for line in lines}
@@ -34,21 +34,21 @@ def word(found, part):
 
     left = tuple(operand(name) for name in gives)
     right = tuple(operand(name) for name in operands)
-    return Op(left, right, word=found.name, axes=acts, part=part, given=operands, gives=gives)
+    return Op(left, right, op=found.name, axes=acts, part=part, given=operands, gives=gives)
 
 
 def known():
     """Words that have a body or are primitive in C, with a gradient where they have one."""
-    for word in entries():
-        if word.kind in ("constant", "reduction", "choice") or word.truth or word.conditions:
+    for op in entries():
+        if op.kind in ("constant", "reduction", "choice") or op.truth or op.conditions:
             continue
-        yield word.name, "body"
-        if word.gradient:
-            yield word.name, "gradient"
+        yield op.name, "body"
+        if op.gradient:
+            yield op.name, "gradient"
 
 
 def case(name, part, dtype, number):
-    line = word(entry(name), part)
+    line = op(entry(name), part)
     axes = {term.name: term.declared for term in (*line.left, *line.right) if isinstance(term, Term)}
     outputs = {term.name for term in line.left}
     made_case = Case([line], axes, outputs, SIZES, FusedKernel(f"word_{number}", ROWS), dtype)
@@ -71,12 +71,12 @@ def test_what_is_chosen():
     c, e, y, u = (Term(name, x.axes) for name in "CEYU")
     m, n = (Term(name, ROWS) for name in "mn")
     lines = [
-        Op((c,), (x, z), word="less", given=("X", "Z"), gives=("Y",)),
-        Op((m,), (x,), word="max", axes=("d",), given=("X",), gives=("Y",)),
-        Op((n,), (x,), word="min", axes=("d",), given=("X",), gives=("Y",)),
-        Op((e,), (x, m), word="equal", given=("X", "Z"), gives=("Y",)),
-        Op((y,), (c, x, z), word="select", given=("C", "X", "Z"), gives=("Y",)),
-        Op((u,), (e, y, Literal(0.5)), word="select", given=("C", "X", "Z"), gives=("Y",)),
+        Op((c,), (x, z), op="less", given=("X", "Z"), gives=("Y",)),
+        Op((m,), (x,), op="max", axes=("d",), given=("X",), gives=("Y",)),
+        Op((n,), (x,), op="min", axes=("d",), given=("X",), gives=("Y",)),
+        Op((e,), (x, m), op="equal", given=("X", "Z"), gives=("Y",)),
+        Op((y,), (c, x, z), op="select", given=("C", "X", "Z"), gives=("Y",)),
+        Op((u,), (e, y, Literal(0.5)), op="select", given=("C", "X", "Z"), gives=("Y",)),
     ]
     axes = {term.name: term.declared for term in (x, z)}
     check([Case(lines, axes, {"Y", "U", "m", "n"}, SIZES, FusedKernel("chosen", ROWS), dtype) for dtype in ("fp64",)])

@@ -55,7 +55,7 @@ class Clock:
     def fill(self, bytes_):
         return self.takes(bytes_ / BANDWIDTH + bytes_ * POINT), self.takes(bytes_ / BANDWIDTH)
 
-    def words(self):
+    def ops(self):
         yield "gelu", self.takes(LAUNCH + 1000 * POINT), 1000
 
     def calls(self):
@@ -80,7 +80,7 @@ def test_what_is_measured_is_what_the_operations_took(clock):
     for grid in (*measurement.products.values(), measurement.inner):
         assert grid.rates == pytest.approx([FLOPS] * 27, rel=1e-6)
     assert measurement.bandwidth.values == pytest.approx([BANDWIDTH] * len(measuring.WORKING_SETS), rel=1e-6)
-    assert measurement.words == pytest.approx({"gelu": POINT}, rel=1e-6)
+    assert measurement.ops == pytest.approx({"gelu": POINT}, rel=1e-6)
     assert measurement.fresh == pytest.approx(POINT, rel=1e-6)
     assert measurement.threads == 3
     # Every prediction was right, so that the interval is what lies beside the lines alone.
@@ -108,13 +108,13 @@ def example(**others):
 
 def test_a_file_reads_as_it_was_written(tmp_path):
     path = tmp_path / "folder" / "own.json"
-    save(example(words={"gelu": 1e-9}, launch=1e-6, low=0.5, high=2.0), path)
+    save(example(ops={"gelu": 1e-9}, launch=1e-6, low=0.5, high=2.0), path)
     loaded = load(path)
     own = loaded.rates["operators"]["fp32"]
     assert (loaded.name, loaded.measured, loaded.library, loaded.threads) == ("A machine", "2026-11-20", "PyTorch 9", 2)
     assert own.products["NN"] == MatmulGrid((1, 10**6), (1e9,) * 8)
     assert own.bandwidth == RateCurve((1.0,), (1e9,))
-    assert (own.words, own.launch, own.low, own.high) == ({"gelu": 1e-9}, 1e-6, 0.5, 2.0)
+    assert (own.ops, own.launch, own.low, own.high) == ({"gelu": 1e-9}, 1e-6, 0.5, 2.0)
     assert own.name == "A machine"
     assert own.source == "measured on 2026-11-20 with PyTorch 9, 2 threads"
     assert rates(str(path)) == own
@@ -131,7 +131,7 @@ def test_without_kernels_operators_count_for_both(tmp_path):
 def changed(*keys_and_value):
     """What a file says, with one value changed."""
     *keys, value = keys_and_value
-    row = json.loads(json.dumps({"learncost_calibration": 1, **asdict(example(words={"gelu": 1.0}))}))
+    row = json.loads(json.dumps({"learncost_calibration": 1, **asdict(example(ops={"gelu": 1.0}))}))
     place = row
     for key in keys[:-1]:
         place = place[key]
@@ -159,7 +159,7 @@ FP32 = ("rates", "operators", "fp32")
         ((*FP32, "low", 0), "low must be above 0 and at most high"),
         ((*FP32, "low", 9), "low must be above 0 and at most high"),
         ((*FP32, "operators", "yes"), "operators must be true or false"),
-        ((*FP32, "words", "gelu", "fast"), "'words.gelu' must be a number from 0"),
+        ((*FP32, "ops", "gelu", "fast"), "'ops.gelu' must be a number from 0"),
         ((*FP32, "products", "NN", 3), "'NN' must be an object"),
         ((*FP32, "products", "TN", "rates", [1.0] * 7), "TN needs sizes in rising order, and a rate for every three"),
         ((*FP32, "inner", "sizes", [5, 2]), "inner needs sizes in rising order"),
@@ -178,7 +178,7 @@ def test_a_foreign_file_is_refused_in_one_line(keys, said):
 
 def test_the_command_writes_where_here_reads(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(face, "measure", lambda tell, quick: (tell("products"), example(words={"gelu": 1e-9}))[1])
+    monkeypatch.setattr(face, "measure", lambda tell, quick: (tell("products"), example(ops={"gelu": 1e-9}))[1])
     assert main(["calibrate"]) == 0
     printed = capsys.readouterr()
     assert "products" in printed.err
@@ -233,7 +233,7 @@ def checked(bench):
     for doing, times in bench.calls().values():
         doing()
         assert times >= 1
-    for name, doing, points in bench.words():
+    for name, doing, points in bench.ops():
         assert name in ("add", "multiply", "sum") or entry(canonical(name.removesuffix("'")))
         doing()
         assert points > 1000
@@ -256,7 +256,7 @@ def test_numpy_operations_are_what_they_are_called():
         np.testing.assert_array_equal(product(), left @ right)
     bench = NumPyBench()
     bench.move(1000)()
-    assert {name for name, doing, _ in bench.words() if doing() is not None} >= {"add", "exp", "sum"}
+    assert {name for name, doing, _ in bench.ops() if doing() is not None} >= {"add", "exp", "sum"}
 
 
 def test_operators_of_pytorch_run():
@@ -265,7 +265,7 @@ def test_operators_of_pytorch_run():
 
     bench = TorchBench()
     checked(bench)
-    names = [name for name, _, _ in bench.words()]
+    names = [name for name, _, _ in bench.ops()]
     assert {"gelu_tanh", "gelu_tanh'", "normalize'", "softmax", "adamw", "add"} <= set(names)
     for way in ("NN", "TN", "NT"):
         left, right = factors(way, 3, 4, 5, bench.dtype, bench.device)
@@ -284,7 +284,7 @@ def test_kernels_run():
     bench = KernelBench()
     checked(bench)
     bench.product("TN", 3, 4, 5)()
-    names = {name for name, _, _ in bench.words()}
+    names = {name for name, _, _ in bench.ops()}
     assert {"gelu_tanh", "gelu_tanh'", "normalize'", "softmax", "adamw", "add", "sum", "rms_normalize'"} <= names
 
 

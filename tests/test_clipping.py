@@ -6,8 +6,8 @@ import torch
 
 import learncost as lc
 from learncost.interpreter import execute
-from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import parameters
 from learncost.passes.lower import lower
 from learncost.passes.plan import planned

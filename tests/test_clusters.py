@@ -67,14 +67,14 @@ def test_no_algorithm_sends_less_than_what_the_others_lack(name, devices):
     found = algorithms()[name]
     assert found.sent("send", devices) == 1
     assert found.sent("all_to_all", devices) == Fraction(devices - 1, devices)
-    for word in WORDS:
-        assert 0 < found.sent(word, devices) <= 2
-        assert found.steps(word, devices) > 0
+    for op in WORDS:
+        assert 0 < found.sent(op, devices) <= 2
+        assert found.steps(op, devices) > 0
     assert found.sent("shard", devices) == 0
     # A ring moves no more than any algorithm without a switch that computes.
     if name != "switch":
         ring = algorithms()["ring"]
-        assert all(found.sent(word, devices) >= ring.sent(word, devices) for word in WORDS)
+        assert all(found.sent(op, devices) >= ring.sent(op, devices) for op in WORDS)
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
@@ -83,19 +83,19 @@ def test_a_ring_sends_what_a_ring_that_is_run_sends(devices):
     arrays = [[[float(device * devices + part)] for part in range(devices)] for device in range(devices)]
     wanted = [[sum(arrays[device][part][0] for device in range(devices))] for part in range(devices)]
     sent = Counter()
-    for word, begin, joins in (("reduce_scatter", 0, True), ("all_gather", 1, False)):
+    for op, begin, joins in (("reduce_scatter", 0, True), ("all_gather", 1, False)):
         for turn in range(devices - 1):
             messages = [(device, (device + begin - turn) % devices) for device in range(devices)]
             parts = [arrays[device][part] for device, part in messages]
             for (device, part), values in zip(messages, parts, strict=True):
                 there = arrays[(device + 1) % devices]
                 there[part] = [there[part][0] + values[0]] if joins else values
-                sent[word, device] += len(values)
+                sent[op, device] += len(values)
     assert arrays == [wanted] * devices
     ring = algorithms()["ring"]
     for device in range(devices):
-        for word in ("reduce_scatter", "all_gather"):
-            assert ring.sent(word, devices) == Fraction(sent[word, device], devices)
+        for op in ("reduce_scatter", "all_gather"):
+            assert ring.sent(op, devices) == Fraction(sent[op, device], devices)
         both = sent["reduce_scatter", device] + sent["all_gather", device]
         assert ring.sent("all_reduce", devices) == Fraction(both, devices)
 
@@ -137,8 +137,8 @@ def test_collectives_slow_down_what_is_computed_beside_them(beside, waits):
 
 
 def test_words_of_placed_tables_have_a_kind():
-    for word in KINDS:
-        assert transfer(word, 1e9, MeshGroup(4, 4), lc.cluster("DGX H100")).seconds > 0 or word == "shard"
+    for op in KINDS:
+        assert transfer(op, 1e9, MeshGroup(4, 4), lc.cluster("DGX H100")).seconds > 0 or op == "shard"
     with pytest.raises(lc.InputError, match="no word of communication is called 'softmax'"):
         transfer("softmax", 1, MeshGroup(4, 4), lc.cluster("DGX H100"))
 
@@ -197,8 +197,8 @@ def test_a_link_is_fitted_to_what_was_timed():
     """Two processes over a link of 2 GB/s and 30 microseconds a step, timed without an error."""
     gloo = algorithms()["gloo"]
     timed = tuple(
-        Timed(word, size, float(gloo.sent(word, 2)) * size / 2e9 + gloo.steps(word, 2) * 30e-6)
-        for word in WORDS
+        Timed(op, size, float(gloo.sent(op, 2)) * size / 2e9 + gloo.steps(op, 2) * 30e-6)
+        for op in WORDS
         for size in (1024, 2**18, 2**23)
     )
     assert fitted(timed, 2, "gloo") == pytest.approx((2.0, 30.0))

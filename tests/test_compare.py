@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.ir.count import Polynomial
+from learncost.ir.polynomial import Polynomial
 from learncost.models.small import contents
 from learncost.procedures.procedure import PROCEDURES
 from learncost.reports.crossing import coefficients, stretches

@@ -88,7 +88,7 @@ def test_parameters_of_transformers_own_modules(family: str) -> None:
 def test_activations_are_transformers_functions() -> None:
     from transformers.models.openai.modeling_openai import ACT_FNS
 
-    words = {
+    ops = {
         "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
         "gelu_tanh": lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
         "relu": lambda x: max(x, 0),
@@ -103,6 +103,6 @@ def test_activations_are_transformers_functions() -> None:
     assert set(ACTIVATIONS) - set(theirs) == {"gelu_tanh"}
     pairs = [(ACTIVATIONS[name], function) for name, function in theirs.items()]
     pairs += [(FAMILIES["openai-gpt"].activations[name], function) for name, function in ACT_FNS.items()]
-    for word, function in pairs:
+    for op, function in pairs:
         values = function(torch.tensor(points, dtype=torch.float64)).tolist()
-        assert values == pytest.approx([words[word](x) for x in points], abs=1e-9)
+        assert values == pytest.approx([ops[op](x) for x in points], abs=1e-9)

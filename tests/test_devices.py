@@ -159,8 +159,8 @@ def test_without_a_year_the_last():
 
 
 def test_lists_of_devices_countries_and_runs(capsys):
-    for registry, word in (("devices", "NVIDIA H100 SXM"), ("countries", "France"), ("runs", "GPT-3")):
+    for registry, op in (("devices", "NVIDIA H100 SXM"), ("countries", "France"), ("runs", "GPT-3")):
         assert main(["list", registry]) == 0
         out = capsys.readouterr().out
-        assert word in out
+        assert op in out
         assert max(map(len, out.splitlines())) <= 80

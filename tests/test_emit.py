@@ -13,7 +13,7 @@ import learncost as lc
 from learncost.backends import BACKENDS, program
 from learncost.cli.command import main
 from learncost.interpreter import execute as definition
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.passes.lower import lower
 from learncost.verification.sample import random_arrays, small_sizes

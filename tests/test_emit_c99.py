@@ -25,12 +25,12 @@ from learncost.cli import boards
 from learncost.cli.command import main
 from learncost.cli.emit_c99 import FirmwareOptions, FirmwareProgram, program_of
 from learncost.cli.verified_c99 import ALLOWED, NEAR, checks, mask, parity
-from learncost.engines import alone
+from learncost.engines import freestanding as alone
 from learncost.engines.boards import BOARDS
 from learncost.engines.compiler import compiler
-from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.ir.parse import parse_line
+from learncost.ir.polynomial import shape_of
 from learncost.models.configuration import configure
 from learncost.ops import entry
 
@@ -406,22 +406,22 @@ def test_two_programs_link_into_one(tmp_path: Any) -> None:
 def test_the_command_writes_a_file_and_its_header(tmp_path: Any, capsys: Any) -> None:
     table = tmp_path / "net.table"
     table.write_text(MLP)
-    words = ["emit", str(table), "--backend", "c99", "--batch-size", "2", "--optimizer", "sgd"]
-    assert main([*words, "-o", str(tmp_path / "tiny.c")]) == 0
+    ops = ["emit", str(table), "--backend", "c99", "--batch-size", "2", "--optimizer", "sgd"]
+    assert main([*ops, "-o", str(tmp_path / "tiny.c")]) == 0
     source, header = ((tmp_path / f"tiny.{ending}").read_text() for ending in "ch")
     assert '#include "tiny.h"' in source
     assert re.search(r"#define TINY_RAM_BYTES (\d+) ", header)
     assert "void tiny_step(void);" in header
     assert "-ffp-contract=off" in source
-    assert main([*words, "--prefix", "net", "--entry", "predict", "-o", str(tmp_path / "other.c")]) == 0
+    assert main([*ops, "--prefix", "net", "--entry", "predict", "-o", str(tmp_path / "other.c")]) == 0
     header = (tmp_path / "other.h").read_text()
     assert "net_predict" in header
     assert "net_step" not in header
     assert "net_learning_rate" not in header
-    assert main([*words, "--prefix", "1"]) == 2
-    assert main([*words, "--entry", "all"]) == 2
-    assert main([*words, "--dtype", "bf16"]) == 2
-    assert main([*words[:2], "--entry", "step"]) == 2
+    assert main([*ops, "--prefix", "1"]) == 2
+    assert main([*ops, "--entry", "all"]) == 2
+    assert main([*ops, "--dtype", "bf16"]) == 2
+    assert main([*ops[:2], "--entry", "step"]) == 2
     assert main(["emit", "bert-base", "--backend", "c99", "--hidden-size", "24", "--num-hidden-layers", "1"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert "no output to learn from" in errors.pop()
@@ -478,7 +478,7 @@ def test_without_a_compiler_verify_says_so(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("learncost.cli.verified_c99.compiler", lambda: None)
     assert main(["verify", "gpt2", "--engine", "c99", "--n-layer", "1", "--n-embd", "8", "--n-head", "2"]) == 0
     assert "there is no C compiler" in capsys.readouterr().out.replace("\n        ", " ")
-    monkeypatch.setattr("learncost.engines.alone.compiler", lambda: None)
+    monkeypatch.setattr("learncost.engines.freestanding.compiler", lambda: None)
     with pytest.raises(InputError, match="there is no C compiler"):
         alone.c_compiler()
 

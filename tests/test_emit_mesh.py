@@ -11,8 +11,8 @@ import pytest
 import learncost as lc
 from learncost.backends import program
 from learncost.backends.records import fill, unfold
-from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import shape_of
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.passes.plan import planned

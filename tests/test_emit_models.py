@@ -6,7 +6,7 @@ import pytest
 import learncost as lc
 from learncost.backends import fill, program, unfold
 from learncost.interpreter import execute as definition
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build

@@ -10,9 +10,9 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.cost_models import price
 from learncost.cost_models.books import BOOKS
-from learncost.ir.count import total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Meta
+from learncost.ir.polynomial import total
 from learncost.layers.layer import layer, shipped_layer
 from learncost.liveness import live
 from learncost.ops import entries, entry
@@ -129,10 +129,10 @@ def test_refusals(tmp_path: Path) -> None:
             explain(name)
 
 
-@pytest.mark.parametrize("word", [word.name for word in entries()])
-def test_words_have_pages(word: str) -> None:
+@pytest.mark.parametrize("op", [op.name for op in entries()])
+def test_words_have_pages(op: str) -> None:
     """The lines of the body cost what `price` says of the word in a layer; the gradient is written out."""
-    explanation, word_entry = explain(word), entry(word)
+    explanation, word_entry = explain(op), entry(op)
     text = explanation.show("text")
     assert max(map(len, text.splitlines())) <= 80
     assert json.loads(explanation.show("json")) == explanation.to_dict()
@@ -149,10 +149,10 @@ def test_words_have_pages(word: str) -> None:
     defaulted = len(word_entry.inputs) - len(word_entry.defaults)
     scalars = {"lr", "mu", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay"}
     operands = [f"{name}{'[]' if name in scalars else shape}" for name in word_entry.inputs[:defaulted]]
-    if word == "softmax_with_sink":
+    if op == "softmax_with_sink":
         operands[1] = "z[B]"
     names = " ".join(name.partition("[")[0] for name in operands)
-    body = f"{' '.join(f'{name}{left}' for name in word_entry.outputs)} = {word}{acts}({', '.join(operands)})"
+    body = f"{' '.join(f'{name}{left}' for name in word_entry.outputs)} = {op}{acts}({', '.join(operands)})"
     learns = {line.name for line in word_entry.gradient}
     fixed = [name for name in names.split() if learns and f"d{name}" not in learns]
     constants = f"constants: {' '.join(fixed)}\n" if fixed else ""

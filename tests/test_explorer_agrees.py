@@ -63,10 +63,10 @@ def client() -> Iterator[TestClient]:
         yield test_client
 
 
-def said(*words: str) -> tuple[int, dict[str, Any], str]:
+def said(*ops: str) -> tuple[int, dict[str, Any], str]:
     """What a command answers: its exit code, its JSON, its one line."""
     with redirect_stdout(io.StringIO()) as screen, redirect_stderr(io.StringIO()) as error:
-        code = main([*words, "--json"])
+        code = main([*ops, "--json"])
     return code, json.loads(screen.getvalue()) if not code else {}, " ".join(error.getvalue().split())
 
 
@@ -74,8 +74,8 @@ def agree(client: TestClient, config: dict[str, Any], flags: dict[str, str], fol
     """The document of a case, whose numbers are those of the commands; None where both refuse."""
     path = folder / "config.json"
     path.write_text(json.dumps(config))
-    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    code, cost, error = said("cost", str(path), *words, "--by", "equation")
+    ops = [op for name, value in flags.items() for op in (f"--{name}", value)]
+    code, cost, error = said("cost", str(path), *ops, "--by", "equation")
     answer = client.post("/api/document", params=flags, json=config)
     if code:
         message = answer.json().get("error")
@@ -101,8 +101,8 @@ def agree(client: TestClient, config: dict[str, Any], flags: dict[str, str], fol
             **usual,
             **{name: value for name, value in flags.items() if name in OF_MEMORY or "layers" in name},
         }
-        words = [word for name, value in for_memory.items() for word in (f"--{name}", value)]
-        code, memory, error = said("memory", str(path), *words, "--engine", "table")
+        ops = [op for name, value in for_memory.items() for op in (f"--{name}", value)]
+        code, memory, error = said("memory", str(path), *ops, "--engine", "table")
         assert not code, error
         assert int(document["memory"]["peak"]) == memory["peak"]
     return dict(document)

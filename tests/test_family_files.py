@@ -124,11 +124,11 @@ def values_for(family: Family, name: str, text: str) -> list[dict[str, object]]:
         return [{name: True}, {name: False}]
     if isinstance(default, int | float):
         return [{}, {name: type(default)(0)}, {name: type(default)(1)}, {name: type(default)(2)}]
-    words = [word for words in (slot.texts for slot in family.slots.values() if slot.choose == text) for word in words]
+    ops = [op for ops in (slot.texts for slot in family.slots.values() if slot.choose == text) for op in ops]
     if isinstance(default, list):
-        kinds = [[0], [0, 1] * (LAYERS // 2), [1] * LAYERS, *([word] * LAYERS for word in words)]
+        kinds = [[0], [0, 1] * (LAYERS // 2), [1] * LAYERS, *([op] * LAYERS for op in ops)]
         return [{name: []}, *({name: kind} for kind in kinds)]
-    return [{}, *({name: word} for word in dict.fromkeys((*re.findall(r"'(\w+)'", text), *words, "")))]
+    return [{}, *({name: op} for op in dict.fromkeys((*re.findall(r"'(\w+)'", text), *ops, "")))]
 
 
 @dataclass

@@ -59,8 +59,8 @@ def test_a_figure_is_a_file_that_says_what_it_rests_on(
     kind: str, ending: str, columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / f"a.{ending}"
-    words = f"figure {kind} {COMMANDS[kind]} --seq-len 32 --columns {columns} --data -o {path}".split()
-    assert main(words) == 0
+    ops = f"figure {kind} {COMMANDS[kind]} --seq-len 32 --columns {columns} --data -o {path}".split()
+    assert main(ops) == 0
     assert str(path) in "".join(capsys.readouterr().out.split("\n"))
     width = WIDTHS[columns]
     data = path.read_bytes()
@@ -114,8 +114,8 @@ def test_a_path_after_data_is_told_where_numbers_go(
 
 
 def test_numbers_of_a_figure_are_written_again(tmp_path: Path) -> None:
-    words = ["figure", "procedures", "gpt2", "--data", "-o", str(tmp_path / "a.svg"), "--seq-len"]
-    assert [main([*words, length]) for length in ("32", "16")] == [0, 0]
+    ops = ["figure", "procedures", "gpt2", "--data", "-o", str(tmp_path / "a.svg"), "--seq-len"]
+    assert [main([*ops, length]) for length in ("32", "16")] == [0, 0]
     assert "--seq-len 16" in json.loads((tmp_path / "a.json").read_text())["command"]
 
 
@@ -149,7 +149,7 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("ops", "message"),
     [
         ("pie gpt2 -o a.pdf", "no figure is called 'pie'"),
         ("memory -o a.pdf", "needs MODEL"),
@@ -165,10 +165,10 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> No
     ],
 )
 def test_what_is_wrong_with_a_figure_is_one_line(
-    words: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ops: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["figure", *words.split()]) == 2
+    assert main(["figure", *ops.split()]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -244,7 +244,7 @@ def test_a_notebook_sees_a_picture_over_the_table_where_it_says_more() -> None:
 # Terminal.
 
 
-def on_a_terminal(words: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def on_a_terminal(ops: str, monkeypatch: pytest.MonkeyPatch) -> str:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -253,7 +253,7 @@ def on_a_terminal(words: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys, "stdout", screen)
-    assert main(words.split()) == 0
+    assert main(ops.split()) == 0
     return screen.getvalue()
 
 
@@ -265,38 +265,38 @@ PLOTS = (
 )
 
 
-@pytest.mark.parametrize("words", PLOTS)
+@pytest.mark.parametrize("ops", PLOTS)
 def test_a_terminal_has_the_picture_and_a_pipe_nothing_of_it(
-    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ops: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*words.split(), "--plot"]) == 0
+    assert main([*ops.split(), "--plot"]) == 0
     piped = capsys.readouterr().out
-    assert main(words.split()) == 0
+    assert main(ops.split()) == 0
     assert piped == capsys.readouterr().out
     with monkeypatch.context() as patch:
-        screen = on_a_terminal(f"{words} --plot", patch)
+        screen = on_a_terminal(f"{ops} --plot", patch)
     assert max(map(len, screen.split("\n"))) <= 80
     drawn = [line for line in screen.split("\n") if re.search("[⠁-⣿█▒░]", line)]
     assert len(drawn) >= 12
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("ops", "reason"),
     [("complexity", "a picture needs numbers"), ("compare vit-b-16", "vit-b-16 reads 197 positions")],
 )
 def test_an_answer_without_a_picture_says_why_below_it(
-    words: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ops: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words.split()) == 0
+    assert main(ops.split()) == 0
     piped = capsys.readouterr().out
     with monkeypatch.context() as patch:
-        screen = on_a_terminal(f"{words} --plot", patch)
+        screen = on_a_terminal(f"{ops} --plot", patch)
     assert screen.split()[: len(piped.split())] == piped.split()
     assert f"No picture: {reason}" in screen
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("ops", "reason"),
     [
         ("crossover vit-b-16", "reads 197 positions"),
         ("scaling vit-b-16 --along length", "reads 197 positions"),
@@ -305,9 +305,9 @@ def test_an_answer_without_a_picture_says_why_below_it(
     ],
 )
 def test_no_figure_is_drawn_over_a_length_that_a_model_does_not_have(
-    words: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ops: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["figure", *words.split(), "-o", str(tmp_path / "a.svg")]) == 2
+    assert main(["figure", *ops.split(), "-o", str(tmp_path / "a.svg")]) == 2
     assert reason in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

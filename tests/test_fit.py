@@ -15,8 +15,8 @@ import pytest
 import learncost as lc
 from learncost.cli.command import main
 from learncost.engines.emitted import EmittedProgram
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import base
 from learncost.ir.precision import precision_of
 from learncost.liveness import live
 from learncost.models.configuration import configure
@@ -32,7 +32,7 @@ STEP = """
 import json, resource, sys
 import numpy as np
 from learncost.engines.emitted import Emitted
-from learncost.ir.count import base
+from learncost.ir.polynomial import base
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
@@ -270,8 +270,8 @@ def test_several_lengths_are_one_table(capsys):
     for row in fit.rows:
         settings_of_row = {**settings, "procedures": row.procedure, "plan": row.plan}
         assert lc.fit("gpt2", "2MB", seq_len=row.longest, **settings_of_row).rows[0].fits
-    words = ["fit", "gpt2", "--ram", "2MB", "--seq-len", "8,16", "--precision", "nf4", "--lora-rank", "2"]
-    assert main([*words, *(f"--{name}={value}" for name, value in NARROW.items())]) == 0
+    ops = ["fit", "gpt2", "--ram", "2MB", "--seq-len", "8,16", "--precision", "nf4", "--lora-rank", "2"]
+    assert main([*ops, *(f"--{name}={value}" for name, value in NARROW.items())]) == 0
     out = capsys.readouterr().out
     assert "longest" in out
     assert max(map(len, out.splitlines())) <= 80

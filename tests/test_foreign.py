@@ -16,9 +16,9 @@ from learncost.verification import jax_side, torch_side
 from learncost.verification.check import seeds_of, sound_arrays
 from learncost.verification.sample import small_sizes
 from learncost.verification.verify import verify, with_jax, with_torch
-from learncost.verification.words import word_layer
+from learncost.verification.words import op_layer
 
-VOCABULARY = import_module("learncost.ops.entry")
+VOCABULARY = import_module("learncost.ops.op_def")
 SIDES = pytest.mark.parametrize("side", [with_torch, with_jax])
 
 
@@ -28,18 +28,18 @@ def compared(side, table):
 
 @SIDES
 @pytest.mark.parametrize(
-    ("word", "gradient"),
+    ("op", "gradient"),
     [
         ("tanh", "dX[_] = dY[_] Y[_]"),
         ("softmax", "dX[_ n] = dY[_ n] Y[_ n]"),
         ("maximum", "dX[_] = 1[] dY[_]\ndZ[_] = 1[] dY[_]"),
     ],
 )
-def test_a_wrong_gradient_is_seen(side, word, gradient, monkeypatch):
-    assert compared(side, word_layer(entry(word)).table).passed
-    other = replace(entry(word), gradient_text=gradient)
-    monkeypatch.setitem(VOCABULARY._entries, word, other)
-    check = compared(side, word_layer(other).table)
+def test_a_wrong_gradient_is_seen(side, op, gradient, monkeypatch):
+    assert compared(side, op_layer(entry(op)).table).passed
+    other = replace(entry(op), gradient_text=gradient)
+    monkeypatch.setitem(VOCABULARY._entries, op, other)
+    check = compared(side, op_layer(other).table)
     assert check.passed is False
     assert "values and gradients" in check.compared
     assert check.found.partition(", in ")[2] in ("dX", "dZ")
@@ -50,7 +50,7 @@ def test_a_wrong_value_is_seen(side, monkeypatch):
     right = entry("silu")
     other = replace(right, body_text=right.body_text.replace("X[_] S[_]", "S[_] S[_]"))
     monkeypatch.setitem(VOCABULARY._entries, "silu", other)
-    check = compared(side, word_layer(other).table)
+    check = compared(side, op_layer(other).table)
     assert check.passed is False
     assert check.found.endswith("in Y.out")
 
@@ -61,7 +61,7 @@ MASKED = [entry for entry in entries() if entry.outside is not None and not entr
 @SIDES
 @pytest.mark.parametrize("masked", MASKED, ids=lambda masked: masked.name)
 def test_every_word_that_a_where_may_mask_is_translated(side, masked):
-    check = compared(side, word_layer(masked, masked=True).table)
+    check = compared(side, op_layer(masked, masked=True).table)
     assert check.passed, str(check)
 
 

@@ -15,13 +15,13 @@ import sympy
 from learncost.autodiff.derive import derive
 from learncost.cli.command import main
 from learncost.cost_models.books import BOOKS
-from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.parse import parse_line
+from learncost.ir.polynomial import Polynomial, total
 from learncost.layers.layer import layer, shipped, shipped_layer, usual_names
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
-from learncost.ops import plain, word_called
+from learncost.ops import op_called, plain
 from learncost.reports import notation as write
 from learncost.reports.cost import cost
 from learncost.reports.formulas.explain import explain
@@ -377,12 +377,12 @@ def test_usual_names_are_of_one_layer_each() -> None:
         for line in (line.removeprefix("also:") for line in text.splitlines() if line.startswith("also:")):
             for spelling in line.split(","):
                 assert usual_names()[plain(spelling)] == name
-                assert word_called(spelling) is None, "a word is not a layer"
+                assert op_called(spelling) is None, "a word is not a layer"
 
 
-@pytest.mark.parametrize("words", [("gpt2",), ("t5-small", "attention"), ("attention",)])
-def test_formulas_are_mathematics_of_a_page(words, capsys):
-    assert main(["formulas", *words, "--format", "mathml"]) == 0
+@pytest.mark.parametrize("ops", [("gpt2",), ("t5-small", "attention"), ("attention",)])
+def test_formulas_are_mathematics_of_a_page(ops, capsys):
+    assert main(["formulas", *ops, "--format", "mathml"]) == 0
     math = ElementTree.fromstring(capsys.readouterr().out)
     rows = math.findall(".//{*}mtr")
     assert len(rows) == 2 * len(rows[::2]) >= 6

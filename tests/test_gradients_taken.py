@@ -186,10 +186,10 @@ def test_without_values(tmp_path, capsys):
         "        x = x.requires_grad_()\n"
         "        return torch.autograd.grad(self.layer(x).tanh().sum(), x, create_graph=True)[0]\n"
     )
-    words = [f"{file}:Slope", "--input", "x: float B 3", "--B", "5"]
-    assert main(["cost", *words, "--json"]) == 0
+    ops = [f"{file}:Slope", "--input", "x: float B 3", "--B", "5"]
+    assert main(["cost", *ops, "--json"]) == 0
     assert '"parameters": 16' in capsys.readouterr().out
-    assert main(["memory", *words]) == 0
+    assert main(["memory", *ops]) == 0
 
 
 def test_what_memory_held_decides_nothing():

@@ -38,7 +38,7 @@ def test_equal_blocks_become_a_repeat_that_costs_the_same(name):
     texts = [read_module(module, inputs, symbols, fold=fold).text for fold in (True, False)]
     assert "  repeat n_layer carry " in texts[0]
     assert "repeat" not in texts[1]
-    sizes = {letter: 3 for words in symbols.values() for letter in words.split() if not letter.isdigit()}
+    sizes = {letter: 3 for ops in symbols.values() for letter in ops.split() if not letter.isdigit()}
     costs = [lc.cost(lc.layer(text), price_book="run", **sizes) for text in texts]
     assert costs[0].total.flops == costs[1].total.flops
     assert costs[0].total.maccs == costs[1].total.maccs

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
-from learncost.backends.placed.alike import alike
+from learncost.backends.placed.patterns import alike
 from learncost.importer.inputs import parse_input
 from learncost.importer.walk import read_module
 from learncost.verification.imported import parity, products

@@ -79,8 +79,8 @@ def read(function):
 @pytest.mark.parametrize("name", sampled(WORDS, 2))
 def test_a_body_is_its_word(name):
     text = read(WORDS[name])
-    word, *more = name.split()
-    assert f"= {word}[" in text
+    op, *more = name.split()
+    assert f"= {op}[" in text
     assert "divide" not in text
     assert ("where" in more) == (" where " in text and "select" not in text)
 
@@ -89,7 +89,7 @@ def test_a_body_is_its_word(name):
 def test_what_is_no_body_stays_written_out(name):
     text = read(WRITTEN_OUT[name])
     assert "divide(" in text
-    assert not any(f"= {word.split()[0]}[" in text for word in WORDS)
+    assert not any(f"= {op.split()[0]}[" in text for op in WORDS)
 
 
 def test_scores_are_masked_once():

@@ -297,8 +297,8 @@ def read(folder: Path, name: str, *flags: str) -> int:
 
     formula = FORMULA.format(name=name) if "unknown" not in name else ""
     (folder / f"{name}.py").write_text(CUSTOM.format(name=name, formula=formula))
-    words = [f"{folder}/{name}.py:Scans", "--input", "x: float B M 6", *flags]
-    return main(["import", *words, "-o", str(folder / "made.table")])
+    ops = [f"{folder}/{name}.py:Scans", "--input", "x: float B M 6", *flags]
+    return main(["import", *ops, "-o", str(folder / "made.table")])
 
 
 def test_an_operation_with_a_registered_formula_is_a_line_that_is_not_derived(folder, capsys):
@@ -486,17 +486,17 @@ def test_equal_blocks_become_a_repeat_that_every_command_reads(folder, capsys):
     from learncost.cli.command import main
 
     (folder / "two.py").write_text(BLOCKS)
-    words = [f"{folder}/two.py:Blocks", "--input", "x: float B 4"]
-    assert main(["import", *words]) == 0
+    ops = [f"{folder}/two.py:Blocks", "--input", "x: float B 4"]
+    assert main(["import", *ops]) == 0
     assert "repeat n_layer carry" in capsys.readouterr().out
-    assert main(["cost", *words, "--B", "2", "--price-book", "matmul", "--json"]) == 0
+    assert main(["cost", *ops, "--B", "2", "--price-book", "matmul", "--json"]) == 0
     folded = json.loads(capsys.readouterr().out)["total"]
-    assert main(["cost", *words, "--B", "2", "--price-book", "matmul", "--json", "--no-fold"]) == 0
+    assert main(["cost", *ops, "--B", "2", "--price-book", "matmul", "--json", "--no-fold"]) == 0
     assert json.loads(capsys.readouterr().out)["total"] == folded
     assert folded["flops"] == 2 * 2 * 4 * 4 * (4 + 3 + 4)  # four forward, three to blocks' inputs, four of weights
-    assert main(["verify", *words, "--mesh", "dp=2", "--placement", "ddp"]) == 0
+    assert main(["verify", *ops, "--mesh", "dp=2", "--placement", "ddp"]) == 0
     assert "Verification of Blocks over dp=2" in capsys.readouterr().out
-    assert main(["verify", *words, "--engine", "torch"]) == 0
+    assert main(["verify", *ops, "--engine", "torch"]) == 0
 
 
 def test_the_second_time_nothing_is_run_and_pytorch_is_not_imported(folder):
@@ -516,7 +516,7 @@ print("torch" in sys.modules)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("ops", "said"),
     [
         (["cost", "gpt2", "--input", "x: int B"], "--input is about a module that is read"),
         (["import", "gpt2"], "'gpt2' is no module of a file of yours: write FILE.py:NAME"),
@@ -533,10 +533,10 @@ print("torch" in sys.modules)
         (["train", ".", "--input", "x: int B"], "unknown flag '--input'"),
     ],
 )
-def test_what_is_typed_wrong_is_one_line(words, said, capsys):
+def test_what_is_typed_wrong_is_one_line(ops, said, capsys):
     from learncost.cli.command import main
 
-    assert main(words) == 2
+    assert main(ops) == 2
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.err.count("\n") == 1
@@ -557,9 +557,9 @@ def test_pages_and_figures_quote_what_was_typed(folder, capsys, monkeypatch):
 
     (folder / "two.py").write_text(BLOCKS)
     monkeypatch.chdir(folder)
-    words = ["two.py:Blocks", "--input", "x: float B 4", "--B", "2"]
-    assert main(["report", *words, "-o", "page.html"]) == 0
-    assert main(["figure", "macro-operations", *words, "-o", "figure.svg"]) == 0
+    ops = ["two.py:Blocks", "--input", "x: float B 4", "--B", "2"]
+    assert main(["report", *ops, "-o", "page.html"]) == 0
+    assert main(["figure", "macro-operations", *ops, "-o", "figure.svg"]) == 0
     assert "two.py:Blocks" in capsys.readouterr().out
     assert "two.py:Blocks" in (folder / "page.html").read_text()
     told = "learncost cost two.py:Blocks --input 'x: float B 4' --batch-size 2"

@@ -9,8 +9,8 @@ import pytest
 import learncost as lc
 from decoding import MODELS, llama, rewritten
 from learncost.cli.command import main
-from learncost.ir.count import Polynomial, total
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial, total
 from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite_attention import with_visible
 from learncost.models.configuration import configure

@@ -13,8 +13,8 @@ from learncost.cli.emit_c99 import FirmwareOptions, program_of
 from learncost.cli.verified_c99 import StepParity, parity
 from learncost.engines.boards import BOARDS
 from learncost.interpreter.operation import run_line
-from learncost.ir.count import shape_of
 from learncost.ir.line import Meta, Product
+from learncost.ir.polynomial import shape_of
 from learncost.ir.term import Literal
 from learncost.ir.value import Value
 from learncost.models.configuration import configure

@@ -100,13 +100,13 @@ def test_norms_equal_torch(name):
     )
 
 
-@pytest.mark.parametrize(("word", "form"), [("gelu_tanh", "tanh"), ("gelu", "none")])
-def test_feed_forward_equals_torch(word, form):
-    layer = lc.layer(shipped_layer("feed_forward").text.replace("gelu_tanh", word))
+@pytest.mark.parametrize(("op", "form"), [("gelu_tanh", "tanh"), ("gelu", "none")])
+def test_feed_forward_equals_torch(op, form):
+    layer = lc.layer(shipped_layer("feed_forward").text.replace("gelu_tanh", op))
     drawn = tensors(X=(B, M, D), W1=(D, F), b1=(F,), W2=(F, D), b2=(D,))
     hidden = functional.gelu(functional.linear(drawn["X"], drawn["W1"].T, drawn["b1"]), approximate=form)
     compare(layer, drawn, functional.linear(hidden, drawn["W2"].T, drawn["b2"]))
-    without = lc.layer(shipped_layer("feed_forward_without_biases").text.replace("gelu_tanh", word))
+    without = lc.layer(shipped_layer("feed_forward_without_biases").text.replace("gelu_tanh", op))
     hidden = functional.gelu(drawn["X"] @ drawn["W1"], approximate=form)
     compare(without, {n: drawn[n] for n in ("X", "W1", "W2")}, hidden @ drawn["W2"])
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.ir.count import shape_of
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import shape_of
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.passes.plan import planned
@@ -99,7 +99,7 @@ def gradients_of_head(model, sizes, arrays):
     from dataclasses import replace
 
     from learncost.autodiff.derive import derive
-    from learncost.ir.repeat import Loop
+    from learncost.ir.loop import Loop
 
     table = model.table
     at = max(place for place, line in enumerate(table.lines) if isinstance(line, Loop))

@@ -8,7 +8,7 @@ import learncost as lc
 from foreign_models import in_float64
 from hugging_face import read
 from learncost.engines.made import input_table, made_inputs
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.models.presets import preset_names

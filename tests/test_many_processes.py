@@ -133,8 +133,8 @@ def test_gradients_travel_together():
 def test_what_fills_a_message_goes_alone(room, messages):
     sent = []
     helper = HELPERS["all_reduce"].replace(str(MESSAGE), str(room))
-    for word in ("wait_tensor", "all_reduce_"):
-        helper = helper.replace(f"torch.ops._c10d_functional.{word}", word)
+    for op in ("wait_tensor", "all_reduce_"):
+        helper = helper.replace(f"torch.ops._c10d_functional.{op}", op)
     doubled = {
         "torch": torch,
         "wait_tensor": lambda X: X,
@@ -195,7 +195,7 @@ def test_three_processes_which_divide_no_width(tmp_path):
 @pytest.mark.slow
 def test_four_processes(text, alone, tmp_path):
     runs = {"ab": ["--mesh", "dp=2,tp=2"], "cd": ["--mesh", "dp=4", "--placement", "fsdp"]}
-    trainings = [[str(text), *TINY, *words, "--out", str(tmp_path / name)] for name, words in runs.items()]
+    trainings = [[str(text), *TINY, *ops, "--out", str(tmp_path / name)] for name, ops in runs.items()]
     found = worked(4, {"steps": FOUR, "trainings": trainings}, tmp_path)
     for case, (worst, sent, priced, _) in zip(FOUR, found, strict=True):
         assert worst < 1e-11, case
@@ -205,7 +205,7 @@ def test_four_processes(text, alone, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "words", "message"),
+    ("number", "ops", "message"),
     [
         (4, [], "4 processes were started, and nothing says what each of them does: give --mesh, such as --mesh dp=4"),
         (4, ["--mesh", "dp=3"], "the mesh dp=3 is of 3 processes, and 4 were started"),
@@ -213,37 +213,37 @@ def test_four_processes(text, alone, tmp_path):
     ],
 )
 def test_other_processes_than_the_mesh_has_are_refused_before_anything_is_written(
-    number, words, message, text, tmp_path, monkeypatch
+    number, ops, message, text, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("WORLD_SIZE", str(number))
-    given = {"mesh": words[1]} if words else {}
+    given = {"mesh": ops[1]} if ops else {}
     with pytest.raises(lc.InputError, match=message):
         lc.train(str(text), out=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("ops", "message"),
     [
         ({"placement": "ep"}, "the mesh has no axis ep, which 'e over ep of experts' names: it has dp"),
         ({"place": "B over tp"}, "the mesh has no axis tp, which 'B over tp' names: it has dp"),
     ],
 )
-def test_what_cannot_be_placed_is_refused_before_anything_is_written(words, message, text, tmp_path):
+def test_what_cannot_be_placed_is_refused_before_anything_is_written(ops, message, text, tmp_path):
     with pytest.raises(lc.InputError, match=message):
-        lc.train(str(text), model="gpt2", n_layer=2, n_embd=8, n_head=2, mesh="dp=1", out=tmp_path / "run", **words)
+        lc.train(str(text), model="gpt2", n_layer=2, n_embd=8, n_head=2, mesh="dp=1", out=tmp_path / "run", **ops)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_words_that_are_wrong_are_told_by_the_first_process(rank, text, monkeypatch, capsys):
     monkeypatch.setenv("RANK", str(rank))
-    words = ["train", str(text), "--mesh", "dp=2", "--mesh", "dp=2"]
+    ops = ["train", str(text), "--mesh", "dp=2", "--mesh", "dp=2"]
     if rank:
         with pytest.raises(SystemExit, match="2"):
-            main(words)
+            main(ops)
     else:
-        assert main(words) == 2
+        assert main(ops) == 2
     assert capsys.readouterr().err == ("" if rank else "learncost: --mesh is given twice\n")
 
 
@@ -338,12 +338,12 @@ def test_a_mesh_has_as_many_devices_as_are_left():
 
 def test_one_command_begins_a_run_and_goes_on(text, tmp_path):
     folder = str(tmp_path / "run")
-    words = ["train", str(text), *TINY[:-1], "2", "--engine", "numpy", "--out", folder, "--or-resume", "--mesh", "dp=*"]
-    assert main(words) == 0
-    assert main([*words[:-2], "--mesh", "dp=1"]) == 0
+    ops = ["train", str(text), *TINY[:-1], "2", "--engine", "numpy", "--out", folder, "--or-resume", "--mesh", "dp=*"]
+    assert main(ops) == 0
+    assert main([*ops[:-2], "--mesh", "dp=1"]) == 0
     for other in (["--seed", "3"], ["--n-inner", "8"], ["--precision", "fp64"]):
-        assert main([*words, *other]) == 2
-    assert main([*words[:2], *words[1:]]) == 2
+        assert main([*ops, *other]) == 2
+    assert main([*ops[:2], *ops[1:]]) == 2
     assert len(losses(tmp_path / "run")) == 4
 
 
@@ -370,8 +370,8 @@ def test_an_elastic_run_goes_on_with_fewer(text, tmp_path, alone):
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 201))
     straight = tmp_path / "straight"
-    words = ["train", str(text), *TINY[:-1], "200", "--precision", "fp64", "--engine", "torch", "--out", str(straight)]
-    assert main(words) == 0
+    ops = ["train", str(text), *TINY[:-1], "200", "--precision", "fp64", "--engine", "torch", "--out", str(straight)]
+    assert main(ops) == 0
     assert losses(run) == pytest.approx(losses(straight), rel=1e-12)
 
 
@@ -386,8 +386,8 @@ def socket_answers(port):
 @pytest.mark.parametrize("mesh_text", ["dp=2", "pp=2"])
 def test_a_process_that_is_killed_or_stopped_ends_the_others_within_30_s(how, victim, mesh_text, text, tmp_path):
     run = tmp_path / "run"
-    words = [*TINY[:-1], "100000", "--save-every", "2", "--mesh", mesh_text, "--out", str(run)]
-    processes = begun(2, ["-m", "learncost", "train", str(text), *words])
+    ops = [*TINY[:-1], "100000", "--save-every", "2", "--mesh", mesh_text, "--out", str(run)]
+    processes = begun(2, ["-m", "learncost", "train", str(text), *ops])
     while len((run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else "") < 1000:
         assert all(process.poll() is None for process in processes)
         time.sleep(0.1)
@@ -410,8 +410,8 @@ def test_a_process_that_is_killed_or_stopped_ends_the_others_within_30_s(how, vi
 @pytest.mark.parametrize("full", [0, 1])
 def test_a_full_disk_of_one_process_is_one_line_of_all(full, text, tmp_path):
     run = tmp_path / "run"
-    words = [*TINY[:-1], "100000", "--save-every", "2", "--mesh", "dp=2", "--placement", "fsdp", "--out", str(run)]
-    processes = begun(2, ["-m", "learncost", "train", str(text), *words])
+    ops = [*TINY[:-1], "100000", "--save-every", "2", "--mesh", "dp=2", "--placement", "fsdp", "--out", str(run)]
+    processes = begun(2, ["-m", "learncost", "train", str(text), *ops])
     while newest(run, "") is None or newest(run, "").steps < 2:  # kernels are compiled in the first step
         assert all(process.poll() is None for process in processes)
         time.sleep(0.1)

@@ -10,13 +10,13 @@ import scipy.special  # noqa: F401 - what a program imports while it runs would 
 import learncost as lc
 from learncost.backends.executed import executed
 from learncost.engines.emitted import EmittedProgram
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.program import rooms
+from learncost.program import fake_arrays as rooms
 from learncost.sharding.bucketed import bucketed
 
 KIB, MIB = 2**10, 2**20

@@ -5,7 +5,7 @@ import pytest
 import learncost as lc
 from learncost.engines import in_place
 from learncost.engines.compiler import compiler
-from learncost.ir.count import base
+from learncost.ir.polynomial import base
 from learncost.ir.precision import precision_of
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.run import prepare

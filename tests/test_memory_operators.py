@@ -7,10 +7,10 @@ import pytest
 
 import learncost as lc
 from learncost.backends import fill, leaves, program
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import precision_of
-from learncost.program import rooms
-from learncost.program.rooms.layout import chosen
+from learncost.program import fake_arrays as rooms
+from learncost.program.fake_arrays.layout import chosen
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.run import prepare
 from sampling import sampled

@@ -22,7 +22,7 @@ from foreign_models import (
     turned,
 )
 from learncost.layers.layer import shipped_layer
-from learncost.layers.rewrite import with_biases, with_epsilon, with_word
+from learncost.layers.rewrite import with_biases, with_epsilon, with_op
 from learncost.layers.rewrite_attention import (
     with_alibi,
     with_norms,
@@ -62,7 +62,7 @@ REWRITTEN = {
     "window": lambda: with_visible(grouped()),
     "rotary latent attention": lambda: with_rotary(shipped_layer("latent_attention"), "QR", "KR"),
     "capped head": lambda: with_softcap(shipped_layer("head"), 30.0, "L"),
-    "gelu": lambda: with_word(shipped_layer("gated_feed_forward"), "silu", "gelu_tanh"),
+    "gelu": lambda: with_op(shipped_layer("gated_feed_forward"), "silu", "gelu_tanh"),
 }
 
 

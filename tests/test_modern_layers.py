@@ -7,7 +7,7 @@ import learncost as lc
 from foreign_models import by, compare, in_float64, plain, shaken, turned
 from learncost.layers.layer import shipped_layer
 from learncost.layers.refinement import refined
-from learncost.layers.rewrite import with_epsilon, with_word
+from learncost.layers.rewrite import with_epsilon, with_op
 from learncost.layers.rewrite_attention import with_scale
 from learncost.layers.rewrite_experts import with_groups
 
@@ -34,13 +34,13 @@ def test_root_mean_square_norms(name, epsilon):
     compare(with_epsilon(shipped_layer(name), epsilon), {}, {"g": (module.weight, plain)}, module(X), {"X": X})
 
 
-@pytest.mark.parametrize(("act", "word"), [("silu", "silu"), ("gelu", "gelu"), ("gelu_pytorch_tanh", "gelu_tanh")])
-def test_gated_feed_forward(act, word):
+@pytest.mark.parametrize(("act", "op"), [("silu", "silu"), ("gelu", "gelu"), ("gelu_pytorch_tanh", "gelu_tanh")])
+def test_gated_feed_forward(act, op):
     config = transformers.LlamaConfig(hidden_size=D, num_attention_heads=3, intermediate_size=FF, hidden_act=act)
     module = shaken(MODELS.llama.modeling_llama.LlamaMLP(config))
     X = draw(B, M, D)
     parts = {"WG": module.gate_proj, "WU": module.up_proj, "WD": module.down_proj}
-    layer = with_word(shipped_layer("gated_feed_forward"), "silu", word)
+    layer = with_op(shipped_layer("gated_feed_forward"), "silu", op)
     compare(layer, {}, {n: (part.weight, turned) for n, part in parts.items()}, module(X), {"X": X})
 
 

@@ -9,7 +9,7 @@ import learncost as lc
 from foreign_models import angles, by, in_float64, into, numpy_of, out_of, plain, shaken, turned
 from learncost.layers.active import parameters
 from learncost.layers.layer import shipped_layer
-from learncost.layers.rewrite import with_biases, with_epsilon, with_transposed, with_word
+from learncost.layers.rewrite import with_biases, with_epsilon, with_op, with_transposed
 from learncost.layers.rewrite_attention import with_norms, with_rotary, with_scale, with_softcap
 
 transformers = pytest.importorskip("transformers")
@@ -172,7 +172,7 @@ def flops_of(module):
 
 GEMMA_LAYERS = {
     "gemma_rms_norm": with_epsilon(shipped_layer("gemma_rms_norm"), 1e-5),
-    "gated_feed_forward": with_word(shipped_layer("gated_feed_forward"), "silu", "gelu_tanh"),
+    "gated_feed_forward": with_op(shipped_layer("gated_feed_forward"), "silu", "gelu_tanh"),
     "head": with_softcap(with_transposed(shipped_layer("head"), "W"), 3.0, "L"),
 }
 

@@ -24,7 +24,7 @@ from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.products import matrix_maccs
 from learncost.ops import entries, entry
 from learncost.verification.references import LAYERS
-from learncost.verification.verify import verify_table, verify_word
+from learncost.verification.verify import verify_op, verify_table
 from sampling import sampled
 
 VOCABULARY = inspect.getmodule(entry)
@@ -182,8 +182,8 @@ def changed_word_lines(line):
             yield replace(line, signs=tuple(-s if i == j else s for j, s in enumerate(line.signs)))
         yield Product(line.left, line.right)
     if isinstance(line, Op):
-        if line.word in TWINS:
-            yield replace(line, word=TWINS[line.word])
+        if line.op in TWINS:
+            yield replace(line, op=TWINS[line.op])
         for i in range(len(line.right) - 1):
             swapped = list(line.right)
             swapped[i], swapped[i + 1] = swapped[i + 1], swapped[i]
@@ -195,19 +195,19 @@ def changed_word_lines(line):
 
 def changed_words():
     """Every word with one thing changed: a line of one of its tables, a default, its outside value, its kind."""
-    for word in entries():
+    for op in entries():
         for part in ("body", "gradient", "jacobian"):
-            lines = getattr(word, part)
+            lines = getattr(op, part)
             for at, line in enumerate(lines):
                 for changed in changed_word_lines(line):
-                    other = replace(word)
+                    other = replace(op)
                     other.__dict__[part] = (*lines[:at], changed, *lines[at + 1 :])
-                    yield word.name, f"{word.name} {part}: {changed} <- {line}", other
-        for at, number in enumerate(word.defaults):
-            numbers = (*word.defaults[:at], Literal(number.value * 1.1), *word.defaults[at + 1 :])
-            yield word.name, f"{word.name} default {number}", replace(word, defaults=numbers)
-        if word.outside:
-            yield word.name, f"{word.name} outside {word.outside}", replace(word, outside=0.0)
+                    yield op.name, f"{op.name} {part}: {changed} <- {line}", other
+        for at, number in enumerate(op.defaults):
+            numbers = (*op.defaults[:at], Literal(number.value * 1.1), *op.defaults[at + 1 :])
+            yield op.name, f"{op.name} default {number}", replace(op, defaults=numbers)
+        if op.outside:
+            yield op.name, f"{op.name} outside {op.outside}", replace(op, outside=0.0)
 
 
 SYMMETRIC = "it does not matter which of the two is which"
@@ -228,7 +228,7 @@ EQUIVALENT_WORDS = {
     "log_sigmoid body: m[_] = maximum(0[], N[_]) <- m[_] = maximum(N[_], 0[])": SYMMETRIC,
     "softmax_with_sink body: m[_] = maximum(z[_], a[_]) <- m[_] = maximum(a[_], z[_])": SYMMETRIC,
     "softmax_with_sink outside -inf": GUARDED,
-    **{f"{word} outside -inf": GUARDED for word in ("softmax", "log_softmax", "safe_softmax", "safe_log_softmax")},
+    **{f"{op} outside -inf": GUARDED for op in ("softmax", "log_softmax", "safe_softmax", "safe_log_softmax")},
     "topk outside -inf": "no layer of one line has its places under a `where`",
     "argmax outside -inf": "no layer of one line has its places under a `where`",
     "argmin outside inf": "no layer of one line has its places under a `where`",
@@ -239,8 +239,8 @@ EQUIVALENT_WORDS = {
     "elu body: S[_] = E[_] <- S[_] = a[] E[_]": "a is 1 where it is not given",
     "sum body: Y[_] = X[_ n] <- Y[_] = 1[] X[_ n]": "a product with 1[]",
     **{
-        f"{word} body: {change}": why
-        for word in ("safe_softmax", "safe_log_softmax")
+        f"{op} body: {change}": why
+        for op in ("safe_softmax", "safe_log_softmax")
         for change, why in {
             "m[_] = maximum(a[_], -1.1e+29[]) <- m[_] = maximum(a[_], -1e+29[])": UNSEEN,
             "m[_] = maximum(-1e+29[], a[_]) <- m[_] = maximum(a[_], -1e+29[])": SYMMETRIC,
@@ -268,16 +268,16 @@ EQUIVALENT_WORDS = {
 def word_survives(name, other, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(VOCABULARY._entries, name, other)
-        return not fails(verify_word(other))
+        return not fails(verify_op(other))
 
 
 @pytest.mark.alike(every=3)
 @pytest.mark.parametrize("name", sampled((entry.name for entry in entries() if entry.kind != "constant"), 6))
 def test_a_change_of_any_line_of_a_word_is_seen(name, monkeypatch):
-    assert not fails(verify_word(entry(name)))
-    changes = [(change, other) for word_name, change, other in changed_words() if word_name == name]
+    assert not fails(verify_op(entry(name)))
+    changes = [(change, other) for op_name, change, other in changed_words() if op_name == name]
     survivors = [change for change, other in changes if word_survives(name, other, monkeypatch)]
-    assert sorted(survivors) == sorted(word for word in EQUIVALENT_WORDS if word.startswith(f"{name} "))
+    assert sorted(survivors) == sorted(op for op in EQUIVALENT_WORDS if op.startswith(f"{name} "))
 
 
 # Price rules.

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 import test_paper_book
-from learncost.cost_models import Override, WordPrice
+from learncost.cost_models import OpPrice, Override
 from learncost.cost_models.books import BOOKS
-from learncost.ir.count import Polynomial
+from learncost.ir.polynomial import Polynomial
 from learncost.reports import run
 from sampling import sampled
 
@@ -46,12 +46,12 @@ def changed_books(name):
     """The book with one of its numbers or names changed, and what was changed."""
     book = BOOKS[name]
     extra = Polynomial.of(())
-    for word, price in book.words.items():
-        for field in fields(WordPrice):
+    for op, price in book.ops.items():
+        for field in fields(OpPrice):
             number = getattr(price, field.name)
             if isinstance(number, int):
                 other = replace(price, **{field.name: number + 1})
-                yield f"{word} {field.name}", replace(book, words={**book.words, word: other})
+                yield f"{op} {field.name}", replace(book, ops={**book.ops, op: other})
     for key, override in book.overrides.items():
         for field in fields(Override):
             count = getattr(override, field.name)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.ir.count import Polynomial
+from learncost.ir.polynomial import Polynomial
 from learncost.models.from_layer import from_layer
 from learncost.procedures.procedure import procedure
 from learncost.reports.rows import ledger

@@ -5,7 +5,7 @@ import pytest
 
 import fuzz_tables
 import learncost as lc
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 
 MIXED = "a line is a product or a sum, not both"
 

@@ -5,8 +5,8 @@ import pytest
 import learncost as lc
 from learncost.backends.placed import placed
 from learncost.devices.collective import CALL
-from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import Polynomial
 from learncost.liveness import live
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
@@ -38,8 +38,8 @@ def test_zero_1_and_2_scatter_gradients_and_gather_new_weights():
     P = lc.cost("gpt2", **SIZES).parameters
     for name in ("zero-1", "zero-2"):
         found = lc.place("gpt2", "dp=8", placement=name, **SIZES)
-        words = {row.word: row.payload // 4 for row in found.over.sent}
-        assert words == {"reduce_scatter": P, "all_gather": P, "all_reduce": 1}, name
+        ops = {row.op: row.payload // 4 for row in found.over.sent}
+        assert ops == {"reduce_scatter": P, "all_gather": P, "all_reduce": 1}, name
 
 
 def test_zero_3_gathers_weights_forward_and_again_what_the_backward_pass_reads():
@@ -48,9 +48,9 @@ def test_zero_3_gathers_weights_forward_and_again_what_the_backward_pass_reads()
     d, f, v, p, n = sizes.values()
     block = 4 * d * d + 2 * d * f + 4 * d + f + d + 4 * d
     P = v * d + p * d + n * block + 2 * d
-    assert elements(found, lambda one: one.word == "reduce_scatter") == P
+    assert elements(found, lambda one: one.op == "reduce_scatter") == P
     gathered = {
-        phase: elements(found, lambda one, phase=phase: (one.word, one.phase) == ("all_gather", phase))
+        phase: elements(found, lambda one, phase=phase: (one.op, one.phase) == ("all_gather", phase))
         for phase in ("forward", "backward")
     }
     assert gathered["forward"] == P
@@ -72,22 +72,22 @@ def test_sequence_parallel_gathers_and_scatters_and_reduces_what_is_small(t):
     found = lc.place("gpt2", f"tp={t}", placement="megatron-sp", batch_size=2, **SIZES)
     B, M, d, n, p = 2, 256, 768, 3, 1024
     block = {
-        word: elements(found, lambda one, word=word: one.word == word and one.times == n)
-        for word in ("all_gather", "reduce_scatter", "all_reduce")
+        op: elements(found, lambda one, op=op: one.op == op and one.times == n)
+        for op in ("all_gather", "reduce_scatter", "all_reduce")
     }
     assert block["reduce_scatter"] == 4 * B * M * d * n
     assert block["all_gather"] == (4 + 2) * B * M * d * n  # two more for the gradients of weights
-    small = elements(found, lambda one: one.word == "all_reduce" and one.role == "gradients")
+    small = elements(found, lambda one: one.op == "all_reduce" and one.role == "gradients")
     assert small == d * p + 6 * d * n + 2 * d  # positions; norms and biases behind what is summed; the last norm
 
 
 def test_experts_get_their_rows_and_send_them_back():
     found = lc.place("mixtral-8x7b", "ep=4", placement="ep", seq_len=64, n_layer=2)
     rows, d, n = found.batch_size * 64 * 2 // 4, 4096, 2
-    sent = {(one.word, one.phase): 0 for one in found.collectives if one.word in ("dispatch", "combine")}
+    sent = {(one.op, one.phase): 0 for one in found.collectives if one.op in ("dispatch", "combine")}
     for one in found.collectives:
-        if one.word in ("dispatch", "combine"):
-            sent[one.word, one.phase] += one.payload_bytes * one.times
+        if one.op in ("dispatch", "combine"):
+            sent[one.op, one.phase] += one.payload_bytes * one.times
     index = 8 * rows * n  # of which expert each row is
     assert sent["dispatch", "forward"] == 4 * rows * d * n + index
     assert sent["combine", "forward"] == 4 * rows * d * n
@@ -96,7 +96,7 @@ def test_experts_get_their_rows_and_send_them_back():
     backward = sum(sent.get(("dispatch", phase), 0) for phase in ("backward", "weight_update"))
     assert backward == 2 * 4 * rows * d * n + index
     assert sent["combine", "backward"] == 2 * 4 * rows * d * n
-    reduced = {one.line for one in found.collectives if one.word == "all_reduce"}
+    reduced = {one.line for one in found.collectives if one.op == "all_reduce"}
     assert not any(line.startswith(("dmoe.WG", "dmoe.WU", "dmoe.WD")) for line in reduced)
 
 
@@ -197,12 +197,12 @@ def test_what_is_kept_is_not_moved_again():
     """ZeRO-3 that keeps what it gathered sends 2 P, as DDP does; sequence parallelism 2 gathers a block fewer."""
     P = lc.cost("gpt2", **SIZES).parameters
     again, once = (lc.place("gpt2", "dp=8", placement="fsdp", plan=plan, **SIZES) for plan in ("", "keep=all_gather"))
-    gathered = [elements(found, lambda one: one.word == "all_gather") for found in (again, once)]
+    gathered = [elements(found, lambda one: one.op == "all_gather") for found in (again, once)]
     assert gathered[0] > 1.2 * P
     assert gathered[1] == P
     block = [
         [one.phase for one in lc.place("gpt2", "tp=4", placement="megatron-sp", plan=plan, **SIZES).collectives
-         if one.word == "all_gather" and one.times == 3]
+         if one.op == "all_gather" and one.times == 3]
         for plan in ("", "keep=all_gather")
     ]  # fmt: skip
     assert len(block[0]) - len(block[1]) == 2

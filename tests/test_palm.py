@@ -5,7 +5,7 @@ import pytest
 
 import learncost as lc
 from learncost.engines.made import made_inputs
-from learncost.ir.count import size_of
+from learncost.ir.polynomial import size_of
 from learncost.models.configuration import configure
 from learncost.models.model import build
 

@@ -11,7 +11,7 @@ import sympy
 import learncost as lc
 from learncost.cost_models import Price
 from learncost.cost_models.books import BOOKS
-from learncost.ir.count import Polynomial
+from learncost.ir.polynomial import Polynomial
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build
@@ -137,7 +137,7 @@ def test_e3_takes_the_row_of_28_away_again() -> None:
 
 def test_the_corrected_book_differs_by_e2_and_e3_alone() -> None:
     printed, corrected = BOOKS["paper"], BOOKS["paper-corrected"]
-    assert (printed.words, printed.unpriced) == (corrected.words, corrected.unpriced)
+    assert (printed.ops, printed.unpriced) == (corrected.ops, corrected.unpriced)
     more = printed.overrides.keys() - corrected.overrides.keys()
     assert {printed.overrides[key].source.rpartition("erratum ")[2] for key in more} == {"E2"}
     assert all(printed.overrides[key] == override for key, override in corrected.overrides.items())
@@ -149,10 +149,10 @@ def test_the_corrected_book_differs_by_e2_and_e3_alone() -> None:
 def test_books_hold_few_numbers_and_name_where_each_is_from(book: lc.Book) -> None:
     assert len(book.overrides) <= 15
     assert all("(" in o.source or "section 5" in o.source for o in book.overrides.values())
-    assert all(word.source for word in book.words.values())
+    assert all(op.source for op in book.ops.values())
     if book.rule != "printed":
         assert not book.overrides
-        assert not book.words
+        assert not book.ops
 
 
 # As symbols
@@ -635,18 +635,18 @@ def test_dropout_and_the_optimizer_are_not_counted(optimizer: str) -> None:
     assert rows(other) == rows(plain)
 
 
-@pytest.mark.parametrize(("word", "forward", "backward"), [("gelu", 8, 13), ("gelu_new", 8, 13), ("relu", 1, 2)])
-def test_activations(word: str, forward: int, backward: int) -> None:
+@pytest.mark.parametrize(("op", "forward", "backward"), [("gelu", 8, 13), ("gelu_new", 8, 13), ("relu", 1, 2)])
+def test_activations(op: str, forward: int, backward: int) -> None:
     """GELU in either form as printed; relu at the run price: one maximum; one comparison, one selection."""
     tiny = {"n_layer": 2, "n_embd": 6, "n_head": 2, "n_inner": 11, "vocab_size": 13, "n_positions": 9}
-    config = {"model_type": "gpt2", "activation_function": word, **tiny}
+    config = {"model_type": "gpt2", "activation_function": op, **tiny}
     for procedure, passes in (("bp", (1, 1)), ("pepita", (2, 0)), ("mempepita", (3, 0))):
         ledger = lc.cost(configure_text(config), procedure=procedure, price_book="paper", by="equation", seq_len=5)
         flops = {}
         for row in ledger.rows:
             if row.layer == "feed_forward" and row.line in ("G", "dU"):
                 flops[row.macro_operation] = row.flops
-                assert row.outside_paper == (word == "relu")
+                assert row.outside_paper == (op == "relu")
         points = 2 * 5 * 11
         expected = {"forward": passes[0] * forward * points, "backward": passes[1] * backward * points}
         assert flops == {phase: count for phase, count in expected.items() if count}

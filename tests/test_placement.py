@@ -8,10 +8,10 @@ import pytest
 
 import learncost as lc
 from learncost.interpreter import collected as run_collected
-from learncost.ir.count import first_of, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op
-from learncost.ir.repeat import Loop, walk
+from learncost.ir.loop import Loop, walk
+from learncost.ir.polynomial import first_of, size_of
 from learncost.ir.term import Term
 from learncost.ir.zigzag import position
 from learncost.models.adaptation import Adaptation, adapted
@@ -142,9 +142,7 @@ def test_megatron_sends_four_all_reduces_a_block():
     table, sizes, _, _ = whole("gpt2")
     placed = place(table, mesh("tp=2"), chosen(None, "megatron"), sizes)
     block = [one for one in collectives(placed, sizes) if one.times == sizes["n_layer"]]
-    assert [(one.word, one.phase) for one in block] == [("all_reduce", "forward")] * 2 + [
-        ("all_reduce", "backward")
-    ] * 2
+    assert [(one.op, one.phase) for one in block] == [("all_reduce", "forward")] * 2 + [("all_reduce", "backward")] * 2
     assert {one.payload_bytes for one in block} == {4 * sizes["B"] * sizes["M"] * sizes["d"]}
 
 
@@ -204,9 +202,9 @@ def test_stages_of_a_pipeline_send_what_turns_carry():
     found = lc.place("gpt2", "pp=3,tp=2", placement="pp,megatron-sp", vocab_size=50304, seq_len=64)
     carried = 64 * 768 * 4 // 2
     over_pp = [[one for one in over.collectives if one.mesh_axis == "pp"] for over in found.stages]
-    sends = [[one.payload_bytes for one in stage if one.word == "send"] for stage in over_pp]
+    sends = [[one.payload_bytes for one in stage if one.op == "send"] for stage in over_pp]
     assert sends == [[carried], [carried, carried], [carried]]
-    assert [[one.devices for one in stage if one.word != "send"] for stage in over_pp] == [[2], [], [2]]
+    assert [[one.devices for one in stage if one.op != "send"] for stage in over_pp] == [[2], [], [2]]
     assert [dict(over.placed.turns) for over in found.stages] == [{"n_layer": 4}] * 3
     assert len(found.sheets()) == 4
     uneven = lc.place("gpt2", "pp=3", place="blocks over pp of 3 5 4", seq_len=64)
@@ -274,20 +272,20 @@ def test_rows_that_are_sent_to_the_owner_of_another_part_are_refused():
     placed = place(table, grid, clauses("e over tp of experts, e over ep of experts, B over ep"), sizes).table
     assert any("dispatch[ep e/tp/ep]" in str(line) for line, _ in walk(placed.lines))
 
-    def by(part, words, lines):
+    def by(part, ops, lines):
         return tuple(
-            replace(line, lines=by(part, words, line.lines))
+            replace(line, lines=by(part, ops, line.lines))
             if isinstance(line, Loop)
             else replace(line, axes=("ep", part))
-            if isinstance(line, Op) and line.word in words
+            if isinstance(line, Op) and line.op in ops
             else line
             for line in lines
         )
 
     check_placed(placed, grid.axes)
-    for words in (("dispatch",), ("combine",), ("dispatch", "combine")):
+    for ops in (("dispatch",), ("combine",), ("dispatch", "combine")):
         with pytest.raises(InputError, match="sent to who has"):
-            check_placed(replace(placed, lines=by("e/ep", words, placed.lines)), grid.axes)
+            check_placed(replace(placed, lines=by("e/ep", ops, placed.lines)), grid.axes)
 
 
 def test_what_segments_of_blocks_gather_is_kept_by_each():
@@ -299,7 +297,7 @@ def test_what_segments_of_blocks_gather_is_kept_by_each():
 
 def test_low_rank_paths_of_weights_that_all_blocks_share_are_placed():
     found = lc.place("albert-base-v2", "tp=2", placement="megatron", lora="attention", seq_len=8)
-    assert {row.word for row in found.over.sent} >= {"all_reduce"}
+    assert {row.op for row in found.over.sent} >= {"all_reduce"}
 
 
 def without(table, gone):
@@ -331,7 +329,7 @@ def test_a_placed_table_without_one_of_its_collectives_is_refused(family, mesh_t
     table, sizes, _, _ = whole(family)
     grid = mesh(mesh_text)
     placed = place(table, grid, chosen(None, names), sizes).table
-    every = [line for line, _ in walk(placed.lines) if isinstance(line, Op) and entry(line.word).kind == "collective"]
+    every = [line for line, _ in walk(placed.lines) if isinstance(line, Op) and entry(line.op).kind == "collective"]
     handed = {name for line in placed.lines if isinstance(line, Loop) for c in line.carry for name in (c.end,)}
     handed |= {name for line in placed.lines if isinstance(line, Loop) for name, _ in line.keep}
     tried = [line for line in every if line.name not in handed and line.name not in placed.outputs]
@@ -385,7 +383,7 @@ def test_what_is_not_0_where_parts_are_filled_up_is_not_summed_and_not_kept():
         for line in placed.table.lines:
             if change is not None and line is squares:
                 lines += [shifted, read]
-            elif change is None and isinstance(line, Op) and entry(line.word).name == "adamw":
+            elif change is None and isinstance(line, Op) and entry(line.op).name == "adamw":
                 lines += [replace(line, right=(line.right[-2], *line.right[1:]))]
             else:
                 lines.append(line)

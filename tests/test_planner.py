@@ -6,7 +6,7 @@ from pathlib import Path
 
 import learncost as lc
 from learncost.ir.line import FusedKernel
-from learncost.ir.repeat import each_line
+from learncost.ir.loop import each_line
 from learncost.layers.active import parameters
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

@@ -10,9 +10,9 @@ import pytest
 import learncost as lc
 from counting import counting, tally_of
 from learncost.cli.command import main
-from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Loop, walk
+from learncost.ir.loop import Loop, walk
+from learncost.ir.polynomial import Polynomial, total
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import PLANS, plan_of, planned

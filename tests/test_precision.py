@@ -13,8 +13,8 @@ from learncost.reports.question import FLAGS
 SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 96, "n_positions": 32}
 
 
-def told(capsys, *words):
-    assert main([*words]) == 0
+def told(capsys, *ops):
+    assert main([*ops]) == 0
     return capsys.readouterr().out
 
 

@@ -100,14 +100,14 @@ def test_without_torch_and_jax_their_comparisons_are_not_made(monkeypatch):
 
 def test_all_words_and_layers_pass(monkeypatch):
     """Of words and layers a ninth: `.ci/run` runs them all."""
-    words = [entry for at, entry in enumerate(entries()) if at % 9 == 0 or entry.name == "softmax"]
+    ops = [entry for at, entry in enumerate(entries()) if at % 9 == 0 or entry.name == "softmax"]
     layers = [name for at, name in enumerate(shipped()) if at % 9 == 0 or name == "attention"]
-    monkeypatch.setattr(proof, "entries", lambda: words)
+    monkeypatch.setattr(proof, "entries", lambda: ops)
     monkeypatch.setattr(proof, "shipped", lambda: layers)
     report = lc.verify()
     assert report.passed, "\n".join(map(str, report.failed))
     subjects = {check.subject for check in report.checks}
-    assert {entry.name for entry in words if entry.kind != "constant"} | {*layers} <= subjects
+    assert {entry.name for entry in ops if entry.kind != "constant"} | {*layers} <= subjects
     assert {"softmax under a where", "attention with explicit Jacobians"} <= subjects
 
 

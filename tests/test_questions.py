@@ -47,7 +47,7 @@ def said(command: str, model: str | None, **given: object) -> dict:
 
 @cache
 def _said(command: str, model: str | None, given: tuple[tuple[str, object], ...]) -> dict:
-    flags = [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [op for name, value in given for op in (f"--{name.replace('_', '-')}", str(value))]
     screen, names = io.StringIO(), () if model is None else (model,)
     json_too = () if command == "sweep" else ("--json",)
     with pytest.MonkeyPatch.context() as patch:

@@ -128,8 +128,8 @@ def test_it_opens_from_a_disk_and_asks_for_nothing(opened: Watched) -> None:
     assert page.text_content("#flops") == "881 billion FLOPs"
     assert f"{step.total.flops:,} FLOPs" in page.text_content("#exactly")
     assert f"{step.total.maccs:,} MACCs" in page.text_content("#exactly")
-    words = page.locator("nav a").all_text_contents()
-    assert words == ["cost", "procedures", "memory", "time", "conventions", "growth", "formulas"]
+    ops = page.locator("nav a").all_text_contents()
+    assert ops == ["cost", "procedures", "memory", "time", "conventions", "growth", "formulas"]
     page.evaluate("choose({ show: 'parameters' })")
     page.wait_for_function("page.root.value === 124439808n && page.fixed.value > 0n")
     page.evaluate("choose({ show: null })")
@@ -256,8 +256,8 @@ def test_a_table_of_no_sequences_has_no_length(browser: Any, tmp_path: Path) -> 
     assert {text.partition("with: ")[2] for text in said.values()} == {"batch size 6."}
     page.evaluate("choose({ batch_size: '9' })")
     page.wait_for_function("page.view.names.batch_size === 9n")
-    words = shlex.split(page.evaluate("callOf().command"))[2:]
-    assert words == [str(table), "--batch-size", "9"]
+    ops = shlex.split(page.evaluate("callOf().command"))[2:]
+    assert ops == [str(table), "--batch-size", "9"]
     of_layers = "treeOf(page.view, 'flops', 'layer').parts.map((part) => [part.name, String(part.value)])"
     by_module = dict[str, int]()
     for row in lc.cost(str(table), by="module", B=9).rows:
@@ -399,7 +399,7 @@ def test_a_device_that_queues(browser: Any, tmp_path: Path, monkeypatch: pytest.
     """Calls are hidden behind kernels, or kernels behind calls; attention's words were timed with it."""
     nothing: dict[str, Any] = {"growth": {}, "conventions": {}, "compared": {}}
     monkeypatch.setattr("learncost.viz.document.comparisons", lambda *_: nothing)
-    rates = flat(1e12, 1e11, launch, words={"gelu_tanh": 1e-9, "softmax": 1e-9}, queues=True)
+    rates = flat(1e12, 1e11, launch, ops={"gelu_tanh": 1e-9, "softmax": 1e-9}, queues=True)
     device = str(tmp_path / "gpu.json")
     save(Calibration("A GPU", "2026-11-26", "PyTorch 9", {"operators": {"fp32": rates}}, 1), Path(device))
     given: dict[str, Any] = {"plan": "flash", "num_hidden_layers": 2, "seq_len": 64}
@@ -478,14 +478,14 @@ def test_usual_procedures_that_make_a_report_too_large_are_left_out(monkeypatch:
 
 
 def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, message in (
+    for ops, message in (
         ([], "a report is of a model"),
         (["gpt9"], "unknown model 'gpt9'"),
         (["gpt2", "--on", "abacus"], "abacus"),
         (["gpt2", "--procedure", "magic"], "magic"),
         (["gpt2", "-o", str(tmp_path / "none" / "r.html")], "cannot write"),
     ):
-        assert main(["report", *words]) == 2
+        assert main(["report", *ops]) == 2
         printed = capsys.readouterr()
         assert printed.err.count("\n") == 1
         assert message in printed.err, printed.err

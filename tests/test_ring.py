@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 import learncost as lc
-from learncost.ir.count import came_from, first_of, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op, Sum
-from learncost.ir.repeat import Loop, walk
+from learncost.ir.loop import Loop, walk
+from learncost.ir.polynomial import came_from, first_of, size_of
 from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.passes.plan import planned
@@ -33,20 +33,20 @@ def placed_of(family, grid="cp=4", plan="flash,ring", names="cp", **settings):
 def test_keys_values_and_their_gradients_go_round_once():
     """(p - 1)/p of keys and values forward, of these again backward, and of their gradients."""
     placed, sizes = placed_of("llama")
-    moved = [one for one in collectives(placed, sizes) if one.role == "values" and one.word == "pass_on"]
+    moved = [one for one in collectives(placed, sizes) if one.role == "values" and one.op == "pass_on"]
     whole = 4 * sizes["B"] * sizes["M"] * sizes["g"] * sizes["k"]
     assert sum(one.payload_bytes * one.times for one in moved) * 4 == 6 * 3 * whole * sizes["n_layer"]
     assert {one.phase for one in moved} == {"forward", "recomputation", "backward"}
     assert sum(one.times for one in moved) == 6 * 3 * sizes["n_layer"]
-    words = {line.word for line, turns in walk(placed.table.lines) if turns and isinstance(line, Op)}
-    assert not words & {"all_gather", "reduce_scatter"}
+    ops = {line.op for line, turns in walk(placed.table.lines) if turns and isinstance(line, Op)}
+    assert not ops & {"all_gather", "reduce_scatter"}
 
 
 @pytest.mark.parametrize("plan", ["ring,recompute=block", "flash,ring,recompute=block"])
 def test_keys_of_a_block_that_runs_again_go_round_once_more(plan):
     """Attention runs again in a ring of its own, before the one of its gradients; only the block's input is kept."""
     placed, sizes = placed_of("llama", plan=plan)
-    moved = [one for one in collectives(placed, sizes) if one.role == "values" and one.word == "pass_on"]
+    moved = [one for one in collectives(placed, sizes) if one.role == "values" and one.op == "pass_on"]
     whole = 4 * sizes["B"] * sizes["M"] * sizes["g"] * sizes["k"]
     assert sum(one.payload_bytes * one.times for one in moved) * 4 == 8 * 3 * whole * sizes["n_layer"]
     forward = next(line for line in placed.table.lines if isinstance(line, Loop))
@@ -102,7 +102,7 @@ def changed(lines, change):
 
 
 def without_a_step(repeat):
-    moved = next(line for line in repeat.lines if isinstance(line, Op) and line.word == "pass_on")
+    moved = next(line for line in repeat.lines if isinstance(line, Op) and line.op == "pass_on")
     lines = tuple(line.renamed({moved.name: moved.right[0].name}) for line in repeat.lines if line is not moved)
     ends = {moved.name: moved.right[0].name}
     return replace(
@@ -146,8 +146,8 @@ def test_what_cannot_go_round_backwards_stays_gathered():
     """T5 adds up the gradients of a bias of pairs over all layers; the keys of its encoder go round in the decoder."""
     placed, sizes = placed_of("t5", "cp=2")
     gathered, moved = (
-        {placed.holds[one.line] for one in collectives(placed, sizes) if one.word == word}
-        for word in ("all_gather", "pass_on")
+        {placed.holds[one.line] for one in collectives(placed, sizes) if one.op == op}
+        for op in ("all_gather", "pass_on")
     )
     assert {"decoder.cross.K", "ddecoder.cross.K"} <= moved
     assert "encoder.attn.K" in gathered - moved
@@ -167,13 +167,13 @@ def test_what_cannot_go_round_is_refused(family, grid, names, plan, message):
 
 def test_over_one_device_scores_are_made_again():
     table = lc.place("gpt2", "cp=1,dp=1", placement="cp", plan="ring", n_layer=2).over.placed.table
-    assert not [line for line, _ in walk(table.lines) if isinstance(line, Op) and line.word == "pass_on"]
+    assert not [line for line, _ in walk(table.lines) if isinstance(line, Op) and line.op == "pass_on"]
 
 
 def test_parts_go_round_beside_the_lines_of_their_turns():
     settings = {"mesh": "cp=4", "placement": "cp", "on": "DGX-H100", "seq_len": 8192, "num_hidden_layers": 1}
     ring, gathered = (lc.cost("llama-3-8b", plan=plan, **settings).over_time for plan in ("flash,ring", "flash"))
-    (row,) = (row for row in ring.moved if row.word == "pass_on")
+    (row,) = (row for row in ring.moved if row.op == "pass_on")
     assert ring.waits < 0.1 * row.seconds < gathered.waits
     assert ring.beside >= row.seconds
     assert "go round beside the lines of their turns" in ring.assumed

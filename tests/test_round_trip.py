@@ -56,30 +56,30 @@ def _check_operations(trip, name):
     assert sum(trip.apart_by.values()) == step
 
 
-def words():
+def ops():
     """A line with each word that has a body, and with a mask for those that mean something then."""
-    for word in entries():
-        if not word.body or not word.gradient:
+    for op in entries():
+        if not op.body or not op.gradient:
             continue
-        learns = {term.name for line in word.gradient for term in line.left}
-        more = ["z[B]" if f"d{name}" in learns else "0.25[]" for name in word.inputs[1:]]
+        learns = {term.name for line in op.gradient for term in line.left}
+        more = ["z[B]" if f"d{name}" in learns else "0.25[]" for name in op.inputs[1:]]
         given = "X z" if "z[B]" in more else "X"
-        out, acts = ("B M", "[n]") if word.reduces else ("B M n", "" if word.pointwise else "[n]")
+        out, acts = ("B M", "[n]") if op.reduces else ("B M n", "" if op.pointwise else "[n]")
         operands = ", ".join(["A[B M n]", *more])
-        lines = f"  A[B M n] = X[B M d] W[d n]\n  Y[{out}] = {word.name}{acts}({operands})"
-        yield word.name, f"t({given}; W) -> Y\n{lines}"
-        if word.makes == "shares":
+        lines = f"  A[B M n] = X[B M d] W[d n]\n  Y[{out}] = {op.name}{acts}({operands})"
+        yield op.name, f"t({given}; W) -> Y\n{lines}"
+        if op.makes == "shares":
             scores = "  Q[B M e] = X[B M d] W[d e]\n  A[B M M'] = Q[B M e] Q[B M' e]"
             operands = ", ".join(["A[B M M']", *more])
-            line = f"  Y[B M M'] = {word.name}[M']({operands}) where M' <= M"
-            yield f"{word.name} where", f"t({given}; W) -> Y\n{scores}\n{line}"
+            line = f"  Y[B M M'] = {op.name}[M']({operands}) where M' <= M"
+            yield f"{op.name} where", f"t({given}; W) -> Y\n{scores}\n{line}"
 
 
 @pytest.mark.parametrize(
     "text",
     [
         pytest.param(text, id=name, marks=() if "sink" in name or name == "elu" else pytest.mark.slow)
-        for name, text in words()
+        for name, text in ops()
     ],
 )
 def test_a_word_is_read_back(text):

@@ -139,7 +139,7 @@ def test_a_device_is_no_cluster():
     ],
 )
 def test_bad_meshes_are_one_line(more, message, capsys):
-    sizes = [word for name, size in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(size))]
+    sizes = [op for name, size in SMALL.items() for op in (f"--{name.replace('_', '-')}", str(size))]
     command = ["run-cost", "llama-2-7b", "--tokens", "1e9", "--on", "DGX-H100", "--seq-len", "64", *sizes]
     assert main([*command, *shlex.split(more)]) == 2
     error = capsys.readouterr().err

@@ -11,7 +11,7 @@ from foreign_models import in_float64, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_parameters, module_of, read
 from learncost.engines.made import made_inputs
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 from learncost.layers.active import parameters
 from learncost.models.configuration import configure
 from learncost.models.model import build

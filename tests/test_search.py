@@ -169,15 +169,15 @@ def test_a_ring_sends_what_the_placed_table_of_so_many_devices_does(devices):
     """One structure over two devices has the turns of every ring: one fewer than the devices."""
     way = {"placement": "cp", "plan": "ring", "batch_size": 1, "seq_len": 64, **SMALL}
     placed = lc.place("llama-2-7b", f"cp={devices}", **way)
-    words = [row for row in placed.collectives if row.word == "pass_on"]
+    ops = [row for row in placed.collectives if row.op == "pass_on"]
     model = build(configure("llama-2-7b", SMALL), "fp32")
     lengths = run_sizes(model, 1, 64, None)
     account = MeshAccount(model, lengths, mesh(f"cp={devices}"), clauses("M over cp"), PRECISIONS["fp32"], "ring")
     sizes = account.sizes.filled({**lengths, "B": 1, "cp": devices})
     sent = [each for each in account.sendings if each.rounds]
-    assert sum(int(each.turns.at(sizes)) for each in sent) == sum(row.times for row in words)
+    assert sum(int(each.turns.at(sizes)) for each in sent) == sum(row.times for row in ops)
     payload = sum(int(each.turns.at(sizes)) * int(each.payload.at(sizes)) for each in sent)
-    assert payload == sum(row.times * row.payload_bytes for row in words)
+    assert payload == sum(row.times * row.payload_bytes for row in ops)
 
 
 def test_gathers_between_the_lines_of_a_kernel_do_not_part_it():

@@ -10,7 +10,7 @@ from counting import counting, tally_of
 from learncost.backends.executed import executed
 from learncost.cli.command import main
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
 from learncost.passes.plan import planned
 from learncost.reports.memory.planner import chosen, memory
 from planned import given, results, sizes_of, table_of

@@ -72,9 +72,9 @@ SIZES = some.fixed_dictionaries(
 @given(some.sampled_from(["gpt2", "bert-base"]), SIZES)
 @settings(max_examples=6, deadline=None)
 def test_numbers_are_those_of_the_command_line(client, model, flags):
-    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    ops = [op for name, value in flags.items() for op in (f"--{name}", str(value))]
     with redirect_stdout(io.StringIO()) as screen, redirect_stderr(io.StringIO()) as error:
-        code = main(["cost", model, *words, "--by", "equation", "--json"])
+        code = main(["cost", model, *ops, "--by", "equation", "--json"])
     answer = client.get("/api/document", params={"model": model, **flags})
     if code:
         assert refused(answer) in " ".join(error.getvalue().split())
@@ -585,8 +585,8 @@ def test_the_command_serves_until_ctrl_c(server):
         raw.sendall(b"GET / HTTP/1.0\r\n\r\n")  # no Host at all
         assert raw.recv(100).startswith(b"HTTP/1.1 403")
         raw.close()
-    words = ["serve", "--port", address.rpartition(":")[2]]
-    assert main(words) == 2
+    ops = ["serve", "--port", address.rpartition(":")[2]]
+    assert main(ops) == 2
     process.send_signal(signal.SIGINT)
     assert process.wait(20) in (0, 130)
     assert "Traceback" not in process.stderr.read()

@@ -4,7 +4,7 @@ import pytest
 
 import learncost as lc
 from learncost.ir.line import Product
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 
 CASES = {
     "Y[M f] = X[M d] W[d f]": ("M", "f", "d", "", ""),
@@ -19,7 +19,7 @@ CASES = {
 
 @pytest.mark.parametrize(("line", "expected"), CASES.items())
 def test_every_axis_is_of_one_side(line, expected):
-    inputs = [word.partition("[")[0] for word in line.split(" = ")[1].split() if word[0].isalpha() and "[" in word]
+    inputs = [op.partition("[")[0] for op in line.split(" = ")[1].split() if op[0].isalpha() and "[" in op]
     layer = lc.layer(f"one({', '.join(inputs)}) -> {line[0]}\n  {line}\n")
     (product,) = (product_line for product_line, _ in walk(layer.table.lines))
     assert isinstance(product, Product)

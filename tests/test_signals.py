@@ -7,8 +7,8 @@ import pytest
 
 import learncost as lc
 from learncost.autodiff.derive import derive
-from learncost.ir.count import shape_of
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
+from learncost.ir.polynomial import shape_of
 from learncost.models.from_layer import from_layer
 from learncost.models.model import build
 from learncost.models.small import small
@@ -160,8 +160,8 @@ def stopping(*names):
     """The block in which some reads are of a stopped copy, written out by hand."""
     text, copies = BLOCKS.format(**PLAIN), []
     for hole in names:
-        word, _, rest = PLAIN[hole].partition("(")
-        name, axes = (rest or word).rstrip(")").split("[", 1)
+        op, _, rest = PLAIN[hole].partition("(")
+        name, axes = (rest or op).rstrip(")").split("[", 1)
         copy = f"    {name}{hole}[{axes} = stop_gradient({name}[{axes})\n"
         copies.append((PLAIN[hole], PLAIN[hole].replace(f"{name}[{axes}", f"{name}{hole}[{axes}"), copy))
     for old, new, copy in copies:

@@ -71,15 +71,15 @@ def arrays(run, steps):
     }
 
 
-def trained(number, words):
-    codes, said = ended(begun(number, ["-m", "learncost", "train", *words]))
+def trained(number, ops):
+    codes, said = ended(begun(number, ["-m", "learncost", "train", *ops]))
     assert codes == [0] * number, "\n".join(said)
 
 
-def killed(number, run, words):
+def killed(number, run, ops):
     """A run that was killed, all of its processes, after a checkpoint and before its end."""
     began = newest(run, "").steps if newest(run, "") else 0
-    processes = begun(number, ["-m", "learncost", "train", *words])
+    processes = begun(number, ["-m", "learncost", "train", *ops])
     while newest(run, "") is None or newest(run, "").steps < began + 6:
         assert all(process.poll() is None for process in processes), ended(processes)
         time.sleep(0.01)
@@ -104,10 +104,10 @@ def killed(number, run, words):
 )
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_stages_train_as_one_process_does(number, mesh, optimizer, text, tmp_path):
-    words = [str(text), *TINY, "--steps", "12", "--optimizer", optimizer, "--learning-rate", "0.003"]
-    words += [] if "interleaved" in mesh else ["--clip", "0.5"]
-    trained(number, [*words, *mesh, "--out", str(tmp_path / "stages")])
-    assert main(["train", *words, "--engine", "torch", "--out", str(tmp_path / "alone")]) == 0
+    ops = [str(text), *TINY, "--steps", "12", "--optimizer", optimizer, "--learning-rate", "0.003"]
+    ops += [] if "interleaved" in mesh else ["--clip", "0.5"]
+    trained(number, [*ops, *mesh, "--out", str(tmp_path / "stages")])
+    assert main(["train", *ops, "--engine", "torch", "--out", str(tmp_path / "alone")]) == 0
     assert losses(tmp_path / "stages") == pytest.approx(losses(tmp_path / "alone"), rel=1e-12)
     found = arrays(tmp_path / "stages", 12)
     for name, array in arrays(tmp_path / "alone", 12).items():
@@ -122,25 +122,25 @@ def test_stages_train_as_one_process_does(number, mesh, optimizer, text, tmp_pat
     [(["--precision", "bf16"], 1e-4), (["--lora", "all-linear"], 1e-12), (["--train-layers", "2"], 1e-12)],
 )
 def test_stages_train_in_bf16_and_a_part(more, error, text, tmp_path):
-    words = [str(text), *(TINY[:-2] if "--precision" in more else TINY), "--steps", "6", *more]
-    trained(2, [*words, "--mesh", "pp=2", "--schedule", "interleaved", "--out", str(tmp_path / "stages")])
-    assert main(["train", *words, "--engine", "torch", "--out", str(tmp_path / "alone")]) == 0
+    ops = [str(text), *(TINY[:-2] if "--precision" in more else TINY), "--steps", "6", *more]
+    trained(2, [*ops, "--mesh", "pp=2", "--schedule", "interleaved", "--out", str(tmp_path / "stages")])
+    assert main(["train", *ops, "--engine", "torch", "--out", str(tmp_path / "alone")]) == 0
     assert losses(tmp_path / "stages") == pytest.approx(losses(tmp_path / "alone"), rel=error)
 
 
 @pytest.mark.slow
 def test_killed_stages_go_on_bit_for_bit_and_over_other_meshes(text, tmp_path):
-    words = [str(text), *TINY, "--steps", "60"]
+    ops = [str(text), *TINY, "--steps", "60"]
     stages = ["--mesh", "pp=2"]
-    trained(2, [*words, *stages, "--out", str(tmp_path / "straight")])
-    killed(2, tmp_path / "again", [*words, *stages, "--out", str(tmp_path / "again")])
+    trained(2, [*ops, *stages, "--out", str(tmp_path / "straight")])
+    killed(2, tmp_path / "again", [*ops, *stages, "--out", str(tmp_path / "again")])
     trained(2, ["--resume", str(tmp_path / "again"), *stages])
     assert losses(tmp_path / "again") == losses(tmp_path / "straight")
     straight = arrays(tmp_path / "straight", 60)
     for name, array in arrays(tmp_path / "again", 60).items():
         np.testing.assert_array_equal(array, straight[name])
     run = tmp_path / "moved"
-    killed(2, run, [*words, *stages, "--out", str(run)])
+    killed(2, run, [*ops, *stages, "--out", str(run)])
     resume = ["--resume", str(run)]
     killed(2, run, [*resume, "--mesh", "dp=2"])
     killed(2, run, [*resume, *stages, "--schedule", "gpipe", "--microbatches", "1"])

@@ -188,8 +188,8 @@ def test_every_command_reads_a_config_json_of_another_package(tmp_path, monkeypa
     assert f"{count:,} parameters" in first.out
     assert "reads" in first.err
     importing = ["import", str(file), "-o", str(tmp_path / "x.table")]  # its pass in evaluation, too, is read once
-    for words, is_read in ((["memory", str(tmp_path), "--B", "4"], False), (importing, True), (importing, False)):
-        assert main(words) == 0
+    for ops, is_read in ((["memory", str(tmp_path), "--B", "4"], False), (importing, True), (importing, False)):
+        assert main(ops) == 0
         assert ("reads" in capsys.readouterr().err) is is_read  # else it is remembered
     assert lc.cost(str(tmp_path / "x.table"), B=4).parameters == count
 
@@ -242,8 +242,8 @@ def test_a_type_that_nobody_has_is_said_first_where_packages_are_missing(
         monkeypatch.setitem(sys.modules, name, None)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(values))
-    for words in (["cost", str(file)], ["memory", str(tmp_path)], ["import", str(file)]):
-        assert main(words) == 2
+    for ops in (["cost", str(file)], ["memory", str(tmp_path)], ["import", str(file)]):
+        assert main(ops) == 2
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1

@@ -14,7 +14,7 @@ import learncost as lc
 from learncost.ir.stated import size_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.program.rooms import AllocationLog, FakeArray
+from learncost.program.fake_arrays import AllocationLog, FakeArray
 from learncost.verification.sample import small_sizes
 from learncost.viz.document import document
 from learncost.viz.serve.answers import answer

@@ -11,7 +11,7 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.autodiff.tangent import tangent
 from learncost.interpreter import functions
-from learncost.layers.cuts import GradientSource
+from learncost.layers.gradient_overrides import GradientSource
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.models.model import build
 from learncost.models.small import small
@@ -21,16 +21,16 @@ from learncost.procedures.step import step
 from learncost.verification.check import sound_arrays, tally, values_of
 from learncost.verification.sample import small_sizes
 from learncost.verification.tangents import along, with_tangent
-from learncost.verification.words import word_layer
+from learncost.verification.words import op_layer
 
 FORWARD = ["forward-gradient", "mezo", "evolution"]
 WORDS = [entry.name for entry in entries() if entry.gradient and not entry.inline]
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_the_tangent_of_a_word_is_its_gradient_times_the_direction(word):
-    entry = next(entry for entry in entries() if entry.name == word)
-    found = list(along(word_layer(entry).table, word, 5))
+@pytest.mark.parametrize("op", WORDS)
+def test_the_tangent_of_a_word_is_its_gradient_times_the_direction(op):
+    entry = next(entry for entry in entries() if entry.name == op)
+    found = list(along(op_layer(entry).table, op, 5))
     assert found
     assert all(check.passed for check in found), "\n".join(map(str, found))
 

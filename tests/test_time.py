@@ -54,9 +54,9 @@ def test_half_the_type_moves_half_the_bytes():
 
 def test_words_take_their_own_time_or_that_of_their_primitives():
     rows = rows_of("own(X;) -> Y\nY[B M d] = relu(X[B M d])")
-    assert time(rows, SIZES, flat(bandwidth=1e15, words={"relu": 1e-6})).total == pytest.approx(256e-6)
+    assert time(rows, SIZES, flat(bandwidth=1e15, ops={"relu": 1e-6})).total == pytest.approx(256e-6)
     # relu's body is one maximum with zero.
-    assert time(rows, SIZES, flat(bandwidth=1e15, words={"maximum": 3e-6})).total == pytest.approx(768e-6)
+    assert time(rows, SIZES, flat(bandwidth=1e15, ops={"maximum": 3e-6})).total == pytest.approx(768e-6)
     assert time(rows, SIZES, flat(bandwidth=1e6)).total == pytest.approx(2_048e-6)  # nothing known but its bytes
 
 

@@ -27,7 +27,7 @@ CASES = {
 
 
 def flags(given: dict[str, object]) -> list[str]:
-    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [op for name, value in given.items() for op in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def printed(capsys, *line: str) -> dict:

@@ -49,12 +49,12 @@ def data(tmp_path_factory):
         lines.append(f'{colours[at % 3]},{at}.png,"nobody, nowhere"')
     (folder / "images" / "labels.csv").write_text("\n".join(lines))
     letters = ["".join(numbers.choice(list("abc"), 4)) for _ in range(40)]
-    (folder / "pairs.tsv").write_text("".join(f"{word}\t{word[:2]}\n" for word in letters))
+    (folder / "pairs.tsv").write_text("".join(f"{op}\t{op[:2]}\n" for op in letters))
     (folder / "labels.tsv").write_text(
         "".join(f"{'ab'[at % 2] * 5}{at}\t{'no' if at % 2 else 'yes'}\n" for at in range(40))
     )
-    spelled = [(" ".join(word), " ".join("01"[letter == "a"] for letter in word)) for word in letters]
-    (folder / "words.tsv").write_text("text\tlabels\n" + "".join(f"{words}\t{names}\n" for words, names in spelled))
+    spelled = [(" ".join(op), " ".join("01"[letter == "a"] for letter in op)) for op in letters]
+    (folder / "words.tsv").write_text("text\tlabels\n" + "".join(f"{ops}\t{names}\n" for ops, names in spelled))
     for at in range(12):
         sound = np.sin(2 * np.pi * (300 + 500 * (at % 2)) * np.arange(1000 + at) / 16000)
         with wave.open(str(folder / "sounds" / f"{at}.wav"), "wb") as file:

@@ -156,7 +156,7 @@ def test_bytes_come_back():
 
 
 @pytest.fixture
-def words(tmp_path):
+def ops(tmp_path):
     """A tokenizer.json of Hugging Face: bytes in pairs, learned from a text."""
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer_trained = tokenizers.ByteLevelBPETokenizer()
@@ -165,13 +165,13 @@ def words(tmp_path):
     return tmp_path / "tokenizer.json"
 
 
-def test_a_tokenizer_of_hugging_face(words, tmp_path, capsys):
+def test_a_tokenizer_of_hugging_face(ops, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 50)
-    flags = ["--tokenizer", str(words), "--num-hidden-layers", "1", "--hidden-size", "8", "--seq-len", "8"]
+    flags = ["--tokenizer", str(ops), "--num-hidden-layers", "1", "--hidden-size", "8", "--seq-len", "8"]
     flags += ["--engine", "numpy"]
     run = tmp_path / "run"
     assert main(["train", str(tmp_path / "text.txt"), "--out", str(run), "--steps", "3", *flags]) == 0
-    tokenizer_read = tokenizer(str(words))
+    tokenizer_read = tokenizer(str(ops))
     text = (tmp_path / "text.txt").read_bytes()
     assert tokenizer_read.decode(tokenizer_read.encode(text)) == text.decode()
     assert configure(str(run / "config.json")).sizes["vocab_size"] == tokenizer_read.size
@@ -179,7 +179,7 @@ def test_a_tokenizer_of_hugging_face(words, tmp_path, capsys):
     facts = json.loads((run / "data.json").read_text())
     assert facts["bytes_per_token"] == pytest.approx(len(text) / (len(tokenizer_read.encode(text)) + 1))
     assert facts["bytes_per_token"] > 1.3
-    words.unlink()  # the run has its own copy
+    ops.unlink()  # the run has its own copy
     capsys.readouterr()
     assert main(["sample", str(run), "--prompt", "to be", "--tokens", "5"]) == 0
     assert capsys.readouterr().out.startswith("to be")

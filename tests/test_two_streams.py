@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.passes.plan import planned

@@ -11,8 +11,8 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.cli.emit_c99 import FirmwareOptions, program_of
 from learncost.cli.verified_c99 import NEAR, parity
-from learncost.engines.alone import compiled
 from learncost.engines.compiler import compiler
+from learncost.engines.freestanding import compiled
 from learncost.models.configuration import configure
 from learncost.passes.rewrite_whole import with_whole
 

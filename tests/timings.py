@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from learncost.cost_models import price
 from learncost.cost_models.books import book
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 from learncost.layers.layer import layer
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

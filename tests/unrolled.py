@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from learncost.ir.count import size_of
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.passes.nested import flat, is_nested

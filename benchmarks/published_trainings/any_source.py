@@ -78,15 +78,15 @@ def any_source(row: Mapping[str, Any]) -> Case:
 def _recomputed(config: Mapping[str, Any]) -> list[str]:
     """What a row makes again in its own words. Raises `InputError` for a word that is not known."""
     said = str(config.get("recompute") or config.get("activation_checkpointing") or "none").lower()
-    words = [part.split()[0] for part in said.partition("(")[0].split(",") if part.strip()]
-    if unknown := [word for word in words if word not in RECOMPUTED]:
+    ops = [part.split()[0] for part in said.partition("(")[0].split(",") if part.strip()]
+    if unknown := [op for op in ops if op not in RECOMPUTED]:
         raise InputError(f"recomputation is {', '.join(RECOMPUTED)}, not {unknown[0]!r}")
-    return words
+    return ops
 
 
-def _with(plan: str, words: Sequence[str]) -> str:
+def _with(plan: str, ops: Sequence[str]) -> str:
     """A framework's plan with what a row makes again: beside what the framework does, or whole blocks in its place."""
-    recomputed = [RECOMPUTED[word] for word in words if not ("flash" in plan and word == "selective")]
+    recomputed = [RECOMPUTED[op] for op in ops if not ("flash" in plan and op == "selective")]
     if not any(recomputed):
         return plan
     parts = [part for part in plan.split(",") if not part.startswith("recompute=")]
@@ -136,8 +136,8 @@ def _refuse_unknown(written: Mapping[str, Any], config: Mapping[str, Any]) -> No
             f"its experts are cut over etp={config['etp']}, all else over tp={tensor}: they have to be one number"
         )
     said = str(config.get("method") or "").lower()
-    if words := [word for word in OTHERWISE if word in said] or ["offload"] * bool(config.get("cpu_offload")):
-        raise InputError(f"its method has {words[0]}, of which nothing is known here")
+    if ops := [op for op in OTHERWISE if op in said] or ["offload"] * bool(config.get("cpu_offload")):
+        raise InputError(f"its method has {ops[0]}, of which nothing is known here")
     kind = str(config.get("precision") or config.get("dtype") or "").lower()
     if "tf32" in kind or kind in ("fp32", "float32"):
         raise InputError(f"it computes in {kind}, and rates of trainings that go on are known in 16 bits")

@@ -113,14 +113,14 @@ def cluster_of_row(config: Mapping[str, Any]) -> Cluster | None:
     said = " ".join(_words(config.get(key) for key in ("device", "system", "gpu", "hardware")))
     text = said or str(config.get("source", ""))
     plain = text.upper().replace("_", " ").replace("GB", " GB")
-    words = {word: each for each in clusters().values() for word in each.name.split() if _is_a_model(word)}
-    named = [word for word in words if word.upper() in plain.replace("-", " ").replace("/", " ").split()]
-    named = named or [word for word in words if word.upper() in text.upper()]
+    ops = {op: each for each in clusters().values() for op in each.name.split() if _is_a_model(op)}
+    named = [op for op in ops if op.upper() in plain.replace("-", " ").replace("/", " ").split()]
+    named = named or [op for op in ops if op.upper() in text.upper()]
     if not named:
         if said:
             raise InputError(f"no cluster is known of its device, {said}")
         return None
-    return words[max(named, key=len)]
+    return ops[max(named, key=len)]
 
 
 def network_of_row(config: Mapping[str, Any]) -> float | None:
@@ -134,9 +134,9 @@ def network_of_row(config: Mapping[str, Any]) -> float | None:
 _GIGABITS = re.compile(r"(\d+) ?Gbps")
 
 
-def _is_a_model(word: str) -> bool:
+def _is_a_model(op: str) -> bool:
     """Whether a word names a device, as H100 and GB200 do."""
-    return any(map(str.isdigit, word)) and not word[0].isdigit()
+    return any(map(str.isdigit, op)) and not op[0].isdigit()
 
 
 def _words(values: Iterator[object] | Any) -> Iterator[str]:

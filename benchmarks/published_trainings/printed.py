@@ -62,8 +62,8 @@ def elements_sent(row: Mapping[str, Any]) -> tuple[float, float]:
     weights = {each.line.removesuffix(".all_gather") for each in gathered}
     placed = lc.place(LIKE_THE_PAPER, f"dp={DEVICES}", placement=placement)
     moved = [each for each in placed.collectives if each.line.rpartition(".")[0].removeprefix("d") in weights]
-    ring = {each.word: float(algorithm("ring").sent(each.word, DEVICES)) for each in moved}
-    sent = sum(ring[each.word] * each.payload_bytes * each.times for each in moved) / 4
+    ring = {each.op: float(algorithm("ring").sent(each.op, DEVICES)) for each in moved}
+    sent = sum(ring[each.op] * each.payload_bytes * each.times for each in moved) / 4
     points = sum(each.payload_bytes * each.times for each in gathered) / 4
     return value_of(row["value"], {"P": points, "p": DEVICES}), sent
 

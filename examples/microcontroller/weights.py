@@ -15,8 +15,8 @@ def read(said: str) -> dict[str, np.ndarray]:
     for line in said.splitlines():
         head, _, rest = line.partition(" ")
         if head == "weights":
-            name, *words = rest.split()
-            bits = np.array([int(word, 16) for word in words], np.uint32)
+            name, *ops = rest.split()
+            bits = np.array([int(op, 16) for op in ops], np.uint32)
             arrays[name] = bits.view(np.float32).reshape(SHAPES[name])
     return arrays
 

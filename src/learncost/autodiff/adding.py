@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.ir.line import Line, Meta, Product, Sum
-from learncost.ir.repeat import Statement
+from learncost.ir.loop import Statement
 from learncost.ir.term import Axis, Term
 from learncost.ir.value import Value
 from learncost.layers.tiles import behind_another, place_of, tiled, with_one

@@ -15,12 +15,12 @@ from learncost.autodiff.reverse import Reverse
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Meta
-from learncost.ir.repeat import Loop, Statement, each_line
+from learncost.ir.loop import Loop, Statement, each_line
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
-from learncost.layers.cuts import NONE, GradientOverrides
+from learncost.layers.gradient_overrides import NONE, GradientOverrides
+from learncost.layers.gradient_plan import GradientPlan, beside_weights
 from learncost.layers.layer import Layer
-from learncost.layers.reach import GradientPlan, beside_weights
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from learncost.autodiff.adding import Adding
 from learncost.ir.axes import settle, show_declared
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.repeat import Carry, Loop, Statement, walk
+from learncost.ir.loop import Carry, Loop, Statement, walk
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Role, Value, axes_of
-from learncost.layers.cuts import GradientSource
-from learncost.layers.reach import GradientPlan
+from learncost.layers.gradient_overrides import GradientSource
+from learncost.layers.gradient_plan import GradientPlan
 from learncost.layers.spelling import merging, operand, primed, spell
 from learncost.ops import entry
 
@@ -158,7 +158,7 @@ class Reverse:
             self._emit(Product(left, (*sign, gradient)), line, i)
 
     def _word(self, line: Op, gradients: Mapping[str, str | None], targets: list[int]) -> None:
-        word = entry(line.word)
+        op = entry(line.op)
         operands = {i: line.given[i] for i in targets}
         if not operands:
             return
@@ -167,15 +167,15 @@ class Reverse:
             bindings[name] = term
             if gradients.get(term.name):
                 bindings[f"d{name}"] = Term(str(gradients[term.name]), term.axes)
-        if self.jacobian and word.jacobian and len(targets) == 1:
+        if self.jacobian and op.jacobian and len(targets) == 1:
             self._through_jacobian(line, bindings, targets[0])
             return
         gives = tuple(f"d{name}" for name in operands.values())
-        reads = word.gradient_reads(gives)
+        reads = op.gradient_reads(gives)
         right = tuple(bindings[name] if name in bindings else self._expose(line, name) for name in reads)
         left, spread = [], []
-        loops = tuple(line.right[0].loops if word.reduces else line.left[0].loops)
-        along = {gradient_line.name for gradient_line in word.gradient if "n" in gradient_line.left[0].declared}
+        loops = tuple(line.right[0].loops if op.reduces else line.left[0].loops)
+        along = {gradient_line.name for gradient_line in op.gradient if "n" in gradient_line.left[0].declared}
         for i in operands:
             target = operand(line, i)
             full = loops if f"d{line.given[i]}" in along else tuple(axis for axis in loops if axis not in line.axes)
@@ -187,7 +187,7 @@ class Reverse:
                 self.derived_values[name] = Value(full, "unsummed", line.name)
                 left.append(Term(name, full))
                 spread.append((i, Product((Term(self.part(target.name), target.axes),), (left[-1],))))
-        derived = Op(tuple(left), right, word=word.name, axes=line.axes, part="gradient", given=reads, gives=gives)
+        derived = Op(tuple(left), right, op=op.name, axes=line.axes, part="gradient", given=reads, gives=gives)
         self._emit(derived, line, targets[0])
         for i, product in spread:
             self._emit(product, line, i)
@@ -216,11 +216,11 @@ class Reverse:
 
     def _through_jacobian(self, line: Op, bindings: Mapping[str, Operand], i: int) -> None:
         """J[_ n n'], priced as its own line, then dX[_ n'] = dY[_ n] J[_ n n']."""
-        word, target = entry(line.word), operand(line, i)
+        op, target = entry(line.op), operand(line, i)
         second: dict[str, str] = {}
         for axis in line.axes:
             second[axis] = primed(axis, (*line.loops, *second.values()))
-        reads = word.jacobian_reads()
+        reads = op.jacobian_reads()
         right = tuple(bindings[name] if name in bindings else self._expose(line, name) for name in reads)
         loops = tuple(a for a in line.left[0].loops if a not in line.axes)
         name = f"J{target.name}"
@@ -229,7 +229,7 @@ class Reverse:
         derived = Op(
             (Term(name, axes),),
             right,
-            word=word.name,
+            op=op.name,
             axes=line.axes,
             part="jacobian",
             given=reads,
@@ -237,13 +237,13 @@ class Reverse:
         )
         tag = Meta(local=f"J{line.tag.locals[i]}", equation=line.tag.jacobian)
         self._emit(replace(derived, tag=tag), line, i)
-        gradient = bindings[f"d{word.outputs[0]}"]
+        gradient = bindings[f"d{op.outputs[0]}"]
         left = Term(self.part(target.name), target.axes).renamed({}, second)
         self._emit(Product((left,), (gradient, Term(name, axes))), line, i)
 
     def _expose(self, line: Op, name: str) -> Term:
         """A line of the word's body that the gradient reads: the forward gives it as one more result."""
-        (result,) = (body.left[0] for body in entry(line.word).body if body.name == name)
+        (result,) = (body.left[0] for body in entry(line.op).body if body.name == name)
         axes = spell(result.declared, line)
         self.exposed.setdefault(line.makes, {})[name] = axes
         self.derived_values[f"{line.name}:{name}"] = Value(axes, "inner", line.name)
@@ -279,7 +279,7 @@ class Reverse:
             carried for c in carries for carried in self._carried(c, starts[c.start], str(self._initial(c)), inner)
         )
         names_inside = line.inside | {
-            f"{word.name}:{name}" for word, _ in walk(line.lines) for name in inner.exposed.get(word.makes, ())
+            f"{op.name}:{name}" for op, _ in walk(line.lines) for name in inner.exposed.get(op.makes, ())
         }
         names_inside |= inner.stacks.keys()
         read = dict.fromkeys(n for derived in inner.out for n in derived.reads)
@@ -337,7 +337,7 @@ class Reverse:
         return self._zeros(self._make(f"d{carry.final}", carry.final), Meta(phase="backward"))
 
     def _zeros(self, name: str, tag: Meta) -> str:
-        self.out.append(Op((Term(name, self.derived_values[name].axes),), (), (), tag, word="zeros", gives=("Y",)))
+        self.out.append(Op((Term(name, self.derived_values[name].axes),), (), (), tag, op="zeros", gives=("Y",)))
         return name
 
     def _accumulate(self, inner: Reverse, name: str) -> Carry:

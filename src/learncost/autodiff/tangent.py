@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.repeat import Carry, Loop, Statement
+from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Term
 from learncost.ir.value import Value
-from learncost.layers.cuts import GradientSource, Scope
+from learncost.layers.gradient_overrides import GradientSource, Scope
 from learncost.layers.spelling import differentiable, operand, spell
 from learncost.ops import entry
 
@@ -92,7 +92,7 @@ class _Tangents:
 
     def line(self, line: Line) -> None:
         if isinstance(line, Op) and line.opaque is not None:
-            raise InputError(f"{line.tag.operator or line.word} is not derived, so it has no tangent, in line: {line}")
+            raise InputError(f"{line.tag.operator or line.op} is not derived, so it has no tangent, in line: {line}")
         moved = [i for i in differentiable(line) if self.of(operand(line, i).name)]
         at = len(self.out)
         name = line.name
@@ -100,7 +100,7 @@ class _Tangents:
         parts: list[Line] = []
         rows = self.by_row.get(name, ())
         if moved:
-            if isinstance(line, Op) and len(entry(line.word).outputs) > 1:
+            if isinstance(line, Op) and len(entry(line.op).outputs) > 1:
                 raise InputError(f"{line} gives several results, of which no tangent is derived")
             if isinstance(line, Product):
                 parts = [self.product(line, i, rows) for i in moved]
@@ -108,7 +108,7 @@ class _Tangents:
                 parts = [self.sum(line, moved)]
             else:
                 assert isinstance(line, Op)
-                parts = [part for i in moved for part in self.word(line, i)]
+                parts = [part for i in moved for part in self.op(line, i)]
         forward: Line = line
         if more := self.exposed.get(line.makes):
             assert isinstance(line, Op)
@@ -152,26 +152,26 @@ class _Tangents:
         signs = [line.signs[i] for i in moved]
         if all(set(term.loops) < set(line.left[0].loops) for term in terms):
             zeros = Term(self.make(f"{line.name}{MARK}:zeros", line.name), line.left[0].axes)
-            self.out.append(Op((zeros,), (), (), self.tag(line), word="zeros", gives=("Y",)))
+            self.out.append(Op((zeros,), (), (), self.tag(line), op="zeros", gives=("Y",)))
             terms, signs = [zeros, *terms], [1, *signs]
         return Sum((self.part(line, 0),), tuple(terms), line.where, self.tag(line), tuple(signs))
 
-    def word(self, line: Op, i: int) -> list[Line]:
-        word, given = entry(line.word), line.given[i]
+    def op(self, line: Op, i: int) -> list[Line]:
+        op, given = entry(line.op), line.given[i]
         bindings: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
         bindings |= dict(zip(line.gives, line.left, strict=True))
         moving = Term(self.known[operand(line, i).name], operand(line, i).axes)
-        own_lines = word.tangents.get(given)
+        own_lines = op.tangents.get(given)
         if own_lines is not None:
             return self.written(line, i, own_lines, {**bindings, f"t{given}": moving})
-        if not word.pointwise and not word.symmetric:
-            raise InputError(f"{line.word} has no tangent for {operand(line, i).name}, in line: {line}")
+        if not op.pointwise and not op.symmetric:
+            raise InputError(f"{line.op} has no tangent for {operand(line, i).name}, in line: {line}")
         gives = (f"d{given}",)
-        reads = word.gradient_reads(gives)
-        bindings[f"d{word.outputs[0]}"] = moving
+        reads = op.gradient_reads(gives)
+        bindings[f"d{op.outputs[0]}"] = moving
         right = tuple(bindings[name] if name in bindings else self.expose(line, name) for name in reads)
         left = self.part(line, i)
-        return [Op((left,), right, line.where, self.tag(line), word.name, line.axes, "gradient", reads, gives)]
+        return [Op((left,), right, line.where, self.tag(line), op.name, line.axes, "gradient", reads, gives)]
 
     def written(self, line: Op, i: int, lines: Iterable[Line], bindings: dict[str, Operand]) -> list[Line]:
         """The lines of a word's tangent table, as lines of their own."""
@@ -190,9 +190,9 @@ class _Tangents:
             where = tuple(c for c in line.where if c.axes <= loops) if bounded else ()
             made = replace(tangent_line, left=(left,), right=right, where=where, tag=self.tag(line))
             if isinstance(made, Op):
-                word = entry(made.word)
+                op = entry(made.op)
                 acted = tuple(axis for name in made.axes for axis in spell((name,), line))
-                made = replace(made, word=word.name, axes=acted, given=word.inputs, gives=word.outputs)
+                made = replace(made, op=op.name, axes=acted, given=op.inputs, gives=op.outputs)
             bindings[tangent_line.name] = left
             result.append(made)
         return result
@@ -204,7 +204,7 @@ class _Tangents:
 
     def expose(self, line: Op, name: str) -> Term:
         """A line of the word's body that the tangent reads: the forward line gives it as one more result."""
-        (result,) = (body.left[0] for body in entry(line.word).body if body.name == name)
+        (result,) = (body.left[0] for body in entry(line.op).body if body.name == name)
         axes = spell(result.declared, line)
         self.exposed.setdefault(line.makes, {})[name] = axes
         inner = f"{line.name}:{name}"
@@ -268,5 +268,5 @@ class _Tangents:
     def zeros(self, name: str, line: Loop) -> str:
         target = self.make(f"{name}{MARK}", name)
         axes = self.values[name].axes
-        self.out.append(Op((Term(target, axes),), (), (), Meta(), word="zeros", gives=("Y",)))
+        self.out.append(Op((Term(target, axes),), (), (), Meta(), op="zeros", gives=("Y",)))
         return target

@@ -110,9 +110,9 @@ class MeshAccount:
             walker.segment(row.macro_operation, [name for term in row.repeat.terms for name in term])
             for row in self._rows
         ]
-        key = dtype, rates.operators, tuple(rates.words)
+        key = dtype, rates.operators, tuple(rates.ops)
         if key not in self._works:
-            self._works[key] = tuple(works_axes(self._rows, dtype, rates.operators, rates.words))
+            self._works[key] = tuple(works_axes(self._rows, dtype, rates.operators, rates.ops))
         works = [work.at(sizes) for work in self._works[key]]
         for work, seconds in zip(works, seconds_of(works, rates), strict=True):
             segment, line = places[work.main], self._rows[work.main].source

@@ -19,10 +19,10 @@ from learncost.autoshard.segments import StagePart
 from learncost.autoshard.step import PIPELINE, ParallelConfig, PassTime, carried
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, groups, transfer
-from learncost.ir.count import base, size_of
 from learncost.ir.line import Line
+from learncost.ir.loop import Loop, walk
+from learncost.ir.polynomial import base, size_of
 from learncost.ir.precision import Precision
-from learncost.ir.repeat import Loop, walk
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model
 from learncost.sharding.clauses import Clause, clauses
@@ -394,11 +394,9 @@ class StructureCost:
         links: dict[tuple[str, str], Any] = {}
         passes: dict[str, PassTime] = {}
         for sending in self.account.sendings:
-            key = sending.word, sending.mesh_axis
+            key = sending.op, sending.mesh_axis
             if key not in links:
-                links[key] = self._link(
-                    sending.word, [each.get(sending.mesh_axis, MeshGroup(1, 1)) for each in of_ways]
-                )
+                links[key] = self._link(sending.op, [each.get(sending.mesh_axis, MeshGroup(1, 1)) for each in of_ways])
             latency, per_byte = links[key]
             name = PASSES.get(sending.phase, "F")
             calls = 1 if name == "O" else sending.turns.at(sizes)
@@ -410,9 +408,9 @@ class StructureCost:
                 for name, spent in passes.items()
             }
 
-    def _link(self, word: str, several: Sequence[MeshGroup]) -> tuple[Any, Any]:
+    def _link(self, op: str, several: Sequence[MeshGroup]) -> tuple[Any, Any]:
         """Seconds of a call, and of a byte, of a collective in each of some groups."""
-        known = {group: transfer(word, 1.0, group, self.cluster) for group in {*several}}
+        known = {group: transfer(op, 1.0, group, self.cluster) for group in {*several}}
         latency, moving = ([getattr(known[group], name) for group in several] for name in ("latency", "moving"))
         return np.array(latency), np.array(moving)
 

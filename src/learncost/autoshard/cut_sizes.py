@@ -10,8 +10,8 @@ from typing import Any
 
 from learncost.autoshard.placed_step import ShardedStep, turns_round
 from learncost.autoshard.segments import StagePart
-from learncost.ir.count import base, size_of
-from learncost.ir.repeat import repeats
+from learncost.ir.loop import repeats
+from learncost.ir.polynomial import base, size_of
 from learncost.sharding.padding import Padded, padded_of
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from learncost.autoshard.cut_sizes import CutSizes
 from learncost.autoshard.placed_step import ShardedStep
 from learncost.autoshard.segments import BACKWARD, StagePart, Walker
-from learncost.ir.count import Polynomial, base, larger
 from learncost.ir.line import Op
-from learncost.ir.repeat import Loop, walk
+from learncost.ir.loop import Loop, walk
+from learncost.ir.polynomial import Polynomial, base, larger
 from learncost.ir.table import Table
 from learncost.liveness import SymbolicInterval, stretches
 from learncost.passes.parted import parted

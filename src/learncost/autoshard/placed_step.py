@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from learncost.autoshard.segments import StagePart, Walker, blocks_of
 from learncost.ir.line import Line
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.precision import Precision
-from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.passes.plan import planned

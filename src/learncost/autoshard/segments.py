@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.ir.count import base, size_of
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import base, size_of
 from learncost.ir.table import Table
 
 BACKWARD = frozenset(("backward", "weight_update", "recomputation"))

@@ -9,9 +9,9 @@ from learncost.autoshard.cut_sizes import CutSizes
 from learncost.autoshard.held import StoredWeight
 from learncost.autoshard.placed_step import ShardedStep
 from learncost.autoshard.segments import Walker
-from learncost.ir.count import Polynomial
 from learncost.ir.line import Op
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial
 from learncost.ir.term import Term
 from learncost.ir.value import INDICES
 from learncost.ops.collectives import sends
@@ -28,7 +28,7 @@ class Sending:
     copies  of rows that go to their experts or come back: how many there are of each
     """
 
-    word: str
+    op: str
     mesh_axis: str
     payload: Polynomial
     turns: Polynomial
@@ -59,7 +59,7 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
         sides = [term.declared for term in (line.left[0], line.right[0]) if isinstance(term, Term)]
         result.append(
             Sending(
-                line.word,
+                line.op,
                 line.axes[0],
                 Polynomial.of(_larger(sides), width),
                 Polynomial.of(counts),
@@ -76,7 +76,7 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
 
 def _copies(line: Op) -> Polynomial | None:
     """Of rows that are sent by a choice, how many each has: the last axis of what chooses."""
-    if line.word not in ("dispatch", "combine"):
+    if line.op not in ("dispatch", "combine"):
         return None
     choice = line.right[-1]
     return Polynomial.of(choice.declared[-1:]) if isinstance(choice, Term) else None

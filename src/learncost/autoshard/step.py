@@ -18,11 +18,11 @@ from learncost.autoshard.segments import StagePart, parts_of
 from learncost.autoshard.sent import Sending
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, Transfer, groups, transfer
-from learncost.ir.count import Polynomial, base
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
+from learncost.ir.polynomial import Polynomial, base
 from learncost.program.pipeline import KINDS, peak, schedule, seconds
 from learncost.sharding.clauses import check_timed
 from learncost.sharding.padding import Padded
@@ -136,7 +136,7 @@ class StageUsage(Displayed):
 class StepTraffic(Displayed):
     """What a device sends over a mesh axis in a step by one word, for one purpose: calls, bytes and seconds."""
 
-    word: str
+    op: str
     mesh_axis: str
     role: str
     calls: int
@@ -410,7 +410,7 @@ def _moved(
 ) -> Transfer:
     group = mesh_groups.get(sending.mesh_axis, MeshGroup(1, 1))
     copies = int(sending.copies.at(way_sizes)) if sending.copies and way.once_a_node else 0
-    return transfer(sending.word, float(sending.payload.at(way_sizes)), group, cluster, copies=copies)
+    return transfer(sending.op, float(sending.payload.at(way_sizes)), group, cluster, copies=copies)
 
 
 def carried(account: MeshAccount) -> Polynomial:
@@ -493,7 +493,7 @@ def _sent(
 
 
 def _add(table: dict[tuple[str, str, str], StepTraffic], sending: Sending, moved: Transfer, calls: int) -> None:
-    key = sending.word, sending.mesh_axis, sending.role
+    key = sending.op, sending.mesh_axis, sending.role
     old = table.get(key, StepTraffic(*key, 0, 0.0, 0.0, moved.link, moved.algorithm, 0.0))
     table[key] = StepTraffic(
         *key,

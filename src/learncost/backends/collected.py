@@ -5,9 +5,9 @@ from __future__ import annotations
 from learncost.backends.between import MESH, SENT
 from learncost.backends.expression import Code, shape
 from learncost.backends.scope import FunctionScope
-from learncost.ir.count import base, cuts, place_cut
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op
+from learncost.ir.polynomial import base, cuts, place_cut
 from learncost.ir.term import Term
 from learncost.ops.collectives import place_changed
 
@@ -17,16 +17,16 @@ _ENDS = ("send", "receive")
 
 def collected(scope: FunctionScope, line: Op) -> Code:
     """The call of a collective. Raises `InputError` for a library or a word that has none."""
-    name = f"{line.word}_among" if line.word not in _ENDS and len(line.axes) > 1 + (line.word in _ROWS) else line.word
+    name = f"{line.op}_among" if line.op not in _ENDS and len(line.axes) > 1 + (line.op in _ROWS) else line.op
     if name not in scope.backend.helpers:
-        raise InputError(f"{line.word} is between devices, which programs of {scope.backend.name} do not have yet")
+        raise InputError(f"{line.op} is between devices, which programs of {scope.backend.name} do not have yet")
     scope.meets = True
-    if name != line.word or line.word in _ENDS:
+    if name != line.op or line.op in _ENDS:
         return _stages(scope, line, name)
-    scope.helpers.library(line.word)
-    if line.word in _ROWS:
+    scope.helpers.library(line.op)
+    if line.op in _ROWS:
         return _rows(scope, line)
-    if line.word == "part":
+    if line.op == "part":
         return _part(scope, line)
     (mesh_axis,), (before,), after = line.axes, line.right, line.left[0]
     assert isinstance(before, Term)
@@ -35,7 +35,7 @@ def collected(scope: FunctionScope, line: Op) -> Code:
     if target is not None and base(after.declared[target]) in scope.filled:
         scope.helpers.library("filled")
         text = f"filled({text}, {over}, {target})"
-    text = f"{line.word}({', '.join((text, over, *(str(place) for place in (source, target) if place is not None)))})"
+    text = f"{line.op}({', '.join((text, over, *(str(place) for place in (source, target) if place is not None)))})"
     if source is not None and base(before.declared[source]) in scope.filled:
         scope.helpers.library("trimmed")
         text = f"trimmed({text}, {scope.size(after.declared[source])}, {source})"
@@ -77,7 +77,7 @@ def _part(scope: FunctionScope, line: Op) -> Code:
     around = before.declared[place]  # cut over other axes of the mesh, it begins where these say
     first = f"{scope.first(axis)} - {scope.first(around)}" if cuts(around) else scope.first(axis)
     arguments = [scope.settled(before.name).text, first, scope.size(axis), str(place)]
-    return Code(f"{line.word}({', '.join(arguments)})")
+    return Code(f"{line.op}({', '.join(arguments)})")
 
 
 def _rows(scope: FunctionScope, line: Op) -> Code:
@@ -91,7 +91,7 @@ def _rows(scope: FunctionScope, line: Op) -> Code:
     around = read.rpartition("/")[0]
     place = f"{chosen.atom} % {scope.size(around)}" if cuts(around) else chosen.text  # within what other axes cut
     arguments = [array.text, place, MESH, f'"{mesh_axis}"', scope.size(read)]
-    code = Code(f"{line.word}({', '.join(arguments)})")
+    code = Code(f"{line.op}({', '.join(arguments)})")
     if order == after.loops:
         return code
     return scope.backend.transpose(code, [order.index(axis) for axis in after.loops])

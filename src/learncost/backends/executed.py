@@ -10,9 +10,9 @@ from typing import Any
 from learncost.backends import Program, fill, leaves, program
 from learncost.backends.placed import TYPES as IN_PLACE
 from learncost.backends.placed import InPlaceProgram as InPlace
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
-from learncost.program.rooms import (
+from learncost.program.fake_arrays import (
     AllocationLog,
     DeviceMesh,
     FakeArray,

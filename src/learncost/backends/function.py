@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from learncost.backends.scope import EmittedStatement, FunctionScope, Mask
-from learncost.ir.count import base, cuts, whole
+from learncost.ir.polynomial import base, cuts, whole
 
 COLUMN = 64
 """Where remarks begin, unless the code before is longer."""

@@ -23,8 +23,8 @@ _MARKS = {
 
 def spelled(name: str) -> str:
     """The identifier that a name asks for; two names may ask for the same."""
-    for mark, word in _MARKS.items():
-        name = name.replace(mark, word)
+    for mark, op in _MARKS.items():
+        name = name.replace(mark, op)
     text = re.sub(r"\W+", "_", name.strip(".")) or "_"
     return f"{text}_" if keyword.iskeyword(text) else f"_{text}" if text[0].isdigit() else text
 

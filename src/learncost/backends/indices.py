@@ -5,8 +5,8 @@ from __future__ import annotations
 from learncost.backends.expression import Code, number, shape
 from learncost.backends.scope import FunctionScope
 from learncost.ir.affine import Affine
-from learncost.ir.count import cuts
 from learncost.ir.line import Line, Product
+from learncost.ir.polynomial import cuts
 from learncost.ir.term import Read, Term
 
 

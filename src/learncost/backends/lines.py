@@ -7,12 +7,12 @@ from string import ascii_letters
 
 from learncost.backends.collected import collected
 from learncost.backends.expression import PRODUCT, SUM, WIDTH, Code, binary, call, shape
+from learncost.backends.helpers import is_along, primitive
 from learncost.backends.indices import gathered, is_taken, scatter, take
 from learncost.backends.precision import contraction
 from learncost.backends.scope import FunctionScope, Layout
-from learncost.backends.words import is_along, primitive
-from learncost.ir.count import base
 from learncost.ir.line import Line, Op, Product, Sum, alias
+from learncost.ir.polynomial import base
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ops import entry
 from learncost.ops.collectives import KIND
@@ -25,7 +25,7 @@ def write(scope: FunctionScope, line: Line, heading: str = "") -> None:
         _whole(scope, line, heading)
         return
     left = line.left[0]
-    if isinstance(line, Op) and line.word == "send":  # which makes nothing here
+    if isinstance(line, Op) and line.op == "send":  # which makes nothing here
         scope.put(collected(scope, line).text, (), comment(line), heading)
         return
     if left.indexed:
@@ -179,24 +179,24 @@ def _sum(scope: FunctionScope, line: Sum) -> Code:
 
 
 def _is_whole(line: Op) -> bool:
-    return line.word != "inside" and (line.part == "gradient" or bool(entry(line.word).body))
+    return line.op != "inside" and (line.part == "gradient" or bool(entry(line.op).body))
 
 
 def _primitive(scope: FunctionScope, line: Op) -> Code:
     left = line.left[0]
     want = left.loops
-    if line.word == "inside":
+    if line.op == "inside":
         return scope.backend.typed(scope.inside(line.where, want), scope.like)
-    row = entry(line.word)
+    row = entry(line.op)
     if row.kind == KIND:
         return collected(scope, line)
     if row.fill is not None:
         return scope.full(scope.shape(want), repr(row.fill)) if row.fill else scope.zeros(left.name)
-    if line.word == "eye":
+    if line.op == "eye":
         half = scope.shape(want[: len(want) // 2])
         code = scope.backend.eye(" * ".join(half) or "1", scope.like)
         return code if len(half) == 1 else Code(f"{code.text}.reshape{shape((*half, *half))}")
-    if line.word in ("append", "join"):
+    if line.op in ("append", "join"):
         parts = [scope.wide(term.name).text for term in line.right]
         return scope.backend.joined(parts, want.index(line.axes[0]))
     if row.kind == "reduction":
@@ -222,21 +222,21 @@ def _primitive(scope: FunctionScope, line: Op) -> Code:
     numbers = [isinstance(term, Literal) for term in line.right]
     if len(operands) < len(row.inputs):
         operands.insert(0, scope.inside(line.where, want))
-    scope.helpers.library(line.word)
-    return primitive(scope.backend, line.word, operands, numbers)
+    scope.helpers.library(line.op)
+    return primitive(scope.backend, line.op, operands, numbers)
 
 
 def _whole(scope: FunctionScope, line: Op, heading: str) -> None:
     """A word as a call; what it gives without the axes that it acts on keeps these with length 1."""
-    word = entry(line.word)
+    op = entry(line.op)
     terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
     every = set(line.loops)
     want = next((term.loops for term in terms if set(term.loops) == every), line.loops)
-    acted = line.axes if is_along(word) else ()
+    acted = line.axes if is_along(op) else ()
     places = [str(want.index(axis) - len(want)) for axis in acted]
     axis = places[0] if len(places) == 1 else shape(places) if places else ""
     operands = [scope.operand(term, want).text for term in line.right]
-    text = scope.helpers.call(line.word, line.part, line.gives, operands, axis)
+    text = scope.helpers.call(line.op, line.part, line.gives, operands, axis)
     wrong = []
     for term in line.left:
         axes = term.declared

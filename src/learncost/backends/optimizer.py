@@ -17,8 +17,8 @@ def collapsed(scope: FunctionScope, lines: Sequence[Line], weights: WeightRecord
     heading = "optimizer"
     left = list(lines)
     for group in weights.groups:
-        words = [line for line in left if isinstance(line, Op) and line.right and not is_collective(line)]
-        stepped_lines = [line for line in words if line.right[0].name in group.names]
+        ops = [line for line in left if isinstance(line, Op) and line.right and not is_collective(line)]
+        stepped_lines = [line for line in ops if line.right[0].name in group.names]
         if _record(scope, stepped_lines, group, heading):
             left = [line for line in left if line not in stepped_lines]
             heading = ""
@@ -30,12 +30,12 @@ def collapsed(scope: FunctionScope, lines: Sequence[Line], weights: WeightRecord
 def _record(scope: FunctionScope, lines: Sequence[Op], group: WeightGroup, heading: str) -> bool:
     """One statement for all lines, if they are one word of fields of the same records; whether it was written."""
     names, kind = group.names, group.record
-    if [line.right[0].name for line in lines] != list(names) or len({line.word for line in lines}) != 1:
+    if [line.right[0].name for line in lines] != list(names) or len({line.op for line in lines}) != 1:
         return False
-    word = entry(lines[0].word)
+    op = entry(lines[0].op)
     fields: dict[str, str] = {}
     operands = []
-    for place, operand_name in enumerate(word.inputs):
+    for place, operand_name in enumerate(op.inputs):
         every = [line.right[place].name for line in lines]
         if len(set(every)) == 1:
             operands.append(scope.wide(every[0]).text)
@@ -49,7 +49,7 @@ def _record(scope: FunctionScope, lines: Sequence[Op], group: WeightGroup, headi
         fields[operand_name] = starts.pop()
         operands.append(scope.backend.cast(Code(operand_name), "fp32").text if scope.low & {*every} else operand_name)
     variables = []
-    for place in range(len(word.outputs)):
+    for place in range(len(op.outputs)):
         end = lines[0].left[place].name.removeprefix(names[0])
         variable = scope.identifiers.of(f"{group.field}{end}", "record")
         own_names = [line.left[place].name for line in lines]
@@ -57,7 +57,7 @@ def _record(scope: FunctionScope, lines: Sequence[Op], group: WeightGroup, headi
             variable, {name: scope.identifiers.of(weight) for name, weight in zip(own_names, names, strict=True)}
         )
         variables.append(variable)
-    function = scope.helpers.call(word.name, "body", word.outputs, operands, "")
+    function = scope.helpers.call(op.name, "body", op.outputs, operands, "")
     stepped = f"{function} for {', '.join(fields)} in zip({', '.join(fields.values())}, strict=True)"
     if len(variables) == 1:
         text = f"{variables[0]} = {kind}(*({stepped}))"

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Condition, Line, Op, Product, Sum
+from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.polynomial import base
 from learncost.ir.precision import BLOCKS, Precision, precision_of
-from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Value

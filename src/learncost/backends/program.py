@@ -12,6 +12,7 @@ from learncost.backends.backend import Backend, backend
 from learncost.backends.between import JAX_MESH, MESH, NUMPY_MESH, SENT, TORCH_MESH
 from learncost.backends.expression import PRODUCT, SUM, WIDTH, Code, binary, call, returned
 from learncost.backends.function import FunctionParameter, SizeSource
+from learncost.backends.helpers import Helpers
 from learncost.backends.identifiers import Identifiers
 from learncost.backends.lines import heading_of, write
 from learncost.backends.optimizer import collapsed
@@ -21,12 +22,11 @@ from learncost.backends.scope import FIRST, FunctionScope
 from learncost.backends.scope import EmittedStatement as Made
 from learncost.backends.shard_map import NAME as OVER
 from learncost.backends.turns import LoopsWriter
-from learncost.backends.words import Helpers
-from learncost.ir.count import cuts, size_of, whole
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
+from learncost.ir.loop import Loop, Statement, check_derived, walk, windows
+from learncost.ir.polynomial import cuts, size_of, whole
 from learncost.ir.precision import precision_of
-from learncost.ir.repeat import Loop, Statement, check_derived, walk, windows
 from learncost.ir.table import Table
 from learncost.layers.spelling import condition_names
 from learncost.ops import entries
@@ -173,9 +173,9 @@ class FunctionWriter:
         check_derived(table.lines, "no program computes it")
         self.lowered = lower(table, whole=True)
         self.steps = frozenset(name for name, value in self.lowered.known.items() if value.role == "step")
-        words = [word.name for word in entries() if word.body and not word.inline]
-        gradients = (f"{word.name}_gradient" for word in entries())
-        reserved = (*_RESERVED, *words, *gradients, self.function, *self.reserved)
+        ops = [op.name for op in entries() if op.body and not op.inline]
+        gradients = (f"{op.name}_gradient" for op in entries())
+        reserved = (*_RESERVED, *ops, *gradients, self.function, *self.reserved)
         self.identifiers: Identifiers = before.identifiers if before else Identifiers(reserved)
         self.helpers = Helpers(self.backend)
         self.weights: WeightRecords = (

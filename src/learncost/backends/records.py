@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from learncost.backends.identifiers import Identifiers
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
 from learncost.ir.table import Table
 
 FEW = 6

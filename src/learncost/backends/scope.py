@@ -8,11 +8,11 @@ from math import isinf
 
 from learncost.backends.backend import Backend
 from learncost.backends.expression import COMPARISON, POWER, PRODUCT, SUM, Code, number, shape
+from learncost.backends.helpers import Helpers
 from learncost.backends.identifiers import Identifiers
-from learncost.backends.words import Helpers
 from learncost.ir.affine import Affine, AffineTerm
-from learncost.ir.count import base, cuts, factors, marked, summands
 from learncost.ir.line import Condition
+from learncost.ir.polynomial import base, cuts, factors, marked, summands
 from learncost.ir.term import Literal, Operand, Read, Term
 
 Layout = tuple[int | None, ...]

@@ -8,7 +8,7 @@ from textwrap import fill
 from learncost.backends.between import JAX_MESH, MESH
 from learncost.backends.expression import WIDTH
 from learncost.backends.records import RecordNode, Tree
-from learncost.ir.count import cuts, whole
+from learncost.ir.polynomial import cuts, whole
 
 NAME, PARTS = "over", "parts"
 """What the function is called, and the record that says how weights, or what belongs to each, are cut."""

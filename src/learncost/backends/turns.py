@@ -13,8 +13,8 @@ from learncost.backends.function import FunctionParameter, SizeSource
 from learncost.backends.records import Record, WeightGroup, WeightRecords
 from learncost.backends.scope import FIRST, FunctionScope, Layout
 from learncost.backends.scope import EmittedStatement as Made
-from learncost.ir.count import base, comes_round, cuts
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.polynomial import base, comes_round, cuts
 from learncost.ir.table import Table
 from learncost.ir.value import INDICES
 from learncost.program.calls import CallLoop, every_call

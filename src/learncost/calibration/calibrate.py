@@ -160,7 +160,7 @@ class _Measuring:
 
     def _words(self, launch: float) -> Iterator[tuple[str, float]]:
         self.tell("words")
-        for name, doing, points in self.bench.words():
+        for name, doing, points in self.bench.ops():
             yield name, self._ran(doing, launch) / points
 
     def _interval(self, rates: Rates) -> tuple[float, float]:

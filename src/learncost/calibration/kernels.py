@@ -11,12 +11,12 @@ import torch
 
 from learncost.autodiff.derive import derive
 from learncost.backends.c import KernelFunction, kernel
-from learncost.calibration.operations import Doing, operands, timed_words
+from learncost.calibration.operations import Doing, operands, timed_ops
 from learncost.calibration.torch import COLUMNS, ROWS, TorchBench, factors
 from learncost.engines.compiler import CompiledKernels
 from learncost.engines.in_place import library_products
 from learncost.ir.line import FusedKernel, Line, Op
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 from learncost.ir.table import Table
 from learncost.layers.layer import layer
 from learncost.ops import entry
@@ -48,14 +48,14 @@ class KernelBench(TorchBench):
         _, existing = super().fill(bytes_)
         return existing, existing  # the arena is there from the start
 
-    def words(self) -> Iterator[tuple[str, Doing, int]]:
+    def ops(self) -> Iterator[tuple[str, Doing, int]]:
         tables = {name: _table(f"own({operands(text)};) -> Y\nY[B d] = {text}") for name, text in _OTHERS.items()}
         bias = derive(layer("own(X; b) -> Y\nY[B d] = X[B d] + b[d]"), ("b",))
         tables["sum"] = replace(bias.update, values=bias.step.values)  # of all rows, as a bias's gradient is one
         tables["adamw"] = _table(_ADAMW)
-        for word, text in timed_words().items():
-            word_layer = layer(f"own({operands(text)};) -> Y\nY[B d] = {text}")
-            tables[word] = derive(word_layer).step if entry(word).body else word_layer.table
+        for op, text in timed_ops().items():
+            op_layer = layer(f"own({operands(text)};) -> Y\nY[B d] = {text}")
+            tables[op] = derive(op_layer).step if entry(op).body else op_layer.table
         functions: dict[str, tuple[KernelFunction, Mapping[str, tuple[str, ...]]]] = {}
         for name, table in tables.items():
             for line, _ in walk(table.lines):

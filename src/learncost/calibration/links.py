@@ -37,7 +37,7 @@ LIMIT = 180.0
 class Timed:
     """A collective: its word, the bytes of its payload, the seconds that it took."""
 
-    word: str
+    op: str
     payload: int
     seconds: float
 
@@ -69,9 +69,9 @@ class Links:
         ring = algorithm("ring")
         for each in self.timed:
             if each.payload in (SIZES[0], SIZES[-1]):
-                busbw = float(ring.sent(each.word, self.processes)) * each.payload / each.seconds / 1e9
+                busbw = float(ring.sent(each.op, self.processes)) * each.payload / each.seconds / 1e9
                 lines.append(
-                    f"{each.word} of {each.payload:,} bytes: {each.seconds * 1e6:,.0f} us, busbw {busbw:.3g} GB/s"
+                    f"{each.op} of {each.payload:,} bytes: {each.seconds * 1e6:,.0f} us, busbw {busbw:.3g} GB/s"
                 )
         lines.append(f"as a link: {self.latency_us:.3g} us a step, {self.gbs:.3g} GB/s one way")
         return "\n".join(lines)
@@ -113,8 +113,8 @@ def fitted(timed: tuple[Timed, ...], processes: int, backend: str) -> tuple[floa
     convention = algorithm("gloo" if backend == "gloo" else "ring")
     rows = [
         (
-            float(convention.sent(each.word, processes)) * each.payload,
-            convention.steps(each.word, processes),
+            float(convention.sent(each.op, processes)) * each.payload,
+            convention.steps(each.op, processes),
             each.seconds,
         )
         for each in timed
@@ -166,7 +166,7 @@ def main(meeting: str, rank: int, number: int, rounds: int) -> None:
     distributed.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=number)
     timed = []
     for payload in SIZES:
-        for word, call in _calls(distributed, torch, "cuda" if gpus else "cpu", number, payload).items():
+        for op, call in _calls(distributed, torch, "cuda" if gpus else "cpu", number, payload).items():
             seconds = []
             for turn in range(rounds + 1):
                 distributed.barrier()
@@ -176,7 +176,7 @@ def main(meeting: str, rank: int, number: int, rounds: int) -> None:
                     torch.cuda.synchronize()
                 if turn:
                     seconds.append(time.perf_counter() - begin)
-            timed.append((word, payload, sorted(seconds)[len(seconds) // 2]))
+            timed.append((op, payload, sorted(seconds)[len(seconds) // 2]))
     if rank == (1 if number > 1 else 0):  # it receives what is sent
         Path(f"{meeting}.json").write_text(json.dumps({"backend": backend, "timed": timed}), encoding="utf-8")
     distributed.barrier()

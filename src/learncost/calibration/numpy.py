@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from learncost.calibration.operations import Doing, timed_words
+from learncost.calibration.operations import Doing, timed_ops
 from learncost.ops import entry
 
 POINTS = 70_000
@@ -38,9 +38,9 @@ class NumPyBench:
         existing = np.ones(bytes_, np.uint8)
         return partial(np.ones_like, existing), partial(existing.fill, 1)
 
-    def words(self) -> Iterator[tuple[str, Doing, int]]:
+    def ops(self) -> Iterator[tuple[str, Doing, int]]:
         left, right = (np.linspace(0.1, 1, POINTS, dtype=np.float32) for _ in range(2))
-        rows = [row for row in map(entry, timed_words()) if row.kind and row.name != "erf"]
+        rows = [row for row in map(entry, timed_ops()) if row.kind and row.name != "erf"]
         pairs = ("add", "multiply", *(row.called or row.name for row in rows if len(row.inputs) == 2))
         for name in pairs:
             yield name, partial(getattr(np, name), left, right), POINTS

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeAlias
 
 from learncost.ops import entries
-from learncost.ops.entry import OpDef
+from learncost.ops.op_def import OpDef
 
 Doing: TypeAlias = Callable[[], object]
 
 
-def timed_words() -> dict[str, str]:
+def timed_ops() -> dict[str, str]:
     """The words whose time a device can tell, as right sides of a layer's line: those that PyTorch has a function for.
 
     Primitives that choose, and those that are timed as moves, are not among them; nor are words that take an axis away,
@@ -73,7 +73,7 @@ class Bench(Protocol):
     def fill(self, bytes_: int) -> tuple[Doing, Doing]:
         """An array filled that is new, and one that is there; both the same where results are never new."""
 
-    def words(self) -> Iterator[tuple[str, Doing, int]]:
+    def ops(self) -> Iterator[tuple[str, Doing, int]]:
         """Each word or primitive, by its name, and at how many points."""
 
     def calls(self) -> Mapping[str, tuple[Doing, int]]:

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - PyTorch's own custom
 
 from learncost.backends import program
-from learncost.calibration.operations import Doing, operands, timed_words
+from learncost.calibration.operations import Doing, operands, timed_ops
 from learncost.layers.layer import layer
 from learncost.ops import entry
 
@@ -152,20 +152,20 @@ class TorchBench:
     def _random(self, *shape: int) -> Any:
         return torch.rand(shape, device=self.device).to(self.dtype) + 0.1
 
-    def words(self) -> Iterator[tuple[str, Doing, int]]:
+    def ops(self) -> Iterator[tuple[str, Doing, int]]:
         rows, columns = self.larger * ROWS, self.larger * COLUMNS
         points = rows * columns
         left, right = self._random(rows, columns), self._random(rows, columns)
         for name, other in OTHERS.items():
             yield name, partial(other, left, right), points
-        for name, text in timed_words().items():
-            word = NORMS.get(name) or _called(name, text)
+        for name, text in timed_ops().items():
+            op = NORMS.get(name) or _called(name, text)
             arguments = (left, right)[: max(1, len(entry(name).inputs) - len(entry(name).defaults))]
-            yield name, partial(word, *arguments), points
+            yield name, partial(op, *arguments), points
             if not entry(name).body:
                 continue
             x = self._random(rows, columns).requires_grad_()
-            result = word(x)
+            result = op(x)
             yield f"{name}'", partial(torch.autograd.grad, result, x, right, retain_graph=True), points
         weight = torch.nn.Parameter(left.clone())
         weight.grad = right
@@ -191,9 +191,9 @@ class TorchBench:
 
 def _called(name: str, text: str) -> Callable[..., Any]:
     """PyTorch's operator for a word, as emitted programs call it."""
-    word_layer = layer(f"own({operands(text)}) -> Y\nY[B d] = {text}")
+    op_layer = layer(f"own({operands(text)}) -> Y\nY[B d] = {text}")
     names: dict[str, Any] = {}
-    exec(compile(program(word_layer.table, "torch", name).text, f"{name}.py", "exec"), names)
+    exec(compile(program(op_layer.table, "torch", name).text, f"{name}.py", "exec"), names)
     function: Callable[..., Any] = names[name]
     return function
 

@@ -15,14 +15,14 @@ from learncost.cli import boards
 from learncost.cli.emit_c99 import FirmwareOptions, FirmwareProgram, program_of
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
-from learncost.engines import alone
+from learncost.engines import freestanding as alone
 from learncost.engines.compiler import compiler
 from learncost.engines.fixed_point import real, whole
 from learncost.engines.inputs import random_batch
 from learncost.engines.numpy_engine import Training
 from learncost.interpreter.functions import mixed
-from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer

@@ -4,7 +4,7 @@ A MACC is one term of a product that sums, wherever it is added up, and costs tw
 one FLOP a point.
 """
 
-from learncost.cost_models.book import Book, Override, WordPrice
+from learncost.cost_models.book import Book, OpPrice, Override
 from learncost.cost_models.line import NOT_DERIVED, elements, kind, narrow_elements
 from learncost.cost_models.row import Price, PricedLine
 from learncost.cost_models.running import executed
@@ -13,10 +13,10 @@ from learncost.cost_models.tables import price
 __all__ = [
     "NOT_DERIVED",
     "Book",
+    "OpPrice",
     "Override",
     "Price",
     "PricedLine",
-    "WordPrice",
     "elements",
     "executed",
     "kind",

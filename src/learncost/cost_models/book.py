@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from learncost.ir.count import Polynomial
 from learncost.ir.displayed import Displayed
+from learncost.ir.polynomial import Polynomial
 
 
 @dataclass(frozen=True)
-class WordPrice:
+class OpPrice:
     """FLOPs per element of the result of a word, of its gradient, of its explicit Jacobian; None: the book has none."""
 
     body: int | None = None
@@ -78,7 +78,7 @@ class Book(Displayed):
     source: str
     rule: str
     jacobian: bool = False
-    words: Mapping[str, WordPrice] = field(default_factory=dict)
+    ops: Mapping[str, OpPrice] = field(default_factory=dict)
     overrides: Mapping[tuple[str, str], Override] = field(default_factory=dict)
     unpriced: frozenset[str] = frozenset()
     withdrawn: Mapping[tuple[str, str], str] = field(default_factory=dict)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.cost_models import Book, Override, Price, WordPrice
+from learncost.cost_models import Book, OpPrice, Override, Price
 from learncost.cost_models import price as _price
-from learncost.ir.count import ZERO, Polynomial, checked_sizes
 from learncost.ir.errors import named_one
+from learncost.ir.polynomial import ZERO, Polynomial, checked_sizes
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.products import PRODUCT_OPERATORS
@@ -26,11 +26,11 @@ _SOFTMAX = "section 5.3.1: 5 FLOPs per element; (28): one per element of the Jac
 _GELU = "section 5.4.1: 8 FLOPs forward and 13 for the derivative, in either form"
 
 _WORDS = {
-    "softmax": WordPrice(body=5, jacobian=1, source=_SOFTMAX),
-    "log_softmax": WordPrice(body=5, gradient=0, source="(45) and section 5.6.2: target - s has no FLOPs"),
-    "normalize": WordPrice(body=6, jacobian=9, source=_NORM),
-    "gelu": WordPrice(body=8, gradient=13, source=_GELU),
-    "gelu_tanh": WordPrice(body=8, gradient=13, source=_GELU),
+    "softmax": OpPrice(body=5, jacobian=1, source=_SOFTMAX),
+    "log_softmax": OpPrice(body=5, gradient=0, source="(45) and section 5.6.2: target - s has no FLOPs"),
+    "normalize": OpPrice(body=6, jacobian=9, source=_NORM),
+    "gelu": OpPrice(body=8, gradient=13, source=_GELU),
+    "gelu_tanh": OpPrice(body=8, gradient=13, source=_GELU),
 }
 
 _SKIP = Override(ZERO, points("B M d"), "section 5.5.2: adding the derivative of the skip branch")

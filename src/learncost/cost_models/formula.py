@@ -9,10 +9,10 @@ from functools import cache, cached_property
 from importlib.resources import files
 
 from learncost.cost_models import Book, PricedLine, kind
-from learncost.ir.count import ZERO, Polynomial, base, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import ZERO, Polynomial, base, total
 from learncost.ir.term import Axis, terms_of
 from learncost.layers.active import active_parameters, choices, parameters
 from learncost.layers.products import matrix_maccs
@@ -280,11 +280,11 @@ def _other_widths(reading: FormulaValues) -> str:
 
 
 def _no_head(reading: FormulaValues) -> str:
-    words = (isinstance(line, Product) and "v" in line.left[0].loops for line, _ in reading.lines)
-    if reading.model.learns and any(words):
+    ops = (isinstance(line, Product) and "v" in line.left[0].loops for line, _ in reading.lines)
+    if reading.model.learns and any(ops):
         return ""
-    is_of_words = "v" in reading.model.sizes  # else no class of its family has such a head
-    return "has none" + (instead(reading.model.configuration.family) if is_of_words else "")
+    is_of_ops = "v" in reading.model.sizes  # else no class of its family has such a head
+    return "has none" + (instead(reading.model.configuration.family) if is_of_ops else "")
 
 
 _NEEDS: Mapping[str, Callable[[FormulaValues], str]] = {

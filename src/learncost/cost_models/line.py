@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from learncost.cost_models.row import PricedLine, places
-from learncost.ir.count import ZERO, Polynomial, total
 from learncost.ir.line import Line, Op, Product, alias
+from learncost.ir.polynomial import ZERO, Polynomial, total
 from learncost.ir.table import Table
 from learncost.ir.term import terms_of
 from learncost.layers.products import matrix_maccs

@@ -9,9 +9,9 @@ from typing import Any
 from learncost.cost_models.book import Book
 from learncost.cost_models.line import kind, row_of
 from learncost.cost_models.row import PricedLine
-from learncost.ir.count import ZERO, Polynomial
 from learncost.ir.line import Op, Product
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import ZERO, Polynomial
 from learncost.ir.table import Table
 from learncost.layers.products import (
     ScoreGradients,

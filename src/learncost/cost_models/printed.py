@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.cost_models.book import Book, WordPrice
+from learncost.cost_models.book import Book, OpPrice
 from learncost.cost_models.line import row_of
 from learncost.cost_models.row import PricedLine
 from learncost.cost_models.running import executed_alone
-from learncost.ir.count import ZERO, Polynomial
 from learncost.ir.line import Op, Product, Sum
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import ZERO, Polynomial
 from learncost.ir.table import Table
 from learncost.ir.term import Read
 from learncost.ops import entry
@@ -36,7 +36,7 @@ def printed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
             maccs, flops = ZERO, Polynomial.of(line.left[0].loops, adds)
         else:
             assert isinstance(line, Op)
-            maccs, flops, outside = _printed_word(line, book, table)
+            maccs, flops, outside = _printed_op(line, book, table)
         rows.append(replace(row_of(table, line, turns, maccs, flops), outside_paper=outside))
         if erratum := book.withdrawn.get((tag.layer, tag.local)):
             text = f"the publication's total leaves ({tag.equation}) out"
@@ -68,11 +68,11 @@ def _printed_product(line: Product, book: Book, table: Table) -> tuple[Polynomia
     return ZERO, Polynomial.of(loops), False
 
 
-def _printed_word(line: Op, book: Book, table: Table) -> tuple[Polynomial, Polynomial, bool]:
-    prices = book.words.get(line.word, WordPrice())
+def _printed_op(line: Op, book: Book, table: Table) -> tuple[Polynomial, Polynomial, bool]:
+    prices = book.ops.get(line.op, OpPrice())
     each = {"body": prices.body, "gradient": prices.gradient, "jacobian": prices.jacobian}[line.part]
     if each is not None:
         return ZERO, Polynomial.of(line.left[0].loops, each), False
-    if not line.right and entry(line.word).kind == "constant":
+    if not line.right and entry(line.op).kind == "constant":
         return ZERO, ZERO, False
     return *executed_alone(line), True

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from learncost.ir.count import ZERO, Polynomial, least, total
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line, Op, Opaque
+from learncost.ir.polynomial import ZERO, Polynomial, least, total
 from learncost.ir.precision import BYTES
 from learncost.ir.term import Axis, Read, terms_of
 

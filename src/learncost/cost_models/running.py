@@ -9,9 +9,9 @@ from itertools import count
 from learncost.cost_models.book import Book
 from learncost.cost_models.line import Counts, Once, elements, form_of, in_all, with_counts
 from learncost.cost_models.row import PricedLine
-from learncost.ir.count import ZERO, Polynomial, total
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.repeat import each_line, walk
+from learncost.ir.loop import each_line, walk
+from learncost.ir.polynomial import ZERO, Polynomial, total
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.totals import beginnings
@@ -116,7 +116,7 @@ def executed(line: Line) -> tuple[Polynomial, Polynomial]:
     assert isinstance(line, Op)
     if line.opaque:
         return ZERO, line.opaque.flops(line.part) or ZERO
-    if line.word == "inside" or entry(line.word).kind in ("constant", "move", "collective"):
+    if line.op == "inside" or entry(line.op).kind in ("constant", "move", "collective"):
         return ZERO, ZERO
     return ZERO, points
 

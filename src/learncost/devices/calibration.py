@@ -101,9 +101,9 @@ def calibration(row: Mapping[str, Any], where: str) -> Calibration:
 
 def _rates(row: Mapping[str, Any], where: str, name: str, dtype: str, source: str) -> Rates:
     products = {way: _grid(_table(row, "products", where), way, where) for way in ORIENTATIONS}
-    words = {
-        _text(word, "words", where): _number(value, f"words.{word}", where, 0.0)
-        for word, value in _table(row, "words", where).items()
+    ops = {
+        _text(op, "ops", where): _number(value, f"ops.{op}", where, 0.0)
+        for op, value in _table(row, "ops", where).items()
     }
     bandwidth = _table(row, "bandwidth", where)
     places, values = (_several(bandwidth, key, where) for key in ("places", "values"))
@@ -122,7 +122,7 @@ def _rates(row: Mapping[str, Any], where: str, name: str, dtype: str, source: st
         products,
         _grid(row, "inner", where),
         RateCurve(places, values),
-        words,
+        ops,
         threads=_whole(row.get("threads"), "threads", where),
         operators=row["operators"],
         queues=row.get("queues", False),

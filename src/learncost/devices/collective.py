@@ -11,9 +11,9 @@ from math import ceil, log2
 from pathlib import Path
 
 from learncost.devices.cluster import Cluster, Link
-from learncost.ir.count import Polynomial
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, named_one
+from learncost.ir.polynomial import Polynomial
 
 WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 """The kinds of communication; other words of tables are one of these."""
@@ -41,31 +41,31 @@ class Algorithm(Displayed):
     name: str
     title: str
     source: str
-    sent_by_word: Mapping[str, Polynomial]
-    steps_by_word: Mapping[str, Polynomial]
+    sent_by_op: Mapping[str, Polynomial]
+    steps_by_op: Mapping[str, Polynomial]
 
-    def sent(self, word: str, devices: int) -> Fraction:
+    def sent(self, op: str, devices: int) -> Fraction:
         """The share of the payload that one device sends."""
-        kind = kind_of(word)
+        kind = kind_of(op)
         if devices == 1 or not kind:
             return Fraction(0)
-        return Fraction(self.sent_by_word[kind].at(_sizes(devices)), devices)
+        return Fraction(self.sent_by_op[kind].at(_sizes(devices)), devices)
 
-    def steps(self, word: str, devices: int) -> int:
+    def steps(self, op: str, devices: int) -> int:
         """How often a device waits for another."""
-        kind = kind_of(word)
-        return 0 if devices == 1 or not kind else int(self.steps_by_word[kind].at(_sizes(devices)))
+        kind = kind_of(op)
+        return 0 if devices == 1 or not kind else int(self.steps_by_op[kind].at(_sizes(devices)))
 
 
 def _sizes(devices: int) -> dict[str, int]:
     return {"p": devices, "log2p": ceil(log2(devices))}
 
 
-def kind_of(word: str) -> str:
+def kind_of(op: str) -> str:
     """Which of the five kinds of communication a word is; nothing where it moves nothing."""
-    kind = KINDS.get(word, word)
+    kind = KINDS.get(op, op)
     if kind and kind not in WORDS:
-        raise InputError(f"no word of communication is called {word!r} (there are {', '.join((*WORDS, *KINDS))})")
+        raise InputError(f"no word of communication is called {op!r} (there are {', '.join((*WORDS, *KINDS))})")
     return kind
 
 
@@ -78,8 +78,8 @@ def algorithms() -> Mapping[str, Algorithm]:
             name,
             row["title"],
             row["source"],
-            {word: Polynomial.parse(row[word]["sent"]) for word in WORDS},
-            {word: Polynomial.parse(row[word]["steps"]) for word in WORDS},
+            {op: Polynomial.parse(row[op]["sent"]) for op in WORDS},
+            {op: Polynomial.parse(row[op]["steps"]) for op in WORDS},
         )
         for name, row in rows.items()
     }
@@ -118,7 +118,7 @@ def groups(mesh: Mapping[str, int], node: int) -> dict[str, MeshGroup]:
 class Transfer(Displayed):
     """One collective on a cluster: bytes that a device sends, the link that bounds it, the algorithm, its seconds."""
 
-    word: str
+    op: str
     group: MeshGroup
     payload: float
     sent: float
@@ -134,13 +134,11 @@ class Transfer(Displayed):
     @property
     def busbw(self) -> float:
         """10^9 bytes a second, as nccl-tests prints it."""
-        ring = algorithm("ring").sent(self.word, self.group.devices)
+        ring = algorithm("ring").sent(self.op, self.group.devices)
         return float(ring) * self.payload / self.seconds / 1e9 if self.seconds else 0.0
 
 
-def transfer(
-    word: str, payload: float, group: MeshGroup, cluster: Cluster, name: str = "", copies: int = 0
-) -> Transfer:
+def transfer(op: str, payload: float, group: MeshGroup, cluster: Cluster, name: str = "", copies: int = 0) -> Transfer:
     """How long one collective takes on a mesh axis of a cluster.
 
     payload  bytes of the whole array, as `collectives.toml` counts them
@@ -152,19 +150,19 @@ def transfer(
 
     Raises `InputError` for an axis that leaves the node of a cluster without a network.
     """
-    kind = kind_of(word)
+    kind = kind_of(op)
     if group.devices == 1 or not kind:
-        return Transfer(word, group, payload, 0.0, "", "", 0.0, 0.0)
+        return Transfer(op, group, payload, 0.0, "", "", 0.0, 0.0)
     link, speed = _bounding(kind, group, cluster, copies)
     reduces = link.reduces
     by_switch = kind == "all_reduce" and group.nodes == 1 and reduces is not None and group.devices >= reduces.devices
     chosen = algorithm(name or ("switch" if by_switch else USUAL))
-    sent = float(chosen.sent(word, group.devices)) * payload
-    latency = CALL + chosen.steps(word, group.devices) * link.latency_us * 1e-6
+    sent = float(chosen.sent(op, group.devices)) * payload
+    latency = CALL + chosen.steps(op, group.devices) * link.latency_us * 1e-6
     moving = sent / speed
     if by_switch and not name and reduces is not None:  # what was measured is busbw: the ring's bytes a second
-        moving = float(algorithm("ring").sent(word, group.devices)) * payload / (reduces.share * link.bandwidth)
-    return Transfer(word, group, payload, sent, link.name, chosen.name, latency, moving)
+        moving = float(algorithm("ring").sent(op, group.devices)) * payload / (reduces.share * link.bandwidth)
+    return Transfer(op, group, payload, sent, link.name, chosen.name, latency, moving)
 
 
 def _bounding(kind: str, group: MeshGroup, cluster: Cluster, copies: int = 0) -> tuple[Link, float]:

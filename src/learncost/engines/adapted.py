@@ -9,10 +9,10 @@ import numpy as np
 
 from learncost.engines.quantize import dequantized, quantize
 from learncost.engines.weights import initial_weights
-from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product, Sum
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
+from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.models.model import Model

@@ -16,12 +16,12 @@ from learncost.engines.eight_bits import rounded as eight_bits
 from learncost.engines.fixed_point import results, whole
 from learncost.engines.weights import DEVIATION, generator, in_rows, kinds, shape
 from learncost.interpreter import execute
-from learncost.ir.count import base
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
+from learncost.ir.loop import check_derived, each_line
+from learncost.ir.polynomial import base
 from learncost.ir.precision import BLOCKS, precision_of
-from learncost.ir.repeat import check_derived, each_line
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, IdentityKey
 from learncost.models.model import Model

@@ -15,7 +15,7 @@ import torch
 from learncost.backends.placed import TYPES, placed
 from learncost.engines import processor
 from learncost.engines.compiler import Call, CompiledKernels
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 
 if TYPE_CHECKING:

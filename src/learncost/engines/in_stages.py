@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from learncost.backends.stages import StagesProgram, StageTables, stages_program
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Loop, Statement, defined, walk
+from learncost.ir.loop import Loop, Statement, defined, walk
 from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
@@ -125,7 +125,7 @@ def _at_devices(table: Table, axis: str, devices: int) -> Table:
                 f"stages {', '.join(line.axes[1:])} sum {line.right[0].name}, and one device has several of them: give "
                 "--schedule gpipe or 1f1b, which have one stage on each"
             )
-        every = line.word == "all_reduce" and len(places) == devices
+        every = line.op == "all_reduce" and len(places) == devices
         return replace(line, axes=(axis,) if every else (axis, *places))
 
     return replace(table, lines=tuple(map(changed, table.lines)))

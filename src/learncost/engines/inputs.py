@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.made import made_inputs, names_made
-from learncost.ir.count import base, shape_of, size_of
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.roles import indexed
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey

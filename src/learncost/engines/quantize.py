@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import BlockScales
 from learncost.passes.quantized import Quantized, levels_of, places_of
 

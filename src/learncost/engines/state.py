@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from learncost.ir.count import shape_of, size_of
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Loop, Statement, repeats
+from learncost.ir.loop import Loop, Statement, repeats
+from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.stated import StateDictEntry
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, in_evaluation

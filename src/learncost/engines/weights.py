@@ -10,9 +10,9 @@ from zlib import crc32
 
 import numpy as np
 
-from learncost.ir.count import shape_of
 from learncost.ir.line import Line, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 

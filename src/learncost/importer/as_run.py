@@ -242,7 +242,7 @@ def _is_float(value: Any) -> bool:
 
 def _looks(target: Any) -> bool:
     """Whether an operation reads a value for Python, or checks one, and gives the graph nothing."""
-    return any(word in str(target) for word in ("item", "_assert", "_local_scalar_dense", "is_nonzero"))
+    return any(op in str(target) for op in ("item", "_assert", "_local_scalar_dense", "is_nonzero"))
 
 
 def _skeleton(module: Any) -> Any:

@@ -19,7 +19,7 @@ from learncost.importer.views import At, AxisIndex, Index, StoredValue, ViewAxis
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.term import Literal, Term
 from learncost.ops import entries
-from learncost.ops.entry import OpDef
+from learncost.ops.op_def import OpDef
 
 Loop: TypeAlias = tuple[Hashable, int]
 """What a line loops over: one of its letters, and which of the axes that this calls."""
@@ -29,16 +29,14 @@ EITHER_WAY = ("maximum", "minimum")
 
 
 @lru_cache(maxsize=1)
-def words() -> tuple[OpDef, ...]:
+def ops() -> tuple[OpDef, ...]:
     """Those that PyTorch has no function for, which act along axes."""
     return tuple(
-        word
-        for word in entries()
-        if word.gradient and len(word.body) > 1 and not word.pointwise and "torch" not in word.spelled
+        op for op in entries() if op.gradient and len(op.body) > 1 and not op.pointwise and "torch" not in op.spelled
     )
 
 
-def with_words(
+def with_ops(
     equations: Sequence[Equation], outputs: Iterable[StoredValue], masked: Mapping[StoredValue, Masked]
 ) -> list[Equation]:
     """The lines with a word in the place of the last line of its body; the others are left there.
@@ -57,8 +55,8 @@ def with_words(
     kept = set(outputs)
 
     def as_word(last: Equation) -> Equation:
-        for word in words():
-            body = _Body(word, alone)
+        for op in ops():
+            body = _Body(op, alone)
             if not body.ends_with(last):
                 continue
             before = {line.stored for line in body.lines[1:]}
@@ -129,7 +127,7 @@ class _Body:
     lines   those that were found
     """
 
-    word: OpDef
+    op: OpDef
     makers: Mapping[StoredValue, Equation]
     along: set[Loop] = field(default_factory=set)
     values: dict[str, _ReadValue | NumberOperand] = field(default_factory=dict)
@@ -140,9 +138,9 @@ class _Body:
         if not last.left[0].view.is_plain:
             return False
         loops = {loop: loop for loop in _of_slot(last.left[0]).values()}
-        if not self._is(self.word.body[-1], last, loops):
+        if not self._is(self.op.body[-1], last, loops):
             return False
-        first = self.values[self.word.inputs[0]]
+        first = self.values[self.op.inputs[0]]
         return isinstance(first, _ReadValue) and first.own == {*loops}
 
     def _is(self, told: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
@@ -168,7 +166,7 @@ class _Body:
             return (
                 isinstance(operand, NumberOperand) and operand.value == told.value and not (operand.axes or told.sizes)
             )
-        is_given = told.name in self.word.inputs
+        is_given = told.name in self.op.inputs
         if isinstance(operand, NumberOperand):
             return is_given and "n" not in told.declared and self.values.setdefault(told.name, operand) == operand
         here, there = _ReadValue(operand, loops), self.values.get(told.name)
@@ -184,12 +182,12 @@ class _Body:
 
     def _learns(self, name: str) -> bool:
         """Whether an operand may be values that have a gradient."""
-        return any(term.name == f"d{name}" for line in self.word.gradient for term in line.left)
+        return any(term.name == f"d{name}" for line in self.op.gradient for term in line.left)
 
     def _is_made(self, name: str, here: _ReadValue) -> bool:
         """Whether a value is made by the lines of the body that make what has this name."""
         source = self.makers.get(here.read.view.stored)
-        (told,) = (line for line in self.word.body if line.name == name)
+        (told,) = (line for line in self.op.body if line.name == name)
         if source is None or not source.left[0].view.is_plain:
             return False
         left = _ReadValue(source.left[0], {})
@@ -212,7 +210,7 @@ class _Body:
         letters = tuple(dict.fromkeys(letter for letter, _ in sorted(self.along, key=str)))
         if {loop for loop in _of_slot(last.left[0]).values() if loop[0] in letters} != self.along:
             return None
-        values = [self.values[name] for name in self.word.inputs]
+        values = [self.values[name] for name in self.op.inputs]
         operands = [value if isinstance(value, NumberOperand) else value.as_the_last() for value in values]
         given = [operand for operand in operands if operand is not None]
         if len(given) < len(operands):
@@ -221,11 +219,9 @@ class _Body:
         assert isinstance(first, _ReadValue)
         where: tuple[DimensionCondition, ...] = ()
         scores = masked.get(first.read.view.stored)
-        if scores is not None and self.word.outside is not None and self.word.outside < 0:
+        if scores is not None and self.op.outside is not None and self.op.outside < 0:
             given[0], where = self._before_mask(first, scores, letters) or (given[0], ())
-        return replace(
-            last, kind="word", operands=tuple(given), signs=(), word=self.word.name, acts=letters, where=where
-        )
+        return replace(last, kind="word", operands=tuple(given), signs=(), op=self.op.name, acts=letters, where=where)
 
     def _before_mask(
         self, here: _ReadValue, scores: Masked, letters: Sequence[Hashable]
@@ -253,7 +249,7 @@ def _is_alike(told: Line, equation: Equation) -> bool:
     if isinstance(told, Sum):
         return equation.kind == "sum" and equation.signs == told.signs
     if isinstance(told, Op):
-        return equation.kind == "word" and equation.word == told.word
+        return equation.kind == "word" and equation.op == told.op
     return equation.kind == "product"
 
 
@@ -269,7 +265,7 @@ def _orders(told: Line, equation: Equation) -> list[tuple[Operand, ...]]:
     operands = _operands(equation)
     free = isinstance(told, Product) or (isinstance(told, Sum) and set(told.signs) == {1})
     if isinstance(told, Op):
-        free = told.word in EITHER_WAY
+        free = told.op in EITHER_WAY
     return list(permutations(operands)) if free else [operands]
 
 

@@ -42,7 +42,7 @@ def changes(reader: GraphReader, exported: Exported, weights: Mapping[StoredValu
         reader.node = node
         for view, label in _parts(reader, reader.values.get(node), of):
             reader.stand_at(node)
-            kept = reader.word("stop_gradient", view) if view.stored in learned else view
+            kept = reader.op("stop_gradient", view) if view.stored in learned else view
             found.append(Change(label, kept, name))
     reader.makes = makes
     return found
@@ -81,7 +81,7 @@ def following(
     learned = {stored for stored, path in weights.items() if exported.weights.learns[path]}
     for equation in equations:
         learned |= {s for s in equation.reads if s.kind == "input" and exported.wants_gradient.get(s.target)}
-        if equation.word != "stop_gradient" and not learned.isdisjoint(equation.reads):
+        if equation.op != "stop_gradient" and not learned.isdisjoint(equation.reads):
             learned |= {read.view.stored for read in equation.left}
     return learned
 

@@ -164,11 +164,9 @@ def _lines(module: Any, names: Mapping[str, Any]) -> Iterator[str]:
         bins = _said(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim") or 80
         frames = _said(config, "max_source_positions")
         yield f"input_features: float B {bins} {2 * frames}" if frames else f"input_features: float B T {bins}"
-    answers = (
-        "B M" if any(word in kind for word in ("ForCausalLM", "LMHead", "MaskedLM", "TokenClass", "Double")) else ""
-    )
+    answers = "B M" if any(op in kind for op in ("ForCausalLM", "LMHead", "MaskedLM", "TokenClass", "Double")) else ""
     answers = answers or ("B M" if "ForConditionalGeneration" in kind or "ForSeq2Seq" in kind else "")
-    answers = answers or ("B" if any(word in kind for word in ("ForImageClass", "SequenceClass", "AudioClass")) else "")
+    answers = answers or ("B" if any(op in kind for op in ("ForImageClass", "SequenceClass", "AudioClass")) else "")
     if answers and "labels" in names:
         yield f"labels: int {answers}"
     elif pair:

@@ -68,7 +68,7 @@ class Equation:
     left: tuple[NamedView, ...]
     operands: tuple[Operand, ...]
     signs: tuple[int, ...] = ()
-    word: str = ""
+    op: str = ""
     acts: tuple[Hashable, ...] = ()
     where: tuple[DimensionCondition, ...] = ()
     module: str = ""
@@ -142,7 +142,7 @@ class Recorder:
         out: Letters,
         *,
         signs: Sequence[int] = (),
-        word: str = "",
+        op: str = "",
         acts: Letters = (),
         where: Sequence[DimensionCondition] = (),
         hint: str = "",
@@ -172,7 +172,7 @@ class Recorder:
             reads = _with_spread_sums(reads, out)
         result = self.result(reads, out, hint)
         left = (NamedView(result, tuple(out)), *(NamedView(self.result(reads, o, h), tuple(o)) for o, h in more))
-        self.add(Equation(kind, left, tuple(reads), tuple(signs), word, tuple(acts), tuple(where)))
+        self.add(Equation(kind, left, tuple(reads), tuple(signs), op, tuple(acts), tuple(where)))
         return result
 
     def _in_full(self, reads: Sequence[Operand], out: Letters) -> list[Operand]:
@@ -369,7 +369,7 @@ class Recorder:
         letters = tuple(range(len(view.dims)))
         axes = [slot.axis for dim in dims for slot in view.dims[dim] if slot in view.spread]
         zeros = View.of(self.stored(axes, "zeros"))
-        self.add(Equation("word", (NamedView(zeros, tuple(range(len(axes)))),), (), word="zeros"))
+        self.add(Equation("word", (NamedView(zeros, tuple(range(len(axes)))),), (), op="zeros"))
         rest = iter(zeros.dims)
         spread_rows: list[tuple[ViewAxis, ...]] = []
         for dim, row in enumerate(view.dims):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from learncost.importer.inputs import Input
-from learncost.importer.whole import table_of
+from learncost.importer.pipeline import table_of
 
 
 def evaluation_of(

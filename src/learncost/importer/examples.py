@@ -60,17 +60,17 @@ def flattened(given: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def dynamic(name: str, value: Any, words: str) -> Any:
+def dynamic(name: str, value: Any, ops: str) -> Any:
     """What stays open of an input, as PyTorch takes it."""
     import torch
 
-    letters = words.replace(",", " ").split()
+    letters = ops.replace(",", " ").split()
     if not letters:
         return torch.utils._pytree.tree_map(lambda _: None, value)
     shape = getattr(value, "shape", None)
     if shape is None or len(shape) != len(letters):
         count = "no tensor" if shape is None else f"of {len(shape)} dimensions"
-        raise InputError(f"{name} is {count}, and `{words}` names {len(letters)}")
+        raise InputError(f"{name} is {count}, and `{ops}` names {len(letters)}")
     return {place: torch.export.Dim.AUTO for place, letter in enumerate(letters) if not letter.isdigit()} or None
 
 
@@ -85,8 +85,8 @@ def told_apart(given: Mapping[str, Any], symbols: Mapping[str, str]) -> list[Map
     Of a size that is taken some times as much is tried first, as a side has to be that is halved often, then a few.
     """
     sizes: dict[str, int] = {}
-    for name, words in symbols.items():
-        for letter, size in zip(words.split(), given[name].shape, strict=True):
+    for name, ops in symbols.items():
+        for letter, size in zip(ops.split(), given[name].shape, strict=True):
             if not letter.isdigit() and sizes.setdefault(letter, int(size)) != size:
                 raise InputError(f"{letter} is {sizes[letter]} and, in {name}, {int(size)}")
     if len(set(sizes.values())) == len(sizes) and 1 not in sizes.values():
@@ -109,9 +109,9 @@ def _of_sizes(given: Mapping[str, Any], symbols: Mapping[str, str], sizes: Mappi
     import torch
 
     examples = dict(given)
-    for name, words in symbols.items():
+    for name, ops in symbols.items():
         value = given[name]
-        shape = [sizes.get(letter, int(size)) for letter, size in zip(words.split(), value.shape, strict=True)]
+        shape = [sizes.get(letter, int(size)) for letter, size in zip(ops.split(), value.shape, strict=True)]
         if shape != list(value.shape):
             made = torch.zeros(shape, dtype=value.dtype, device=value.device)
             examples[name] = made.requires_grad_(value.requires_grad)

@@ -145,22 +145,22 @@ def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]
     first_of: dict[str, Any] = {}
     for place, name in inputs.items():
         value = placeholders[place].meta["val"] if place in placeholders else None
-        words = symbols.get(name, "").split()
-        for dim, (word, size) in enumerate(zip(words, getattr(value, "shape", ()), strict=False)):
-            if word.isdigit():
+        ops = symbols.get(name, "").split()
+        for dim, (op, size) in enumerate(zip(ops, getattr(value, "shape", ()), strict=False)):
+            if op.isdigit():
                 continue
-            letters.where_open.setdefault(word, (name, dim))
+            letters.where_open.setdefault(op, (name, dim))
             expression: Any = None if isinstance(size, int) else size.node.expr
             if expression is None or expression.is_Integer:  # a loop over it, say, was run as often as it is long
-                letters.fixed[word] = int(size)
+                letters.fixed[op] = int(size)
                 continue
-            if word in first_of and first_of[word] != expression:
-                letters.same_sizes[expression] = first_of[word]
-            first_of.setdefault(word, expression)
-            letters.symbols.setdefault(str(first_of[word]), word)
-            limit = letters.limits.get(word, Limit()) & _limit(program.range_constraints.get(expression))
-            letters.limits[word] = limit & interval(size.node.shape_env.guards, expression, int(size.node.hint))
-    within = {first_of[word]: letters.limits[word] for word in first_of}
+            if op in first_of and first_of[op] != expression:
+                letters.same_sizes[expression] = first_of[op]
+            first_of.setdefault(op, expression)
+            letters.symbols.setdefault(str(first_of[op]), op)
+            limit = letters.limits.get(op, Limit()) & _limit(program.range_constraints.get(expression))
+            letters.limits[op] = limit & interval(size.node.shape_env.guards, expression, int(size.node.hint))
+    within = {first_of[op]: letters.limits[op] for op in first_of}
     known = exact(program.graph.nodes) | constants(open_sizes(program.graph.nodes), within)
     of_letters = dict(letters.same_sizes)
     letters.same_sizes |= {

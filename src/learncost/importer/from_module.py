@@ -115,9 +115,9 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
     from learncost.importer.evaluated import evaluation_of, saved_of, values_of
     from learncost.importer.inputs import examples, sized
     from learncost.importer.live import LiveModule
-    from learncost.importer.room import with_room, with_values
+    from learncost.importer.materialize import with_room, with_values
+    from learncost.importer.pipeline import table_of
     from learncost.importer.running import ModuleStepping
-    from learncost.importer.whole import table_of
     from learncost.importer.wrappers import readable
 
     module = readable(module)

@@ -124,7 +124,7 @@ def _literal(text: str, label: str) -> Input:
     """`use_cache = false`: a value as JSON writes it, or as Python does."""
     name, equals, value = (part.strip() for part in text.partition("="))
     first, *rest = text.split() or [""]
-    if not equals and any(word.lower() in KINDS for word in (first, *rest[:1])):
+    if not equals and any(op.lower() in KINDS for op in (first, *rest[:1])):
         is_kind = first.lower() in (*KINDS, *_SEVERAL)
         meant = f"x: {text.strip()}" if is_kind else f"{first}: {' '.join(rest)}"
         raise InputError(f"{label} has no colon behind the name of the input: write it as in {shown(meant)}")
@@ -239,8 +239,8 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
     if wrong := next((name for name in symbols if name not in said), None):
         raise InputError(f"there is no input {shown(wrong)}{nearest(wrong, said)}; the inputs are {', '.join(said)}")
 
-    for name, words in symbols.items():
-        if not isinstance(words, str) or not isinstance(said[name], torch.Tensor):
+    for name, ops in symbols.items():
+        if not isinstance(ops, str) or not isinstance(said[name], torch.Tensor):
             raise InputError(
                 f"symbols say the sizes of a tensor as text, {{'x': 'B 64'}}; {name} is a {type(said[name]).__name__}: "
                 "leave it out of symbols, and its sizes are the example's, or let forward take each tensor by a name"
@@ -322,11 +322,11 @@ def sized(given: Sequence[Input] | Mapping[str, Any], sizes: Mapping[str, int], 
     if not isinstance(given, Mapping):
         return tensors(given, {**examples_of(given), **sizes})
     values = dict(given)
-    for name, words in symbols.items():
+    for name, ops in symbols.items():
         value = values[name]
-        for dim, word in enumerate(words.split()):
-            if not word.isdigit() and value.shape[dim] != sizes.get(word, value.shape[dim]):
-                times = -(-sizes[word] // value.shape[dim])
-                value = value.detach().repeat_interleave(times, dim).narrow(dim, 0, sizes[word])
+        for dim, op in enumerate(ops.split()):
+            if not op.isdigit() and value.shape[dim] != sizes.get(op, value.shape[dim]):
+                times = -(-sizes[op] // value.shape[dim])
+                value = value.detach().repeat_interleave(times, dim).narrow(dim, 0, sizes[op])
         values[name] = value if value is given[name] else value.contiguous().requires_grad_(given[name].requires_grad)
     return values

@@ -11,7 +11,7 @@ from learncost.importer.export import Exported
 from learncost.importer.fold import Fold, Item, carried_again, made_of, reads_of
 from learncost.importer.text import TextWriter, identifier, tail
 from learncost.importer.views import StoredValue
-from learncost.ir.count import Polynomial
+from learncost.ir.polynomial import Polynomial
 from learncost.ir.stated import Limit, StateDictEntry
 
 _WORD = re.compile(r"[^\W\d]\w*")

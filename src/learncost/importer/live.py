@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from learncost.importer.inputs import Input
+from learncost.importer.pipeline import table_of
 from learncost.importer.walk import ImportedModule
-from learncost.importer.whole import table_of
 
 
 @dataclass

@@ -11,7 +11,7 @@ from learncost.importer.examples import as_called
 from learncost.importer.refusals import exports
 from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 from learncost.layers.layer import layer
 
 

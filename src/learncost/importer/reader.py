@@ -124,7 +124,7 @@ class GraphReader:
                 known = self.add(value.view, value.by)
             else:
                 kept, hidden = (value.value, value.view) if value.hides else (value.view, value.value)
-                known = self.word("select", value.by, kept, hidden)
+                known = self.op("select", value.by, kept, hidden)
             self.of_masked.append((known, value))
         return known.fresh()
 
@@ -192,7 +192,7 @@ class GraphReader:
         )
         view = View.of(stored, [0 if equal(size, 1) else 1 for size in shape])
         letters = tuple(range(len(shape)))
-        self.recorder.add(Equation("word", (NamedView(view, letters),), (), word="ones" if number else "zeros"))
+        self.recorder.add(Equation("word", (NamedView(view, letters),), (), op="ones" if number else "zeros"))
         return view
 
     def index(self, value: Any, reads: AxisClass) -> View:
@@ -309,7 +309,7 @@ class GraphReader:
         operands: Sequence[Any],
         *,
         signs: Sequence[int] = (),
-        word: str = "",
+        op: str = "",
         hint: str = "",
         where: Sequence[DimensionCondition] = (),
     ) -> View:
@@ -326,7 +326,7 @@ class GraphReader:
                 reads.append(number)
             else:
                 reads.append((view, range(most - len(view.dims), most)))
-        return self.recorder.line(kind, reads, range(most), signs=signs, word=word, hint=hint, where=where)
+        return self.recorder.line(kind, reads, range(most), signs=signs, op=op, hint=hint, where=where)
 
     def add(self, *operands: Any, signs: Sequence[int] = (), hint: str = "") -> View:
         return self.pointwise("sum", operands, signs=signs or [1] * len(operands), hint=hint)
@@ -334,23 +334,23 @@ class GraphReader:
     def multiply(self, *operands: Any, hint: str = "") -> View:
         return self.pointwise("product", operands, hint=hint)
 
-    def word(self, word: str, *operands: Any, hint: str = "") -> View:
-        return self.pointwise("word", operands, word=word, hint=hint)
+    def op(self, op: str, *operands: Any, hint: str = "") -> View:
+        return self.pointwise("word", operands, op=op, hint=hint)
 
     def along(
-        self, word: str, view: View, dims: Sequence[int], *more: NumberOperand, keep: bool = True, hint: str = ""
+        self, op: str, view: View, dims: Sequence[int], *more: NumberOperand, keep: bool = True, hint: str = ""
     ) -> View:
         """A word that acts along dimensions; `keep`: they stay in the result, as in a softmax."""
         letters = range(len(view.dims))
         acts = [dim for dim in dims if view.dims[dim]]
         out = letters if keep else [letter for letter in letters if letter not in dims]
-        return self.recorder.line("word", [(view, letters), *more], out, word=word, acts=acts, hint=hint)
+        return self.recorder.line("word", [(view, letters), *more], out, op=op, acts=acts, hint=hint)
 
     def keep(self, value: View, mean: Any, variance: Any, momentum: float) -> None:
         """Note that the last line, a normalization, keeps running statistics: of the dimension 1, in these buffers."""
         paths = [path for each in (mean, variance) if (path := self._buffer(each)) is not None]
         equation = self.recorder.equations[-1]
-        if len(paths) < 2 or equation.word != "normalize" or equation.stored is not value.stored:
+        if len(paths) < 2 or equation.op != "normalize" or equation.stored is not value.stored:
             return
         module = paths[0].rpartition(".")[0]
         counted = f"{module}.num_batches_tracked".removeprefix(".")

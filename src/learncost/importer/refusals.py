@@ -213,8 +213,8 @@ def is_by_func(error: BaseException) -> bool:
     if type(error).__name__ in _ON_VALUES:
         return False
     frames = [each for each in traceback.extract_tb(error.__traceback__) if _TRANSFORMS in each.filename]
-    takes = any(word in each.name for each in frames for word in ("grad", "vjp", "jvp"))
-    return takes or any(words in str(error) for words in _DERIVATIVES)
+    takes = any(op in each.name for each in frames for op in ("grad", "vjp", "jvp"))
+    return takes or any(ops in str(error) for ops in _DERIVATIVES)
 
 
 def raises_too(module: Any, values: Mapping[str, Any], error: InputError) -> bool:

@@ -88,14 +88,14 @@ def lines_of(reader: GraphReader, expression: Any) -> NumberOperand | View:
     if expression.is_Mul:
         return reader.multiply(*several)
     if expression.is_Pow and expression.exp == -1:
-        return reader.word("divide", 1.0, several[0])
+        return reader.op("divide", 1.0, several[0])
     if expression.is_Pow:
-        return reader.word("power", *several)
+        return reader.op("power", *several)
     if isinstance(expression, FloorDiv):
-        return reader.word("floor", reader.word("divide", *several))
-    words = {sympy.log: "log", sympy.exp: "exp", sympy.Max: "maximum", Max: "maximum", Min: "at_most"}
-    if (word := words.get(expression.func)) is not None and len(several) < 3:
-        return reader.word(word, *several)
+        return reader.op("floor", reader.op("divide", *several))
+    ops = {sympy.log: "log", sympy.exp: "exp", sympy.Max: "maximum", Max: "maximum", Min: "at_most"}
+    if (op := ops.get(expression.func)) is not None and len(several) < 3:
+        return reader.op(op, *several)
     raise reader.refusal(f"the number {expression}, which follows from sizes")
 
 

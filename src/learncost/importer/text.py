@@ -331,7 +331,7 @@ class _WrittenLine:
         operands = [self.operand(operand) for operand in several]
         if equation.kind == "word":
             acts = " ".join(name for letter in equation.acts for name in self.rows(letter))
-            right = f"{equation.word}{f'[{acts}]' if acts else ''}({', '.join(operands)})"
+            right = f"{equation.op}{f'[{acts}]' if acts else ''}({', '.join(operands)})"
         elif equation.kind == "sum":
             right = " ".join(
                 f"{'-' if sign < 0 else '+'} {text}" for sign, text in zip(equation.signs, operands, strict=True)
@@ -437,19 +437,19 @@ def _signed(writer: TextWriter, size: Size, axis: str) -> str:
         monomials = []
         for term in without_rests(size).as_ordered_terms():
             coefficient, factors = term.as_coeff_mul()
-            words = []
+            ops = []
             for factor in factors:
                 base, power = factor.as_base_exp()
                 base, power = (base, power) if base.is_Symbol and power > 0 else (factor, 1)
-                words += [f"#{writer.size_letter(base)}"] * int(power)
+                ops += [f"#{writer.size_letter(base)}"] * int(power)
             if coefficient.q != 1:
-                words[0] += f"/{coefficient.q}"
-            monomials.append((int(coefficient.p), words))
+                ops[0] += f"/{coefficient.q}"
+            monomials.append((int(coefficient.p), ops))
     text = ""
-    for factor, words in monomials:
+    for factor, ops in monomials:
         inner = [
-            *([str(abs(factor))] if abs(factor) != 1 or not (words or axis) else []),
-            *words,
+            *([str(abs(factor))] if abs(factor) != 1 or not (ops or axis) else []),
+            *ops,
             *([axis] if axis else []),
         ]
         text += f" {'-' if factor < 0 else '+'} {' '.join(inner)}"

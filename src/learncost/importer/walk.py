@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.importer import rules  # they register themselves
 from learncost.importer.axes import AxisClass, Size
-from learncost.importer.bodies import with_words
+from learncost.importer.bodies import with_ops
 from learncost.importer.changes import Change, changes, following, unsettled
 from learncost.importer.constants import NodeConstants
 from learncost.importer.equations import Equation, NamedView
@@ -17,11 +17,11 @@ from learncost.importer.export import Exported, export
 from learncost.importer.fold import Item, folded
 from learncost.importer.layer_text import LayerText
 from learncost.importer.nodes import SAME_SIZES, operator_name, size_of
-from learncost.importer.ones import as_given, kept_axes
 from learncost.importer.operands import ChosenPlaces, Complex, GivenTensor, IntegerValue, Masked
 from learncost.importer.reader import GraphReader
 from learncost.importer.reading import read
 from learncost.importer.text import TextWriter, needed, read_in_products
+from learncost.importer.unit_dims import as_given, kept_axes
 from learncost.importer.views import StoredValue, View
 from learncost.ir.errors import InputError
 from learncost.ir.stated import Limit
@@ -257,7 +257,7 @@ def _ways(equations: Sequence[Equation], end: StoredValue) -> set[StoredValue]:
     """Every value through which a gradient comes from an end."""
     ways = {end}
     for equation in reversed(equations):
-        if equation.word != "stop_gradient" and any(read.view.stored in ways for read in equation.left):
+        if equation.op != "stop_gradient" and any(read.view.stored in ways for read in equation.left):
             ways.update(equation.reads)
     return ways
 
@@ -284,7 +284,7 @@ def _written(
     while before := [each for each in _behind(reader, exported, equations) if each not in kept]:
         kept += before
         equations = needed(recorder.equations, kept)
-    equations = needed(with_words(equations, kept, reader.masked), kept)
+    equations = needed(with_ops(equations, kept, reader.masked), kept)
     equations = needed(read_in_products(equations, kept), kept)
     items: list[Item] = list(equations)
     if fold:

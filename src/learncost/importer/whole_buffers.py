@@ -16,7 +16,7 @@ def known() -> Iterator[None]:
     import torch
     import torch.export._trace
 
-    from learncost.importer.room import has_numbers
+    from learncost.importer.materialize import has_numbers
 
     traces: Any = torch.export._trace
     shapes_alone = traces._fakify_params_buffers

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learncost.ir.count import first_of, place_cut, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op
+from learncost.ir.polynomial import first_of, place_cut, size_of
 from learncost.ir.term import Term
 from learncost.ops.collectives import place_changed
 
@@ -35,10 +35,10 @@ class Exchange(Protocol):
 def collected(line: Op, operands: list[Array], sizes: Mapping[str, int], exchange: Exchange | None) -> Array:
     """The result of a collective on one device."""
     if exchange is None:
-        raise InputError(f"{line.word} is between devices, and there is one: run the placed table on a mesh")
-    if line.word in ("dispatch", "combine"):
+        raise InputError(f"{line.op} is between devices, and there is one: run the placed table on a mesh")
+    if line.op in ("dispatch", "combine"):
         return _rows(line, operands, sizes, exchange)
-    if line.word == "part":
+    if line.op == "part":
         place = place_changed(line)
         (whole,) = line.right
         assert isinstance(whole, Term)
@@ -46,29 +46,29 @@ def collected(line: Op, operands: list[Array], sizes: Mapping[str, int], exchang
         first, size = first_of(end, sizes) - first_of(start, sizes), size_of(end, sizes)
         return np.asarray(operands[0])[(*[slice(None)] * place, slice(first, first + size))]
     mesh_axis, places = line.axes[0], tuple(map(int, line.axes[1:]))
-    if line.word == "receive":
+    if line.op == "receive":
         return exchange.receive(mesh_axis, places[0])
     (before,), (array,), after = line.right, operands, line.left[0]
-    if line.word == "send":
+    if line.op == "send":
         exchange.send(mesh_axis, places[0], array)
         return array
     assert isinstance(before, Term)
     arrays, here = exchange(mesh_axis, np.asarray(array), places)  # a stack is a list of its slices
-    if line.word == "pass_on":
+    if line.op == "pass_on":
         return arrays[here - 1]
-    if line.word in _JOINS:
-        return _JOINS[line.word].reduce(arrays, axis=0)
+    if line.op in _JOINS:
+        return _JOINS[line.op].reduce(arrays, axis=0)
     source, target = (place_cut(term.declared, mesh_axis) for term in (before, after))
-    if line.word == "all_gather":
+    if line.op == "all_gather":
         assert source is not None
         return _whole(arrays, source, size_of(after.declared[source], sizes))
     assert target is not None
     own = [_part(each, target, here, size_of(after.declared[target], sizes), len(arrays)) for each in arrays]
-    if line.word == "reduce_scatter":
+    if line.op == "reduce_scatter":
         return np.add.reduce(own, axis=0)
-    if line.word == "shard":
+    if line.op == "shard":
         return own[here]
-    assert line.word == "all_to_all", line.word
+    assert line.op == "all_to_all", line.op
     assert source is not None
     return _whole(own, source, size_of(after.declared[source], sizes))
 
@@ -88,7 +88,7 @@ def _rows(line: Op, operands: list[Array], sizes: Mapping[str, int], exchange: E
     owner = (chosen % size_of(read.rpartition("/")[0], sizes) // size_of(read, sizes)).reshape(-1)
     lying = [axis for axis in (*rows, *rest) if axis in before.loops]
     array = array.transpose([before.loops.index(axis) for axis in lying])
-    if line.word == "dispatch":
+    if line.op == "dispatch":
         array = array[tuple(slice(None) if axis in lying else None for axis in (*rows, *rest))]
         form = array.shape[len(rows) :]
         array = np.broadcast_to(array, (*chosen.shape, *form)).reshape(-1, *form)

@@ -13,10 +13,10 @@ from learncost.autodiff.derive import derive
 from learncost.interpreter.collected import Exchange
 from learncost.interpreter.moves import Array, Sizes
 from learncost.interpreter.operation import Operation, prepared
-from learncost.ir.count import base, came_from, shape_of, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop, Statement, check_derived, walk, windows
+from learncost.ir.loop import Loop, Statement, check_derived, walk, windows
+from learncost.ir.polynomial import base, came_from, shape_of, size_of
 from learncost.ir.table import Table
 from learncost.ir.totals import added, begun, empty
 from learncost.ir.value import IdentityKey, Value

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import cuts, first_of, size_of
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import cuts, first_of, size_of
 from learncost.ir.term import Literal, Operand, Read, Term
 
 Array = Any

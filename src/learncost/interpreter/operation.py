@@ -14,9 +14,9 @@ import numpy as np
 from learncost.interpreter.collected import Exchange, collected
 from learncost.interpreter.functions import function_of, precision
 from learncost.interpreter.moves import Array, Sizes, beyond_of, index_of, move_of, reader, spread
-from learncost.ir.count import first_of, shape_of, size_of, whole
 from learncost.ir.errors import InputError
 from learncost.ir.line import RELATIONS, Condition, Line, Op, Product, Sum
+from learncost.ir.polynomial import first_of, shape_of, size_of, whole
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
 from learncost.ir.zigzag import devices_name, position
@@ -28,7 +28,7 @@ Operation = Callable[[Mapping[str, Array], Sizes, Exchange | None], Array]
 
 def prepared(line: Line, roles: Mapping[str, Value]) -> Operation:
     """What a line of the normal form does: all that its axes say is worked out once, however often it runs."""
-    if isinstance(line, Op) and line.word != "inside" and entry(line.word).kind == "collective":
+    if isinstance(line, Op) and line.op != "inside" and entry(line.op).kind == "collective":
         names = [term.name for term in line.right]
         return lambda values, sizes, exchange: collected(line, [values[name] for name in names], sizes, exchange)
     if isinstance(line, Product):
@@ -159,12 +159,12 @@ def _numbers(array: Array) -> Array:
 
 def _word(line: Op) -> Operation:
     want = line.left[0].loops
-    if line.word == "inside":
+    if line.op == "inside":
         return lambda values, sizes, exchange: _inside(line.where, want, sizes)
-    row = entry(line.word)
+    row = entry(line.op)
     if row.fill is not None:
         return lambda values, sizes, exchange: np.full(shape_of(want, sizes), row.fill, precision(values))
-    if line.word == "eye":
+    if line.op == "eye":
         return lambda values, sizes, exchange: _eye(want, sizes)
     if row.kind == "reduction":
         (term,) = line.right
@@ -173,7 +173,7 @@ def _word(line: Op) -> Operation:
         acted = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
         remaining = tuple(axis for axis in term.loops if axis in want)
         return lambda values, sizes, exchange: spread(reduce(values[name], axis=acted), remaining, want)
-    if line.word in ("append", "join"):
+    if line.op in ("append", "join"):
         return lambda values, sizes, exchange: _joined(line, want, values, sizes)
     if row.kind in ("scan", "choice"):
         return lambda values, sizes, exchange: _along(line, row, values, sizes)
@@ -196,7 +196,7 @@ def _joined(line: Op, want: tuple[str, ...], values: Mapping[str, Array], sizes:
     """Arrays one behind another, in the order of the left, each with its own positions."""
     arrays, place = [values[term.name] for term in line.right], want.index(line.axes[0])
     joined = np.concatenate(arrays, axis=place)
-    if line.word == "join" and joined.shape != shape_of(want, sizes):
+    if line.op == "join" and joined.shape != shape_of(want, sizes):
         parts = " + ".join(str(array.shape[place]) for array in arrays)
         raise InputError(f"axis {line.axes[0]} is {size_of(line.axes[0], sizes)}, but what is joined on it {parts}")
     return joined

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.ir.count import base, size_of
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import base, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class AffineTerm:
         return self.factor * (result // self.over)
 
     def __str__(self) -> str:
-        words = [str(abs(self.factor))] if abs(self.factor) != 1 or not (self.sizes or self.axis) else []
+        ops = [str(abs(self.factor))] if abs(self.factor) != 1 or not (self.sizes or self.axis) else []
         sizes = "".join(f"#{size}" for size in self.sizes) + (f"/{self.over}" if self.over != 1 else "")
-        return " ".join((*words, *((sizes,) if sizes else ()), *((self.axis,) if self.axis else ())))
+        return " ".join((*ops, *((sizes,) if sizes else ()), *((self.axis,) if self.axis else ())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from learncost.ir.count import base
 from learncost.ir.errors import NotationError
 from learncost.ir.line import Condition, Line, Op, Product, Sum
+from learncost.ir.polynomial import base
 from learncost.ir.term import Literal, Operand, Read, Term, terms_of
 
 
@@ -99,9 +99,9 @@ def check_shape(line: Line) -> None:
     elif isinstance(line, Op):
         for axis in line.axes:
             if axis not in right:
-                raise NotationError(f"{line.word} acts on axis {axis}, which is not there", str(line))
+                raise NotationError(f"{line.op} acts on axis {axis}, which is not there", str(line))
             if line.axes.count(axis) > 1:
-                raise NotationError(f"axis {axis} stands twice in {line.word}[{' '.join(line.axes)}]", str(line))
+                raise NotationError(f"axis {axis} stands twice in {line.op}[{' '.join(line.axes)}]", str(line))
     if line.left[0].indexed and not isinstance(line, Product):
         raise NotationError("an index on the left stands before a product only", str(line))
     for condition in line.where:

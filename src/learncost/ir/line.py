@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-from learncost.ir.count import Polynomial, base
-from learncost.ir.sides import MatmulDims, sides
+from learncost.ir.matmul_dims import MatmulDims, sides
+from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.term import Literal, Operand, Term
 
 
@@ -235,7 +235,7 @@ class Op(Line):
     derived, but the word `opaque`: what is said of its cost.
     """
 
-    word: str = ""
+    op: str = ""
     axes: tuple[str, ...] = ()
     part: str = "body"
     given: tuple[str, ...] = ()
@@ -260,14 +260,14 @@ class Op(Line):
         return line.with_changed(axes=tuple(axes.get(a, a) for a in self.axes), opaque=opaque)
 
     def __str__(self) -> str:
-        word = {"gradient": f"{self.word}'", "jacobian": f"jacobian {self.word}"}.get(self.part, self.word)
+        op = {"gradient": f"{self.op}'", "jacobian": f"jacobian {self.op}"}.get(self.part, self.op)
         acts = f"[{' '.join(self.axes)}]" if self.axes else ""
-        right = f"{word}{acts}({', '.join(map(str, self.right))}){self.opaque or ''}"
+        right = f"{op}{acts}({', '.join(map(str, self.right))}){self.opaque or ''}"
         return f"{' '.join(map(str, self.left))} = {right}{self._suffix()}"
 
 
 def alias(line: Line) -> bool:
     """Another name for the same array: a sum of one term with the sign +, or what was written into its room."""
     if isinstance(line, Op):
-        return line.word == "append"
+        return line.op == "append"
     return isinstance(line, Sum) and len(line.right) == 1 and line.signs == (1,)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from math import isinf
 
 from learncost.ir.affine import Affine, AffineTerm, total
-from learncost.ir.count import LARGEST
 from learncost.ir.errors import in_two_lines
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.parsed import OWN, LayerCall
+from learncost.ir.polynomial import LARGEST
 from learncost.ir.term import Literal, Operand, Read, Term
 
 _NAME = r"(?:(?:\d+\.)+(?![eE]\d))?[^\W\d][\w.]*"  # parts of a path may be numbers, as in 0.weight
@@ -261,7 +261,7 @@ class LineReader:
             operands.append(self.operand())
             if not self.take(",") and self.peek != ")":
                 raise RefusedError(f"{name} takes operands with commas between them")
-        return Op(left, tuple(operands), where, word=name, axes=axes)
+        return Op(left, tuple(operands), where, op=name, axes=axes)
 
     def call(self, layer: str, left: tuple[Term, ...], where: tuple[Condition, ...]) -> LayerCall:
         arguments: list[str] = []

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError, NotationError, advice, header_advice
 from learncost.ir.line import Condition, Line, Meta, Op, Opaque, RunningStatistics
 from learncost.ir.line_reader import LineReader, RefusedError, check_whole, is_name
+from learncost.ir.loop import Carry
 from learncost.ir.parsed import Header, LayerCall, Parsed, ParsedLoop
-from learncost.ir.repeat import Carry
+from learncost.ir.polynomial import Polynomial
 from learncost.ir.term import Term
 
 _ORIGIN = re.compile(
@@ -147,7 +147,7 @@ def _running(match: re.Match[str], line: Line, text: str) -> RunningStatistics:
     mean, axes, variance, count, momentum = match.groups()
     rule = "`running` stands behind a normalize, as in `running m[c] v[c] n[] momentum 0.1`"
     result = line.left[0].axes
-    if not isinstance(line, Op) or line.word != "normalize" or not set(axes.split()) <= set(result) - set(line.axes):
+    if not isinstance(line, Op) or line.op != "normalize" or not set(axes.split()) <= set(result) - set(line.axes):
         raise NotationError(f"{rule}, with axes that it does not act on", text)
     try:
         share = None if momentum == "none" else float(momentum)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from learncost.ir.line import Condition, Line
-from learncost.ir.repeat import Carry
+from learncost.ir.loop import Carry
 from learncost.ir.term import Term
 
 OWN = "*"

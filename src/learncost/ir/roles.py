@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from learncost.ir.count import base
 from learncost.ir.errors import NotationError
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.parse import split_names
 from learncost.ir.parsed import Header
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term, terms_of
 from learncost.ir.value import GIVEN, INDICES, Value

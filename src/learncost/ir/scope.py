@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.affine import Affine
 from learncost.ir.axes import check_shape, settle, terms_in
-from learncost.ir.count import base, names_of_sizes
 from learncost.ir.errors import NotationError, advice
 from learncost.ir.line import Line, Op
 from learncost.ir.line_reader import twice
+from learncost.ir.loop import Carry, Loop, Statement, walk, windows
 from learncost.ir.parsed import OWN, Header, LayerCall, Parsed, ParsedLoop
-from learncost.ir.repeat import Carry, Loop, Statement, walk, windows
+from learncost.ir.polynomial import base, names_of_sizes
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value

@@ -11,11 +11,11 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import LARGEST as LARGEST
-from learncost.ir.count import Polynomial, base, names_of_sizes
 from learncost.ir.errors import InputError, NotationError
+from learncost.ir.loop import walk, windows
 from learncost.ir.parse import split_names
-from learncost.ir.repeat import walk, windows
+from learncost.ir.polynomial import LARGEST as LARGEST
+from learncost.ir.polynomial import Polynomial, base, names_of_sizes
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read
 from learncost.ir.value import IdentityKey
@@ -158,8 +158,8 @@ class Stated:
         self.undecided += [name for name in split_names(text) if name not in self.undecided]
 
     def _stored(self, text: str, line: str) -> None:
-        name, *words = text.split() or [""]
-        shape = words.pop() if words and words[-1].startswith("[") else None
+        name, *ops = text.split() or [""]
+        shape = ops.pop() if ops and ops[-1].startswith("[") else None
         if not name or (shape is not None and not re.fullmatch(r"\[(\d+(,\d+)*)?\]", shape)):
             raise NotationError(
                 "what a state_dict calls otherwise is written `stored: W net.0.weight [4,1,3,3]`: the name, its paths, "
@@ -167,7 +167,7 @@ class Stated:
                 line,
             )
         sizes = None if shape is None else tuple(map(int, re.findall(r"\d+", shape)))
-        self.stored[name] = StateDictEntry(tuple(tuple(word.split("=")) for word in words), sizes)
+        self.stored[name] = StateDictEntry(tuple(tuple(op.split("=")) for op in ops), sizes)
 
     def _unread(self, text: str, line: str) -> None:
         if not text.strip().isdecimal():

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from learncost.ir.count import base
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Sum
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.polynomial import base
 from learncost.ir.value import FIXED, INDICES, Value, axes_of
 
 

@@ -9,8 +9,8 @@ from itertools import zip_longest
 from typing import TypeAlias
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import factors, size_of, summands
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import factors, size_of, summands
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 
 from learncost.ir.line import Line, Op, Sum
-from learncost.ir.repeat import Carry, Loop, Statement
+from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.term import Term
 
 
 def empty(lines: Iterable[Statement]) -> frozenset[str]:
     """The names that hold zeros alone, in the scope of these lines."""
-    return frozenset(line.name for line in lines if isinstance(line, Op) and line.word == "zeros")
+    return frozenset(line.name for line in lines if isinstance(line, Op) and line.op == "zeros")
 
 
 def begun(repeat: Loop, nothing: Set[str]) -> frozenset[str]:

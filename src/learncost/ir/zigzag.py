@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from learncost.ir.count import base, whole
+from learncost.ir.polynomial import base, whole
 
 
 def position(place: Any, size: Any, devices: Any) -> Any:

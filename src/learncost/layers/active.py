@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from learncost.ir.count import Polynomial, base, total
 from learncost.ir.line import Line, Op
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial, base, total
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 

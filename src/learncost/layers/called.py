@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from learncost.ir.count import base
 from learncost.ir.errors import NotationError
 from learncost.ir.line import Condition, Line, Meta
+from learncost.ir.loop import Carry, Loop, Statement, walk, windows
 from learncost.ir.parsed import LayerCall, Parsed, ParsedLoop
-from learncost.ir.repeat import Carry, Loop, Statement, walk, windows
+from learncost.ir.polynomial import base
 from learncost.ir.scope import Axes, Expanded
 from learncost.ir.table import Table
 from learncost.ir.value import DRAWN, FIXED

@@ -10,13 +10,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from learncost.ir.count import ZERO, Polynomial, base
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import NotationError, advice
 from learncost.ir.line import Line, Op, Opaque
+from learncost.ir.loop import Loop, Statement, each_line, walk
 from learncost.ir.parse import parse_header, parse_lines, split_names
 from learncost.ir.parsed import Header, LayerCall, Parsed
-from learncost.ir.repeat import Loop, Statement, each_line, walk
+from learncost.ir.polynomial import ZERO, Polynomial, base
 from learncost.ir.roles import check as check_roles
 from learncost.ir.roles import role, spelled
 from learncost.ir.scope import Axes, Expanded, bind
@@ -25,8 +25,8 @@ from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.layers.called import expanded, own_equations
+from learncost.layers.gradient_plan import GradientPlan
 from learncost.layers.parts import PART, SHOWN
-from learncost.layers.reach import GradientPlan
 from learncost.layers.spelling import differentiable, spell
 from learncost.ops import OpDef, canonical, entries, entry, plain
 
@@ -242,7 +242,7 @@ def defined(
 ) -> Layer:
     """The layer of a header and its parsed lines, which may call others; with what is said of it otherwise."""
     calls = _Calls(layers)
-    table = _with_choices(bind(header, lines, _check_word, calls, roles))
+    table = _with_choices(bind(header, lines, _check_op, calls, roles))
     check_roles(table, header, roles)
     equations = {**calls.equations, **equations}
     table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
@@ -281,12 +281,12 @@ def _check_gradients(table: Table) -> None:
         for line in lines:
             if isinstance(line, Loop):
                 check(line.lines, reach.inner[line.makes])
-            elif isinstance(line, Op) and entry(line.word).gradient:
-                may = {*differentiable(line), *map(line.given.index, entry(line.word).conditions)}
+            elif isinstance(line, Op) and entry(line.op).gradient:
+                may = {*differentiable(line), *map(line.given.index, entry(line.op).conditions)}
                 for place, term in enumerate(line.right):
                     if place not in may and term.name in reach.needed:
                         raise NotationError(
-                            f"{line.word} has no gradient for its operand {term.name}: give a number, as in "
+                            f"{line.op} has no gradient for its operand {term.name}: give a number, as in "
                             f"{_with_number(line, place)}, or an input that a line `constants: {term.name}` names",
                             str(line),
                         )
@@ -297,7 +297,7 @@ def _check_gradients(table: Table) -> None:
 def _with_choices(table: Table) -> Table:
     """The table in which what a word chooses is an index, and is refused where it is read as a value."""
     lines = [line for line, _ in walk(table.lines)]
-    chosen = {line.name for line in lines if isinstance(line, Op) and entry(line.word).kind == "choice"}
+    chosen = {line.name for line in lines if isinstance(line, Op) and entry(line.op).kind == "choice"}
     for line in lines:
         if wrong := next((term for term in line.right if term.name in chosen), None):
             problem = f"{wrong.name} holds places: it is read at, as in X[v={wrong}]"
@@ -339,57 +339,57 @@ def _tagged(line: Line, name: str, equations: Mapping[str, str]) -> Line:
     return replace(line, tag=replace(line.tag, layer=name, gradients=gradients, jacobian=jacobian, binding=binding))
 
 
-def _check_word(line: Line) -> Line:
+def _check_op(line: Line) -> Line:
     """Complete a word: its own spelling, default operands, the names of its operands and results in its body."""
     if not isinstance(line, Op) or line.given:
         return line
     try:
-        word = entry(line.word)
+        op = entry(line.op)
     except ValueError as error:
         raise NotationError(f"{error}{advice(str(line)) if 'nearest' not in str(error) else ''}", str(line)) from None
-    if word.kind == "constant" and word.name in ("append", "join"):
-        raise NotationError(f"{word.name} stands in tables that are derived; a layer has no use for it", str(line))
-    if word.kind == "opaque":
+    if op.kind == "constant" and op.name in ("append", "join"):
+        raise NotationError(f"{op.name} stands in tables that are derived; a layer has no use for it", str(line))
+    if op.kind == "opaque":
         return _opaque(line)
-    missing = len(word.inputs) - len(line.right)
-    if missing < 0 or missing > len(word.defaults):
-        problem = f"{word.name} takes {len(word.inputs)} operands, not {len(line.right)}"
+    missing = len(op.inputs) - len(line.right)
+    if missing < 0 or missing > len(op.defaults):
+        problem = f"{op.name} takes {len(op.inputs)} operands, not {len(line.right)}"
         raise NotationError(f"{problem}{advice(str(line))}", str(line))
-    if len(line.left) != len(word.outputs):
-        raise NotationError(f"{word.name} gives {len(word.outputs)} results, not {len(line.left)}", str(line))
-    if word.pointwise and line.axes:
-        raise NotationError(f"{word.name} acts on each element, it takes no axes", str(line))
-    if not word.pointwise and not line.axes and word.kind != "constant":
-        raise NotationError(f"{word.name} needs the axes it acts on, as in {word.name}[N](...)", str(line))
+    if len(line.left) != len(op.outputs):
+        raise NotationError(f"{op.name} gives {len(op.outputs)} results, not {len(line.left)}", str(line))
+    if op.pointwise and line.axes:
+        raise NotationError(f"{op.name} acts on each element, it takes no axes", str(line))
+    if not op.pointwise and not line.axes and op.kind != "constant":
+        raise NotationError(f"{op.name} needs the axes it acts on, as in {op.name}[N](...)", str(line))
     left, right = set(line.left[0].loops), {axis for term in line.right for axis in term.loops}
-    if word.kind == "constant":
+    if op.kind == "constant":
         half, more = divmod(len(line.left[0].axes), 2)
-        if word.fill is None and (more or not half or line.left[0].indexed):
+        if op.fill is None and (more or not half or line.left[0].indexed):
             problem = f"eye pairs axes: the second half of those of {line.left[0]} with the first"
             raise NotationError(problem, str(line))
-        return replace(line, word=word.name, given=word.inputs, gives=word.outputs)
-    if word.kind in ("scan", "choice") and len(line.axes) != 1:
-        raise NotationError(f"{word.name} acts along one axis", str(line))
-    acted = set(line.axes) if word.reduces else set()
-    if word.chooses == "some":
+        return replace(line, op=op.name, given=op.inputs, gives=op.outputs)
+    if op.kind in ("scan", "choice") and len(line.axes) != 1:
+        raise NotationError(f"{op.name} acts along one axis", str(line))
+    acted = set(line.axes) if op.reduces else set()
+    if op.chooses == "some":
         if len(left - right) != 1 or left & acted:
-            problem = f"{word.name} gives its places an axis of their own, as in T[M k] = {word.name}[v](X[M v])"
+            problem = f"{op.name} gives its places an axis of their own, as in T[M k] = {op.name}[v](X[M v])"
             raise NotationError(problem, str(line))
         right |= left - right
     if missing_there := sorted(left - right):
         raise NotationError(f"axis {missing_there[0]} on the left is not on the right", str(line))
     if left != right - acted:
-        raise NotationError(f"the axes of {line.left[0]} must be those of the operands of {word.name}", str(line))
-    if word.outside is None and any(condition.axes & set(line.axes) for condition in line.where):
-        raise NotationError(f"{word.name} has no meaning under a `where` on an axis it acts on", str(line))
-    if word.kind == "choice" and any(not condition.axes & set(line.axes) for condition in line.where):
-        raise NotationError(f"{word.name} takes a `where` on the axis it acts on alone", str(line))
-    if word.inline:
-        return _inline(line, word)
-    defaults = word.defaults[len(word.defaults) - missing :] if missing else ()
+        raise NotationError(f"the axes of {line.left[0]} must be those of the operands of {op.name}", str(line))
+    if op.outside is None and any(condition.axes & set(line.axes) for condition in line.where):
+        raise NotationError(f"{op.name} has no meaning under a `where` on an axis it acts on", str(line))
+    if op.kind == "choice" and any(not condition.axes & set(line.axes) for condition in line.where):
+        raise NotationError(f"{op.name} takes a `where` on the axis it acts on alone", str(line))
+    if op.inline:
+        return _inline(line, op)
+    defaults = op.defaults[len(op.defaults) - missing :] if missing else ()
     tag = replace(line.tag, locals=(*line.tag.locals, *("" for _ in defaults)))
     right_terms = (*line.right, *defaults)
-    return replace(line, word=canonical(line.word), right=right_terms, given=word.inputs, gives=word.outputs, tag=tag)
+    return replace(line, op=canonical(line.op), right=right_terms, given=op.inputs, gives=op.outputs, tag=tag)
 
 
 def _opaque(line: Op) -> Op:
@@ -403,15 +403,15 @@ def _opaque(line: Op) -> Op:
     return replace(line, given=given, gives=gives, opaque=line.opaque or Opaque())
 
 
-def _inline(line: Op, word: OpDef) -> Line:
+def _inline(line: Op, op: OpDef) -> Line:
     """The line of a word's body with the word's own operand and axes in it."""
-    (body,) = word.body
-    operands = dict(zip(word.inputs, line.right, strict=True))
+    (body,) = op.body
+    operands = dict(zip(op.inputs, line.right, strict=True))
     right = tuple(
         replace(term, sizes=spell(term.sizes, line)) if isinstance(term, Literal) else operands[term.name]
         for term in body.right
     )
-    names = dict(zip(word.inputs, line.tag.locals, strict=True))
+    names = dict(zip(op.inputs, line.tag.locals, strict=True))
     tag = replace(line.tag, locals=tuple(names.get(term.name, "") for term in body.right))
     return replace(body, left=line.left, right=right, where=line.where, tag=tag)
 
@@ -462,7 +462,7 @@ def shipped_layer(name: str, line: str = "") -> Layer:
     if name not in shipped():
         near = difflib.get_close_matches(name, shipped(), n=1)
         hint = f"; the nearest is {near[0]!r}" if near else advice(line)
-        if any(canonical(name) == word.name for word in entries()):
+        if any(canonical(name) == op.name for op in entries()):
             hint = f"; {name} is a word, whose operands show their axes, as in {name}(X[M d])"
         raise NotationError(f"no layer is called {name!r}{hint}", line)
     return layer((files("learncost.layers") / "tables" / f"{name}.table").read_text(encoding="utf-8"))

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from learncost.ir.count import base
 from learncost.ir.line import Line, Op, Sum, alias
-from learncost.ir.repeat import Carry, Loop, Statement, defined, walk
+from learncost.ir.loop import Carry, Loop, Statement, defined, walk
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -125,6 +125,6 @@ def _told_apart(line: Loop) -> Loop:
 
 def scores(table: Table) -> set[str]:
     """What log-softmax and its gradient read and make: scores over the vocabulary, or over classes."""
-    words = [line for line, _ in walk(table.lines) if isinstance(line, Op)]
-    lines = [line for line in words if entry(line.word).makes == "logarithms"]
+    ops = [line for line, _ in walk(table.lines) if isinstance(line, Op)]
+    lines = [line for line in ops if entry(line.op).makes == "logarithms"]
     return {name for line in lines for name in (*line.reads, *line.makes)} - set(table.weights)

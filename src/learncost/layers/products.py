@@ -8,10 +8,10 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from learncost.ir.count import ZERO, Polynomial, base, total
 from learncost.ir.line import Condition, Line, Op, Product
-from learncost.ir.repeat import Loop, Statement, each_line
-from learncost.ir.sides import sides
+from learncost.ir.loop import Loop, Statement, each_line
+from learncost.ir.matmul_dims import sides
+from learncost.ir.polynomial import ZERO, Polynomial, base, total
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.ops import entry
@@ -289,7 +289,7 @@ class ScoreGradients:
 
     def again(self, line: Line, attends: bool) -> bool:
         """Whether the next line of a table is the first product of values, one that `attends`, with such a gradient."""
-        if isinstance(line, Op) and line.part == "gradient" and entry(line.word).makes == "shares":
+        if isinstance(line, Op) and line.part == "gradient" and entry(line.op).makes == "shares":
             self._gradients.add(line.name)
             return False
         read = self._gradients.intersection(line.reads)

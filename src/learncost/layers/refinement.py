@@ -120,7 +120,7 @@ class _Hole:
     @property
     def values(self) -> dict[str, Value]:
         """What the lines make, and what the line in whose place they stand makes."""
-        places = {line.name for line in self.lines if isinstance(line, Op) and entry(line.word).kind == "choice"}
+        places = {line.name for line in self.lines if isinstance(line, Op) and entry(line.op).kind == "choice"}
         inner_values = {
             term.name: Value(term.declared, "index" if term.name in places else "value")
             for line in self.lines
@@ -172,8 +172,8 @@ class _Hole:
         line = replace(line, left=left, right=right, where=where, tag=tag)
         if not isinstance(line, Op):
             return line
-        word, axes = (
-            entry(line.word),
+        op, axes = (
+            entry(line.op),
             tuple(outer_axis for axis in line.axes for outer_axis in self.axes.get(axis, (axis,))),
         )
-        return replace(line, axes=axes, word=word.name, given=word.inputs, gives=word.outputs)
+        return replace(line, axes=axes, op=op.name, given=op.inputs, gives=op.outputs)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.repeat import each_line
+from learncost.ir.loop import each_line
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.layers.layer import Layer
@@ -21,13 +21,13 @@ def rewritten(layer: Layer, change: Callable[[Line], Iterable[Line]], **table: o
     return replace(layer, table=replace(layer.table, lines=lines, **table))  # type: ignore[arg-type]  # Table's fields
 
 
-def with_word(layer: Layer, old: str, new: str) -> Layer:
+def with_op(layer: Layer, old: str, new: str) -> Layer:
     """Another word in place of one, such as relu for gelu_tanh."""
-    new_word = entry(new)
+    new_op = entry(new)
 
     def change(line: Line) -> tuple[Line]:
-        if isinstance(line, Op) and line.word == old:
-            return (replace(line, word=new_word.name, given=new_word.inputs, gives=new_word.outputs),)
+        if isinstance(line, Op) and line.op == old:
+            return (replace(line, op=new_op.name, given=new_op.inputs, gives=new_op.outputs),)
         return (line,)
 
     return rewritten(layer, change)
@@ -37,7 +37,7 @@ def with_epsilon(layer: Layer, epsilon: float) -> Layer:
     """Another epsilon in every normalization."""
 
     def change(line: Line) -> tuple[Line]:
-        if isinstance(line, Op) and entry(line.word).makes == "normal":
+        if isinstance(line, Op) and entry(line.op).makes == "normal":
             return (replace(line, right=(line.right[0], Literal(epsilon))),)
         return (line,)
 
@@ -104,8 +104,8 @@ def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
 
 def with_padding(layer: Layer) -> Layer:
     """Attention that does not look at padded keys: minus infinity where `keep.mask` does not hold."""
-    words = (line for line in layer.table.lines if isinstance(line, Op))
-    scores, (keys,) = next((w.right[0].name, w.axes) for w in words if entry(w.word).outside == float("-inf"))
+    ops = (line for line in layer.table.lines if isinstance(line, Op))
+    scores, (keys,) = next((w.right[0].name, w.axes) for w in ops if entry(w.op).outside == float("-inf"))
     batch = layer.table.axes[scores][0]
     values = {
         **layer.table.values,
@@ -125,7 +125,7 @@ def with_padding(layer: Layer) -> Layer:
                 (keep, term, Literal(float("-inf"))),
                 line.where,
                 tag,
-                word="select",
+                op="select",
                 given=("C", "X", "Z"),
                 gives=("Y",),
             )

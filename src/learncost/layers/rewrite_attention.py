@@ -125,14 +125,14 @@ def with_visible(layer: Layer, name: str = "S") -> Layer:
 def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:
     """Attention whose softmax has one more logit for each head, learned, that takes its share to nothing: gpt-oss."""
     heads = layer.table.axes[name][1:-2]
-    new_word = entry("softmax_with_sink")
+    new_op = entry("softmax_with_sink")
 
     def change(line: Line) -> tuple[Line]:
-        if not isinstance(line, Op) or line.word != "softmax" or line.right[0].name != name:
+        if not isinstance(line, Op) or line.op != "softmax" or line.right[0].name != name:
             return (line,)
         tag = replace(line.tag, locals=(*line.tag.locals, sinks))
         right = (*line.right, Term(sinks, heads))
-        return (replace(line, word=new_word.name, right=right, given=new_word.inputs, gives=new_word.outputs, tag=tag),)
+        return (replace(line, op=new_op.name, right=right, given=new_op.inputs, gives=new_op.outputs, tag=tag),)
 
     table = rewritten(layer, change).table
     return replace(

@@ -19,18 +19,18 @@ def with_groups(layer: Layer, scores: str, by: str) -> Layer:
     return refined(layer, by, scores)
 
 
-def without_word(layer: Layer, word: str) -> Layer:
+def without_op(layer: Layer, op: str) -> Layer:
     """What a word was applied to in the place of its result: without `proportion` gates are not normalised."""
     is_removed = False
 
     def change(line: Line) -> tuple[Line]:
         nonlocal is_removed
-        if not isinstance(line, Op) or line.word != word:
+        if not isinstance(line, Op) or line.op != op:
             return (line,)
         is_removed = True
         return (Product(line.left, line.right[:1], line.where, line.tag),)
 
     changed = rewritten(layer, change)
     if not is_removed:
-        raise InputError(f"{layer.name} has no word {word}")
+        raise InputError(f"{layer.name} has no word {op}")
     return changed

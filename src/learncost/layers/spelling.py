@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from learncost.ir.count import base
 from learncost.ir.line import Line, Meta, Op
-from learncost.ir.repeat import Statement, walk
+from learncost.ir.loop import Statement, walk
+from learncost.ir.polynomial import base
 from learncost.ir.term import Term
 from learncost.ops import entry
 
@@ -24,7 +24,7 @@ def differentiable(line: Line) -> list[int]:
     if isinstance(line, Op):
         if line.part != "body" or line.opaque:
             return terms if line.part == "body" else []
-        gradients = {term.name for line in entry(line.word).gradient for term in line.left}
+        gradients = {term.name for line in entry(line.op).gradient for term in line.left}
         return [i for i in terms if f"d{line.given[i]}" in gradients]
     return terms
 
@@ -46,7 +46,7 @@ def condition_names(lines: Iterable[Statement]) -> frozenset[str]:
         for line in bodies
         if line.right
         for term, name in zip(line.right, line.given, strict=False)
-        if name in entry(line.word).conditions
+        if name in entry(line.op).conditions
     )
 
 

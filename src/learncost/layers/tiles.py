@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from learncost.ir.affine import Affine, AffineTerm, total
-from learncost.ir.count import base
 from learncost.ir.line import Line, Meta, Sum
-from learncost.ir.repeat import Statement, walk
+from learncost.ir.loop import Statement, walk
+from learncost.ir.polynomial import base
 from learncost.ir.term import Axis, Read, Term
 from learncost.layers.spelling import primed
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from learncost.autodiff.derive import Derived, derive
-from learncost.ir.count import checked_sizes
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
+from learncost.ir.polynomial import checked_sizes
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from learncost.ir.count import Polynomial
 from learncost.ir.line import Line
+from learncost.ir.polynomial import Polynomial
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.liveness.walk import name_of, walk_of

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from learncost.ir.count import Polynomial, base, shape_of, size_of
 from learncost.ir.line import Op
+from learncost.ir.loop import walk as each
+from learncost.ir.polynomial import Polynomial, base, shape_of, size_of
 from learncost.ir.precision import BYTES
-from learncost.ir.repeat import walk as each
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, IdentityKey
 from learncost.liveness.answer import Live, LiveArray, LiveInterval, Moment
 from learncost.program.calls import ScheduleRules, calls
+from learncost.program.interval_set import IntervalSet
 from learncost.program.lifetimes import Lifetimes, ScheduledArray, Walked, some_turns
-from learncost.program.stretches import IntervalSet
 
 
 def _turns(count: str, sizes: Mapping[str, Any]) -> Any:

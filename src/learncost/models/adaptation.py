@@ -13,7 +13,7 @@ from math import isfinite
 
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.layers.reach import GradientPlan
+from learncost.layers.gradient_plan import GradientPlan
 from learncost.models.model import Model, masks_of
 from learncost.models.parts import NamedParts, sliced
 from learncost.models.sizes import check_size

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import defined
+from learncost.ir.loop import defined
 from learncost.layers.layer import Layer
 from learncost.models.argument import find
 from learncost.models.expression import NotWholeError, evaluate, names

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop, walk
+from learncost.ir.loop import Loop, walk
+from learncost.ir.polynomial import Polynomial
 from learncost.models.adaptation import Learned
 from learncost.models.model import Model
 from learncost.models.modules import module_of

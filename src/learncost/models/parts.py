@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from learncost.ir.count import size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Sum
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model

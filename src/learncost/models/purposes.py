@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from learncost.ir.count import base
 from learncost.ir.line import Line, Op, Product
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import base
 from learncost.ir.term import Read, Term
 from learncost.models.configuration import family_of
 from learncost.models.model import Model
@@ -21,12 +21,12 @@ def layers_that(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozense
 
 def normalizes(line: Line) -> bool:
     """Whether it makes numbers of one scale."""
-    return isinstance(line, Op) and entry(line.word).makes == "normal"
+    return isinstance(line, Op) and entry(line.op).makes == "normal"
 
 
 def activates(line: Line) -> bool:
     """Whether it is a function of each element, as an activation."""
-    return isinstance(line, Op) and entry(line.word).pointwise and len(line.right) == 1
+    return isinstance(line, Op) and entry(line.op).pointwise and len(line.right) == 1
 
 
 def weighs_tokens(line: Line) -> bool:
@@ -50,7 +50,7 @@ def attentions(lines: Collection[Line]) -> tuple[frozenset[str], frozenset[str]]
 
 def makes_shares(line: object) -> bool:
     """Whether it is a softmax, of whatever kind."""
-    return isinstance(line, Op) and entry(line.word).makes == "shares"
+    return isinstance(line, Op) and entry(line.op).makes == "shares"
 
 
 def linear_layers(model: Model) -> frozenset[str]:
@@ -72,7 +72,7 @@ def _chosen_by(lines: Iterable[Line]) -> set[str]:
     """The values that a choice among experts is made of, up to the products that make them."""
     chosen_by: set[str] = set()
     for line in reversed(tuple(lines)):
-        chooses = isinstance(line, Op) and entry(line.word).kind == "choice"
+        chooses = isinstance(line, Op) and entry(line.op).kind == "choice"
         if chooses or (chosen_by & {*line.makes} and not _sums(line)):
             chosen_by |= set(line.reads)
     return chosen_by

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from learncost.layers.layer import Layer
-from learncost.layers.rewrite import with_biases, with_epsilon, with_transposed, with_word
+from learncost.layers.rewrite import with_biases, with_epsilon, with_op, with_transposed
 
 
 def _attention() -> Any:
@@ -28,9 +28,9 @@ def _disentangled() -> Any:
     return rewrite_disentangled
 
 
-def _words(layer: Layer, words: Mapping[str, str]) -> Layer:
-    for old, new in words.items():
-        layer = with_word(layer, old, new)
+def _words(layer: Layer, ops: Mapping[str, str]) -> Layer:
+    for old, new in ops.items():
+        layer = with_op(layer, old, new)
     return layer
 
 
@@ -84,7 +84,7 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "groups": lambda layer, settings: _experts().with_groups(
         layer, settings["of"], settings["by"]
     ),  # {of = value, by = refinement}
-    "without": lambda layer, word: _experts().without_word(layer, word),  # a word
+    "without": lambda layer, op: _experts().without_op(layer, op),  # a word
     "sinks": lambda layer, weight: _attention().with_sinks(layer, weight),  # the weight
     "no_scale": lambda layer, _: _attention().without_scale(layer),
     "alibi": lambda layer, _: _attention().with_alibi(layer),

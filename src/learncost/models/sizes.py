@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from learncost.ir.count import LARGEST as LARGEST
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import LARGEST as LARGEST
 from learncost.models.wording import counted, nearest, shown
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 from learncost.ir.stated import Limit, size_names
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from learncost.ir.line import Op
-from learncost.ops.entry import OpDef, define, entry
+from learncost.ops.op_def import OpDef, define, entry
 
 KIND = "collective"
 
@@ -56,14 +56,14 @@ def place_changed(line: Op) -> int:
 
 def is_collective(line: object) -> TypeGuard[Op]:
     """Whether a line is a word between devices."""
-    return isinstance(line, Op) and _is_between(line.word)
+    return isinstance(line, Op) and _is_between(line.op)
 
 
 @lru_cache(maxsize=4096)
-def _is_between(word: str) -> bool:
-    return entry(word).kind == KIND  # asked of every line that runs
+def _is_between(op: str) -> bool:
+    return entry(op).kind == KIND  # asked of every line that runs
 
 
 def sends(line: object) -> TypeGuard[Op]:
     """Whether a line is one by which a device sends something."""
-    return is_collective(line) and line.word not in SENDS_NOTHING
+    return is_collective(line) and line.op not in SENDS_NOTHING

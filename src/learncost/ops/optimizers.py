@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learncost.ops.entry import OpDef, define
+from learncost.ops.op_def import OpDef, define
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Optimizer:
     kept     what the state is, with its source
     """
 
-    word: str
+    op: str
     state: tuple[str, ...]
     scalars: tuple[str, ...]
     kept: str

@@ -9,7 +9,7 @@ import math
 import operator
 from typing import Any
 
-from learncost.ops.entry import OpDef, define
+from learncost.ops.op_def import OpDef, define
 
 MODULES = {"numpy": "np", "torch": "torch", "jax": "jnp"}
 """What emitted programs call the libraries."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
-from learncost.ir.repeat import Loop, Statement, defined
+from learncost.ir.loop import Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.ir.line import Line, Op, Product
-from learncost.ir.repeat import Statement, walk
+from learncost.ir.loop import Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.passes.rematerialization import Values, in_phase, joined, pairs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from learncost.ir.line import Line, Op, Sum
-from learncost.ir.repeat import Loop, walk
+from learncost.ir.loop import Loop, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 
@@ -34,7 +34,7 @@ def shape(line: Line) -> Hashable:
     """What the counts of a line that stands alone depend on: everything but its names and its tag."""
     particulars: tuple[Hashable, ...] = ()
     if isinstance(line, Op):
-        particulars = (line.word, line.part, line.axes, line.given, line.gives, line.opaque)
+        particulars = (line.op, line.part, line.axes, line.given, line.gives, line.opaque)
     elif isinstance(line, Sum):
         particulars = line.signs
     # The axes of indices, and a term or literal that is read twice, are a part of what is lowered.

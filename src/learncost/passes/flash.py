@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Op
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.layers.names import named_once
 from learncost.ops import entry
@@ -65,7 +65,7 @@ def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[st
             continue
         score_axes |= _pairs(line.lines, table)
         softmax = next(
-            (inner for inner in line.lines if isinstance(inner, Op) and entry(inner.word).makes == "shares"), None
+            (inner for inner in line.lines if isinstance(inner, Op) and entry(inner.op).makes == "shares"), None
         )
         if softmax is None or len(softmax.axes) != 1:
             continue
@@ -96,7 +96,7 @@ def _chosen(table: Table) -> frozenset[str]:
     return frozenset(
         base(axis)
         for line, _ in walk(table.lines)
-        if isinstance(line, Op) and line.part == "body" and entry(line.word).kind == "choice"
+        if isinstance(line, Op) and line.part == "body" and entry(line.op).kind == "choice"
         for axis in line.chosen
     )
 

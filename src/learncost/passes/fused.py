@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.ir.count import base
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.layers.names import named_once
@@ -55,9 +55,9 @@ def _multiplies(line: Line) -> bool:
 def _does(lines: Sequence[Line]) -> str:
     """What the lines do: their layers, and whether they go backward."""
     layers = list(dict.fromkeys(line.tag.layer for line in lines if line.tag.layer)) or ["sums"]
-    words = [line.word for line in lines if isinstance(line, Op)]
-    if len(layers) == 1 and words and words[0] != layers[0] and len(set(words)) == 1:
-        layers.append(words[0])
+    ops = [line.op for line in lines if isinstance(line, Op)]
+    if len(layers) == 1 and ops and ops[0] != layers[0] and len(set(ops)) == 1:
+        layers.append(ops[0])
     if any(line.tag.phase in ("backward", "weight_update") for line in lines):
         layers.append("backward")
     return "_".join(dict.fromkeys(layers))
@@ -113,7 +113,7 @@ def _fused(lines: Iterable[Statement], axes: _Axes, names: KernelNames) -> tuple
 
 def _rows(line: Line, axes: _Axes) -> tuple[str, ...] | None:
     """The axes that a kernel of this line takes turns over: those of no weight. None: the line stands alone."""
-    if _multiplies(line) or (isinstance(line, Op) and line.word in _APART):
+    if _multiplies(line) or (isinstance(line, Op) and line.op in _APART):
         return None
     if line.tag.phase == "optimizer_step":
         return () if isinstance(line, Op) else None  # element by element

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.repeat import Carry, Loop, Statement, defined
+from learncost.ir.loop import Carry, Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
@@ -61,7 +61,7 @@ def _inside(line: Statement, around: Table) -> Statement:
 
 def _part(table: Table) -> tuple[int, int, set[str]] | None:
     """From the first line that makes a value of batch x positions x vocabulary to the last that reads one."""
-    acted = [line for line in table.lines if isinstance(line, Op) and entry(line.word).makes == "logarithms"]
+    acted = [line for line in table.lines if isinstance(line, Op) and entry(line.op).makes == "logarithms"]
     acted = [line for line in acted if line.part == "body" and line.left[0].axes[0] == BATCH and len(line.loops) > 2]
     if len(acted) != 1:
         return None
@@ -149,7 +149,7 @@ class _ChunkLoop:
         name = line.name
         start, end, zero = (f"{name}:{part}" for part in ("sum", "sum.2", "zero"))
         tag = merging(line.tag, line.tag.phase)
-        self.before.append(Op((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
+        self.before.append(Op((Term(zero, axes),), (), (), tag, op="zeros", gives=("Y",)))
         self.inside.append(Sum((Term(end, axes),), (Term(start, axes), Term(name, axes)), (), tag, (1, 1)))
         total = Value(axes, "part", self.table.values[name].of)
         self.values |= {start: total, end: total}

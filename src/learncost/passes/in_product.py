@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.names import named_once
@@ -68,11 +68,11 @@ def updates(table: Table) -> EpilogueUpdates:
                     inside.append(weight)
                 else:
                     outside[weight] = _reason(scope, handed, line.right[1].names[0])
-    _without_word(table, inside, outside)
+    _without_op(table, inside, outside)
     return EpilogueUpdates(tuple(inside), outside)
 
 
-def _without_word(table: Table, inside: list[str], outside: dict[str, str]) -> None:
+def _without_op(table: Table, inside: list[str], outside: dict[str, str]) -> None:
     """Add the weights whose update is no word of an optimizer, as in whole numbers."""
     makers = {name: line for line in table.lines if isinstance(line, Line) for name in line.makes}
     for weight in (name for name in table.renewed if name in table.weights):
@@ -127,7 +127,7 @@ def _within(lines: Sequence[Statement], handed: set[str], names: KernelNames) ->
 
 
 def _words(chain: Sequence[Line]) -> list[str]:
-    return list(dict.fromkeys(line.word for line in chain if isinstance(line, Op)))
+    return list(dict.fromkeys(line.op for line in chain if isinstance(line, Op)))
 
 
 def _no_gradient(line: Product) -> str:
@@ -184,7 +184,7 @@ def _refusal(lines: Sequence[Statement], handed: Collection[str], line: Line, ch
         return "read by others than the optimizer"
     for member in chain:
         terms = [term for term in (*member.left, *member.right) if isinstance(term, Term) and term.axes]
-        whole = isinstance(member, Op) and not entry(member.word).pointwise
+        whole = isinstance(member, Op) and not entry(member.op).pointwise
         across = any(not set(term.axes) <= set(axes) for term in terms)
         if whole or across or any(term.axes != axes for term in member.left):
             return "for an optimizer that does not go element by element"

@@ -24,11 +24,11 @@ def exponential(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], nam
     factor, power = LOG2_E
     product = steps.times(Term(number.name, axes), factor)
     amount = scope.scalar(Power(UNIT) - number.power - Power(power), tag)
-    exponent = steps.word("minimum", steps.word("shift", product, amount), Literal(0.0))
-    whole = steps.word("shift", exponent, Literal(10.0))
+    exponent = steps.op("minimum", steps.op("shift", product, amount), Literal(0.0))
+    whole = steps.op("shift", exponent, Literal(10.0))
     rest = steps.minus(exponent, steps.times(whole, 1024))
     near = steps.polynomial(rest, (16384, 11356, 3975, 916), 10)
-    scope.word(name, "shift", axes, (near, steps.times(whole, -1)), tag)
+    scope.op(name, "shift", axes, (near, steps.times(whole, -1)), tag)
     return ScaledInteger(name, Power(-14), HALF)
 
 
@@ -36,10 +36,10 @@ def logarithm(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name:
     """(bits of x, and a polynomial of its highest bits, from 1/2 to 1) times ln(2)."""
     steps = _IntegerSteps(scope, name, axes, tag)
     given = Term(number.name, axes)
-    many = steps.word("bits", given)
-    highest = steps.word("shift", given, steps.plus(many, Literal(-15.0)))
+    many = steps.op("bits", given)
+    highest = steps.op("shift", given, steps.plus(many, Literal(-15.0)))
     middle = steps.plus(highest, Literal(-24576.0))
-    near = steps.word("shift", steps.polynomial(middle, (-6800, 31489, -22266, 20375), 15), Literal(4.0))
+    near = steps.op("shift", steps.polynomial(middle, (-6800, 31489, -22266, 20375), 15), Literal(4.0))
     total = steps.sum(steps.times(many, 1024), near)
     power = scope.scalar(number.power, tag)
     if isinstance(power, Literal):
@@ -63,8 +63,8 @@ class _IntegerSteps:
     def _made(self) -> Term:
         return Term(self.scope.fresh(self.name), self.axes)
 
-    def word(self, word: str, *operands: Operand) -> Term:
-        return self.scope.word(self._made().name, word, self.axes, operands, self.tag)
+    def op(self, op: str, *operands: Operand) -> Term:
+        return self.scope.op(self._made().name, op, self.axes, operands, self.tag)
 
     def times(self, term: Operand, factor: int) -> Term:
         made = self._made()
@@ -87,7 +87,7 @@ class _IntegerSteps:
         *others, last = factors
         total: Term = self.times(x, last)
         for number, factor in reversed([*enumerate(others)]):
-            total = self.plus(self.word("shift", total, Literal(float(unit))), Literal(float(factor)))
+            total = self.plus(self.op("shift", total, Literal(float(unit))), Literal(float(factor)))
             if number:
                 made = self._made()
                 self.scope.emit(Product((made,), (total, x), (), self.tag))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Sum
-from learncost.ir.repeat import Carry, Loop, Statement
+from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value

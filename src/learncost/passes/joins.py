@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from learncost.ir.affine import Affine, AffineTerm, total
-from learncost.ir.count import base
 from learncost.ir.line import Meta, Op, Product, Sum
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Literal, Operand, Read, Term
 
@@ -35,10 +35,10 @@ def join_of(line: Sum) -> Op | None:
 def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
     """Axes along which arrays are joined, each with those of the arrays."""
     for line, _ in walk(table.lines):
-        word = join_of(line) if isinstance(line, Sum) else None
-        if word is not None:
-            place = word.left[0].axes.index(word.axes[0])
-            yield base(word.axes[0]), [base(str(term.axes[place])) for term in word.right]
+        op = join_of(line) if isinstance(line, Sum) else None
+        if op is not None:
+            place = op.left[0].axes.index(op.axes[0])
+            yield base(op.axes[0]), [base(str(term.axes[place])) for term in op.right]
 
 
 def read_back(left: Term, value: Operand, tag: Meta) -> Product | None:

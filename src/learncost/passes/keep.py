@@ -10,12 +10,12 @@ from learncost.ops import entry
 from learncost.ops.collectives import KIND, SENDS_NOTHING
 
 
-def keep(table: Table, words: tuple[str, ...]) -> Table:
+def keep(table: Table, ops: tuple[str, ...]) -> Table:
     """The step that says which collectives' results a placement keeps (sharding/keeping.py); over one device none.
 
     Raises `InputError` for a word that moves nothing between devices.
     """
-    for word in words:
-        if entry(word).kind != KIND or word in SENDS_NOTHING:
-            raise InputError(f"keep names collectives, such as all_gather or dispatch, and {word} is none")
-    return replace(table, keeps=words)
+    for op in ops:
+        if entry(op).kind != KIND or op in SENDS_NOTHING:
+            raise InputError(f"keep names collectives, such as all_gather or dispatch, and {op} is none")
+    return replace(table, keeps=ops)

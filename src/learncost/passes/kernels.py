@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 from learncost.ir.table import Table
 
 

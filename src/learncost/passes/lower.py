@@ -14,9 +14,9 @@ from math import prod
 from typing import Any
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import base, whole
 from learncost.ir.line import Condition, Line, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import base, whole
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Literal, Operand, Read, Term
 from learncost.ir.value import IdentityKey, Value
@@ -190,7 +190,7 @@ class _Lowering:
         elif isinstance(line, Sum):
             self.sum(line)
         elif isinstance(line, Op):
-            self.word(line)
+            self.op(line)
 
     def emit(self, line: Line) -> None:
         for term in line.left:
@@ -223,7 +223,7 @@ class _Lowering:
                 return line
         if not any(term.indexed for term in line.right) or isinstance(line, Sum):
             return line
-        if isinstance(line, Op) and line.word != "inside" and (beyond := entry(line.word).outside):
+        if isinstance(line, Op) and line.op != "inside" and (beyond := entry(line.op).outside):
             line = replace(line, right=tuple(_with_outside(term, beyond) for term in line.right))
         right = tuple(self.gathered(line, t) if isinstance(t, Term) and t.indexed else t for t in line.right)
         return replace(line, right=right)
@@ -310,15 +310,15 @@ class _Lowering:
                 factors = (*factors[: both[0]], chosen, *factors[both[0] + 1 :])
             else:
                 mask = self.fresh(line, sorted(condition.axes))
-                self.emit(Op((mask,), (), (condition,), line.tag, word="inside", gives=("Y",)))
+                self.emit(Op((mask,), (), (condition,), line.tag, op="inside", gives=("Y",)))
                 factors = (mask, *factors)
         return factors
 
     # Sums.
 
     def sum(self, line: Sum) -> None:
-        if self.joins and (word := join_of(line)) is not None:
-            self.emit(word)
+        if self.joins and (op := join_of(line)) is not None:
+            self.emit(op)
             return
         line = line.with_changed(
             right=tuple(self.gathered(line, t) if isinstance(t, Term) and t.indexed else t for t in line.right)
@@ -345,20 +345,20 @@ class _Lowering:
 
     # Words.
 
-    def word(self, line: Op) -> None:
+    def op(self, line: Op) -> None:
         if line.opaque:
             self.emit(line)
             return
-        word = entry(line.word) if line.word != "inside" else None
-        if word and word.empty and line.part == "body" and _may_be_empty(line):
-            word, line = entry(word.empty), replace(line, word=word.empty)
-        if word and line.part == "body" and word.outside is not None:
-            line = self.guarded_word(line, word.outside)
-        if word is None or (not word.body and line.part == "body"):
+        op = entry(line.op) if line.op != "inside" else None
+        if op and op.empty and line.part == "body" and _may_be_empty(line):
+            op, line = entry(op.empty), replace(line, op=op.empty)
+        if op and line.part == "body" and op.outside is not None:
+            line = self.guarded_op(line, op.outside)
+        if op is None or (not op.body and line.part == "body"):
             self.emit(line)
             return
         numbers = any(isinstance(term, Literal) for term in line.right)
-        written = line.part == "jacobian" or (not word.body and (numbers or word.kind == "scan"))
+        written = line.part == "jacobian" or (not op.body and (numbers or op.kind == "scan"))
         if written or not (self.whole and self.stays_whole(line)):
             self.through_body(line)
 
@@ -374,7 +374,7 @@ class _Lowering:
         )
         tried.through_body(line)
         masks = (mask for mask in tried.out if isinstance(mask, Op) and mask.where)
-        if any(mask.word == "inside" or (mask.word == "select" and len(mask.right) == 2) for mask in masks):
+        if any(mask.op == "inside" or (mask.op == "select" and len(mask.right) == 2) for mask in masks):
             return False
         self.emit(line)
         for term in line.left:
@@ -385,14 +385,14 @@ class _Lowering:
         return True
 
     def through_body(self, line: Op) -> None:
-        word = entry(line.word)
+        op = entry(line.op)
         bindings: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
         bindings.update(zip(line.gives, line.left, strict=True))
         second: dict[str, str] = {}
         if line.part == "jacobian":
             full = line.left[0].declared
             second = dict(zip(line.axes, full[len(full) - len(line.axes) :], strict=True))
-        for body in word.lines(line.part, line.gives):
+        for body in op.lines(line.part, line.gives):
             placed = self.placed(line, body, bindings, second)
             number = None if body.name in line.gives else _number(placed)
             if number is None:
@@ -422,22 +422,22 @@ class _Lowering:
         if isinstance(body, Sum):
             return Sum(left, right, where, line.tag, body.signs)
         assert isinstance(body, Op)
-        word = entry(body.word)
-        defaults = word.defaults[len(right) - len(word.inputs) :] if len(right) < len(word.inputs) else ()
+        op = entry(body.op)
+        defaults = op.defaults[len(right) - len(op.inputs) :] if len(right) < len(op.inputs) else ()
         axes = spell(body.axes, line, second)
         return Op(
             left,
             (*right, *defaults),
             where,
             line.tag,
-            body.word,
+            body.op,
             axes,
             body.part,
-            word.inputs,
-            word.outputs,
+            op.inputs,
+            op.outputs,
         )
 
-    def guarded_word(self, line: Op, value: float) -> Op:
+    def guarded_op(self, line: Op, value: float) -> Op:
         """The operands such that outside a `where` they have the word's own outside value."""
         right = line.right
         for condition in line.where:
@@ -476,7 +476,7 @@ class _Lowering:
             numbers = self.outside.get(term.name, {})
             left = self.fresh(line, term.loops)
             select = Op(
-                (left,), (term, Literal(value)), (condition,), line.tag, word="select", given=("X", "Z"), gives=("Y",)
+                (left,), (term, Literal(value)), (condition,), line.tag, op="select", given=("X", "Z"), gives=("Y",)
             )
             self.emit(select)
             self.outside[left.name] = {p: v for p, v in numbers.items() if v is None or v == value} | {at: value}
@@ -492,7 +492,7 @@ class _Lowering:
         elif isinstance(moved, Sum):
             self.sum(moved)
         elif isinstance(moved, Op):
-            self.word(moved)
+            self.op(moved)
         for left in line.left:
             term = raw[left.name]
             for condition in line.where:
@@ -531,13 +531,13 @@ def _may_be_empty(line: Op) -> bool:
 def _number(line: Line) -> Operand | None:
     """What a line of numbers alone comes to, or one that a number chooses; None of any other."""
     numbers = [term.value for term in line.right if isinstance(term, Literal) and not term.sizes]
-    if isinstance(line, Op) and line.word == "select" and isinstance(line.right[0], Literal):
+    if isinstance(line, Op) and line.op == "select" and isinstance(line.right[0], Literal):
         return line.right[1 if numbers[0] else 2]
     if len(numbers) < len(line.right) or not numbers:
         return None
     if isinstance(line, Sum):
         return Literal(sum(sign * number for sign, number in zip(line.signs, numbers, strict=True)))
-    value = entry(line.word).value(*numbers) if isinstance(line, Op) else prod(numbers)
+    value = entry(line.op).value(*numbers) if isinstance(line, Op) else prod(numbers)
     return None if value is None else Literal(value)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 
-from learncost.ir.count import size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Carry, Loop
+from learncost.ir.loop import Carry, Loop
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 

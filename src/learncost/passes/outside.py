@@ -73,15 +73,15 @@ class OutsideValues(dict[str, dict[MaskCondition, float | None]]):
                 return -math.inf
             return math.fsum(v for v in signed if v is not None) if None not in signed else None
         assert isinstance(line, Op)
-        if line.word == "divide" and values[0] == 0.0 and not condition.axes <= set(line.right[1].loops):
+        if line.op == "divide" and values[0] == 0.0 and not condition.axes <= set(line.right[1].loops):
             return 0.0
-        if line.word == "select" and values[-1] is not None and len(line.given) == 2:
+        if line.op == "select" and values[-1] is not None and len(line.given) == 2:
             return values[-1]
-        if line.word == "select" and values[1:] == [0.0, 0.0]:
+        if line.op == "select" and values[1:] == [0.0, 0.0]:
             return 0.0
         numbers = [value for value in values if value is not None]
         determined = line.part == "body" and 0 < len(numbers) == len(values)
-        return entry(line.word).value(*numbers) if determined else None
+        return entry(line.op).value(*numbers) if determined else None
 
 
 def moved(numbers: Mapping[MaskCondition, float | None], places: int) -> dict[MaskCondition, float | None]:

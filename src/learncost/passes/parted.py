@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 from learncost.ops.collectives import is_collective

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
-from learncost.ir.count import size_of
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from learncost.ir.count import base, shape_of
+from learncost.ir.polynomial import base, shape_of
 from learncost.ir.precision import BLOCKS, BYTES, BlockScales
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Op, Product
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.layer import shipped
@@ -35,21 +35,21 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
         turns = _turns(segments)
         return in_segments(recompute(table, rest) if rest else table, turns) if turns > 1 else recompute(table, BLOCK)
     names = [canonical(part) for part in parts]
-    words = {part for part in names if any(_begins(entry.name, part) for entry in entries())}
-    layers = {part for part in names if part not in words} - ALL.keys()
+    ops = {part for part in names if any(_begins(entry.name, part) for entry in entries())}
+    layers = {part for part in names if part not in ops} - ALL.keys()
     values = {part for part in layers if any(term.name == part for line in lines for term in line.left)}
     layers -= values
     every = (*shipped(), *dict.fromkeys(line.tag.layer for line in lines))
     modules = {name for line in lines for name in (*line.tag.module.split("."), line.tag.operator)}
     for part in layers - modules:
         if not any(_within(layer, part) for layer in every):
-            used = dict.fromkeys(line.word for line in lines if isinstance(line, Op) and line.part == "body")
+            used = dict.fromkeys(line.op for line in lines if isinstance(line, Op) and line.part == "body")
             named_one("part of a block", part, dict.fromkeys((*ALL, *filter(None, every[len(shipped()) :]), *used)))
     if ALL.keys() & names:
         return recomputed(table, lambda line: True, whole="block" in names)
     acted: set[str] = set()
     for line in lines:
-        if _passes_on(line, acted) or (isinstance(line, Op) and any(_begins(line.word, word) for word in words)):
+        if _passes_on(line, acted) or (isinstance(line, Op) and any(_begins(line.op, op) for op in ops)):
             acted.add(line.name)
 
     def chosen(line: Line) -> bool:

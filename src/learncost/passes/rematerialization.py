@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop, Statement, defined
+from learncost.ir.loop import Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 

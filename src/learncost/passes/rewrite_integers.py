@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from learncost.ir.count import size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.passes.integer_functions import FUNCTIONS
@@ -95,9 +95,9 @@ class Integers(Shifts):
                 self._primitive(inner)
             except InputError:
                 if isinstance(line, Op) and inner.name not in line.makes:  # a line of its body, which nobody wrote
-                    raise _no_form(line, line.word) from None
+                    raise _no_form(line, line.op) from None
                 raise
-        ordered = all(isinstance(inner, Op) and inner.word in ORDERED for inner in lines)
+        ordered = all(isinstance(inner, Op) and inner.op in ORDERED for inner in lines)
         if isinstance(line, Op) and ordered and len(self.out) == first + len(lines):  # nothing was shifted between
             self.out[first:] = [line.renamed(self._names(line))]
 
@@ -217,7 +217,7 @@ class Integers(Shifts):
             if any(other.scalars for other in powers):
                 both = [self.scalar(other, line.tag) for other in powers]
                 both.sort(key=lambda operand: isinstance(operand, Literal))
-                power = Power.of(self.word(f"{name}.power", "maximum", (), both, line.tag).name)
+                power = Power.of(self.op(f"{name}.power", "maximum", (), both, line.tag).name)
             else:
                 power = Power(max(other.number for other in powers))
         power += Power(more)
@@ -231,20 +231,20 @@ class Integers(Shifts):
     # Words.
 
     def _word(self, line: Op) -> ScaledInteger | None:
-        if line.word in FUNCTIONS:
+        if line.op in FUNCTIONS:
             (term,) = line.right
-            return FUNCTIONS[line.word](self, self.read(term), term.loops, self._left(line).name, line.tag)
-        known = line.word in ORDERED or line.word in ("max", "min", "stop_gradient")
+            return FUNCTIONS[line.op](self, self.read(term), term.loops, self._left(line).name, line.tag)
+        known = line.op in ORDERED or line.op in ("max", "min", "stop_gradient")
         numbers = [
             self.numbers[term.name] for term in line.right if isinstance(term, Term) and term.name in self.numbers
         ]
         others = [term for term in line.right if isinstance(term, Literal)]
         if not known or not numbers or any(literal.value or literal.sizes for literal in others):
-            raise _no_form(line, line.word)
+            raise _no_form(line, line.op)
         left = self._left(line)
         right, power = self._aligned(line, left.name)
         self.emit(replace(line, left=(left,), right=right))
-        if line.word in ("less", "equal"):
+        if line.op in ("less", "equal"):
             return None
         return ScaledInteger(left.name, power, max(number.bits for number in numbers))
 

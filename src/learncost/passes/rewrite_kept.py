@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.ir.count import base
 from learncost.ir.line import Line, Meta, Op, Product
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -74,8 +74,8 @@ class _CompressedStep:
             or line.name in self.conditions
         ):
             return False
-        word = entry(line.word) if isinstance(line, Op) else None
-        if word is not None and (word.truth or word.kind == "choice" or word.makes == "logarithms"):
+        op = entry(line.op) if isinstance(line, Op) else None
+        if op is not None and (op.truth or op.kind == "choice" or op.makes == "logarithms"):
             return False
         return not value.dtype and len(value.axes) > 1 and bool(self._inside(value.axes))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.ir.value import Value

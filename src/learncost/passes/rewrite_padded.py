@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import base
 from learncost.ir.line import Condition, Line, Op
-from learncost.ir.repeat import each_line, walk
+from learncost.ir.loop import each_line, walk
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
 from learncost.ops import entry
@@ -48,7 +48,7 @@ def paddable(table: Table) -> frozenset[str]:
 
 
 def _is_of_shares(line: Op) -> bool:
-    return entry(line.word).makes == "logarithms"
+    return entry(line.op).makes == "logarithms"
 
 
 def _read(line: Line) -> Iterator[str]:
@@ -61,8 +61,8 @@ def _read(line: Line) -> Iterator[str]:
 
 def _counted(line: Line) -> Iterator[str]:
     """Axes of which it matters to a line how many places there are; to a choice, as its rows would not be balanced."""
-    if isinstance(line, Op) and not entry(line.word).pointwise:
-        yield from line.axes if entry(line.word).outside is None or entry(line.word).kind == "choice" else ()
+    if isinstance(line, Op) and not entry(line.op).pointwise:
+        yield from line.axes if entry(line.op).outside is None or entry(line.op).kind == "choice" else ()
     for operand in (*line.left, *line.right):
         if isinstance(operand, Literal):
             yield from map(base, operand.sizes)

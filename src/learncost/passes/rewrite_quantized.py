@@ -23,8 +23,8 @@ from functools import cached_property
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Product
+from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.precision import BLOCKS, BYTES, BlockScales
-from learncost.ir.repeat import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Value

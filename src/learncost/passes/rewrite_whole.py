@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from learncost.ir.affine import Affine
 from learncost.ir.line import Line, Product
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.passes.codes import Values, coded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.ir.repeat import repeats
+from learncost.ir.loop import repeats
 from learncost.ir.table import Table
 from learncost.passes.flash import scores
 from learncost.passes.rematerialization import recomputed

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Carry, Loop, each_line
+from learncost.ir.loop import Carry, Loop, each_line
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 from learncost.passes.rematerialization import Values, pairs

@@ -63,11 +63,11 @@ class Shifts:
         names = (f"{name}.{number}" for number in range(1, 10_000))
         return next(free for free in names if free not in self.values)
 
-    def word(self, name: str, word: str, axes: Sequence[str], operands: Sequence[Operand], tag: Meta) -> Term:
+    def op(self, name: str, op: str, axes: Sequence[str], operands: Sequence[Operand], tag: Meta) -> Term:
         """A line with a word."""
         left = Term(name, tuple(axes))
         given = ("X", "Z")[: len(operands)]
-        self.emit(Op((left,), tuple(operands), (), tag, word, (), "body", given, ("Y",)))
+        self.emit(Op((left,), tuple(operands), (), tag, op, (), "body", given, ("Y",)))
         return left
 
     # Other powers.
@@ -80,7 +80,7 @@ class Shifts:
             return number
         made = name or self.fresh(number.name)
         amount = self.scalar(power - number.power, tag)
-        self.word(made, "shift", axes, (Term(number.name, axes), amount), tag)
+        self.op(made, "shift", axes, (Term(number.name, axes), amount), tag)
         return ScaledInteger(made, power, WORD)
 
     def narrow(self, number: ScaledInteger, axes: tuple[str, ...], bits: int, phase: str) -> ScaledInteger:
@@ -92,20 +92,20 @@ class Shifts:
             name, of = number.name, f"{number.name}.{'codes' if bits == CODE else 'part'}"
             most = Term(f"{name}.bits", ())
             if most.name not in self.values:
-                size = self.word(f"{name}.size", "abs", axes, (Term(name, axes),), tag)
+                size = self.op(f"{name}.size", "abs", axes, (Term(name, axes),), tag)
                 if axes:
                     size = Term(f"{name}.most", ())
                     inner = (Term(f"{name}.size", axes),)
                     self.emit(Op((size,), inner, (), tag, "max", axes, "body", ("X",), ("Y",)))
                 # What would be rounded up to one bit more has it: a 128th is more than half of the last place.
-                part = self.word(f"{name}.rest", "shift", (), (size, Literal(7.0)), tag)
+                part = self.op(f"{name}.rest", "shift", (), (size, Literal(7.0)), tag)
                 room = Term(f"{name}.room", ())
                 self.emit(Sum((room,), (size, part), (), tag, (1, 1)))
-                self.word(most.name, "bits", (), (room,), tag)
+                self.op(most.name, "bits", (), (room,), tag)
             many, over = Term(f"{of}.many", ()), f"{of}.over"
             self.emit(Sum((many,), (most, Literal(float(bits))), (), tag, (1, -1)))
-            self.word(over, "maximum", (), (many, Literal(0.0)), tag)
+            self.op(over, "maximum", (), (many, Literal(0.0)), tag)
             self.values[of] = Value(axes, "value", dtype="int8" if bits == CODE and axes else "")
-            self.word(of, "shift", axes, (Term(name, axes), Term(over, ())), tag)
+            self.op(of, "shift", axes, (Term(name, axes), Term(over, ())), tag)
             self.narrowed[number.name, bits] = ScaledInteger(of, number.power + Power.of(over), bits)
         return self.narrowed[number.name, bits]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
 from learncost.ir.table import Table
 from learncost.ir.value import Value
 

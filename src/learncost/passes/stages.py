@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.ir.count import base, size_of
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Carry, Loop, Statement
+from learncost.ir.loop import Carry, Loop, Statement
+from learncost.ir.polynomial import base, size_of
 from learncost.ir.table import Table
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from learncost.ir.line import Line, Meta, Sum
-from learncost.ir.repeat import Statement
+from learncost.ir.loop import Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value

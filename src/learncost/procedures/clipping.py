@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.repeat import Statement, defined
+from learncost.ir.loop import Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value

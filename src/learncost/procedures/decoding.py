@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from learncost.ir.count import Polynomial, base
 from learncost.ir.line import Line, Meta, Op, Product
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
 from learncost.ir.value import Value
@@ -159,7 +159,7 @@ class Decoding:
     def seeing(self, line: Line, window: str, tokens: str, values: Values) -> Iterator[Line]:
         """Each of several new tokens sees the earlier ones alone: all else is minus infinity to a softmax."""
         key = axis_of(ALL, window)
-        if isinstance(line, Op) and key in line.axes and entry(line.word).outside is not None:
+        if isinstance(line, Op) and key in line.axes and entry(line.op).outside is not None:
             term, mask = line.right[0], axis_of("seen", window)
             left = Term(f"{line.name}.seen", term.axes)
             values[left.name] = Value(values[term.name].axes)
@@ -181,7 +181,7 @@ class Decoding:
     def check(self, table: Table) -> None:
         """A token reads nothing of another one but what is cached."""
         for line, turns in walk(table.lines):
-            if isinstance(line, Op) and line.word == "append":
+            if isinstance(line, Op) and line.op == "append":
                 continue
             left, right = ({axis for term in side for axis in term.loops} for side in (line.left, line.right))
             tokens = {axis for axis in left | right if base(axis) == TOKENS}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Role, Value
 from learncost.models.model import Model
@@ -63,10 +63,10 @@ class DifferenceUpdates:
                         f"{alike()} do not support; bp does"
                     )
                 elif role == "unsummed":
-                    word, (_, weight) = lines[source], self.about(update.name)
-                    assert isinstance(word, Op)
+                    op, (_, weight) = lines[source], self.about(update.name)
+                    assert isinstance(op, Op)
                     raise InputError(
-                        f"{weight} is read by {word.word}, not by a product, which {alike()} do not support; bp does"
+                        f"{weight} is read by {op.op}, not by a product, which {alike()} do not support; bp does"
                     )
             _, first = self.about(update.right[0].name)
             read = (
@@ -117,7 +117,7 @@ class DifferenceUpdates:
             others = [term.name for term in reader.right if isinstance(term, Term) and term.name != name]
             term = next(term for term in reader.right if term.name == name)
             bias = isinstance(reader, Sum) and (self.mode.through_residuals or constant.issuperset(others))
-            pointwise = isinstance(reader, Op) and entry(reader.word).pointwise and not others
+            pointwise = isinstance(reader, Op) and entry(reader.op).pointwise and not others
             if not (bias or pointwise) or term.axes != reader.left[0].axes:
                 return name
             name = reader.name

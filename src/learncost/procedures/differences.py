@@ -13,7 +13,7 @@ from dataclasses import replace
 from learncost.autodiff.derive import derive_once
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op
-from learncost.ir.repeat import Carry, Loop, Statement, defined
+from learncost.ir.loop import Carry, Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -90,7 +90,7 @@ class _Differences:
 
         What the standard pass chose holds here too: a difference is of one expert's outputs.
         """
-        if isinstance(line, Op) and entry(line.word).kind == "choice":
+        if isinstance(line, Op) and entry(line.op).kind == "choice":
             return []
         self.mirror |= {name: f"{name}^" for name in line.makes}
         return self.modulation.with_input(line, line.renamed(self.mirror))

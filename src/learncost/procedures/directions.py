@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from learncost.ir.count import base
 from learncost.ir.line import Line, Meta, Op
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
-from learncost.layers.cuts import Scope
+from learncost.layers.gradient_overrides import Scope
 from learncost.procedures.places import LinePlace, places
 
 NUMBER = "draw"
@@ -65,9 +65,9 @@ class Directions:
         """As `signs`, of whole numbers below 2^24."""
         return self._drawn(seed, axes, name, "hashed", tag)
 
-    def _drawn(self, seed: Term, axes: Axes, name: str, word: str, tag: Meta) -> tuple[list[Line], dict[str, Value]]:
+    def _drawn(self, seed: Term, axes: Axes, name: str, op: str, tag: Meta) -> tuple[list[Line], dict[str, Value]]:
         values = dict(self.values)
-        lines = self._chain(seed, axes, name, word, tag)
+        lines = self._chain(seed, axes, name, op, tag)
         made = {line.name: self.values[line.name] for line in lines}
         self.values = {key: value for key, value in self.values.items() if key in values or key.startswith("places.")}
         return lines, made
@@ -96,13 +96,13 @@ class Directions:
         name = f"places.{axis}"
         if name not in self.values:
             ones = Term(f"{name}:ones", (axis,))
-            self.add(Op((ones,), (), (), _TAG, word="ones", gives=("Y",)))
+            self.add(Op((ones,), (), (), _TAG, op="ones", gives=("Y",)))
             self.add(Op((Term(name, (axis,)),), (ones,), (), _TAG, "cumsum", (axis,), given=("X",), gives=("Y",)))
         return name
 
 
-def _word(word: str, left: Term, first: Term, second: Term, tag: Meta = _TAG) -> Op:
-    return Op((left,), (first, second), (), tag, word, given=("X", "Z"), gives=("Y",))
+def _word(op: str, left: Term, first: Term, second: Term, tag: Meta = _TAG) -> Op:
+    return Op((left,), (first, second), (), tag, op, given=("X", "Z"), gives=("Y",))
 
 
 @dataclass(frozen=True)

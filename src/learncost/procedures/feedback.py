@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.parse import parse_lines
-from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
@@ -49,8 +49,8 @@ def matrix_lines(texts: Sequence[str]) -> tuple[Line, ...]:
 
 
 def _pointwise(line: Op) -> bool:
-    word = entry(line.word)  # refuses one that nobody knows
-    return word.pointwise and not line.axes and len(line.left) == 1
+    op = entry(line.op)  # refuses one that nobody knows
+    return op.pointwise and not line.axes and len(line.left) == 1
 
 
 class _Feedback:
@@ -133,8 +133,8 @@ class _Feedback:
             tag = replace(reader.tag, local=line.name, locals=local, equation="", gradients=(), jacobian="")
             made_line = replace(line, left=(left,), right=tuple(right), tag=tag)
             if isinstance(made_line, Op):
-                word = entry(made_line.word)
-                made_line = replace(made_line, word=word.name, given=word.inputs, gives=word.outputs)
+                op = entry(made_line.op)
+                made_line = replace(made_line, op=op.name, given=op.inputs, gives=op.outputs)
             yield made_line
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from learncost.ir.line import Line, Meta, Product, Sum
-from learncost.ir.repeat import Statement
+from learncost.ir.loop import Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value

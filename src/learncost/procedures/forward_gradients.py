@@ -9,11 +9,11 @@ from learncost.autodiff.derive import Derived
 from learncost.autodiff.tangent import MARK, tangent
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.repeat import Carry, Loop, Statement
+from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
-from learncost.layers.cuts import GradientSource, Scope
+from learncost.layers.gradient_overrides import GradientSource, Scope
 from learncost.models.model import Model
 from learncost.procedures.directions import NUMBER, Directions, layer_tags, sites
 from learncost.procedures.needed import needed
@@ -125,7 +125,7 @@ def _several(
     totals |= {f"d{weight}": (f"d{weight}", table.axes[weight], update) for weight in model.learning}
     for name, (part, axes, of) in totals.items():
         zero, start, end = (Term(f"{name}:{what}", axes) for what in ("zero", "sum", "sum."))
-        before.append(Op((zero,), (), (), of, word="zeros", gives=("Y",)))
+        before.append(Op((zero,), (), (), of, op="zeros", gives=("Y",)))
         turn.append(Sum((end,), (start, Term(part, axes)), (), of, (1, 1)))
         carries.append(Carry(start.name, end.name, zero.name, name))
         kind = Value(axes) if name == "loss" else Value(axes, "gradient", name.removeprefix("d"))

@@ -12,10 +12,10 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.ir.count import size_of
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
@@ -130,10 +130,10 @@ def to_logits(table: Table) -> Table:
         if compared.intersection(line.reads):
             logits |= {name: None for name in line.reads if name not in compared and name not in table.inputs}
             compared.update(line.makes)
-    words = (makers.get(name) for name in logits)
+    ops = (makers.get(name) for name in logits)
     logit_names = [
-        word.right[0].name if word and entry(word.word).makes == "logarithms" else name
-        for name, word in zip(logits, words, strict=True)
+        op.right[0].name if op and entry(op.op).makes == "logarithms" else name
+        for name, op in zip(logits, ops, strict=True)
     ]
     return needed(table, tuple(logit_names) or table.outputs)
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Meta, Op, Product, Sum
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.models.model import Model
@@ -47,9 +47,9 @@ def forward_in_integers(model: Model) -> Model:
 
 def in_integers(table: Table, model: Model) -> Table:
     """A step in whole numbers alone. Raises `InputError` for a line that has no such form."""
-    updates = [line for line in table.lines if isinstance(line, Op) and line.word in OPTIMIZERS]
-    if any(line.word != "sgd" for line in updates):
-        raise InputError(f"{updates[0].word} has no form in whole numbers: integer-only learns by sgd")
+    updates = [line for line in table.lines if isinstance(line, Op) and line.op in OPTIMIZERS]
+    if any(line.op != "sgd" for line in updates):
+        raise InputError(f"{updates[0].op} has no form in whole numbers: integer-only learns by sgd")
     if NUMBER in table.inputs:
         raise InputError("updates of codes are rounded at random, and this procedure draws already: take another")
     others = tuple(line for line in table.lines if line not in updates)
@@ -84,10 +84,10 @@ def _codes(work: Integers, line: Op, gradient: Term, rate: Term, scale: Power, d
     found, rated = work.read(gradient), _rate(work, rate)
     amount = work.scalar(scale.times(2) - found.power - rated.power, _TAG)
     # Shifted by ROOM at most; what is too much for that is taken off the rate.
-    away = work.word(f"{name}.away", "minimum", (), (amount, Literal(float(ROOM))), _TAG)
+    away = work.op(f"{name}.away", "minimum", (), (amount, Literal(float(ROOM))), _TAG)
     many = Term(f"{name}.many", ())
     work.emit(Sum((many,), (amount, away), (), _TAG, (1, -1)))
-    factor = work.word(f"{name}.rate", "shift", (), (Term(rated.name, ()), many), _TAG)
+    factor = work.op(f"{name}.rate", "shift", (), (Term(rated.name, ()), many), _TAG)
     behind = Term(f"{name}.behind", ())
     work.emit(Sum((behind,), (Literal(float(DRAWN)), away), (), _TAG, (1, -1)))
     *outer, last = axes
@@ -98,16 +98,16 @@ def _codes(work: Integers, line: Op, gradient: Term, rate: Term, scale: Power, d
     at = Term(directions.places(base(last)), (last,))
     part, sum_, drawn, middle = (Term(f"{name}.{of}", axes) for of in ("part", "sum", "chance", "middle"))
     work.emit(Product((part,), (Term(found.name, axes), factor), (), _TAG))
-    work.word(drawn.name, "hashed", axes, (row, at), _TAG)
+    work.op(drawn.name, "hashed", axes, (row, at), _TAG)
     work.emit(Sum((middle,), (drawn, Literal(2.0 ** (DRAWN - 1))), (), _TAG, (1, -1)))
-    chance = work.word(f"{name}.rest", "shift", axes, (middle, behind), _TAG)
+    chance = work.op(f"{name}.rest", "shift", axes, (middle, behind), _TAG)
     work.emit(Sum((sum_,), (part, chance), (), _TAG, (1, 1)))
-    step = work.word(f"{name}.step", "shift", axes, (sum_, away), _TAG)
+    step = work.op(f"{name}.step", "shift", axes, (sum_, away), _TAG)
     stepped = Term(f"{name}.stepped", axes)
     work.emit(Sum((stepped,), (codes, step), (), _TAG, (1, -1)))
-    least = work.word(f"{name}.least", "maximum", axes, (stepped, Literal(-LARGEST)), _TAG)
+    least = work.op(f"{name}.least", "maximum", axes, (stepped, Literal(-LARGEST)), _TAG)
     work.values[new.name] = replace(work.values[new.name], dtype="int8")
-    work.word(new.name, "minimum", axes, (least, Literal(LARGEST)), _TAG)
+    work.op(new.name, "minimum", axes, (least, Literal(LARGEST)), _TAG)
 
 
 def _fixed(work: Integers, line: Op, gradient: Term, rate: Term) -> None:
@@ -122,9 +122,9 @@ def _fixed(work: Integers, line: Op, gradient: Term, rate: Term) -> None:
     stepped = Term(f"{weight.name}.stepped", axes)
     work.emit(Sum((stepped,), (weight, Term(step.name, axes)), (), _TAG, (1, -1)))
     most = 2.0**TOTAL - 1
-    least = work.word(f"{weight.name}.least", "maximum", axes, (stepped, Literal(-most)), _TAG)
+    least = work.op(f"{weight.name}.least", "maximum", axes, (stepped, Literal(-most)), _TAG)
     work.values[new.name] = replace(work.values[new.name], power=number.power.number)
-    work.word(new.name, "minimum", axes, (least, Literal(most)), _TAG)
+    work.op(new.name, "minimum", axes, (least, Literal(most)), _TAG)
 
 
 def _rate(work: Integers, rate: Term) -> ScaledInteger:

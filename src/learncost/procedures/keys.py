@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import repeats, walk
+from learncost.ir.loop import repeats, walk
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from learncost.autodiff.derive import derive
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.repeat import Carry, Loop, Statement, defined
+from learncost.ir.loop import Carry, Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import IdentityKey, Value
-from learncost.layers.reach import GradientPlan
+from learncost.layers.gradient_plan import GradientPlan
 from learncost.models.model import Model
 from learncost.passes.segments import in_groups
 from learncost.procedures.needed import needed
@@ -185,7 +185,7 @@ class _Local:
         if not self.has_own_heads:
             last = repeat is self.repeats[-1]
             zero = Term(f"loss:zero{number}", ())
-            before.append(Op((zero,), (), (), Meta("loss"), word="zeros", gives=("Y",)))
+            before.append(Op((zero,), (), (), Meta("loss"), op="zeros", gives=("Y",)))
             self.values[zero.name] = Value(())
             inner["loss:before"] = Value(())
             final = "loss" if last else f"loss:blocks{number}"
@@ -208,7 +208,7 @@ class _Local:
         phase = "weight_update" if name in self.model.table.weights else "backward"
         tag = Meta(phase=phase, local="merge")
         zero, start, end, final = (f"d{name}:{part}{number}" for part in ("zero", "sum", "sum.", "turns"))
-        before.append(Op((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
+        before.append(Op((Term(zero, axes),), (), (), tag, op="zeros", gives=("Y",)))
         turn.append(Sum((Term(end, axes),), (Term(start, axes), Term(gradient, axes)), (), tag, (1, 1)))
         inner |= {start: Value(axes, "part", name), end: Value(axes, "part", name)}
         self.values |= {zero: Value(axes, "part", name), final: Value(axes, "part", name)}
@@ -230,12 +230,12 @@ class _Local:
             f"d{carry.initial}:{what}" for what in ("zero", "sum", "sum.", "first", "blocks")
         )
         first_turn, not_first = Term("first:one", ()), Term("first.2", ())
-        before.append(Op((first_turn,), (), (), tag, word="ones", gives=("Y",)))
-        before.append(Op((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
+        before.append(Op((first_turn,), (), (), tag, op="ones", gives=("Y",)))
+        before.append(Op((Term(zero, axes),), (), (), tag, op="zeros", gives=("Y",)))
         masked = Term(part, axes)
         turn.append(Product((masked,), (Term(gradient, axes), Term("first", ())), (), tag))
         turn.append(Sum((Term(end, axes),), (Term(start, axes), masked), (), tag, (1, 1)))
-        turn.append(Op((not_first,), (), (), tag, word="zeros", gives=("Y",)))
+        turn.append(Op((not_first,), (), (), tag, op="zeros", gives=("Y",)))
         inner |= {name: Value(axes, "part", carry.initial) for name in (start, end, part)}
         inner |= {"first": Value(()), not_first.name: Value(())}
         self.values |= {name: Value(axes, "part", carry.initial) for name in (zero, final)}

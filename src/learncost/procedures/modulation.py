@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import base
 from learncost.ir.term import Axis, Read, Term
 from learncost.ir.value import Role, Value
 from learncost.layers.layer import shipped_layer

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.table import Table
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Meta, Op
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
@@ -47,11 +47,11 @@ def state_of(name: str) -> OptimizerState:
 
 def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer) -> Table:
     """The step with the optimizer's lines at its end: `W.new` and the new state, from `W` and its gradient."""
-    word = entry(chosen.word)
+    op = entry(chosen.op)
     state_names = [f"{weight}.{name}" for weight in gradients for name in chosen.state]
     if clashes := [name for name in state_names if name in table.known]:
-        raise InputError(f"{clashes[0]} is a value of the table and one of {chosen.word}: call the value otherwise")
-    numbers = names_of_numbers(table, chosen.scalars, chosen.word)
+        raise InputError(f"{clashes[0]} is a value of the table and one of {chosen.op}: call the value otherwise")
+    numbers = names_of_numbers(table, chosen.scalars, chosen.op)
     values = dict(table.values) | values_of_numbers(numbers)
     lines, states, results = [], [], []
     modules = {name: line.tag.module for line, _ in reversed([*walk(table.lines)]) for name in line.reads}
@@ -66,10 +66,10 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
         values |= {term.name: Value(shape, "new", old) for term, old in zip(left, (weight, *own_states), strict=True)}
         states += own_states
         results += [term.name for term in left]
-        right = tuple(operands[name] for name in word.inputs)
-        tag = Meta("optimizer", phase="optimizer_step", local=chosen.word, locals=word.inputs)
+        right = tuple(operands[name] for name in op.inputs)
+        tag = Meta("optimizer", phase="optimizer_step", local=chosen.op, locals=op.inputs)
         tag = replace(tag, module=modules.get(weight, ""))
-        lines.append(Op(tuple(left), right, (), tag, chosen.word, (), "body", word.inputs, word.outputs))
+        lines.append(Op(tuple(left), right, (), tag, chosen.op, (), "body", op.inputs, op.outputs))
     return replace(
         table,
         lines=(*table.lines, *lines),
@@ -81,7 +81,7 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
 
 def stepped(table: Table) -> Mapping[str, Axes]:
     """What the optimizer makes a step of, by weight: its axes, which are the weight's where nothing is projected."""
-    lines = (line for line, _ in walk(table.lines) if isinstance(line, Op) and line.word in OPTIMIZERS)
+    lines = (line for line, _ in walk(table.lines) if isinstance(line, Op) and line.op in OPTIMIZERS)
     seen = (term for line in lines for name, term in zip(line.given, line.right, strict=True) if name == "G")
     return {table.values[term.name].of: table.values[term.name].axes for term in seen if isinstance(term, Term)}
 

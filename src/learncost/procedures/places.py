@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from learncost.autodiff.derive import derive
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.layers.cuts import Scope
+from learncost.layers.gradient_overrides import Scope
 from learncost.models.model import Model
 from learncost.ops import entry
 
@@ -114,7 +114,7 @@ def followed(name: str, place: LinePlace, constant: frozenset[str]) -> str:
         others = {term.name for term in reader.right if isinstance(term, Term) and term.name != name}
         term = next((term for term in reader.right if term.name == name), None)
         shift = isinstance(reader, Sum) and others <= (place.weights | constant)
-        pointwise = isinstance(reader, Op) and entry(reader.word).pointwise and not others
+        pointwise = isinstance(reader, Op) and entry(reader.op).pointwise and not others
         if term is None or not (shift or pointwise) or term.axes != reader.left[0].axes:
             return name
         name = reader.name

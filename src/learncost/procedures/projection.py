@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.repeat import Statement
+from learncost.ir.loop import Statement
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
@@ -86,7 +86,7 @@ class _Projecting:
 
     def matrix_of(self, line: Statement) -> _ProjectedMatrix | None:
         """The matrix of blocks that a line of the optimizer steps."""
-        stepped = isinstance(line, Op) and line.word in OPTIMIZERS and line.tag.phase == "optimizer_step"
+        stepped = isinstance(line, Op) and line.op in OPTIMIZERS and line.tag.phase == "optimizer_step"
         return self.places.get(line.right[0].name) if stepped and isinstance(line, Op) else None
 
     def stepped(self, line: Op, matrix: _ProjectedMatrix) -> list[Statement]:
@@ -132,7 +132,7 @@ class _Projecting:
         return [
             *lines,
             Product((seen,), (directions, gradient, *_factor(before)), (), _TAG),
-            Op((zero,), (), (), _TAG, word="zeros", gives=("Y",)),
+            Op((zero,), (), (), _TAG, op="zeros", gives=("Y",)),
             replace(line, left=(step, *made), right=right),
             Product((back,), (directions, step, *_factor(after)), (), _TAG),
             *([Product((left,), (weight, operands["decay"]), (), _TAG)] if kept is left else []),

@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op
-from learncost.ir.repeat import Statement
+from learncost.ir.loop import Statement
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
@@ -67,7 +67,7 @@ def _rounded(line: Op, weight: Quantized, directions: Directions, values: dict[s
         values[made.name] = Value(axes)
         return made
 
-    def word(name: str, made: Term, *given: Term | Literal) -> Op:
+    def op(name: str, made: Term, *given: Term | Literal) -> Op:
         return Op((made,), given, (), _TAG, name, given=_GIVEN[name], gives=("Y",))
 
     *outer, last = axes
@@ -79,14 +79,14 @@ def _rounded(line: Op, weight: Quantized, directions: Directions, values: dict[s
     places = {name: place for place, name in enumerate(line.given)}
     gradient = line.right[places["G"]]
     once, aware, stepped, whole, least = map(term, ("once", "aware", "stepped", "whole", "least"))
-    yield word("divide", once, gradient, scales)
-    yield word("divide", aware, once, scales)
+    yield op("divide", once, gradient, scales)
+    yield op("divide", aware, once, scales)
     right = tuple(aware if place == places["G"] else operand for place, operand in enumerate(line.right))
     yield replace(line, left=(stepped, *line.left[1:]), right=right)
-    yield word("stochastic_round", whole, stepped, row, Term(directions.places(base(last)), (last,)))
-    yield word("maximum", least, whole, Literal(-LARGEST))
+    yield op("stochastic_round", whole, stepped, row, Term(directions.places(base(last)), (last,)))
+    yield op("maximum", least, whole, Literal(-LARGEST))
     values[new.name] = replace(values[new.name], dtype="int8")
-    yield word("minimum", new, least, Literal(LARGEST))
+    yield op("minimum", new, least, Literal(LARGEST))
 
 
 _GIVEN = {"divide": ("X", "D"), "stochastic_round": ("X", "S", "P"), "maximum": ("X", "Z"), "minimum": ("X", "Z")}

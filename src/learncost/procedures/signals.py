@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from learncost.autodiff.tangent import MARK
-from learncost.ir.count import base
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Meta, Op, Product
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
+from learncost.ir.polynomial import base
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Axes, IdentityKey, Value
-from learncost.layers.cuts import GradientOverrides, GradientSource, Scope
+from learncost.layers.gradient_overrides import GradientOverrides, GradientSource, Scope
 from learncost.models.model import Model
 from learncost.procedures.directions import Directions
 from learncost.procedures.places import (
@@ -254,7 +254,7 @@ class _SignalsBuilder:
         )
         values |= {term.name: Value(term.loops, "part", name) for term in (dense, ones)}
         spread = Product((Term(target, axes),), (dense, ones), (), tag)
-        all_ones = Op((ones,), (), (), tag, word="ones", gives=("Y",))
+        all_ones = Op((ones,), (), (), tag, op="ones", gives=("Y",))
         return GradientSource(target, (Product((dense,), factors, (), tag), all_ones, spread), values)
 
     @property

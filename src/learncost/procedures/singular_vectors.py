@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from learncost.ir.line import Meta, Product
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value

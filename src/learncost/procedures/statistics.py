@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, RunningStatistics, Sum
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
@@ -166,7 +166,7 @@ class _NormalizationLines:
 def over_batch(table: Table) -> str:
     """The name of the first result that a pass normalizes over its batch; "" where none is."""
     lines = (line for line, _ in walk(table.lines) if isinstance(line, Op))
-    found = (line.name for line in lines if line.word == "normalize" and "B" in map(base, map(str, line.axes)))
+    found = (line.name for line in lines if line.op == "normalize" and "B" in map(base, map(str, line.axes)))
     return next(found, "")
 
 

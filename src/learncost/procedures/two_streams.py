@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Meta, Product, Sum
-from learncost.ir.repeat import Carry, Loop, Statement
+from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.models.model import Model

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol, TypeAlias
 
 from learncost.ir.line import Line, alias
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value

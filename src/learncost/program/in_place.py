@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from learncost.ir.count import cuts
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement, defined, walk
+from learncost.ir.loop import Loop, Statement, defined, walk
+from learncost.ir.polynomial import cuts
 from learncost.ir.table import Table
 from learncost.ir.term import Read, terms_of
 from learncost.ops.collectives import JOINED, REDUCES, is_collective
@@ -46,7 +46,7 @@ def calls(
     """
     if table.zigzag:
         raise InputError(f"{' and '.join(table.zigzag)} stands in zigzag, in which no kernel counts places")
-    if any(isinstance(line, Op) and line.word == "pass_on" for line, _ in walk(table.lines)):
+    if any(isinstance(line, Op) and line.op == "pass_on" for line, _ in walk(table.lines)):
         raise InputError("parts go round, in which no kernel counts places")
     return tuple(_calls(table.lines, dict(table.axes), table.known, set(table.outputs), dtypes, written, product))
 
@@ -92,9 +92,9 @@ def _in_kernels(group: Sequence[Statement], line: Statement) -> bool:
 def _in_a_message(group: Sequence[Statement], line: Statement, dtypes: Mapping[str, str]) -> bool:
     """Whether a collective is sent with those before it: alike, of the same type, and of nothing that they make."""
     first = group[0]
-    if not is_collective(first) or not is_collective(line) or line.word not in JOINED:
+    if not is_collective(first) or not is_collective(line) or line.op not in JOINED:
         return False
-    same = (first.word, first.axes, dtypes[first.name]) == (line.word, line.axes, dtypes[line.name])
+    same = (first.op, first.axes, dtypes[first.name]) == (line.op, line.axes, dtypes[line.name])
     return same and not any(name in line.reads for member in group for name in member.makes)
 
 
@@ -112,7 +112,7 @@ def _call(
         product = product_of(first)
         if product:
             return Call((first,), product.reads, (first.name,), product=product)
-        if isinstance(first, Op) and first.word == "zeros":
+        if isinstance(first, Op) and first.op == "zeros":
             return Call((first,), (), (first.name,))
         if rows := scatter(first):
             return Call((first,), (rows.rows, rows.index), (first.name,), scatter=rows)
@@ -130,7 +130,7 @@ def _message(lines: Sequence[Line]) -> Call:
     shares = [
         AliasedMemory(name, line.name)
         for line in lines
-        if isinstance(line, Op) and line.word in REDUCES
+        if isinstance(line, Op) and line.op in REDUCES
         for name in line.reads
     ]
     return Call(tuple(lines), reads, tuple(line.name for line in lines), tuple(shares))

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop, defined
+from learncost.ir.loop import Loop, defined
+from learncost.ir.polynomial import Polynomial
 from learncost.ir.table import Table
 from learncost.program.calls import Axes, Call, CallLoop, InPlaceSlot, Item, axes_within
 

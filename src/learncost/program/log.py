@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from learncost.program.stretches import IntervalSet
+from learncost.program.interval_set import IntervalSet
 
 LONGEST = 400
 """Lines of one turn that are looked for at most."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from learncost.cost_models import Book
 from learncost.cost_models.books import book as find_book
-from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
+from learncost.ir.loop import check_known
+from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.precision import either
-from learncost.ir.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration, family_of

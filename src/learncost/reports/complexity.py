@@ -11,9 +11,9 @@ from math import gcd
 from typing import Any
 
 from learncost.cost_models.books import price
-from learncost.ir.count import Polynomial, base, total
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial, base, total
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.sizes import check_size, resolve

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from learncost.cost_models import Book, PricedLine
 from learncost.cost_models.books import every
-from learncost.ir.count import total
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import check_known
+from learncost.ir.loop import check_known
+from learncost.ir.polynomial import total
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.models.tables import letters_of

@@ -13,9 +13,9 @@ from typing import Any
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import BOOKS
-from learncost.ir.count import Polynomial, total
 from learncost.ir.line import Op, Product, Sum
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.term import Term
 from learncost.layers.products import matrix_maccs
 from learncost.reports.run import PreparedRun
@@ -92,7 +92,7 @@ def _sum(run: PreparedRun, counts: Iterable[Polynomial]) -> int:
 def _norms(run: PreparedRun) -> Iterable[Polynomial]:
     """Elements that layer norms read."""
     for line, turns in walk(run.model.table.lines):
-        if isinstance(line, Op) and line.word == "normalize":
+        if isinstance(line, Op) and line.op == "normalize":
             yield Polynomial.of((*line.left[0].loops, *turns))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
-from learncost.ir.count import Polynomial
+from learncost.ir.polynomial import Polynomial
 from learncost.models.sizes import LARGEST
 
 

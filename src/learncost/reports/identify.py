@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import every
-from learncost.ir.count import total
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import total
 from learncost.layers.parts import Part, part_of
 from learncost.models.wording import shown
 from learncost.reports.reasons import LEFT_OUT, SCORES

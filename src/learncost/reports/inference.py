@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.cost_models import Book, PricedLine, price
-from learncost.ir.count import Polynomial, size_of, total
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import Polynomial, size_of, total
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer

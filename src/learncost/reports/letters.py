@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from learncost.ir.count import Monomial, Polynomial, base
+from learncost.ir.polynomial import Monomial, Polynomial, base
 
 LETTERS = {"seq_len": "n", "hidden_size": "d", "num_attention_heads": "h", "kernel_size": "k", "window": "r"}
 """The sizes and their letters."""

@@ -9,9 +9,9 @@ from functools import cached_property
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import book as find_book
-from learncost.ir.count import Polynomial, total
 from learncost.ir.line import Product
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.term import Term
 from learncost.layers.products import matrix_maccs
 from learncost.models.purposes import weighs_tokens

@@ -9,10 +9,10 @@ from math import prod
 from typing import Any
 
 from learncost.devices.collective import kind_of
-from learncost.ir.count import cuts, shape_of, whole
 from learncost.ir.errors import InputError
+from learncost.ir.loop import round_rings, walk
+from learncost.ir.polynomial import cuts, shape_of, whole
 from learncost.ir.precision import Precision
-from learncost.ir.repeat import round_rings, walk
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure
 from learncost.passes.plan import planned
@@ -48,7 +48,7 @@ class AxisTraffic:
     """
 
     mesh_axis: str
-    word: str
+    op: str
     runs: int
     payload: int
     ring: int
@@ -95,17 +95,16 @@ class OverMesh:
         """What a device sends, by the axis of the mesh and by word."""
         groups: dict[tuple[str, str], list[Collective]] = {}
         for collective in self.collectives:
-            groups.setdefault((collective.mesh_axis, collective.word), []).append(collective)
+            groups.setdefault((collective.mesh_axis, collective.op), []).append(collective)
         order = self.placed.mesh.names
         rows = []
-        for (axis, word), several in groups.items():
+        for (axis, op), several in groups.items():
             runs = sum(collective.times for collective in several)
             payload = sum(collective.payload_bytes * collective.times for collective in several)
             ring = sum(
-                in_a_ring(word, collective.payload_bytes * collective.times, collective.devices)
-                for collective in several
+                in_a_ring(op, collective.payload_bytes * collective.times, collective.devices) for collective in several
             )
-            rows.append(AxisTraffic(axis, word, runs, payload, ring))
+            rows.append(AxisTraffic(axis, op, runs, payload, ring))
         return tuple(sorted(rows, key=lambda row: (order.index(row.mesh_axis), -row.payload)))
 
     @property
@@ -122,7 +121,7 @@ class OverMesh:
     @property
     def convention(self) -> str:
         """What `ring` of `sent` is, in words."""
-        return RING + (", all of a pass_on" if any(row.word == "pass_on" for row in self.sent) else "")
+        return RING + (", all of a pass_on" if any(row.op == "pass_on" for row in self.sent) else "")
 
     @property
     def sentence(self) -> str:
@@ -217,15 +216,15 @@ def part_of(placed: Placed, array: str) -> str:
     return "gathered weights" if name in placed.whole.weights and array not in placed.whole.weights else ""
 
 
-def in_a_ring(word: str, payload: int, devices: int) -> int:
+def in_a_ring(op: str, payload: int, devices: int) -> int:
     """Bytes that each of so many devices sends in a ring: 2(p-1)/p of what is reduced, (p-1)/p of all others.
 
     Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations. What goes to one device
     alone is sent whole.
     """
-    if kind_of(word) == "send":
+    if kind_of(op) == "send":
         return payload
-    return payload * (2 if word.startswith("all_reduce") else 1) * (devices - 1) // devices
+    return payload * (2 if op.startswith("all_reduce") else 1) * (devices - 1) // devices
 
 
 def over_mesh(

@@ -13,8 +13,8 @@ from learncost.devices.collective import groups, transfer
 from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.ir.errors import InputError
+from learncost.ir.loop import round_rings
 from learncost.ir.precision import BYTES, Precision, precision_of
-from learncost.ir.repeat import round_rings
 from learncost.models.files import looks_like_path, read_path
 from learncost.ops.collectives import is_collective
 from learncost.reports.mesh_cost import OverMesh
@@ -46,7 +46,7 @@ SEVERAL = (
 class CollectiveTime:
     """Collectives by one word over an axis of the mesh for one purpose: how often, seconds of a step, which link."""
 
-    word: str
+    op: str
     mesh_axis: str
     role: str
     runs: int
@@ -75,7 +75,7 @@ class OverTime:
     @property
     def assumed(self) -> str:
         """What the time takes for granted."""
-        has_ring = any(row.word == "pass_on" for row in self.moved)
+        has_ring = any(row.op == "pass_on" for row in self.moved)
         return "; ".join((ASSUMED, ASSUMED_OF_RINGS) if has_ring else (ASSUMED,))
 
     @property
@@ -93,7 +93,7 @@ class OverTime:
         if not self.moved:
             return
         several = (
-            f"{row.word} over {row.mesh_axis} of {row.role} {seconds_of(row.seconds)} by {row.algorithm} on {row.link}"
+            f"{row.op} over {row.mesh_axis} of {row.role} {seconds_of(row.seconds)} by {row.algorithm} on {row.link}"
             for row in self.moved
         )
         yield f"Collectives, each alone: {'; '.join(several)}."
@@ -149,12 +149,12 @@ def over_time(
     mesh_groups, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], CollectiveTime]()
     beside, rings, waits = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}, 0.0
     for collective in over.collectives:
-        takes = transfer(collective.word, collective.payload_bytes, mesh_groups[collective.mesh_axis], cluster)
+        takes = transfer(collective.op, collective.payload_bytes, mesh_groups[collective.mesh_axis], cluster)
         seconds = collective.times * takes.seconds
-        key = collective.word, collective.mesh_axis, collective.role
+        key = collective.op, collective.mesh_axis, collective.role
         old = several.get(key, CollectiveTime(*key, 0, 0.0, takes.link, takes.algorithm))
         several[key] = replace(old, runs=old.runs + collective.times, seconds=old.seconds + seconds)
-        if collective.word == "pass_on":
+        if collective.op == "pass_on":
             rings[collective.phase == "forward"] += seconds
         elif collective.role in BESIDE:
             beside[collective.phase == "forward"] += seconds

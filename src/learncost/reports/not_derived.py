@@ -62,7 +62,7 @@ def not_derived_of(rows: Iterable[PricedLine], sizes: Mapping[str, Any]) -> tupl
     for row in rows:
         if row.opaque is not None and isinstance(row.source, Op):
             tag = row.source.tag
-            operations.setdefault((tag.operator or row.source.word, tag.module, row.opaque), []).append(row)
+            operations.setdefault((tag.operator or row.source.op, tag.module, row.opaque), []).append(row)
     return tuple(_operation(*key, lines, sizes) for key, lines in operations.items())
 
 

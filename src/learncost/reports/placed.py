@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from learncost.ir.line import Op
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.precision import either
-from learncost.ir.repeat import Loop, Statement
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
@@ -81,8 +81,8 @@ class PlacedStep(Shown):
     def formulas(self) -> list[dict[str, str]]:
         """How many numbers a step's payload has by mesh axis and word, as polynomials; of one that has no stages."""
         counts = {} if self.stages else formulas(self.over.placed, self.over.sizes)
-        rows = [(row.mesh_axis, row.word) for row in self.over.sent if (row.mesh_axis, row.word) in counts]
-        return [{"mesh_axis": axis, "word": word, "numbers": str(counts[axis, word])} for axis, word in rows]
+        rows = [(row.mesh_axis, row.op) for row in self.over.sent if (row.mesh_axis, row.op) in counts]
+        return [{"mesh_axis": axis, "word": op, "numbers": str(counts[axis, op])} for axis, op in rows]
 
     def statements(self, over: OverMesh | None = None) -> Iterator[tuple[int, Statement, Collective | None]]:
         """Its lines with how deep they stand, and what those that send, send; of a repeat its heading alone.

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from learncost.cost_models import Book, PricedLine
 from learncost.cost_models.formula import FORMULA
-from learncost.ir.count import total
 from learncost.ir.line import Line, Op, Product
+from learncost.ir.polynomial import total
 from learncost.layers.parts import Part, is_norm, part_of
 from learncost.layers.products import matrix_maccs
 from learncost.layers.rewrite import DROPOUT
@@ -77,7 +77,7 @@ _PARTS: Mapping[Part, str] = {
 
 def _line_term(book: Book, rows: Iterable[PricedLine]) -> Callable[[PricedLine], str]:
     jacobians = {
-        row.source.name: row.source.word for row in rows if isinstance(row.source, Op) and row.source.part == "jacobian"
+        row.source.name: row.source.op for row in rows if isinstance(row.source, Op) and row.source.part == "jacobian"
     }
 
     def term(row: PricedLine) -> str:
@@ -96,19 +96,19 @@ def _line_term(book: Book, rows: Iterable[PricedLine]) -> Callable[[PricedLine],
             return _PARTS[part]
         if row.layer == DROPOUT:
             return "dropout"
-        if is_norm(row.layer) or (isinstance(line, Op) and "normalize" in line.word):
+        if is_norm(row.layer) or (isinstance(line, Op) and "normalize" in line.op):
             return "normalization"
         if isinstance(line, Op):
-            return _word(line.word)
+            return _word(line.op)
         return "biases, scaling, sums and products by elements"
 
     return term
 
 
-def _word(word: str) -> str:
-    if "normalize" in word:
+def _word(op: str) -> str:
+    if "normalize" in op:
         return "normalization"
-    return "softmax" if word.startswith("softmax") else word if word == "log_softmax" else "activations"
+    return "softmax" if op.startswith("softmax") else op if op == "log_softmax" else "activations"
 
 
 # Formulas.

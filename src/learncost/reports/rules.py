@@ -13,7 +13,7 @@ from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book as find_book
 from learncost.cost_models.formula import FormulaValues
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import check_known, walk
+from learncost.ir.loop import check_known, walk
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.configuration import Configuration
 from learncost.models.purposes import activates, attentions, layers_that, makes_shares

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learncost.ir.count import Polynomial, total
+from learncost.ir.polynomial import Polynomial, total
 from learncost.reports.sheet import Shown
 
 Number = int | Fraction

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from learncost.ir.count import Polynomial
+from learncost.ir.polynomial import Polynomial
 from learncost.reports.complexity import VASWANI
 from learncost.reports.letters import text
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded

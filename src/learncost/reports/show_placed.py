@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from learncost.ir.count import shape_of
 from learncost.ir.line import Op
-from learncost.ir.repeat import Loop, walk
+from learncost.ir.loop import Loop, walk
+from learncost.ir.polynomial import shape_of
 from learncost.ops import entry
 from learncost.reports.mesh_cost import fields_of
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, size_of
@@ -25,7 +25,7 @@ def sheets(step: PlacedStep, width: int = WIDTH) -> tuple[Sheet, ...]:
     tables: dict[tuple[object, ...], list[int]] = {}
     for place, over in enumerate(step.stages):
         table = over.placed.table
-        kinds = tuple(line.word if isinstance(line, Op) else type(line) for line, _ in walk(table.lines))
+        kinds = tuple(line.op if isinstance(line, Op) else type(line) for line, _ in walk(table.lines))
         tables.setdefault((table.weights, kinds), []).append(place)
     return _stages(step), *(_table(step, step.stages[alike[0]], _of_stages(alike)) for alike in tables.values())
 
@@ -42,11 +42,11 @@ def _stages(step: PlacedStep) -> Sheet:
     for place, over in enumerate(step.stages):
         table, sizes = over.placed.table, {**over.sizes, **over.placed.sizes}
         weights = sum(prod(shape_of(table.axes[name], sizes)) for name in table.weights)
-        sends = [collective for collective in over.collectives if collective.word == "send"]
+        sends = [collective for collective in over.collectives if collective.op == "send"]
         tied = sum(
             collective.payload_bytes
             for collective in over.collectives
-            if collective.mesh_axis == axis and collective.word != "send"
+            if collective.mesh_axis == axis and collective.op != "send"
         )
         inside = sum(row.ring for row in over.sent if row.mesh_axis != axis)
         to = {
@@ -86,7 +86,7 @@ def title(step: PlacedStep) -> str:
 def _sent(step: PlacedStep) -> Sheet:
     over = step.over
     rows = tuple(
-        SheetRow((row.mesh_axis, row.word, number(row.runs), size_of(row.payload), size_of(row.ring)))
+        SheetRow((row.mesh_axis, row.op, number(row.runs), size_of(row.payload), size_of(row.ring)))
         for row in over.sent
     )
     notes = (
@@ -115,7 +115,7 @@ def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
         if line.tag.phase != phase:
             phase = line.tag.phase
             rows.append(SheetRow((phase.replace("_", " "), ""), "bold", depth))
-        is_moved = isinstance(line, Op) and entry(line.word).kind == "collective"
+        is_moved = isinstance(line, Op) and entry(line.op).kind == "collective"
         rows.append(
             SheetRow((f"{'> ' if is_moved else ''}{line}", size_of(collective.payload_bytes) if collective else ""))
         )

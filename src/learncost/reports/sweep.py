@@ -17,9 +17,9 @@ import numpy as np
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
-from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import check_known
+from learncost.ir.loop import check_known
+from learncost.ir.polynomial import Polynomial, total
 from learncost.layers.active import parameters
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS

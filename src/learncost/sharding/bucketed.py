@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from learncost.ir.repeat import Loop, Statement, defined
+from learncost.ir.loop import Loop, Statement, defined
 from learncost.ir.table import Table
 from learncost.ops.collectives import REDUCES, is_collective
 
@@ -37,13 +37,13 @@ def _turn(lines: Sequence[Statement]) -> list[Statement]:
     if max(makes.values(), default=0) > 1:  # lines that make a value again have their order
         return [*lines]
     sent = [line for line in lines if is_collective(line)]
-    first = [line for line in sent if line.word == "all_gather" and makes.keys().isdisjoint(line.reads)]
+    first = [line for line in sent if line.op == "all_gather" and makes.keys().isdisjoint(line.reads)]
     updates = [line for line in lines if line not in sent and _updates(line)]
     passes = [line for line in lines if line not in first and line not in updates]
     needed = {name for line in passes for name in line.reads}
     if needed & defined(updates):
         return [*first, *(line for line in lines if line not in first)]
-    joins = [line for line in sent if line.word in _JOINS and not needed & {*line.makes}]
+    joins = [line for line in sent if line.op in _JOINS and not needed & {*line.makes}]
     return [*first, *(line for line in passes if line not in joins), *joins, *updates]
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from learncost.ir.count import comes_round, cuts, down_to, whole
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import comes_round, cuts, down_to, whole
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term, terms_of
 from learncost.ops import entry
@@ -146,9 +146,9 @@ class _LineCheck:
         if not {*read} <= known or any(axis.endswith("=") for axis in along) or len(along) > 2:
             raise self.refuse(line, f"it reads {' and '.join(sorted({*read} - {SAME}))}")
         if isinstance(line, Op) and along & {*line.axes}:
-            word = entry(line.word)
-            if not word.pointwise and (word.kind != "reduction" or line.part != "body"):
-                raise self.refuse(line, f"{line.word} acts along what goes round")
+            op = entry(line.op)
+            if not op.pointwise and (op.kind != "reduction" or line.part != "body"):
+                raise self.refuse(line, f"{line.op} acts along what goes round")
         for term in line.left:
             left = {axis for axis in along if axis in term.axes}
             if CAME in read and not own and not left:
@@ -182,7 +182,7 @@ class _LineCheck:
         if self.busy:
             states.update(dict.fromkeys(line.makes, OWN))
             return
-        if isinstance(line, Op) and line.word == "zeros":
+        if isinstance(line, Op) and line.op == "zeros":
             self.zeros.update(line.makes)
         cut_axes = self.cut_axes(line)
         is_pair = len(cut_axes) == 2 and not any("=" in axis for axis in cut_axes)
@@ -207,16 +207,16 @@ class _LineCheck:
             return
         if self.busy:
             raise self.refuse(line, "devices meet that run different turns")
-        if line.word == "part":
+        if line.op == "part":
             self.part(line, states)
             return
-        given, made = _MAKES[line.word]
+        given, made = _MAKES[line.op]
         if states[name] not in given:
             raise self.refuse(line, f"{name} is {states[name]}")
         states[line.name] = NEXT if states[name] == CAME else made
         if made == SENT:
             self.owners[line.name] = line.axes[1]
-        if line.word == "combine" and self.owners[name] != line.axes[1]:
+        if line.op == "combine" and self.owners[name] != line.axes[1]:
             raise self.refuse(line, f"{name} was sent to who has {self.owners[name]}")
 
     def part(self, line: Op, states: States) -> None:
@@ -257,13 +257,13 @@ class _LineCheck:
             raise self.refuse(line, f"{' and '.join(sorted(cut_axes))} are cut at once")
         remaining = {axis if isinstance(axis, str) else f"{axis.axis}=" for term in line.left for axis in term.axes}
         if not cut_axes:
-            return ZERO if isinstance(line, Op) and line.word == "zeros" else SAME
+            return ZERO if isinstance(line, Op) and line.op == "zeros" else SAME
         (axis,) = cut_axes
         if isinstance(line, Op) and not axis.endswith("=") and axis in line.axes:
-            if entry(line.word).kind == "reduction" and line.part == "body":
-                return line.word
-            if not entry(line.word).pointwise:
-                raise self.refuse(line, f"{line.word} acts along {axis}, which is cut")
+            if entry(line.op).kind == "reduction" and line.part == "body":
+                return line.op
+            if not entry(line.op).pointwise:
+                raise self.refuse(line, f"{line.op} acts along {axis}, which is cut")
         if axis in remaining:
             return CUT
         if not isinstance(line, Product):

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import lcm
 
-from learncost.ir.count import base, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.polynomial import base, size_of
 from learncost.ir.table import Table, features
 from learncost.ir.term import Read, Term
 from learncost.ir.value import DRAWN, Value

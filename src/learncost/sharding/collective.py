@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from learncost.ir.count import Polynomial, base, shape_of, size_of
 from learncost.ir.line import Op
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial, base, shape_of, size_of
 from learncost.ir.value import INDICES, Value
 from learncost.layers.spelling import condition_names
 from learncost.ops.collectives import sends
@@ -53,7 +53,7 @@ class Collective:
         Why it is there, in a sentence.
     """
 
-    word: str
+    op: str
     mesh_axis: str
     payload_bytes: int
     filled_bytes: int
@@ -99,7 +99,7 @@ def formulas(placed: Placed, sizes: Mapping[str, int]) -> dict[tuple[str, str], 
         if sends(line):
             sides = [term.declared for term in (line.left[0], line.right[0])]
             larger = max(sides, key=lambda axes: prod(shape_of(axes, sizes)))
-            key = line.axes[0], line.word
+            key = line.axes[0], line.op
             found[key] = found.get(key, Polynomial()) + Polynomial.of((*turns, *larger))
     return found
 
@@ -130,11 +130,11 @@ def collectives(
         width = special.get(name) or widths.get(role, 4)
         payload, real = elements(line, sizes)
         times = prod(shape_of(turns, sizes))
-        meet = line.axes[1:] if line.word.startswith("all_reduce") else ()
+        meet = line.axes[1:] if line.op.startswith("all_reduce") else ()
         tag = line.tag
         result.append(
             Collective(
-                line.word,
+                line.op,
                 line.axes[0],
                 payload * width,
                 (payload - real) * width,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import prod
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import base
 from learncost.ir.line import Condition, Line, Op, Product, Sum
+from learncost.ir.polynomial import base
 from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.ir.value import Value
 from learncost.ops import entry
@@ -86,9 +86,9 @@ class Cutting:
     def through_body(self) -> bool:
         """Whether an axis that a word acts on is cut, so that its body has to be seen."""
         line = self.line
-        if not isinstance(line, Op) or entry(line.word).pointwise or line.opaque:
+        if not isinstance(line, Op) or entry(line.op).pointwise or line.opaque:
             return False
-        is_reduction = entry(line.word).kind == "reduction" and line.part == "body"
+        is_reduction = entry(line.op).kind == "reduction" and line.part == "body"
         return not is_reduction and any((ALONG, axis) in self.sites.values() for axis in line.axes)
 
     def _check_parts(self, forced: Mapping[str, Site]) -> None:
@@ -292,7 +292,7 @@ class Cutting:
         for mesh_axis, (kind, axis) in self.sites.items():
             if (kind == ALONG and axis in plain) or (kind == AT and axis in at) or kind == SENT:
                 continue
-            partial[mesh_axis] = entry(line.word).name if isinstance(line, Op) else "sum"
+            partial[mesh_axis] = entry(line.op).name if isinstance(line, Op) else "sum"
             joins[mesh_axis] = f"{line.name} " + (f"reads {axis} at an index" if kind == AT else f"sums over {axis}")
         sent = self.rows.choice.key if self.rows is not None and not at else ""
         layout = ShardLayout(tuple(map(self.cuts, term.axes)), frozenset(partial.items()), sent)
@@ -302,7 +302,7 @@ class Cutting:
         scope.joins[term.name] = joins
         scope.arrays.pop(term.name, None)
         scope.give(term.name, layout)
-        if isinstance(line, Op) and line.word == "zeros":
+        if isinstance(line, Op) and line.op == "zeros":
             scope.zeros.add(term.name)
 
 
@@ -332,8 +332,8 @@ def _whole_axes(line: Line) -> Iterator[str]:
                     yield from (axis.axis, *axis.at.loops)
     if not isinstance(line, Op):
         return
-    word = entry(line.word)
-    if word.kind in ("choice", "scan") or word.name in ("append", "join"):
+    op = entry(line.op)
+    if op.kind in ("choice", "scan") or op.name in ("append", "join"):
         yield from (*line.axes, *line.chosen)
-    if line.opaque or word.name == "eye":
+    if line.opaque or op.name == "eye":
         yield from line.loops

@@ -14,8 +14,8 @@ import numpy as np
 
 from learncost.interpreter import execute, program
 from learncost.interpreter.collected import filled_up
-from learncost.ir.count import cuts, held, here, size_of
 from learncost.ir.line import Line
+from learncost.ir.polynomial import cuts, held, here, size_of
 from learncost.ir.zigzag import devices_name, devices_of
 from learncost.passes.lower import lower
 from learncost.sharding.layout import ShardLayout

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from learncost.interpreter.functions import function_of
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
@@ -117,12 +117,12 @@ class _PaddingCheck:
         if isinstance(line, Sum):
             return is_plain and all(zeros)
         assert isinstance(line, Op)
-        word = entry(line.word)
-        if word.fill is not None:
-            return word.fill == 0
-        if not word.pointwise or not is_plain:
+        op = entry(line.op)
+        if op.fill is not None:
+            return op.fill == 0
+        if not op.pointwise or not is_plain:
             return False
-        if word.body_text or line.part != "body":
+        if op.body_text or line.part != "body":
             steps, more = expanded(line, self.values)
             inner = _PaddingCheck(self.filled, {**self.values, **more})
             inside = {*zero}
@@ -133,7 +133,7 @@ class _PaddingCheck:
             return False
         numbers = [np.where(zero_there, 0.0, _NUMBERS) for zero_there in zeros]
         with np.errstate(all="ignore"):  # 0/0 is no number, and not 0
-            return not np.any(function_of(word)(*numbers))
+            return not np.any(function_of(op)(*numbers))
 
     def _has_zero(self, line: Product, axis: str, zero: set[str]) -> bool:
         """Whether a factor that has all of an axis is 0 where that is filled up."""

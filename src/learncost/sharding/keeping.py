@@ -11,21 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.ops.collectives import is_collective
 
 
-def keeping(table: Table, words: tuple[str, ...]) -> tuple[Table, Mapping[str, str]]:
+def keeping(table: Table, ops: tuple[str, ...]) -> tuple[Table, Mapping[str, str]]:
     """A placed table that keeps what these collectives make, and the stacks that are new, each with what it is of."""
     lines, values, stacks = list(table.lines), dict(table.values), dict[str, str]()
     for place in range(len(lines)):
         for before in range(place):
             first, second = lines[before], lines[place]
             if isinstance(first, Loop) and isinstance(second, Loop) and first.count == second.count:
-                lines[before], lines[place], made = _kept(first, second, words, {**table.known, **values})
+                lines[before], lines[place], made = _kept(first, second, ops, {**table.known, **values})
                 values |= {stack: value for stack, (value, _) in made.items()}
                 stacks |= {stack: array for stack, (_, array) in made.items()}
     read = {name for line in lines for name in line.reads} | {*table.outputs}
@@ -37,14 +37,14 @@ def keeping(table: Table, words: tuple[str, ...]) -> tuple[Table, Mapping[str, s
 class _KeptCollective:
     """What a collective of a turn is of: its word, its axes, and the stacks of which its operands are slices."""
 
-    word: str
+    op: str
     axes: tuple[str, ...]
     of: tuple[tuple[str, tuple[str, ...]], ...]
     makes: tuple[str, ...]
 
 
 def _kept(
-    first: Loop, second: Loop, words: tuple[str, ...], known: Mapping[str, Value]
+    first: Loop, second: Loop, ops: tuple[str, ...], known: Mapping[str, Value]
 ) -> tuple[Loop, Loop, Mapping[str, tuple[Value, str]]]:
     """Two repeats of the same turns, the later of which reads what collectives of the earlier made."""
     # What a turn reads of a stack of the whole, or hands to one: whatever either of them calls it.
@@ -52,11 +52,11 @@ def _kept(
         {name: stack for name, stack in (*line.each, *line.keep) if not line.part(name, known[stack].axes)}
         for line in (first, second)
     ]
-    made = {source: line.makes[0] for line in first.lines if (source := _source(line, words, sources[0]))}
+    made = {source: line.makes[0] for line in first.lines if (source := _source(line, ops, sources[0]))}
     keep, each, gone = list(first.keep), list(second.each), set[str]()
     stacks: dict[str, tuple[Value, str]] = {}
     for line in second.lines:
-        source = _source(line, words, sources[1])
+        source = _source(line, ops, sources[1])
         if source is None or source not in made:
             continue
         array = made[source]
@@ -78,15 +78,15 @@ def _kept(
     return replace(first, keep=tuple(keep)), replace(second, lines=left, each=tuple(each)), stacks
 
 
-def _source(line: Statement, words: tuple[str, ...], stacks: Mapping[str, str]) -> _KeptCollective | None:
+def _source(line: Statement, ops: tuple[str, ...], stacks: Mapping[str, str]) -> _KeptCollective | None:
     """What a collective of a turn is of, where all that it reads are slices of stacks; else None."""
-    if not is_collective(line) or line.word not in words:
+    if not is_collective(line) or line.op not in ops:
         return None
     operands = [term for term in line.right if isinstance(term, Term)]
     if any(term.name not in stacks for term in operands):
         return None
     of = tuple((stacks[term.name], term.declared) for term in operands)
-    return _KeptCollective(line.word, line.axes, of, line.left[0].declared)
+    return _KeptCollective(line.op, line.axes, of, line.left[0].declared)
 
 
 def _without_unread(line: Statement, read: set[str]) -> Statement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from learncost.ir.count import base
+from learncost.ir.polynomial import base
 from learncost.sharding.clauses import Split
 
 
@@ -52,7 +52,7 @@ def cut(axis: str, mesh_axes: tuple[str, ...]) -> str:
 class LayoutMove:
     """A collective over a mesh axis, and the layout that it leaves."""
 
-    word: str
+    op: str
     mesh_axis: str
     layout: ShardLayout
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from learncost.ir.count import here
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import here
 
 _AXIS = re.compile(r"([A-Za-z]\w*)\s*=\s*(\d+|\*)")
 

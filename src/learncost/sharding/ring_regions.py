@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from learncost.ir.count import cuts, place_cut
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import cuts, place_cut
 from learncost.ir.term import Read, Term, terms_of
 from learncost.ops import entry
 from learncost.ops.collectives import is_collective
@@ -86,7 +86,7 @@ def regions(lines: Sequence[Statement], mesh_axis: str, is_value: Callable[[str]
     """
     found = _Regions(mesh_axis)
     for line in lines:
-        if is_collective(line) and line.word == "all_gather" and line.axes[0] == mesh_axis and is_value(line.name):
+        if is_collective(line) and line.op == "all_gather" and line.axes[0] == mesh_axis and is_value(line.name):
             found.gather(line)
         else:
             found.read(line)
@@ -130,7 +130,7 @@ class _Regions:
     def _scatter(self, region: RingRegion, line: Op) -> None:
         name = line.right[0].name
         place = place_cut(line.left[0].declared, self.mesh_axis)
-        if line.word == "reduce_scatter" and line.axes[0] == self.mesh_axis and region.at[name] == place:
+        if line.op == "reduce_scatter" and line.axes[0] == self.mesh_axis and region.at[name] == place:
             region.scatters[name] = line
         else:
             region.refuse(line, "it is moved between devices as a whole")
@@ -150,9 +150,9 @@ class _Regions:
                 region.refuse(line, "it reads an array along two axes of pairs")
         by = {other for other in line.loops if self.mesh_axis in cuts(other)}
         is_partial = any(name in region.partial for name in line.reads)
-        shares = isinstance(line, Op) and entry(line.word).makes == "shares" and line.axes == (axis,)
-        if isinstance(line, Op) and not entry(line.word).pointwise and not shares:
-            region.refuse(line, f"{line.word} needs all of {axis} at once")
+        shares = isinstance(line, Op) and entry(line.op).makes == "shares" and line.axes == (axis,)
+        if isinstance(line, Op) and not entry(line.op).pointwise and not shares:
+            region.refuse(line, f"{line.op} needs all of {axis} at once")
         for term in line.left:
             if axis in term.axes:
                 region.at[term.name] = term.axes.index(axis)

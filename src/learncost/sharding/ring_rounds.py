@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from learncost.ir.count import ROUND, base
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.repeat import Carry, Loop, Statement
+from learncost.ir.loop import Carry, Loop, Statement
+from learncost.ir.polynomial import ROUND, base
 from learncost.ir.term import Literal, Term
 from learncost.sharding.ring_turn import (
     Normalizer,
@@ -15,7 +15,7 @@ from learncost.sharding.ring_turn import (
     RingIteration,
     SoFar,
     makes_shares,
-    of_word,
+    of_op,
     sink_of,
     step_tag,
 )
@@ -48,7 +48,7 @@ class Rounds:
             ring.refuse(self.fresh[0], "its shares are made beside gradients, and nobody has their sum")
         corrections: dict[str, str] = {}
         first = [line for name in self.earlier for line in self._correction(name, corrections)]
-        first += [line for word in region.lines for line in self._of_sinks(word, corrections)]
+        first += [line for op in region.lines for line in self._of_sinks(op, corrections)]
         if ring.why:
             return []
         source = {name: line.right[0].name for name, line in region.gathers.items()}
@@ -126,7 +126,7 @@ class Rounds:
         less, share, part = (ring.step(shares, what, left.axes) for what in ("sink", "of_sink", "sinks"))
         return [
             Sum((less,), (sink, logarithm), (), step_tag(tag, less.name), (1, -1)),
-            of_word("exp", share, (less,), tag),
+            of_op("exp", share, (less,), tag),
             Product((part,), (share, average), (), step_tag(tag, part.name)),
             Product((ring.made(left.name, left.axes, left.name),), (Literal(-1.0), part), (), tag),
         ]
@@ -169,7 +169,7 @@ class Rounds:
                 zeros, first = Term(ring.fresh(name, "zeros"), axes), region.lines[0].tag
                 ring.values[zeros.name] = inside[start.name].along(axes)
                 tag = replace(step_tag(first, zeros.name), kernel=None, phase=self._phase)
-                out.append(of_word("zeros", zeros, (), tag))
+                out.append(of_op("zeros", zeros, (), tag))
                 begin[name] = zeros.name
             self.finals[name] = Term(ring.fresh(name, "all"), axes)
             ring.values[self.finals[name].name] = inside[start.name].along(axes)
@@ -244,8 +244,8 @@ class Rounds:
             largest, total = (self.finals[each.name] for each in (own.now[line.name].largest, own.now[line.name].total))
             tag = replace(line.tag, kernel=None)
             least, log, logarithm = (ring.step(line.name, w, total.axes) for w in ("least", "log", "logarithm"))
-            out.append(of_word("maximum", least, (total, Literal(1.0)), tag))
-            out.append(of_word("log", log, (least,), tag))
+            out.append(of_op("maximum", least, (total, Literal(1.0)), tag))
+            out.append(of_op("log", log, (least,), tag))
             out.append(Sum((logarithm,), (largest, log), (), step_tag(tag, logarithm.name), (1, 1)))
             sums[line.name] = least
             linear = tuple(name for name in self.total_rows if self.of_shares[name] == line.name)
@@ -257,7 +257,7 @@ class Rounds:
             tag = replace(step_tag(maker.tag, name), kernel=None)
             if name in self.total_rows:
                 below = Term(sums[self.of_shares[name]].name, self.total_rows[name])
-                out.append(replace(of_word("divide", left, (final, below), tag), tag=tag))
+                out.append(replace(of_op("divide", left, (final, below), tag), tag=tag))
             else:
                 out.append(Sum((left,), (final,), (), tag, (1,)))
         return out

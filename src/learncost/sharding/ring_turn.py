@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
-from learncost.ir.count import ROUND, base
 from learncost.ir.line import Condition, Line, Meta, Op, Product, Sum
-from learncost.ir.repeat import Statement
+from learncost.ir.loop import Statement
+from learncost.ir.polynomial import ROUND, base
 from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.ir.value import Value
 from learncost.ops import entry
@@ -85,7 +85,7 @@ class Ring:
 
 def makes_shares(line: Line) -> TypeGuard[Op]:
     """Whether a line is a softmax, or its gradient."""
-    return isinstance(line, Op) and entry(line.word).makes == "shares"
+    return isinstance(line, Op) and entry(line.op).makes == "shares"
 
 
 def step_tag(tag: Meta, name: str) -> Meta:
@@ -93,8 +93,8 @@ def step_tag(tag: Meta, name: str) -> Meta:
     return Meta(tag.layer, tag.block, tag.phase, local=name, kernel=tag.kernel, module=tag.module)
 
 
-def of_word(
-    word: str,
+def of_op(
+    op: str,
     left: Term,
     right: tuple[Operand, ...],
     tag: Meta,
@@ -102,8 +102,8 @@ def of_word(
     where: tuple[Condition, ...] = (),
 ) -> Op:
     """A line that is a word."""
-    row = entry(word)
-    return Op((left,), right, where, step_tag(tag, left.name), word, axes, "body", row.inputs, row.outputs)
+    row = entry(op)
+    return Op((left,), right, where, step_tag(tag, left.name), op, axes, "body", row.inputs, row.outputs)
 
 
 @dataclass
@@ -204,7 +204,7 @@ class RingIteration:
         left, scores, where = line.left[0], line.right[0], line.where
         less = self.ring.step(left.name, "below", left.axes)
         self.out.append(Sum((less,), (scores, below), where, step_tag(line.tag, less.name), (1, -1)))
-        self.out.append(of_word("exp", left, (less,), line.tag, where=where))
+        self.out.append(of_op("exp", left, (less,), line.tag, where=where))
 
     def _sums(self, line: Op, shares: str) -> None:
         """The largest score so far, and the exponentials below it in place of shares, with their sum."""
@@ -212,10 +212,10 @@ class RingIteration:
         rows = tuple(axis for axis in left.axes if axis not in line.axes)
         before = self.before.get(shares)
         largest, below = (ring.step(left.name, what, rows) for what in ("largest", "max"))
-        self.out.append(of_word("max", largest, line.right[:1], tag, line.axes, where))
+        self.out.append(of_op("max", largest, line.right[:1], tag, line.axes, where))
         sink = sink_of(line)
         least = Term(before.largest.name, rows) if before else sink or LOWEST
-        self.out.append(of_word("maximum", below, (largest, least), tag))
+        self.out.append(of_op("maximum", below, (largest, least), tag))
         self._exponentials(line, below)
         total = ring.step(left.name, "sum", rows)
         self.out.append(Product((total,), (left,), where, step_tag(tag, total.name)))
@@ -225,7 +225,7 @@ class RingIteration:
         if before:
             less, scale = (ring.step(left.name, what, rows) for what in ("less", "scale"))
             self.out.append(Sum((less,), (least, below), (), step_tag(tag, less.name), (1, -1)))
-            self.out.append(of_word("exp", scale, (less,), tag))
+            self.out.append(of_op("exp", scale, (less,), tag))
             start = Term(before.total.name, rows)
             self.now[shares] = SoFar(below, self.so_far(start, total, scale, tag), scale)
 
@@ -233,7 +233,7 @@ class RingIteration:
         """The sum of exponentials with that of the sink."""
         less, share, whole = (self.ring.step(total.name, what, total.axes) for what in ("sink", "of_sink", "in_all"))
         self.out.append(Sum((less,), (sink, below), (), step_tag(tag, less.name), (1, -1)))
-        self.out.append(of_word("exp", share, (less,), tag))
+        self.out.append(of_op("exp", share, (less,), tag))
         self.out.append(Sum((whole,), (total, share), (), step_tag(tag, whole.name), (1, 1)))
         return whole
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.ir.line import Line, Meta, Op
-from learncost.ir.repeat import Statement
+from learncost.ir.loop import Statement
 from learncost.sharding.ring_regions import RingRegion
 from learncost.sharding.ring_turn import makes_shares
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import down_to
 from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.polynomial import down_to
 from learncost.ir.term import Read, Term
 from learncost.ops import entry
 from learncost.sharding.layout import ShardLayout, cut
@@ -66,7 +66,7 @@ class RoutedRows:
 
 def rows_of(scope: ShardingScope, line: Line) -> RoutedRows | None:
     """The rows that a line runs over where they are sent to, or None."""
-    if isinstance(line, Op) and (not entry(line.word).pointwise or line.opaque):
+    if isinstance(line, Op) and (not entry(line.op).pointwise or line.opaque):
         return None
     if not isinstance(line, Product | Sum | Op) or line.where:
         return None
@@ -99,8 +99,8 @@ def _reading(scope: ShardingScope, line: Line) -> RoutedRows | None:
                     continue  # rows stay, and what they read is gathered
                 choice = RowChoice(index.name, mesh_axis, cut(axis.axis, (mesh_axis,)), declared)
                 loops = tuple(str(axis) for axis in index.axes)
-                is_sum_or_word = not isinstance(line, Product)
-                if is_sum_or_word and any(not {*loops} <= {*left.axes} for left in line.left):
+                is_sum_or_op = not isinstance(line, Product)
+                if is_sum_or_op and any(not {*loops} <= {*left.axes} for left in line.left):
                     continue
                 return RoutedRows(choice, loops, loops[first], at=axis.axis)
     return None

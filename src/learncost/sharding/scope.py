@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from learncost.ir.count import base, whole
 from learncost.ir.line import Line, Meta, Op, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import base, whole
 from learncost.ir.term import Axis, Term
 from learncost.ir.value import Value
 from learncost.sharding.clauses import ShardSpecs, Split
@@ -122,7 +122,7 @@ class ShardingScope:
         held = {layout: array for layout, array in held.items() if not layout.sent}
         start = min(
             (layout for layout in held if layout.partial >= goal.partial),
-            key=lambda layout: [move.word != "shard" for move in moves(layout, goal)].count(True),
+            key=lambda layout: [move.op != "shard" for move in moves(layout, goal)].count(True),
         )
         if start.partial - goal.partial:
             self.arrays[name] = {layout: kept for layout, kept in held.items() if not layout.partial}
@@ -132,11 +132,11 @@ class ShardingScope:
         """The array that collectives make of one that holds a value."""
         axes, line = self.value(name).axes, reason.line or self.line_of(name)
         for move in moves(start, goal):
-            left = Term(self.fresh(name, move.word), move.layout.cut(axes))
+            left = Term(self.fresh(name, move.op), move.layout.cut(axes))
             right = Term(array, start.cut(axes))
             why = f"{self.why(name, start, move, reason)} (rule {reason.rule}){self.filled_up(left, right)}"
             tag = Meta(line.tag.layer, line.tag.block, line.tag.phase, local=left.name, module=line.tag.module, why=why)
-            self.out.append(Op((left,), (right,), (), tag, move.word, (move.mesh_axis,), "body", ("X",), ("Y",)))
+            self.out.append(Op((left,), (right,), (), tag, move.op, (move.mesh_axis,), "body", ("X",), ("Y",)))
             self.give(name, move.layout, left.name)
             self.holds[left.name] = name
             start, array = move.layout, left.name
@@ -200,11 +200,11 @@ class ShardingScope:
             self.expanded[key] = left.name
         return left.name
 
-    def sends(self, word: str, left: Term, right: tuple[Term, Term], choice: RowChoice, line: Line, why: str) -> None:
+    def sends(self, op: str, left: Term, right: tuple[Term, Term], choice: RowChoice, line: Line, why: str) -> None:
         """Add a line that sends rows."""
         tag = Meta(line.tag.layer, line.tag.block, line.tag.phase, local=left.name, module=line.tag.module, why=why)
         acted = (choice.mesh_axis, choice.read)
-        self.out.append(Op((left,), right, (), tag, word, acted, "body", ("X", "I"), ("Y",)))
+        self.out.append(Op((left,), right, (), tag, op, acted, "body", ("X", "I"), ("Y",)))
 
     def combined(self, name: str, reason: CollectiveReason) -> str:
         """The array that holds a value whose rows were sent, where they came from."""
@@ -241,7 +241,7 @@ class ShardingScope:
         axes, over = self.value(name).axes, move.mesh_axis
         before = next((axis for axis, names in zip(axes, start.split, strict=True) if over in names), "")
         after = next((axis for axis, names in zip(axes, move.layout.split, strict=True) if over in names), "")
-        if move.word.startswith("all_reduce") or move.word == "reduce_scatter":
+        if move.op.startswith("all_reduce") or move.op == "reduce_scatter":
             text = f"{name} is partial over {over}"
             joined = self.join_of(name, over)
             text += f", as {joined.replace(f'{name} ', 'it ', 1)}" if joined else ""
@@ -283,12 +283,12 @@ class ShardingScope:
             scope = scope.outer
         return Sum((), ())
 
-    def fresh(self, name: str, word: str) -> str:
+    def fresh(self, name: str, op: str) -> str:
         """A name for an array that a collective makes of a value."""
-        number, new = 1, f"{name}.{word}"
+        number, new = 1, f"{name}.{op}"
         while self.is_taken(new):
             number += 1
-            new = f"{name}.{word}.{number}"
+            new = f"{name}.{op}.{number}"
         self.taken.add(new)
         return new
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op
-from learncost.ir.repeat import Statement, walk
+from learncost.ir.loop import Statement, walk
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -128,13 +128,13 @@ def _with_sends(placed: Placed, step: StageProgram, received: Mapping[str, Stage
     # Of what follows from such sums, such as a norm, the sum stands where it is read.
     sums, late, late_names = dict[str, Line](), list[Statement](), set[str]()
 
-    def line(name: str, word: str, operand: str, places: Iterable[int], why: str) -> Line:
+    def line(name: str, op: str, operand: str, places: Iterable[int], why: str) -> Line:
         axes = values[operand or name].axes
         values[name] = replace(values[operand or name], axes=axes)
         right = (Term(operand, axes),) if operand else ()
         tag = Meta("pipeline", phase=phase, local=name, why=why)
         given = ("X",) if operand else ()
-        return Op((Term(name, axes),), right, (), tag, word, (axis, *map(str, places)), "body", given, ("Y",))
+        return Op((Term(name, axes),), right, (), tag, op, (axis, *map(str, places)), "body", given, ("Y",))
 
     for last in table.lines:
         phase = next(inner for inner, _ in walk((last,))).tag.phase

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Sum
-from learncost.ir.repeat import Carry, Loop
+from learncost.ir.loop import Carry, Loop
+from learncost.ir.polynomial import base
 from learncost.sharding.layout import ShardLayout, cut
 from learncost.sharding.scope import CollectiveReason, ShardingScope, readers
 

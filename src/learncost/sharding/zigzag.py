@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import base, cuts, size_of, whole
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
-from learncost.ir.repeat import Loop, Statement, each_line, walk
+from learncost.ir.loop import Loop, Statement, each_line, walk
+from learncost.ir.polynomial import base, cuts, size_of, whole
 from learncost.ir.table import Table
 from learncost.ir.term import Read
 from learncost.ir.zigzag import devices_of, position
@@ -81,10 +81,10 @@ def _told_apart(line: Statement) -> Iterator[str]:
                 yield axis.axis
                 yield from axis.at.loops if isinstance(axis.at, Affine) else ()
     if isinstance(line, Op):
-        word = entry(line.word)
-        if word.kind in ("choice", "scan") or word.name in ("append", "join"):
+        op = entry(line.op)
+        if op.kind in ("choice", "scan") or op.name in ("append", "join"):
             yield from (*line.axes, *line.chosen)
-        if line.opaque or word.name == "eye":
+        if line.opaque or op.name == "eye":
             yield from line.loops
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from learncost.ir.count import base, larger, smaller
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
+from learncost.ir.polynomial import base, larger, smaller
 from learncost.timing.rates import FRESH, Rates
 from learncost.timing.work import MatmulShape, Priced, Work, works
 
@@ -101,7 +101,7 @@ def time(
     needed |= {name.partition("/")[0] for row in rows for name in row.repeat.sizes}
     if missing := sorted(name for name in needed - sizes.keys() if not name.isdigit()):
         raise InputError(f"time needs every size: give {', '.join(missing)}")
-    several = list(works(rows, sizes, dtype, rates.operators, rates.words, updated))
+    several = list(works(rows, sizes, dtype, rates.operators, rates.ops, updated))
     taken = parts(several, rates)
     flops = sum(work.turns * work.share * product.flops for work in several for product in work.products)
     least = float(flops) / rates.most if rates.most else 0.0
@@ -123,7 +123,7 @@ def parts(works_of_a_step: Sequence[Work], rates: Rates) -> tuple[Seconds, ...]:
 def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seconds:
     compute = sum(_product(product, work, rates) for product in work.products)
     if not (rates.queues and work.products and _is_kernel(work)):  # whose products were timed with their words
-        compute += work.share * sum(points * rates.words.get(name, 0.0) for name, points in work.points.items())
+        compute += work.share * sum(points * rates.ops.get(name, 0.0) for name, points in work.points.items())
     compute = compute / rates.chosen if work.chosen else compute
     memory = sum(count / rates.bandwidth(ago[name]) for name, count in work.bytes.items())
     if work.phase == "optimizer_step":

@@ -10,8 +10,8 @@ from itertools import product
 from math import exp, log, prod
 from typing import Any
 
-from learncost.ir.count import larger
 from learncost.ir.displayed import Displayed
+from learncost.ir.polynomial import larger
 
 FRESH = 32 * 2**20
 """Bytes above which the C library hands what is freed back to the system, and gets it anew, page by page: an array of
@@ -131,7 +131,7 @@ class Rates(Displayed):
     products: Mapping[str, MatmulGrid]
     inner: MatmulGrid
     bandwidth: RateCurve
-    words: Mapping[str, float] = field(default_factory=dict)
+    ops: Mapping[str, float] = field(default_factory=dict)
     launch: float = 0.0
     launch_backward: float = 0.0
     optimizer: float = 0.0

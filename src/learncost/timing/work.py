@@ -12,11 +12,11 @@ from functools import reduce
 from math import prod
 from typing import Any, Protocol
 
-from learncost.ir.count import Polynomial, base, comes_round, larger, size_of, smaller, whole
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum, alias
+from learncost.ir.loop import check_derived
+from learncost.ir.matmul_dims import sides
+from learncost.ir.polynomial import Polynomial, base, comes_round, larger, size_of, smaller, whole
 from learncost.ir.precision import BYTES
-from learncost.ir.repeat import check_derived
-from learncost.ir.sides import sides
 from learncost.ir.term import Literal, Read, Term, terms_of
 from learncost.layers.products import direct
 from learncost.ops.collectives import is_collective
@@ -185,18 +185,18 @@ def works(
     sizes: Mapping[str, int],
     dtype: str,
     operators: bool,
-    words: Iterable[str] = (),
+    ops: Iterable[str] = (),
     updated: Mapping[str, int] | None = None,
 ) -> Iterator[Work]:
     """The works of a step in order, at sizes: as `works_axes` has them."""
-    return (work.at(sizes) for work in works_axes(rows, dtype, operators, words, updated))
+    return (work.at(sizes) for work in works_axes(rows, dtype, operators, ops, updated))
 
 
 def works_axes(
     rows: Sequence[Priced],
     dtype: str,
     operators: bool,
-    words: Iterable[str] = (),
+    ops: Iterable[str] = (),
     updated: Mapping[str, int] | None = None,
 ) -> Iterator[WorkAxes]:
     """The works of a step in order; rows without a line, and other names of the same array, are none.
@@ -207,7 +207,7 @@ def works_axes(
     updated    bytes of a number of arrays that the optimizer reads and writes, where they are not those of `dtype`
     """
     check_derived((row.source for row in rows if isinstance(row.source, Line)), "nobody knows how long it takes")
-    word_names, width = frozenset(words), BYTES[dtype]
+    op_names, width = frozenset(ops), BYTES[dtype]
     several = list(_groups(rows, operators))
     names = leaving([[line for _, line in group] for group in several])
     for group, leaves in zip(several, names, strict=True):
@@ -218,7 +218,7 @@ def works_axes(
         kernel = lines[0].tag.kernel
         yield WorkAxes(
             lines=tuple(
-                LineAxes(place, *_operations(line, group, word_names, operators), _of_choices(line))
+                LineAxes(place, *_operations(line, group, op_names, operators), _of_choices(line))
                 for place, line in group
             ),
             repeat=rows[group[0][0]].repeat,
@@ -396,14 +396,14 @@ def _seen(blocks: TiledBlocks, sizes: Mapping[str, Any]) -> Any:
 
 
 def _operations(
-    line: Line, group: list[_Numbered], word_names: frozenset[str], operators: bool
+    line: Line, group: list[_Numbered], op_names: frozenset[str], operators: bool
 ) -> tuple[ProductAxes | None, tuple[tuple[str, Extent], ...]]:
     """The matrix product of a line, or its points; of what an operator takes along with a product or a norm, none."""
     if is_matrix(line):
         return product_axes(line), ()
     if operators and (is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
         return None, ()
-    return None, tuple(_points(line, word_names))
+    return None, tuple(_points(line, op_names))
 
 
 def _at_index(term: Term) -> bool:
@@ -416,18 +416,18 @@ def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
     return of_norm(line) and not isinstance(line, Op) and any(isinstance(member, Op) for _, member in group)
 
 
-def _points(line: Line, word_names: frozenset[str]) -> Iterator[tuple[str, Extent]]:
+def _points(line: Line, op_names: frozenset[str]) -> Iterator[tuple[str, Extent]]:
     """How often each known word or primitive of a line is computed."""
     if isinstance(line, Op):
-        name = f"{line.word}'" if line.part == "gradient" else line.word
-        if name in word_names:
+        name = f"{line.op}'" if line.part == "gradient" else line.op
+        if name in op_names:
             yield name, (line.loops, 1)
             return
     for part in lower_line(line):
         if all(isinstance(term, Literal) for term in part.right):
             continue
         if isinstance(part, Op):
-            yield part.word, (part.loops, 1)
+            yield part.op, (part.loops, 1)
         elif isinstance(part, Sum):
             yield "add", (part.loops, len(part.right) - 1)
         else:

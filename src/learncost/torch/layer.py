@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import walk, windows
+from learncost.ir.loop import walk, windows
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.layers.layer import layer as read

@@ -12,8 +12,8 @@ import torch
 from learncost.engines import hugging_face
 from learncost.engines.inputs import ALSO, MASKS, Datum, data, derived_inputs
 from learncost.engines.made import made_inputs, names_made
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.argument import layer_given

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from learncost.autodiff.derive import Derived, derive
 from learncost.backends import RecordNode, Tree, leaves, program
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import windows
+from learncost.ir.loop import windows
 from learncost.ir.table import Table
 
 Tensors = Mapping[str, torch.Tensor]

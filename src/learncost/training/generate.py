@@ -11,8 +11,8 @@ import numpy as np
 from learncost.engines.made import made_inputs
 from learncost.engines.tokenizer import Tokenizer
 from learncost.interpreter import execute
-from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import shape_of
 from learncost.models.configuration import Configuration
 from learncost.models.expression import evaluate
 from learncost.models.model import build

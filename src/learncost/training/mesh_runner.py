@@ -13,8 +13,8 @@ from learncost.engines.bfloat16 import widened
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
-from learncost.ir.count import base, shape_of, whole
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import base, shape_of, whole
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
 from learncost.passes.plan import planned

@@ -13,9 +13,9 @@ import numpy as np
 from learncost.autodiff.derive import Derived, derive
 from learncost.cost_models.books import price
 from learncost.interpreter import execute
-from learncost.ir.count import shape_of
 from learncost.ir.line import Line, Op, alias
-from learncost.ir.repeat import check_derived, walk
+from learncost.ir.loop import check_derived, walk
+from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.layers.layer import Layer
@@ -311,11 +311,11 @@ def _central_slope(
     still: list[Array] = []  # what passes no gradient on stands still
 
     def keep(line: Line, values: MutableMapping[str, Array]) -> None:
-        if isinstance(line, Op) and line.word != "inside" and entry(line.word).kind == "move":
+        if isinstance(line, Op) and line.op != "inside" and entry(line.op).kind == "move":
             still.append(values[line.name])
 
     def put_back(line: Line, values: MutableMapping[str, Array]) -> None:
-        if isinstance(line, Op) and line.word != "inside" and entry(line.word).kind == "move":
+        if isinstance(line, Op) and line.op != "inside" and entry(line.op).kind == "move":
             values[line.name] = still[next(places)]
 
     execute(lowered, dict(arrays), sizes, keep)
@@ -328,8 +328,8 @@ def _central_slope(
 
 def takes_complex(table: Table) -> bool:
     """Whether its words are analytic functions to NumPy; Python's own error function takes no complex numbers."""
-    words = {line.word for line, _ in walk(lower(table).lines) if isinstance(line, Op)} - {"inside"}
-    return all(entry(word).complex for word in words) and ("erf" not in words or find_spec("scipy") is not None)
+    ops = {line.op for line, _ in walk(lower(table).lines) if isinstance(line, Op)} - {"inside"}
+    return all(entry(op).complex for op in ops) and ("erf" not in ops or find_spec("scipy") is not None)
 
 
 def _directions(array: Array, all_entries: bool, generator: np.random.Generator) -> Iterator[Array]:

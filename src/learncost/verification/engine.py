@@ -8,9 +8,9 @@ from difflib import SequenceMatcher
 
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
-from learncost.ir.count import Polynomial, size_of
 from learncost.ir.line import Product
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial, size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.products import skipping

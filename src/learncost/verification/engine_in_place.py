@@ -16,9 +16,9 @@ from typing import Any
 
 from learncost.backends.c.sides import is_ended, is_library
 from learncost.backends.placed import InPlaceProgram
-from learncost.ir.count import base, shape_of
 from learncost.ir.line import Line, Op, Product
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import base, shape_of
 from learncost.ir.table import Table
 from learncost.program.calls import Call, CallLoop, Item
 from learncost.verification.engine import ExecutedLines, factors, places

@@ -17,7 +17,7 @@ from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line
-from learncost.ir.repeat import each_line
+from learncost.ir.loop import each_line
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import size_of
 from learncost.ir.line import Condition, Line, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Term
 from learncost.layers.products import direct
@@ -54,7 +54,7 @@ class Library:
     reduced: Callable[[str, Tensor, tuple[int, ...]], Tensor]
     order: Callable[[Tensor], Tensor]
     last: Mapping[str, Callable[[Tensor, float], Tensor]]
-    words: Mapping[str, Callable[..., Tensor]]
+    ops: Mapping[str, Callable[..., Tensor]]
 
 
 def evaluate(
@@ -115,7 +115,7 @@ class _Translation:
             result = self.product(line, values)
             return (self.scattered(line, result, values),)
         loops = tuple(dict.fromkeys(axis for term in line.right for axis in term.loops))
-        outside = entry(line.word).outside if isinstance(line, Op) and line.word != "inside" else 0.0
+        outside = entry(line.op).outside if isinstance(line, Op) and line.op != "inside" else 0.0
         operands = [self.spread(term, values, loops, outside or 0.0) for term in line.right]
         mask = self.mask(line.where, loops)
         if isinstance(line, Sum):
@@ -123,19 +123,19 @@ class _Translation:
             return (self.ordered(result if mask is None else result * mask, loops, left),)
         assert isinstance(line, Op)
         if not line.right:
-            return (self.constant(line.word, left),)
-        if not self.knows(line.word) and entry(line.word).body:
+            return (self.constant(line.op, left),)
+        if not self.knows(line.op) and entry(line.op).body:
             return self.spelt_out(line, values)
-        if entry(line.word).kind == "choice":
+        if entry(line.op).kind == "choice":
             return (self.choice(line, operands[0], mask, loops),)
-        results = self.word(line, operands, mask, loops)
+        results = self.op(line, operands, mask, loops)
         remaining = tuple(axis for axis in loops if axis in left)
         mask = mask if mask is not None and len(remaining) == len(loops) else None
         return tuple(self.ordered(r if mask is None else self.inside(r, mask), remaining, left) for r in results)
 
-    def constant(self, word: str, axes: tuple[str, ...]) -> Tensor:
-        if word != "eye":
-            return self.filled({"zeros": 0.0, "ones": 1.0}[word], axes)
+    def constant(self, op: str, axes: tuple[str, ...]) -> Tensor:
+        if op != "eye":
+            return self.filled({"zeros": 0.0, "ones": 1.0}[op], axes)
         pairs = zip(axes[: len(axes) // 2], axes[len(axes) // 2 :], strict=True)
         result = self.filled(1.0, axes)
         for pair in pairs:
@@ -143,10 +143,8 @@ class _Translation:
             result = result * self.library.floats(left == right)
         return result
 
-    def knows(self, word: str) -> bool:
-        return not entry(word).body or any(
-            word in words for words in (self.library.words, self.library.last, _STEPS, _PLAIN)
-        )
+    def knows(self, op: str) -> bool:
+        return not entry(op).body or any(op in ops for ops in (self.library.ops, self.library.last, _STEPS, _PLAIN))
 
     def epsilon(self, line: Op) -> float:
         return next((term.number(self.sizes) for term in line.right if isinstance(term, Literal)), 0.0)
@@ -208,33 +206,33 @@ class _Translation:
         shape = [self.size(axis) for axis in term.declared]
         return self.library.scattered(shape, self.places(term, values, term.loops), result)
 
-    def word(self, line: Op, operands: list[Tensor], mask: Tensor, loops: tuple[str, ...]) -> tuple[Tensor, ...]:
+    def op(self, line: Op, operands: list[Tensor], mask: Tensor, loops: tuple[str, ...]) -> tuple[Tensor, ...]:
         along = tuple(loops.index(axis) for axis in line.axes)
-        if line.word == "select" and mask is not None and len(operands) == 2:  # of a lowered word: its `where` decides
+        if line.op == "select" and mask is not None and len(operands) == 2:  # of a lowered word: its `where` decides
             return (self.library.where(mask > 0, *operands),)
         if mask is not None and line.axes:
-            operands = [self.library.where(mask > 0, operands[0], _MASKED.get(line.word, 0.0)), *operands[1:]]
+            operands = [self.library.where(mask > 0, operands[0], _MASKED.get(line.op, 0.0)), *operands[1:]]
         x = operands[0]
-        if line.word in self.library.last:
-            function = self.library.last[line.word]
+        if line.op in self.library.last:
+            function = self.library.last[line.op]
             return (self.flat(x, along, lambda flat: function(flat, self.epsilon(line))),)
-        if line.word == "proportion":
+        if line.op == "proportion":
             return (x / (x.sum(along, keepdims=True) + operands[1]),)
-        if line.word == "vector_norm":
+        if line.op == "vector_norm":
             return (self.library.module.sqrt((x * x).sum(along)),)
-        if line.word in ("cumsum", "reversed_cumsum"):
-            triangle = self.library.floats(_before(self.library.arange, x.shape[along[0]], line.word == "cumsum"))
+        if line.op in ("cumsum", "reversed_cumsum"):
+            triangle = self.library.floats(_before(self.library.arange, x.shape[along[0]], line.op == "cumsum"))
             return (self.flat(x, along, lambda flat: (flat[..., None] * triangle).sum(-2)),)
-        if entry(line.word).kind == "reduction":
-            return (self.library.reduced(line.word, x, along),)
-        if line.word in _STEPS:
-            return _STEPS[line.word](*operands)
-        function = self.library.words.get(line.word) or getattr(self.library.module, line.word)
+        if entry(line.op).kind == "reduction":
+            return (self.library.reduced(line.op, x, along),)
+        if line.op in _STEPS:
+            return _STEPS[line.op](*operands)
+        function = self.library.ops.get(line.op) or getattr(self.library.module, line.op)
         return (function(*operands),)
 
     def choice(self, line: Op, x: Tensor, mask: Tensor | None, loops: tuple[str, ...]) -> Tensor:
         """Places, of which nothing has a gradient."""
-        left, row = line.left[0].loops, entry(line.word)
+        left, row = line.left[0].loops, entry(line.op)
         x = -x if row.largest else x
         x = x if mask is None else self.library.where(mask > 0, x, math.inf)
         others = tuple(axis for axis in loops if axis not in line.axes)

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from learncost.importer.deferred_sizes import OfSizes
 from learncost.importer.examples import arguments, as_called, flattened
 from learncost.importer.nodes import operator_name
 from learncost.importer.refusals import told
 from learncost.importer.restored import copied, restored
 from learncost.importer.running.ends import backward, ends
-from learncost.importer.settled import OfSizes
 from learncost.importer.values import run_graph
 from learncost.importer.walk import WITHOUT_GRADIENT, ImportedModule
 from learncost.importer.wrappers import plain
 from learncost.interpreter import run
-from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import each_line
+from learncost.ir.loop import each_line
+from learncost.ir.polynomial import shape_of
 from learncost.layers.layer import Layer, layer
 
 

@@ -45,14 +45,14 @@ def library() -> Library:
         scattered=scattered,
         module=jnp,
         order=lambda x: jnp.argsort(jax.lax.stop_gradient(x), -1, stable=True),
-        reduced=lambda word, x, axes: {"max": jnp.max, "min": jnp.min}[word](x, axes),
+        reduced=lambda op, x, axes: {"max": jnp.max, "min": jnp.min}[op](x, axes),
         last={
             "softmax": lambda x, _: jax.nn.softmax(x),
             "log_softmax": lambda x, _: jax.nn.log_softmax(x),
             "normalize": lambda x, epsilon: jax.nn.standardize(x, epsilon=epsilon),
             "rms_normalize": lambda x, epsilon: x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + epsilon),
         },
-        words={
+        ops={
             "erf": jax.lax.erf,
             "stop_gradient": jax.lax.stop_gradient,
             "gelu": lambda x: jax.nn.gelu(x, approximate=False),

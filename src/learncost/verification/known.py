@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from learncost.autodiff.derive import derive
-from learncost.ir.count import base, shape_of
 from learncost.ir.line import Line, Op
-from learncost.ir.repeat import Loop, Statement, each_line
+from learncost.ir.loop import Loop, Statement, each_line
+from learncost.ir.polynomial import base, shape_of
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import IdentityKey, Value
@@ -82,7 +82,7 @@ def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
                 whole, copy = (
                     Term(name, term.declared) for name in (term.name, f"{term.name}:stopped{len(copies)}:{line.name}")
                 )
-                copies.append(Op((copy,), (whole,), (), line.tag, word="stop_gradient", given=("X",), gives=("Y",)))
+                copies.append(Op((copy,), (whole,), (), line.tag, op="stop_gradient", given=("X",), gives=("Y",)))
                 right[i] = Term(copy.name, term.axes)
         return (*copies, replace(line, right=tuple(right))) if copies else (line,)
 
@@ -109,8 +109,8 @@ def _with_values(table: Table) -> Table:
         return replace(statement, lines=lines, values={**statement.values, **copies(statement.lines, known)})
 
     def copies(lines: Iterable[Statement], known: Mapping[str, Value]) -> dict[str, Value]:
-        words = (line for line in lines if isinstance(line, Op) and line.word == "stop_gradient")
-        return {line.name: Value(line.left[0].declared) for line in words if line.name not in known}
+        ops = (line for line in lines if isinstance(line, Op) and line.op == "stop_gradient")
+        return {line.name: Value(line.left[0].declared) for line in ops if line.name not in known}
 
     lines = tuple(inside(line, table.values) for line in table.lines)
     return replace(table, lines=lines, values={**table.values, **copies(table.lines, table.values)})

@@ -10,13 +10,13 @@ import numpy as np
 
 from learncost.autodiff.derive import derive
 from learncost.autodiff.tangent import MARK
-from learncost.ir.count import base, shape_of
 from learncost.ir.line import Product
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import base, shape_of
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
-from learncost.layers.cuts import GradientSource, Scope
+from learncost.layers.gradient_overrides import GradientSource, Scope
 from learncost.models.model import Model
 from learncost.procedures.directions import Site, sites
 from learncost.procedures.feedback import with_feedback

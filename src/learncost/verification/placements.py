@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from learncost.ir.count import base, shape_of, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
 from learncost.models.families import FAMILIES
@@ -113,10 +113,10 @@ def verify_placements(
                 raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
             clauses = chosen(place_text, names)
             for text in PLANS if plan == EVERY else (plan,):
-                for word in (optimizer,) if optimizer else OPTIMIZERS:
-                    said = ", ".join(filter(None, (names, f"plan {text}" if text else "", word)))
+                for op in (optimizer,) if optimizer else OPTIMIZERS:
+                    said = ", ".join(filter(None, (names, f"plan {text}" if text else "", op)))
                     subject = f"{built.configuration.name} over {mesh(grid)}: {said}"
-                    yield from survived(subject, _case(subject, built, mesh(grid), clauses, text, procedure, word))
+                    yield from survived(subject, _case(subject, built, mesh(grid), clauses, text, procedure, op))
 
 
 @lru_cache(maxsize=8)
@@ -229,8 +229,8 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool 
         }
         numbers |= {axis: 2 * number for axis, number in numbers.items() if axis in orders and number > 1}
     # Of two numbers a norm leaves the signs, and of gradients nothing but rounding.
-    words = [line for line, _ in walk(table.lines) if isinstance(line, Op) and entry(line.word).makes == "normal"]
-    sizes = small_sizes(table, multiples=numbers, least={base(axis): 3 for line in words for axis in line.axes})
+    ops = [line for line, _ in walk(table.lines) if isinstance(line, Op) and entry(line.op).makes == "normal"]
+    sizes = small_sizes(table, multiples=numbers, least={base(axis): 3 for line in ops for axis in line.axes})
     counts = {count for _, turns in walk(table.lines) for count in turns}
     for clause in clauses:
         number = grid.sizes.get(clause.mesh, 1)
@@ -359,7 +359,7 @@ def _filled(array: Any, axes: Iterable[str], sizes: Mapping[str, int]) -> Any:
 
 def _zeros(table: Table, expected: Values, gradients: Iterable[str], largest: float) -> frozenset[str]:
     """Weights whose gradient is nothing but rounding: what an optimizer that divides by it makes of it is noise."""
-    if not any(isinstance(line, Op) and line.word == "adamw" for line, _ in walk(table.lines)):
+    if not any(isinstance(line, Op) and line.op == "adamw" for line, _ in walk(table.lines)):
         return frozenset()
     weights = {table.values[name].of for name in gradients if np.abs(expected[name]).max(initial=0) < 1e-12 * largest}
     return frozenset(weights | {f"{weight}.{state}" for weight in weights for state in "MV"})
@@ -390,10 +390,10 @@ def _count(sent: list[tuple[str, int]], line: Line, values: Mapping[str, Any], n
         # Of rows each device has as many as come to it: all together they are those that are priced.
         rows = {"dispatch": after.nbytes, "combine": before.nbytes}
         parts = {"all_gather": before.nbytes, "reduce_scatter": after.nbytes}  # all of them, with what fills them up
-        if line.word in parts:
-            sent.append((line.axes[0], parts[line.word] * number_of[line.axes[0]]))
+        if line.op in parts:
+            sent.append((line.axes[0], parts[line.op] * number_of[line.axes[0]]))
         else:
-            sent.append((line.axes[0], rows.get(line.word, max(before.nbytes, after.nbytes))))
+            sent.append((line.axes[0], rows.get(line.op, max(before.nbytes, after.nbytes))))
 
 
 def _bytes(subject: str, stages: tuple[Placed, ...], sizes: Mapping[str, int], sent: list[tuple[str, int]]) -> Check:

@@ -70,12 +70,12 @@ def sigmoid(x: Array) -> Array:
     return np.exp(-np.logaddexp(0, -x))
 
 
-def under_where(word: Callable[..., Array], x: Array, *more: Array) -> Array:
+def under_where(op: Callable[..., Array], x: Array, *more: Array) -> Array:
     """A word of [a n] along n, row by row of the entries with n <= a; the others come out as zero.
 
     more   operands with one number a row
     """
-    rows = [word(row[: a + 1], *(operand[a] for operand in more)) for a, row in enumerate(x)]
+    rows = [op(row[: a + 1], *(operand[a] for operand in more)) for a, row in enumerate(x)]
     if np.ndim(rows[0]) == 0:
         return np.array(rows)
     return np.stack([np.concatenate([row, np.zeros(x.shape[1] - len(row))])[: x.shape[1]] for row in rows])

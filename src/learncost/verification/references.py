@@ -216,7 +216,7 @@ def rmsprop(W: Array, G: Array, V: Array, lr: Array, b2: Array, c2: Array, eps: 
     return W - lr * G / (eps + v**0.5), v
 
 
-def of_word(name: str) -> Callable[..., Any] | None:
+def of_op(name: str) -> Callable[..., Any] | None:
     """Another implementation of a word: one of these, or the function of Python's math, number by number."""
     plain = getattr(math, name, None)
     return WORDS.get(name) or (np.vectorize(plain, otypes=[float]) if plain else None)

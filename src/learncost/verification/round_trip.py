@@ -79,7 +79,7 @@ def _operations(priced: Layer) -> Counter[tuple[str, str]]:
 
 def _operation(line: Line) -> str:
     if isinstance(line, Op):
-        return f"gradient of {line.word}" if line.part == "gradient" else line.word
+        return f"gradient of {line.op}" if line.part == "gradient" else line.op
     if isinstance(line, Sum):
         return "merge" if line.tag.local == "merge" else "add"
     assert isinstance(line, Product)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import base, shape_of, size_of
 from learncost.ir.line import Line, Op
-from learncost.ir.repeat import walk, windows
+from learncost.ir.loop import walk, windows
+from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.roles import places_read
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
@@ -130,9 +130,7 @@ def _covered(table: Table, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]
     """Axes that are read at places, as long as the places reach: those that a word reads, as no maximum is taken where
     nothing is, and those that are read at what a word chooses along another axis, such as the experts of a router.
     """
-    chosen = {
-        line.name: line.axes for line, _ in walk(table.lines) if isinstance(line, Op) and entry(line.word).chooses
-    }
+    chosen = {line.name: line.axes for line, _ in walk(table.lines) if isinstance(line, Op) and entry(line.op).chooses}
     for line, _ in walk(table.lines):
         for read in _reads(line):
             if isinstance(read.at, Term) and read.at.name in chosen:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.verification.check import error, sound_arrays, values_of, worst

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.verification.foreign import Library, Tensor, evaluate, weighted
 
@@ -36,14 +36,14 @@ def library() -> Library:
         scattered=scattered,
         module=torch,
         order=lambda x: torch.argsort(x.detach(), dim=-1, stable=True),
-        reduced=lambda word, x, axes: {"max": torch.amax, "min": torch.amin}[word](x, axes),
+        reduced=lambda op, x, axes: {"max": torch.amax, "min": torch.amin}[op](x, axes),
         last={
             "softmax": lambda x, _: torch.softmax(x, -1),
             "log_softmax": lambda x, _: torch.log_softmax(x, -1),
             "normalize": lambda x, epsilon: torch.layer_norm(x, x.shape[-1:], eps=epsilon),
             "rms_normalize": lambda x, epsilon: torch.rms_norm(x, x.shape[-1:], eps=epsilon),
         },
-        words={
+        ops={
             "power": torch.pow,
             "stop_gradient": torch.detach,
             "gelu": functional.gelu,

@@ -13,7 +13,7 @@ from learncost.autodiff.derive import Derived, derive
 from learncost.cost_models.books import price
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
-from learncost.ir.repeat import check_derived, each_line, walk
+from learncost.ir.loop import check_derived, each_line, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.layer import Layer, shipped, shipped_layer
@@ -37,11 +37,11 @@ from learncost.verification.check import (
 )
 from learncost.verification.plain import under_where
 from learncost.verification.procedures import verify_procedures
-from learncost.verification.references import LAYERS, of_word
+from learncost.verification.references import LAYERS, of_op
 from learncost.verification.report import Check, VerificationReport
 from learncost.verification.sample import small_sizes
 from learncost.verification.tangents import along
-from learncost.verification.words import consistent, word_layer
+from learncost.verification.words import consistent, op_layer
 
 
 def verify(
@@ -90,7 +90,7 @@ def _title(model: object) -> str:
 
 def _checks(model: str | Model | Configuration | Layer | Table | None, procedures: Sequence[str]) -> Iterator[Check]:
     if model is None and not procedures:
-        yield from all_words()
+        yield from all_ops()
         yield from all_layers()
         return
     if isinstance(model, str):
@@ -120,25 +120,25 @@ def _configured(model: str | Configuration | Layer) -> Configuration:
     return small(model) if model in GENERIC else configure(model, {})
 
 
-def all_words() -> Iterator[Check]:
+def all_ops() -> Iterator[Check]:
     """Every word of the vocabulary that computes something."""
     for entry in entries():
         if entry.kind != "constant":
-            yield from verify_word(entry)
+            yield from verify_op(entry)
 
 
-def verify_word(entry: OpDef) -> Iterator[Check]:
+def verify_op(entry: OpDef) -> Iterator[Check]:
     """A word as a layer of one line: as such, of large numbers too, and where it can be, under a `where`.
 
     Of large numbers nothing overflows: an exponential is taken of what is shifted by the maximum.
     """
-    name, meaning = entry.name, of_word(entry.name)
+    name, meaning = entry.name, of_op(entry.name)
     yield consistent(entry)
     yield from verify_table(
-        word_layer(entry).table, name, meaning, required=entry.chooses != "some", smallest=5, larger=1000
+        op_layer(entry).table, name, meaning, required=entry.chooses != "some", smallest=5, larger=1000
     )
     if meaning is not None and entry.outside is not None and not entry.inline and not entry.chooses:
-        masked = word_layer(entry, masked=True).table
+        masked = op_layer(entry, masked=True).table
         yield from verify_table(
             masked, f"{name} under a where", lambda x, *more: under_where(meaning, x, *more), smallest=5, larger=1000
         )

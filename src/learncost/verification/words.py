@@ -17,7 +17,7 @@ ROWS = frozenset(("z",))  # operands with one number for all that the word acts 
 SCALARS = frozenset(("lr", "mu", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay", "e", "a"))
 
 
-def word_layer(entry: OpDef, masked: bool = False) -> Layer:
+def op_layer(entry: OpDef, masked: bool = False) -> Layer:
     """The word on operands of axes a and n, along n where it acts along axes; masked: only where n <= a."""
     axes = () if entry.pointwise else ("n",)
     operands = tuple(name for name in entry.inputs if name not in SCALARS or not entry.defaults)

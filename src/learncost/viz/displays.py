@@ -13,7 +13,7 @@ from typing import Any
 from learncost.autodiff.derive import Derived
 from learncost.cost_models import Price
 from learncost.engines.core import Core
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.liveness import Live

@@ -17,8 +17,8 @@ from learncost import __version__
 from learncost.cost_models.books import book as find_book
 from learncost.cost_models.errata import errata
 from learncost.ir.errors import InputError
+from learncost.ir.loop import check_known
 from learncost.ir.precision import either, precision_of
-from learncost.ir.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.layers.parts import shown_layer
 from learncost.models.argument import layer_given
@@ -39,9 +39,9 @@ from learncost.reports.show import convention, title
 from learncost.viz.comparisons import LEARNING, comparisons
 from learncost.viz.data.costs import CostLine, cost_lines, symbols_of, tables
 from learncost.viz.data.curve import curve
+from learncost.viz.data.intervals import stretches
 from learncost.viz.data.polynomials import Monomials
 from learncost.viz.data.sizes import sizes_of
-from learncost.viz.data.stretches import stretches
 from learncost.viz.data.times import times
 from learncost.viz.views import VIEWS
 

@@ -9,9 +9,9 @@ from itertools import count, groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from learncost.cost_models import Price, PricedLine
-from learncost.ir.count import size_of
 from learncost.ir.line import Line, alias
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.layers.parts import shown_layer
 from learncost.procedures.procedure import MACRO_OPERATIONS

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
+from learncost.ir.loop import check_known
 from learncost.ir.precision import either, precision_of
-from learncost.ir.repeat import check_known
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.liveness import moments

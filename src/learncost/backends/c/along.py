@@ -13,10 +13,10 @@ from learncost.ir.line import Op
 from learncost.ops import OpDef, entry
 
 
-def word_of(value: ScheduledValue) -> OpDef:
+def op_of(value: ScheduledValue) -> OpDef:
     """The word that a value is made by."""
     assert isinstance(value.line, Op)
-    return entry(value.line.word)
+    return entry(value.line.op)
 
 
 def along(numbers: Numbers, value: ScheduledValue) -> Iterator[tree.CStatement]:
@@ -45,7 +45,7 @@ def _variable(arrays: Arrays, value: ScheduledValue, ending: str) -> tree.NameEx
 def _scan(numbers: Numbers, value: ScheduledValue, axis: str) -> Sequence[tree.CStatement]:
     """A sum that is stored at each place."""
     arrays, place = numbers.arrays, dict(numbers.arrays.positions)
-    if word_of(value).backwards:
+    if op_of(value).backwards:
         place[axis] = tree.OperationExpression("-", (minus(arrays.size(axis), ONE), place[axis]))
     total, to = _variable(arrays, value, "sum"), arrays.address(value, place)
     steps = (
@@ -57,7 +57,7 @@ def _scan(numbers: Numbers, value: ScheduledValue, axis: str) -> Sequence[tree.C
 
 def _choice(numbers: Numbers, value: ScheduledValue, axis: str, result_axis: str) -> Sequence[tree.CStatement]:
     """Place after place: of those behind the last one in the order of values, and of places of one value, the first."""
-    arrays, none, sign = numbers.arrays, tree.NameExpression("-1"), ">" if word_of(value).largest else "<"
+    arrays, none, sign = numbers.arrays, tree.NameExpression("-1"), ">" if op_of(value).largest else "<"
     last, best, last_number, best_number = (
         _variable(arrays, value, ending) for ending in ("last", "best", "last.number", "best.number")
     )

@@ -11,8 +11,8 @@ from learncost.backends.c.printer import Printer
 from learncost.backends.c.schedule import MAIN, KernelSchedule, ScheduledValue
 from learncost.backends.c.tree import ONE, TURN, ZERO, larger, minus, plus, smaller, times
 from learncost.backends.identifiers import Identifiers
-from learncost.ir.count import base
 from learncost.ir.line import Condition, Line
+from learncost.ir.polynomial import base
 from learncost.ir.term import Term
 
 Positions: TypeAlias = Mapping[str, tree.Expression]

@@ -44,8 +44,8 @@ SUMS = "typedef int32_t whole; /* a sum of products of whole numbers of 8 bits, 
 
 def product_name(left: str, right: str) -> str:
     """What the product of factors of two types is called: of numbers, or of whole ones of 8 bits."""
-    words = {REAL: "real", CODE: "codes"}
-    return "product" if left == right == REAL else f"product_{words[left]}_{words[right]}"
+    ops = {REAL: "real", CODE: "codes"}
+    return "product" if left == right == REAL else f"product_{ops[left]}_{ops[right]}"
 
 
 def product_text(left: str, right: str) -> str:

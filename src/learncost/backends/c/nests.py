@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from learncost.backends.c import tree
-from learncost.backends.c.along import along, word_of
+from learncost.backends.c.along import along, op_of
 from learncost.backends.c.arrays import Arrays
 from learncost.backends.c.numbers import Numbers, primitive
 from learncost.backends.c.schedule import LoopNode, ScheduledValue
@@ -101,7 +101,7 @@ def _partial(numbers: Numbers, value: ScheduledValue) -> tree.Named:
     arrays = numbers.arrays
     at = tuple(arrays.positions[axis] for axis in value.axes)
     key = ("part" if value.added or value.shared else "made", value.name, *at)
-    first = numbers.number(Literal(word_of(value).outside or 0.0), {}) if value.kind == "extreme" else ZERO
+    first = numbers.number(Literal(op_of(value).outside or 0.0), {}) if value.kind == "extreme" else ZERO
     return tree.Named(key, arrays.names.of(value.name), arrays.real, first)
 
 
@@ -124,7 +124,7 @@ def _store(numbers: Numbers, value: ScheduledValue, partial: Mapping[str, tree.N
         return tree.Store(to, numbers.written(left, number, positions), "+=")
     if value.kind == "extreme":
         both = (number, partial[value.name])
-        return tree.Store(partial[value.name], primitive(entry(word_of(value).by), both, arrays.real))
+        return tree.Store(partial[value.name], primitive(entry(op_of(value).by), both, arrays.real))
     if value.name in partial:
         return tree.Store(partial[value.name], number, "+=")
     return _put(arrays, value, number, add=True)

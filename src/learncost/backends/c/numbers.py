@@ -13,8 +13,8 @@ from learncost.backends.c.arrays import Arrays, Positions
 from learncost.backends.c.schedule import KINDS, LoopNode, ScheduledValue
 from learncost.backends.c.tree import ZERO, chosen, joined, times
 from learncost.ir.affine import Affine
-from learncost.ir.count import factors, summands
 from learncost.ir.line import Condition, Op, Product, Sum
+from learncost.ir.polynomial import factors, summands
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.ops import OpDef, entry
 
@@ -174,10 +174,10 @@ class Numbers:
         if isinstance(line, Sum):
             return _signed(line.signs, numbers)
         assert isinstance(line, Op)
-        if line.word in ("inside", "select") and len(numbers) in (0, 2):
+        if line.op in ("inside", "select") and len(numbers) in (0, 2):
             holds = joined("&&", [test for condition in line.where for test in self._holds(condition, at)])
             return chosen(holds, numbers[0], numbers[1]) if numbers else holds
-        row = entry(line.word)
+        row = entry(line.op)
         if row.fill is not None:
             return self._literal(Literal(row.fill)) if row.fill else ZERO
         if row.name == "eye":

@@ -203,8 +203,8 @@ class KernelSchedule:
     def _begin(self, value: ScheduledValue) -> SchedulePoint:
         """Where everything is ready that the line reads; what it costs to compute it, and from how many arrays."""
         at = FIRST
-        word = value.line.word if isinstance(value.line, Op) else "inside"
-        value.cost = 1 if word == "inside" else entry(word).work
+        op = value.line.op if isinstance(value.line, Op) else "inside"
+        value.cost = 1 if op == "inside" else entry(op).work
         loads: set[str] = set()
         for term, gathered in needs(value.line):
             value_read = self.values.get(term.name)
@@ -241,10 +241,10 @@ class KernelSchedule:
     def _kind(self, line: Line) -> str:
         if line.name in self.library:
             return "product"
-        if isinstance(line, Op) and (line.word == "append" or line.part != "body"):
-            raise InputError(f"a kernel in C cannot compute {line.word}, in line: {line}")
-        if isinstance(line, Op) and line.word != "inside" and entry(line.word).kind in ("scan", "choice"):
-            return entry(line.word).kind
+        if isinstance(line, Op) and (line.op == "append" or line.part != "body"):
+            raise InputError(f"a kernel in C cannot compute {line.op}, in line: {line}")
+        if isinstance(line, Op) and line.op != "inside" and entry(line.op).kind in ("scan", "choice"):
+            return entry(line.op).kind
         if line.left[0].indexed and not is_point(line):
             return "scatter"
         if is_reduction(line):
@@ -259,9 +259,9 @@ class KernelSchedule:
         return (*line.axes, *(axis for axis in line.left[0].loops if axis not in right))
 
     def _type(self, line: Line) -> str:
-        if isinstance(line, Op) and (line.word in ("inside", "eye") or entry(line.word).truth):
+        if isinstance(line, Op) and (line.op in ("inside", "eye") or entry(line.op).truth):
             return "bool"
-        if isinstance(line, Op) and entry(line.word).kind == "choice":
+        if isinstance(line, Op) and entry(line.op).kind == "choice":
             return "index"
         if isinstance(line, Product) and len(line.right) == 1 and isinstance(line.right[0], Term) and is_move(line):
             source = line.right[0].name

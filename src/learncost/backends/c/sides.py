@@ -8,7 +8,7 @@ from dataclasses import replace
 from learncost.backends.c.unify import is_reduction, needs
 from learncost.ir.affine import Affine
 from learncost.ir.line import Line, Op, Product
-from learncost.ir.sides import MatmulDims, sides
+from learncost.ir.matmul_dims import MatmulDims, sides
 from learncost.ir.term import Literal, Operand, Read, Term
 
 
@@ -45,7 +45,7 @@ def groups(lines: Sequence[Line], apart: frozenset[str], turns: tuple[str, ...])
     loose = set(apart)
     for line in lines:
         loose |= {axis for condition in line.where for axis in condition.axes}
-        if isinstance(line, Op) and line.word == "eye":
+        if isinstance(line, Op) and line.op == "eye":
             loose |= set(line.loops)
         if isinstance(line, Op) and line.axes:
             loose |= set(line.axes) if len(line.axes) == 1 else set()

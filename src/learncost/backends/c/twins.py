@@ -47,7 +47,7 @@ def _value(line: Line, values: Mapping[str, Polynomial]) -> Polynomial | None:
         return None
     operands = [_operand(operand, values) for operand in line.right]
     if isinstance(line, Op):
-        return None if line.axes or not operands else _atom((line.word, *map(_key, operands), left.axes))
+        return None if line.axes or not operands else _atom((line.op, *map(_key, operands), left.axes))
     if isinstance(line, Sum):
         return _short(_added(operands, line.signs))
     if (

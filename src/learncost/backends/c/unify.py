@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from learncost.backends.c.twins import without_twins
 from learncost.ir.affine import Affine
-from learncost.ir.count import base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.repeat import defined
+from learncost.ir.loop import defined
+from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.ir.value import Value
@@ -181,7 +181,7 @@ def _early(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
                 result[-1] = replace(line, right=(*total.right, *more), where=total.where)
                 continue
             first = next((t for t in total.right if all(c.axes <= {*t.loops} for c in bounded)), None)
-            if isinstance(line, Op) and line.word == "select" and more[0] == Literal(0.0) and isinstance(first, Term):
+            if isinstance(line, Op) and line.op == "select" and more[0] == Literal(0.0) and isinstance(first, Term):
                 inside = Term(f"{line.name}~inside", first.loops)
                 result[-1] = replace(line, left=(inside,), right=(first, *more))
                 right = tuple(inside if term is first else term for term in total.right)
@@ -195,16 +195,16 @@ def _without_logarithms(lines: Sequence[Line]) -> list[Line]:
     """exp(C - log s) is exp(C)/s: the gradient of a log_softmax needs no second exponential."""
     makers = {line.name: line for line in lines}
 
-    def word(name: str, word_name: str) -> Line | None:
+    def op(name: str, op_name: str) -> Line | None:
         maker = makers.get(name)
-        return maker if isinstance(maker, Op) and maker.word == word_name else None
+        return maker if isinstance(maker, Op) and maker.op == op_name else None
 
     result: list[Line] = []
     for line in lines:
         inner = makers.get(line.right[0].name) if line.right else None
-        if word(line.name, "exp") and isinstance(inner, Sum) and inner.signs == (1, -1) and not inner.where:
-            logarithm = word(inner.right[1].name, "log")
-            power = next((e for e in result if word(e.name, "exp") and e.right == inner.right[:1]), None)
+        if op(line.name, "exp") and isinstance(inner, Sum) and inner.signs == (1, -1) and not inner.where:
+            logarithm = op(inner.right[1].name, "log")
+            power = next((e for e in result if op(e.name, "exp") and e.right == inner.right[:1]), None)
             if logarithm and power and power.left[0].axes == line.left[0].axes:
                 operand_names = ("X", "D")
                 line = Op(
@@ -235,5 +235,5 @@ def _needed(lines: Sequence[Line], outputs: frozenset[str]) -> tuple[Line, ...]:
 def is_reduction(line: Line) -> bool:
     """Whether something is summed, or the largest is taken."""
     if isinstance(line, Op):
-        return line.word != "inside" and entry(line.word).kind == "reduction"
+        return line.op != "inside" and entry(line.op).kind == "reduction"
     return not line.left[0].indexed and bool(set(line.loops) - set(line.left[0].loops))

@@ -11,10 +11,10 @@ from learncost.backends.c.c99 import C99
 from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.placed.layout import IN_PLACE, InPlaceLayout
 from learncost.backends.precision import typed
-from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.repeat import check_derived
+from learncost.ir.loop import check_derived
+from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, Value
 from learncost.program import arena

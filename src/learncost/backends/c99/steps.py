@@ -137,7 +137,7 @@ class StepsWriter:
             arguments = [self._address(name, scope) for name in (*call.function.reads, *call.function.writes)]
             arguments += [str(self.layout.number(size)) for size in call.function.sizes]
             yield call_text(call.function.name, arguments)
-        elif isinstance(line, Op) and line.word == "zeros":
+        elif isinstance(line, Op) and line.op == "zeros":
             yield self._written("zero", self._points(written, scope), written, scope=scope)
         else:
             assert call.scatter

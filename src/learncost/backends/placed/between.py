@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-from learncost.ir.count import place_cut
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op
+from learncost.ir.polynomial import place_cut
 from learncost.ir.term import Term
 from learncost.ops.collectives import REDUCES
 
@@ -100,11 +100,11 @@ def shard(mesh, over, result, array, place):
 Shape = Callable[[Sequence[str]], tuple[int, ...]]
 
 
-def helper(word: str) -> str:
+def helper(op: str) -> str:
     """The name of a collective's helper. Raises `InputError` where it has none."""
-    name = "all_reduce" if word in REDUCES else word
+    name = "all_reduce" if op in REDUCES else op
     if name not in HELPERS:
-        raise InputError(f"{word} is not done in place")
+        raise InputError(f"{op} is not done in place")
     return name
 
 
@@ -116,18 +116,18 @@ def written(lines: Sequence[Op], of: Callable[[str], str], shape: Shape) -> tupl
     """
     first = lines[0]
     if len(first.axes) > 1:
-        raise InputError(f"{first.word} between some of the devices of {first.axes[0]} is not done in place")
-    name, over = helper(first.word), first.axes[0]
+        raise InputError(f"{first.op} between some of the devices of {first.axes[0]} is not done in place")
+    name, over = helper(first.op), first.axes[0]
     arguments = [MESH, f'"{over}"']
     if name in ("all_to_all", "shard"):
         made, read = _terms(first)
         arguments += [f"{of(term.name)}.view({', '.join(map(str, shape(term.declared)))})" for term in (made, read)]
         if name == "all_to_all" and prod(shape(made.declared)) != prod(shape(read.declared)):
-            raise InputError(f"{first.word} of parts that are filled up is not done in place")
+            raise InputError(f"{first.op} of parts that are filled up is not done in place")
         places = (place_cut(term.declared, over) for term in ((read, made) if name == "all_to_all" else (made,)))
         return name, [*arguments, *map(str, places)]
     if name == "all_reduce":
-        arguments.append(f'"{REDUCES[first.word]}"')
+        arguments.append(f'"{REDUCES[first.op]}"')
     for line in lines:
         made, read = _terms(line)
         pair = f"{of(made.name)}, {of(read.name)}"

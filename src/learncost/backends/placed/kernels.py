@@ -10,9 +10,9 @@ from learncost.backends.c import KernelFunction, SizeNeededError, kernel
 from learncost.backends.c.gnu import GNU
 from learncost.backends.c.printer import Printer
 from learncost.backends.identifiers import Identifiers
-from learncost.backends.placed.alike import Alike, Pattern, alike, flat, named_by_word
-from learncost.ir.count import size_of
+from learncost.backends.placed.patterns import Alike, Pattern, alike, flat, named_by_op
 from learncost.ir.line import Line
+from learncost.ir.polynomial import size_of
 from learncost.program.calls import Axes
 
 
@@ -60,14 +60,14 @@ class KernelTable:
         fitting = next((kernel for kernel in several if kernel.fits(numbers)), None)
         if fitting is None:
             name = self._named.of(f"{wish}.{len(self.functions) + 1}" if wish in self._wishes else wish)
-            words_names = named_by_word(lines)
-            renamed = {words_names.get(array, array): array for array in like.arrays}
+            ops_names = named_by_op(lines)
+            renamed = {ops_names.get(array, array): array for array in like.arrays}
 
             def function_with(fixed: Mapping[str, int]) -> KernelFunction:
                 return kernel(
-                    [line.renamed(words_names) for line in lines],
+                    [line.renamed(ops_names) for line in lines],
                     {array: axes[name] for array, name in renamed.items() if name in axes},
-                    frozenset(words_names.get(array, array) for array in others & {*like.arrays}),
+                    frozenset(ops_names.get(array, array) for array in others & {*like.arrays}),
                     {array: dtypes[name] for array, name in renamed.items() if name in dtypes},
                     fixed,
                     name,

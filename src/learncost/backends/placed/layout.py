@@ -8,9 +8,9 @@ from math import prod
 from learncost.backends.c import KernelFunction
 from learncost.backends.placed.kernels import KernelTable
 from learncost.backends.precision import Rounding, typed
-from learncost.ir.count import shape_of, size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
+from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.program import arena

@@ -18,7 +18,7 @@ from learncost.backends.placed import between
 from learncost.backends.placed.layout import InPlaceLayout, laid_out
 from learncost.backends.turns import loop_title
 from learncost.ir.line import Op
-from learncost.ir.repeat import check_derived
+from learncost.ir.loop import check_derived
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective
 from learncost.program.calls import Axes, Call, CallLoop, Item, axes_within, every_call
@@ -216,11 +216,11 @@ class _InPlaceWriter:
             arguments += [str(self.layout.number(size)) for size in function.sizes]
             text = written_call(f"kernels.{function.name}", arguments)
         elif is_collective(line):
-            words = [each for each in call.lines if isinstance(each, Op)]
-            name, arguments = between.written(words, lambda array: f"m.{self._of(array)}", self.layout.shape)
+            ops = [each for each in call.lines if isinstance(each, Op)]
+            name, arguments = between.written(ops, lambda array: f"m.{self._of(array)}", self.layout.shape)
             self.helpers.add(name)
             text = written_call(name, arguments)
-        elif isinstance(line, Op) and line.word == "zeros":
+        elif isinstance(line, Op) and line.op == "zeros":
             text = f"m.{self._of(written)}.zero_()"
         else:
             assert call.scatter

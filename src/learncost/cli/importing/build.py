@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.cli.importing.user_file import RanFile, Target, UserError, run, user_code
 from learncost.importer.inputs import Input, examples
-from learncost.importer.room import give_room, without_memory
+from learncost.importer.materialize import give_room, without_memory
 from learncost.importer.wrappers import readable
 from learncost.ir.errors import InputError
 from learncost.models.files import read_path

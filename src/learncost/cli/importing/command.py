@@ -11,8 +11,8 @@ from typing import Any
 from learncost.cli.importing.flags import How, reading
 from learncost.cli.importing.reading import SEED, evaluation, imported, live, say, steps, values
 from learncost.cli.importing.user_file import target
-from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, Origin, layer
 from learncost.models.files import NOTATION

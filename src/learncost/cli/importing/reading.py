@@ -71,8 +71,8 @@ def _known(wanted: Target, how: How, training: str) -> Remembered:
 def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> tuple[Remembered, set[Path]]:
     from learncost.cli.importing.build import built
     from learncost.cli.importing.user_file import watched
+    from learncost.importer.pipeline import table_of
     from learncost.importer.refusals import NotExportedError, OnValuesError
-    from learncost.importer.whole import table_of
 
     said: list[str] = []
     with _shown() as stage, watched() as files, warnings.catch_warnings():

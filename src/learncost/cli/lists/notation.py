@@ -17,8 +17,8 @@ def _layers() -> Listed:
 def _words() -> Listed:
     from learncost.ops import entries
 
-    word_entries: list[Known] = [{"name": word.name, "kind": word.kind, "source": word.source} for word in entries()]
-    return Listed(word_entries, {"word": cell_of("name"), "kind": cell_of("kind"), "source": cell_of("source")})
+    op_defs: list[Known] = [{"name": op.name, "kind": op.kind, "source": op.source} for op in entries()]
+    return Listed(op_defs, {"word": cell_of("name"), "kind": cell_of("kind"), "source": cell_of("source")})
 
 
 NOTATION: Mapping[str, Callable[[], Listed]] = {

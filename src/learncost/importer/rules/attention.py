@@ -68,7 +68,7 @@ def attention(
     if mask is not None:
         scores = masked(reader, scores, mask)
     if scores.dims[-1]:
-        shares = recorder.line("word", [(scores, out)], out, word="softmax", acts=["N"], where=where, hint="P")
+        shares = recorder.line("word", [(scores, out)], out, op="softmax", acts=["N"], where=where, hint="P")
     else:
         shares = reader.add(reader.multiply(0.0, scores), 1.0)
     return recorder.line(
@@ -85,5 +85,5 @@ def masked(reader: GraphReader, scores: View, mask: Any) -> View:
     import torch
 
     if reader.node.args[3].meta["val"].dtype == torch.bool:
-        return reader.word("select", mask, scores, -math.inf)
+        return reader.op("select", mask, scores, -math.inf)
     return reader.add(scores, mask)

@@ -30,7 +30,7 @@ def complex_(reader: GraphReader, real: Any, imaginary: Any) -> Complex:
 
 @rule("polar")
 def polar(reader: GraphReader, size: Any, angle: Any) -> Complex:
-    parts = (reader.multiply(size, reader.word(word, angle)) for word in ("cos", "sin"))
+    parts = (reader.multiply(size, reader.op(op, angle)) for op in ("cos", "sin"))
     return Complex(*parts)
 
 
@@ -66,7 +66,7 @@ def imag(reader: GraphReader, x: Complex) -> Any:
 @complex_rule("abs")
 def size(reader: GraphReader, x: Complex) -> View:
     if _is_real(x):
-        return reader.word("abs", x.real)
+        return reader.op("abs", x.real)
     squares = [reader.multiply(each, each) for each in (x.real, x.imaginary)]
     return guarded_power(reader, reader.add(*squares), 0.5)
 
@@ -84,10 +84,10 @@ def conjugate(reader: GraphReader, x: Complex) -> Complex:
 @complex_rule("exp")
 def exp(reader: GraphReader, x: Complex) -> Complex:
     """e^(a + ib) = e^a (cos b + i sin b)."""
-    parts = [reader.word(word, x.imaginary) for word in ("cos", "sin")]
+    parts = [reader.op(op, x.imaginary) for op in ("cos", "sin")]
     if _is_zero(x.real):
         return Complex(*parts)
-    return Complex(*(reader.multiply(reader.word("exp", x.real), part) for part in parts))
+    return Complex(*(reader.multiply(reader.op("exp", x.real), part) for part in parts))
 
 
 @complex_rule("square")
@@ -99,7 +99,7 @@ def square(reader: GraphReader, x: Complex) -> Complex:
 def reciprocal(reader: GraphReader, x: Complex) -> Complex:
     """1/(a + ib) = (a - ib)/(a^2 + b^2)."""
     size = reader.add(*(reader.multiply(each, each) for each in (x.real, x.imaginary)))
-    return Complex(reader.word("divide", x.real, size), reader.word("divide", reader.multiply(-1.0, x.imaginary), size))
+    return Complex(reader.op("divide", x.real, size), reader.op("divide", reader.multiply(-1.0, x.imaginary), size))
 
 
 @complex_rule("div.Tensor", "div.Scalar", "true_divide.Tensor")

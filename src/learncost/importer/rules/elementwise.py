@@ -67,14 +67,14 @@ def div(reader: GraphReader, x: Any, z: Any) -> View:
         return reader.view(x) if z == 1 else reader.multiply(x, 1.0 / z)
     if not isinstance(z, GivenTensor) and (number := reader.number(z)) is not None:
         return reader.multiply(x, NumberOperand(1.0 / number.value, number.axes, -number.power))
-    return reader.word("divide", x, z)
+    return reader.op("divide", x, z)
 
 
 @rule("div.Tensor_mode")
 def div_mode(reader: GraphReader, x: Any, z: Any, *, rounding_mode: str | None = None) -> View:
     quotient: View = div(reader, x, z)
     if rounding_mode == "floor":
-        return reader.word("floor", quotient)
+        return reader.op("floor", quotient)
     if rounding_mode is None:
         return quotient
     from learncost.importer.rules.rounding import trunc
@@ -84,7 +84,7 @@ def div_mode(reader: GraphReader, x: Any, z: Any, *, rounding_mode: str | None =
 
 @rule("reciprocal")
 def reciprocal(reader: GraphReader, x: View) -> View:
-    return reader.word("divide", 1.0, x)
+    return reader.op("divide", 1.0, x)
 
 
 @rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "pow")
@@ -97,12 +97,12 @@ def power(reader: GraphReader, x: Any, z: Any) -> View:
         if z == 1:
             return reader.view(x)
         if z == 0.5:
-            return reader.word("sqrt", x)
+            return reader.op("sqrt", x)
         if z == -0.5:
-            return reader.word("divide", 1.0, reader.word("sqrt", x))
+            return reader.op("divide", 1.0, reader.op("sqrt", x))
         if z == -1:
             return reciprocal(reader, reader.view(x))
-    return reader.word("power", x, z)
+    return reader.op("power", x, z)
 
 
 @rule("square")
@@ -112,7 +112,7 @@ def square(reader: GraphReader, x: View) -> View:
 
 @rule("rsqrt")
 def rsqrt(reader: GraphReader, x: View) -> View:
-    return reader.word("divide", 1.0, reader.word("sqrt", x))
+    return reader.op("divide", 1.0, reader.op("sqrt", x))
 
 
 WORDS = {
@@ -144,10 +144,10 @@ WORDS = {
 """Operators of one operand that are a word of the vocabulary."""
 
 
-def _registered(name: str, word: str) -> None:
+def _registered(name: str, op: str) -> None:
     @rule(name)
     def apply(reader: GraphReader, x: View, *_: Any, **__: Any) -> View:
-        return reader.word(word, x)
+        return reader.op(op, x)
 
 
 for _name, _word in WORDS.items():
@@ -156,31 +156,31 @@ for _name, _word in WORDS.items():
 
 @rule("detach", "detach_")
 def detach(reader: GraphReader, x: View) -> View:
-    return reader.word("stop_gradient", x)
+    return reader.op("stop_gradient", x)
 
 
 @rule("gelu", "gelu_")
 def gelu(reader: GraphReader, x: View, *, approximate: str = "none") -> View:
-    return reader.word("gelu" if approximate == "none" else "gelu_tanh", x)
+    return reader.op("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
 @rule("maximum", "max.other", "fmax")
 def maximum(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.word("maximum", x, z)
+    return reader.op("maximum", x, z)
 
 
 @rule("minimum", "min.other", "fmin")
 def minimum(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.word("minimum", x, z)
+    return reader.op("minimum", x, z)
 
 
 def clamped(reader: GraphReader, x: Any, low: Any, high: Any) -> View:
     """max(low, min(x, high)) with torch.clamp's gradient: at a bound it passes."""
     value = reader.view(x)
     if high is not None:
-        value = reader.word("at_most", value, high)
+        value = reader.op("at_most", value, high)
     if low is not None:
-        value = reader.word("maximum", low, value)
+        value = reader.op("maximum", low, value)
     return value
 
 
@@ -189,14 +189,14 @@ def clamp(reader: GraphReader, x: View, low: Any = None, high: Any = None, **nam
     low, high = named.get("min", low), named.get("max", high)
     if any(isinstance(bound, View | GivenTensor) for bound in (low, high)):
         if low is not None:
-            x = reader.word("maximum", low, x)  # at a bound the second has the gradient, as with torch.clamp
-        return x if high is None else reader.word("minimum", high, x)
+            x = reader.op("maximum", low, x)  # at a bound the second has the gradient, as with torch.clamp
+        return x if high is None else reader.op("minimum", high, x)
     return clamped(reader, x, low, high)
 
 
 @rule("clamp_min", "clamp_min_")
 def clamp_min(reader: GraphReader, x: View, low: float) -> View:
-    return reader.word("relu", x) if low == 0 else clamped(reader, x, low, None)
+    return reader.op("relu", x) if low == 0 else clamped(reader, x, low, None)
 
 
 @rule("clamp_max", "clamp_max_")
@@ -209,14 +209,14 @@ def hardtanh(reader: GraphReader, x: View, low: float = -1.0, high: float = 1.0)
     if reader.recorder.operator == "relu6":
         low, high = 0.0, 6.0
     if low == 0:
-        return reader.word("at_most", reader.word("relu", x), high)
+        return reader.op("at_most", reader.op("relu", x), high)
     return clamped(reader, x, low, high)
 
 
 @rule("hardsigmoid", "hardsigmoid_")
 def hardsigmoid(reader: GraphReader, x: View) -> View:
     """relu6(x + 3) / 6."""
-    bounded = reader.word("at_most", reader.word("relu", reader.add(x, 3.0)), 6.0)
+    bounded = reader.op("at_most", reader.op("relu", reader.add(x, 3.0)), 6.0)
     return reader.multiply(bounded, 1 / 6)
 
 
@@ -228,7 +228,7 @@ def hardswish(reader: GraphReader, x: View) -> View:
 @rule("leaky_relu", "leaky_relu_")
 def leaky_relu(reader: GraphReader, x: View, slope: float = 0.01) -> View:
     """max(x, 0) + slope min(x, 0), of which min(x, 0) is x - max(x, 0)."""
-    above = reader.word("relu", x)
+    above = reader.op("relu", x)
     below = reader.add(x, above, signs=[1, -1])
     return reader.add(above, reader.multiply(below, slope))
 
@@ -252,7 +252,7 @@ def rrelu(
 @rule("prelu", "_prelu_kernel")
 def prelu(reader: GraphReader, x: Any, slope: Any) -> View:
     x, slope = reader.view(x), reader.view(slope)
-    above = reader.word("relu", x)
+    above = reader.op("relu", x)
     below = reader.add(x, above, signs=[1, -1])
     if len(slope.dims) == 1 and len(x.dims) > 1:
         slope = slope.with_dims([(), slope.dims[0], *[()] * (len(x.dims) - 2)])
@@ -263,12 +263,12 @@ def prelu(reader: GraphReader, x: Any, slope: Any) -> View:
 def elu(reader: GraphReader, x: View, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> View:
     """scale (max(x, 0) + alpha (exp(min(x, 0) input_scale) - 1))."""
     if scale == input_scale == 1:
-        return reader.word("elu", x, alpha)
-    above = reader.word("relu", x)
+        return reader.op("elu", x, alpha)
+    above = reader.op("relu", x)
     below = reader.add(x, above, signs=[1, -1])
     if input_scale != 1:
         below = reader.multiply(below, input_scale)
-    bent = reader.word("expm1", below)
+    bent = reader.op("expm1", below)
     if alpha != 1:
         bent = reader.multiply(bent, alpha)
     result = reader.add(above, bent)
@@ -289,56 +289,56 @@ def celu(reader: GraphReader, x: View, alpha: float = 1.0) -> View:
 @rule("softplus")
 def softplus(reader: GraphReader, x: View, beta: float = 1.0, threshold: float = 20.0) -> View:
     """log(1 + exp(beta x)) / beta. Beyond its threshold PyTorch takes x itself, which from 20 on is 2e-9 more."""
-    bent = reader.word("softplus", x if beta == 1 else reader.multiply(x, beta))
+    bent = reader.op("softplus", x if beta == 1 else reader.multiply(x, beta))
     value = bent if beta == 1 else reader.multiply(bent, 1.0 / beta)
     if threshold >= 20:
         return value
-    return reader.word("select", reader.word("less", float(threshold) / beta, x), x, value)
+    return reader.op("select", reader.op("less", float(threshold) / beta, x), x, value)
 
 
 @rule("mish", "mish_")
 def mish(reader: GraphReader, x: View) -> View:
-    return reader.multiply(x, reader.word("tanh", softplus(reader, x)))
+    return reader.multiply(x, reader.op("tanh", softplus(reader, x)))
 
 
 @rule("tan")
 def tan(reader: GraphReader, x: View) -> View:
-    return reader.word("divide", reader.word("sin", x), reader.word("cos", x))
+    return reader.op("divide", reader.op("sin", x), reader.op("cos", x))
 
 
 @rule("sinh")
 def sinh(reader: GraphReader, x: View) -> View:
-    above, below = reader.word("exp", x), reader.word("exp", reader.multiply(x, -1.0))
+    above, below = reader.op("exp", x), reader.op("exp", reader.multiply(x, -1.0))
     return reader.multiply(reader.add(above, below, signs=[1, -1]), 0.5)
 
 
 @rule("cosh")
 def cosh(reader: GraphReader, x: View) -> View:
-    above, below = reader.word("exp", x), reader.word("exp", reader.multiply(x, -1.0))
+    above, below = reader.op("exp", x), reader.op("exp", reader.multiply(x, -1.0))
     return reader.multiply(reader.add(above, below), 0.5)
 
 
 @rule("log2", "log10")
 def log_of_base(reader: GraphReader, x: View) -> View:
     base = 2 if reader.recorder.operator == "log2" else 10
-    return reader.multiply(reader.word("log", x), 1 / math.log(base))
+    return reader.multiply(reader.op("log", x), 1 / math.log(base))
 
 
 @rule("exp2")
 def exp2(reader: GraphReader, x: View) -> View:
-    return reader.word("exp", reader.multiply(x, math.log(2)))
+    return reader.op("exp", reader.multiply(x, math.log(2)))
 
 
 @rule("erfc")
 def erfc(reader: GraphReader, x: View) -> View:
-    return reader.add(1.0, reader.word("erf", x), signs=[1, -1])
+    return reader.add(1.0, reader.op("erf", x), signs=[1, -1])
 
 
 @rule("logaddexp")
 def logaddexp(reader: GraphReader, x: View, z: View) -> View:
-    high = reader.word("maximum", x, z)
-    apart = reader.word("abs", reader.add(x, z, signs=[1, -1]))
-    return reader.add(high, reader.word("log1p", reader.word("exp", reader.multiply(apart, -1.0))))
+    high = reader.op("maximum", x, z)
+    apart = reader.op("abs", reader.add(x, z, signs=[1, -1]))
+    return reader.add(high, reader.op("log1p", reader.op("exp", reader.multiply(apart, -1.0))))
 
 
 @rule("lerp.Scalar", "lerp.Tensor")
@@ -354,13 +354,13 @@ def addcmul(reader: GraphReader, x: Any, one: Any, other: Any, *, value: float =
 
 @rule("addcdiv")
 def addcdiv(reader: GraphReader, x: Any, above: Any, below: Any, *, value: float = 1) -> View:
-    ratio = reader.word("divide", above, below)
+    ratio = reader.op("divide", above, below)
     return reader.add(x, ratio if value == 1 else reader.multiply(ratio, value))
 
 
 @rule("hypot")
 def hypot(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.word("sqrt", reader.add(reader.multiply(x, x), reader.multiply(z, z)))
+    return reader.op("sqrt", reader.add(reader.multiply(x, x), reader.multiply(z, z)))
 
 
 @rule("glu")
@@ -369,7 +369,7 @@ def glu(reader: GraphReader, x: View, dim: int = -1) -> View:
 
     half = x.shape[dim] // 2
     return reader.multiply(
-        narrowed(reader, x, dim, 0, half), reader.word("sigmoid", narrowed(reader, x, dim, half, half))
+        narrowed(reader, x, dim, 0, half), reader.op("sigmoid", narrowed(reader, x, dim, half, half))
     )
 
 
@@ -377,7 +377,7 @@ def glu(reader: GraphReader, x: View, dim: int = -1) -> View:
 
 
 def _less(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.word("less", x, z)
+    return reader.op("less", x, z)
 
 
 @rule("gt.Scalar", "gt.Tensor")
@@ -402,12 +402,12 @@ def le(reader: GraphReader, x: Any, z: Any) -> View:
 
 @rule("eq.Scalar", "eq.Tensor")
 def eq(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(reader.word("equal", x, z))
+    return _truth(reader.op("equal", x, z))
 
 
 @rule("ne.Scalar", "ne.Tensor")
 def ne(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(reader.add(1.0, reader.word("equal", x, z), signs=[1, -1]))
+    return _truth(reader.add(1.0, reader.op("equal", x, z), signs=[1, -1]))
 
 
 @rule("logical_not", "bitwise_not")
@@ -422,7 +422,7 @@ def logical_and(reader: GraphReader, x: Any, z: Any) -> View:
 
 @rule("logical_or", "bitwise_or.Tensor")
 def logical_or(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(reader.word("maximum", x, z))
+    return _truth(reader.op("maximum", x, z))
 
 
 def _truth(view: View) -> View:
@@ -437,7 +437,7 @@ def where(reader: GraphReader, condition: Any, x: Any, z: Any) -> Any:
     hides = number is not None and number.value < -1e4 and isinstance(condition, GivenTensor) and isinstance(x, View)
     if hides and number is not None and (masked := reader.hidden(x, condition, number.value)) is not None:
         return masked
-    return reader.word("select", condition, x, z)
+    return reader.op("select", condition, x, z)
 
 
 @rule("masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar")
@@ -446,4 +446,4 @@ def masked_fill(reader: GraphReader, x: Any, mask: Any, value: Any) -> Any:
     hides = number is not None and number.value < -1e4 and isinstance(mask, GivenTensor)
     if hides and number is not None and (masked := reader.hidden(x, mask, number.value, hides=True)) is not None:
         return masked
-    return reader.word("select", mask, value, x)
+    return reader.op("select", mask, value, x)

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from learncost.importer.axes import AxisClass, Size, equal, quotient
+from learncost.importer.deferred_sizes import settled
 from learncost.importer.nodes import shape_of
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.views import merged
-from learncost.importer.settled import settled
 from learncost.importer.views import View, ViewAxis
 
 

@@ -89,7 +89,7 @@ def embedding(
     called(weight, "v", "d")
     if not weight.dims[0]:
         row = only(reader, weight, 0, shape_of(reader.node)[:-1])
-        return reader.word("stop_gradient", row) if padding == 0 else row
+        return reader.op("stop_gradient", row) if padding == 0 else row
     if (start := reader.start(tokens)) is not None:  # places that follow one another: a part of the rows
         shape = list(shape_of(reader.node))
         rows = weight.dims[0][0].axis.size
@@ -105,7 +105,7 @@ def embedding(
         return rows
     # The row of the padding is read, and has no gradient (torch.nn.Embedding's padding_idx).
     kept = reader.outside(tokens, f"unlike {padding}")
-    return reader.word("select", kept.with_dims([*kept.dims, ()]), rows, reader.word("stop_gradient", rows))
+    return reader.op("select", kept.with_dims([*kept.dims, ()]), rows, reader.op("stop_gradient", rows))
 
 
 @index_rule("index_select")
@@ -257,7 +257,7 @@ def over(reader: GraphReader, base: Any, count: View, new: View) -> View:
     for dim, row in enumerate(new.dims):
         if isinstance(base, View) and len(row) == 1 and row[0].axis.root.whole:  # as both others are read along it
             base = merged(reader, base, dim)
-    return reader.word("select", count, new, base)  # no product with zeros: a base may be infinite
+    return reader.op("select", count, new, base)  # no product with zeros: a base may be infinite
 
 
 def _fitting(reader: GraphReader, source: Any, places: Any) -> View:
@@ -310,7 +310,7 @@ def scatter(
         return _averaged(reader, base, dim, places, source, include_self)
     new, count = written(reader, None, dim, places, source), hits(reader, dim, places, source)
     if isinstance(number, int | float):  # the same number, however often it is written at a place
-        new = reader.multiply(reader.word("at_most", count, 1.0), float(number))
+        new = reader.multiply(reader.op("at_most", count, 1.0), float(number))
     return over(reader, base, count, new)
 
 
@@ -330,8 +330,8 @@ def index_reduce(
 def _averaged(reader: GraphReader, base: Any, dim: int, places: Any, source: View, include_self: bool) -> View:
     new, count = written(reader, None, dim, places, source), hits(reader, dim, places, source)
     if include_self:
-        return reader.word("divide", reader.add(base, new), reader.add(count, 1.0))
-    return over(reader, base, count, reader.word("divide", new, reader.word("maximum", count, 1.0)))
+        return reader.op("divide", reader.add(base, new), reader.add(count, 1.0))
+    return over(reader, base, count, reader.op("divide", new, reader.op("maximum", count, 1.0)))
 
 
 @index_rule("index_put", "_unsafe_index_put", "index_put_")
@@ -345,7 +345,7 @@ def index_put(reader: GraphReader, base: Any, indices: Sequence[Any], source: An
             raise reader.refusal("a write of several values at a mask", AS_RUN)
         rest = len(reader.node.meta["val"].shape) - len(_dims(mask))
         held = reader.view(mask)
-        return reader.word("select", held.with_dims([*held.dims, *[()] * rest]), values.with_dims([]), base)
+        return reader.op("select", held.with_dims([*held.dims, *[()] * rest]), values.with_dims([]), base)
     shape = list(shape_of(reader.node))
     places = [indices[dim] for dim in dims]
     if accumulate:
@@ -353,7 +353,7 @@ def index_put(reader: GraphReader, base: Any, indices: Sequence[Any], source: An
     count = put(reader, None, shape, dims, places, reader.filled((), 1.0))
     values = reader.view(source)
     if not any(values.dims):  # the same number, however often it is written at a place
-        new = reader.multiply(reader.word("at_most", count, 1.0), values.with_dims([]))
+        new = reader.multiply(reader.op("at_most", count, 1.0), values.with_dims([]))
     else:
         new = put(reader, None, shape, dims, places, source)
     return over(reader, base, count, new)

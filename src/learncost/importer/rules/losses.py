@@ -84,7 +84,7 @@ def nll(
         total = summed(reader, each, range(len(each.dims)))
         if reduction == 2:
             return total
-        return reader.word(
+        return reader.op(
             "divide", reader.multiply(-1.0, total), summed(reader, counted, range(len(counted.dims))), hint="loss"
         )
     taken = read_at(reader, logs, classes, _targets(reader, targets, logs, classes))
@@ -145,16 +145,16 @@ def mse_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1) -> View:
 
 @rule("l1_loss")
 def l1_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1) -> View:
-    return reduced(reader, reader.word("abs", reader.add(x, z, signs=[1, -1])), reduction)
+    return reduced(reader, reader.op("abs", reader.add(x, z, signs=[1, -1])), reduction)
 
 
 @rule("smooth_l1_loss", "huber_loss")
 def smooth_l1_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1, beta: float = 1.0) -> View:
     """q^2 / (2 beta) + |a| - q of the difference a, with q = min(|a|, beta); Huber's is that times beta."""
-    apart = reader.word("abs", reader.add(x, z, signs=[1, -1]))
+    apart = reader.op("abs", reader.add(x, z, signs=[1, -1]))
     if beta == 0:
         return reduced(reader, apart, reduction)
-    inner = reader.word("at_most", apart, float(beta))
+    inner = reader.op("at_most", apart, float(beta))
     bent = reader.multiply(reader.multiply(inner, inner), 0.5 / beta)
     value = reader.add(bent, apart, inner, signs=[1, 1, -1])
     if reader.recorder.operator == "huber_loss" and beta != 1:
@@ -170,7 +170,7 @@ def binary_with_logits(
 
     With weights p of what holds, p z stands for z: -((p z + 1 - z) log s(-x) + p z x).
     """
-    below = reader.word("log_sigmoid", reader.multiply(-1.0, x))
+    below = reader.op("log_sigmoid", reader.multiply(-1.0, x))
     holds = targets if positive is None else reader.multiply(positive, targets)
     if positive is not None:
         below = reader.multiply(reader.add(holds, 1.0, targets, signs=[1, 1, -1]), below)
@@ -190,10 +190,10 @@ def binary(reader: GraphReader, x: View, targets: Any, weight: Any = None, reduc
     other = reader.add(1.0, x, signs=[1, -1])
     yes = reader.multiply(targets, _logarithm(reader, x))
     no = reader.multiply(reader.add(1.0, targets, signs=[1, -1]), _logarithm(reader, other))
-    spread = reader.word("maximum", reader.multiply(x, other), _LEAST_SPREAD)
-    slope = reader.word("divide", reader.add(x, targets, signs=[1, -1]), spread)
-    along = reader.multiply(reader.word("stop_gradient", slope), x)
-    nothing = reader.add(along, reader.word("stop_gradient", along), signs=[1, -1])
+    spread = reader.op("maximum", reader.multiply(x, other), _LEAST_SPREAD)
+    slope = reader.op("divide", reader.add(x, targets, signs=[1, -1]), spread)
+    along = reader.multiply(reader.op("stop_gradient", slope), x)
+    nothing = reader.add(along, reader.op("stop_gradient", along), signs=[1, -1])
     value = reader.add(nothing, reader.add(yes, no), signs=[1, -1])
     if weight is not None:
         value = reader.multiply(value, weight)
@@ -201,24 +201,24 @@ def binary(reader: GraphReader, x: View, targets: Any, weight: Any = None, reduc
 
 
 def _logarithm(reader: GraphReader, x: View) -> View:
-    bounded = reader.word("maximum", reader.word("log", x), -100.0)
-    return reader.word("stop_gradient", bounded)
+    bounded = reader.op("maximum", reader.op("log", x), -100.0)
+    return reader.op("stop_gradient", bounded)
 
 
 @rule("kl_div")
 def kl_div(reader: GraphReader, x: Any, targets: Any, reduction: int = 1, *, log_target: bool = False) -> View:
     if log_target:
-        shares, logarithms = reader.word("exp", targets), targets
+        shares, logarithms = reader.op("exp", targets), targets
     else:  # where a share is 0 it adds nothing: its logarithm is taken of 1 there
         shares = reader.view(targets)
-        logarithms = reader.word("log", reader.add(shares, reader.word("equal", shares, 0.0)))
+        logarithms = reader.op("log", reader.add(shares, reader.op("equal", shares, 0.0)))
     value = reader.multiply(shares, reader.add(logarithms, x, signs=[1, -1]))
     return reduced(reader, value, reduction)
 
 
 @rule("soft_margin_loss")
 def soft_margin_loss(reader: GraphReader, x: View, targets: Any, reduction: int = 1) -> View:
-    return reduced(reader, reader.multiply(-1.0, reader.word("log_sigmoid", reader.multiply(x, targets))), reduction)
+    return reduced(reader, reader.multiply(-1.0, reader.op("log_sigmoid", reader.multiply(x, targets))), reduction)
 
 
 def _by_products(reader: GraphReader, x: View, z: View) -> View:

@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any
 
 from learncost.importer.axes import AxisClass, Size, equal, product
+from learncost.importer.deferred_sizes import settled
 from learncost.importer.equations import DimensionCondition, Equation, NamedView
 from learncost.importer.nodes import shape_of, size_of
-from learncost.importer.ones import written
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.views import merged, narrowed, reshaped
-from learncost.importer.settled import settled
+from learncost.importer.unit_dims import written
 from learncost.importer.views import View, ViewAxis
 
 
@@ -111,7 +111,7 @@ def pad(reader: GraphReader, x: View, pads: Sequence[int], mode: Any = 0, value:
     if fill in (0, None, False):
         return padded(reader, x, pads)
     inside = padded(reader, reader.filled(x.shape, 1.0), pads)
-    return reader.word("select", inside, padded(reader, x, pads), float(fill))
+    return reader.op("select", inside, padded(reader, x, pads), float(fill))
 
 
 @rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")

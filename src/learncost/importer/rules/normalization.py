@@ -106,8 +106,8 @@ def _by_statistics(
     count = len(x.dims)
     middle, spread = channels(mean, reader, count), channels(variance, reader, count)
     assert spread is not None
-    root = reader.word("sqrt", reader.add(spread, float(epsilon)))
-    value = reader.word("divide", reader.add(x, middle, signs=[1, -1]), root)
+    root = reader.op("sqrt", reader.add(spread, float(epsilon)))
+    value = reader.op("divide", reader.add(x, middle, signs=[1, -1]), root)
     return scaled(reader, value, channels(gain, reader, count), channels(shift, reader, count))
 
 
@@ -158,7 +158,7 @@ def cosine_similarity(reader: GraphReader, x: Any, z: Any, dim: int = 1, epsilon
 
     def unit(view: View) -> View:
         length = vector_norm(reader, view, 2, [dim], True)
-        return reader.word("divide", view, reader.word("maximum", length, epsilon))
+        return reader.op("divide", view, reader.op("maximum", length, epsilon))
 
     x, z = reader.view(x), reader.view(z)
     count = max(len(x.dims), len(z.dims))

@@ -23,9 +23,9 @@ def vector_norm(
     if order == 2 and any(x.dims[dim] for dim in along):
         return kept(reader.along("vector_norm", x, along, keep=False), len(x.dims), along, keepdim)
     if order == 0:
-        there = reader.add(1.0, reader.word("equal", x, 0.0), signs=[1, -1])
+        there = reader.add(1.0, reader.op("equal", x, 0.0), signs=[1, -1])
         return summed(reader, there, along, None, keepdim)
-    sizes = reader.word("abs", x)
+    sizes = reader.op("abs", x)
     if math.isinf(order):
         return extreme(reader, "max" if order > 0 else "min", sizes, along, keepdim)
     if order == 1 or not any(x.dims[dim] for dim in along):
@@ -35,13 +35,13 @@ def vector_norm(
 
 
 def _power(reader: GraphReader, x: View, order: float) -> View:
-    return reader.word("sqrt", x) if order == 0.5 else reader.word("power", x, order)
+    return reader.op("sqrt", x) if order == 0.5 else reader.op("power", x, order)
 
 
 def guarded_power(reader: GraphReader, x: View, order: float) -> View:
     """A power of what is not negative; where that is 0 it has no gradient, which would be infinite."""
-    there = reader.word("less", 0.0, x)
-    return reader.word("select", there, _power(reader, reader.word("select", there, x, 1.0), order), 0.0)
+    there = reader.op("less", 0.0, x)
+    return reader.op("select", there, _power(reader, reader.op("select", there, x, 1.0), order), 0.0)
 
 
 def centered(reader: GraphReader, x: View, dims: Sequence[int]) -> tuple[View, View]:

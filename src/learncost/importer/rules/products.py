@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from learncost.importer.ones import matrix_product
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.reductions import summed
+from learncost.importer.unit_dims import matrix_product
 from learncost.importer.views import At, StoredValue, View
 
 

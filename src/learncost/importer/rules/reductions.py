@@ -66,10 +66,10 @@ def mean(reader: GraphReader, x: View, dims: Any = None, keepdim: bool = False, 
     return mean_of(reader, x, axes_along(x, dims), keepdim)
 
 
-def extreme(reader: GraphReader, word: str, x: View, dims: Sequence[int], keepdim: bool) -> View:
+def extreme(reader: GraphReader, op: str, x: View, dims: Sequence[int], keepdim: bool) -> View:
     if not any(x.dims[dim] for dim in dims):
         return summed(reader, x, dims, None, keepdim)
-    return kept(reader.along(word, x, dims, keep=False), len(x.dims), dims, keepdim)
+    return kept(reader.along(op, x, dims, keep=False), len(x.dims), dims, keepdim)
 
 
 @rule("amax")
@@ -97,11 +97,11 @@ def max_along(reader: GraphReader, x: View, dim: int, keepdim: bool = False) -> 
     """The largest along a dimension; where several are equal the first has the gradient, and is what is read."""
     from learncost.importer.rules.indexing import read_at
 
-    word = "argmax" if reader.node.target.__name__.startswith("max") else "argmin"
+    op = "argmax" if reader.node.target.__name__.startswith("max") else "argmin"
     dim %= len(x.dims)
     if not x.dims[dim]:
         return [summed(reader, x, [dim], None, keepdim), _outside_part(reader, 1)]
-    places = chosen(reader, word, x, dim, None)
+    places = chosen(reader, op, x, dim, None)
     indices = _outside_part(reader, 1)
     where = None if indices is None else ChosenPlaces(kept(places, len(x.dims), [dim], keepdim), indices.node)
     return [kept(read_at(reader, x, dim, places), len(x.dims), [dim], keepdim), where]
@@ -114,7 +114,7 @@ def _outside_part(reader: GraphReader, number: int) -> Any:
     return None
 
 
-def chosen(reader: GraphReader, word: str, x: View, dim: int, count: Any) -> View:
+def chosen(reader: GraphReader, op: str, x: View, dim: int, count: Any) -> View:
     """A line of a word that chooses places along a dimension, as many as `count`, or one; its result is an index."""
     from learncost.importer.equations import Equation, NamedView
     from learncost.importer.rules.views import merged
@@ -124,9 +124,9 @@ def chosen(reader: GraphReader, word: str, x: View, dim: int, count: Any) -> Vie
     x.dims[dim][0].axis.keep_whole()
     letters: list[Any] = list(range(len(x.dims)))
     recorder = reader.recorder
-    out = letters if word == "argsort" else [letter for letter in letters if letter != dim]
+    out = letters if op == "argsort" else [letter for letter in letters if letter != dim]
     result = recorder.result([NamedView(x, tuple(letters))], out)
-    if count is not None and word != "argsort":
+    if count is not None and op != "argsort":
         axis = AxisClass(count, "t")
         axis.keep_whole()
         slot = ViewAxis(axis)
@@ -138,9 +138,9 @@ def chosen(reader: GraphReader, word: str, x: View, dim: int, count: Any) -> Vie
     result.stored.kind = "chosen"
     result.stored.reads = x.dims[dim][0].axis
     recorder.add(
-        Equation("word", (NamedView(result, tuple(out)),), (NamedView(x, tuple(letters)),), word=word, acts=(dim,))
+        Equation("word", (NamedView(result, tuple(out)),), (NamedView(x, tuple(letters)),), op=op, acts=(dim,))
     )
-    if count is not None and word != "argsort" and equal(count, 1):  # for those who read it, of one place
+    if count is not None and op != "argsort" and equal(count, 1):  # for those who read it, of one place
         rows = [row if number != dim else () for number, row in enumerate(result.dims)]
         return result.at(result.dims[dim][0], ()).with_dims(rows)
     return result
@@ -156,20 +156,20 @@ def topk(
     if reader.recorder.operator == "sort":
         descending = named.get("descending", dim is True)  # sort(x, dim, descending)
         dim = named.get("dim", count if isinstance(count, int) and not isinstance(count, bool) else -1)
-        word, count = "argsort", None
+        op, count = "argsort", None
         count = x.shape[dim]
         if descending:
-            word = "topk"
+            op = "topk"
     else:
         dim = named.get("dim", dim)
-        word = "topk"
+        op = "topk"
         if not named.get("largest", largest):  # the largest of what is turned round
             ordered = reader.multiply(-1.0, x)
     indices = next((user for user in reader.node.users if user.args[1] == 1), None)
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:  # of one place
         return [x, GivenTensor(indices) if indices is not None else None]
-    places = chosen(reader, word, ordered, dim, count)
+    places = chosen(reader, op, ordered, dim, count)
     return [read_at(reader, x, dim, places), ChosenPlaces(places, indices) if indices is not None else None]
 
 
@@ -202,9 +202,9 @@ def logsumexp(reader: GraphReader, x: View, dims: Any, keepdim: bool = False) ->
     along = axes_along(x, dims)
     if not any(x.dims[dim] for dim in along):
         return summed(reader, x, along, None, keepdim)
-    high = extreme(reader, "max", reader.word("stop_gradient", x), along, True)
-    raised = reader.word("exp", reader.add(x, high, signs=[1, -1]))
-    result = reader.add(reader.word("log", summed(reader, raised, along, None, True)), high)
+    high = extreme(reader, "max", reader.op("stop_gradient", x), along, True)
+    raised = reader.op("exp", reader.add(x, high, signs=[1, -1]))
+    result = reader.add(reader.op("log", summed(reader, raised, along, None, True)), high)
     return result if keepdim else result.with_dims([row for dim, row in enumerate(result.dims) if dim not in along])
 
 
@@ -228,7 +228,7 @@ def softmax(reader: GraphReader, x: Any, dim: int, *_: Any, **__: Any) -> View:
         letters = range(count)
         where = DimensionCondition(count - 1, "<=", count - 2, x.mask.window)
         return reader.recorder.line(
-            "word", [(x.view, letters)], letters, word="softmax", acts=[dim % count], where=[where]
+            "word", [(x.view, letters)], letters, op="softmax", acts=[dim % count], where=[where]
         )
     return _normalized(reader, "softmax", x, dim)
 
@@ -238,12 +238,12 @@ def log_softmax(reader: GraphReader, x: View, dim: int, *_: Any, **__: Any) -> V
     return _normalized(reader, "log_softmax", x, dim)
 
 
-def _normalized(reader: GraphReader, word: str, x: View, dim: int) -> View:
+def _normalized(reader: GraphReader, op: str, x: View, dim: int) -> View:
     dim %= max(1, len(x.dims))
     if not x.dims or not x.dims[dim]:  # along an axis of one place a share is 1, and its logarithm 0
         nothing = reader.multiply(0.0, x)
-        return nothing if word == "log_softmax" else reader.add(nothing, 1.0)
-    return reader.along(word, x, [dim])
+        return nothing if op == "log_softmax" else reader.add(nothing, 1.0)
+    return reader.along(op, x, [dim])
 
 
 @rule("prod.dim_int", "prod")
@@ -302,7 +302,7 @@ def running_extreme(reader: GraphReader, x: View, dim: int) -> list[Any]:
         part = narrowed(reader, x, dim, place, 1)
         if extremes:
             below, above = (part, extremes[-1]) if reader.recorder.operator == "cummax" else (extremes[-1], part)
-            part = reader.word("select", reader.word("less", below, above), extremes[-1], part)
+            part = reader.op("select", reader.op("less", below, above), extremes[-1], part)
         extremes.append(part)
     return [joined(reader, extremes, dim, x.shape), _outside_part(reader, 1)]
 
@@ -311,9 +311,9 @@ def running_extreme(reader: GraphReader, x: View, dim: int) -> list[Any]:
 def logcumsumexp(reader: GraphReader, x: View, dim: int) -> View:
     if not x.dims or not x.dims[dim]:
         return x
-    high = extreme(reader, "max", reader.word("stop_gradient", x), [dim % len(x.dims)], True)
-    raised = reader.word("exp", reader.add(x, high, signs=[1, -1]))
-    return reader.add(reader.word("log", cumsum(reader, raised, dim)), high)
+    high = extreme(reader, "max", reader.op("stop_gradient", x), [dim % len(x.dims)], True)
+    raised = reader.op("exp", reader.add(x, high, signs=[1, -1]))
+    return reader.add(reader.op("log", cumsum(reader, raised, dim)), high)
 
 
 @rule("kthvalue", "median.dim", "nanmedian.dim")

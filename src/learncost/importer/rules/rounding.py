@@ -14,12 +14,12 @@ from learncost.importer.views import View
 
 @rule("ceil")
 def ceil(reader: GraphReader, x: View) -> View:
-    return reader.multiply(-1.0, reader.word("floor", reader.multiply(-1.0, x)))
+    return reader.multiply(-1.0, reader.op("floor", reader.multiply(-1.0, x)))
 
 
 @rule("trunc", "fix")
 def trunc(reader: GraphReader, x: View) -> View:
-    return reader.multiply(reader.word("sign", x), reader.word("floor", reader.word("abs", x)))
+    return reader.multiply(reader.op("sign", x), reader.op("floor", reader.op("abs", x)))
 
 
 @rule("round")
@@ -28,10 +28,10 @@ def rounded(reader: GraphReader, x: View, *, decimals: int = 0) -> View:
     if decimals:
         return reader.multiply(rounded(reader, reader.multiply(x, 10.0**decimals)), 10.0**-decimals)
     raised = reader.add(x, 0.5)
-    upper = reader.word("floor", raised)
-    half = reader.word("floor", reader.multiply(upper, 0.5))
+    upper = reader.op("floor", raised)
+    half = reader.op("floor", reader.multiply(upper, 0.5))
     odd = reader.add(upper, reader.multiply(half, 2.0), signs=[1, -1])
-    return reader.add(upper, reader.multiply(odd, reader.word("equal", upper, raised)), signs=[1, -1])
+    return reader.add(upper, reader.multiply(odd, reader.op("equal", upper, raised)), signs=[1, -1])
 
 
 @rule("frac")
@@ -41,28 +41,28 @@ def frac(reader: GraphReader, x: View) -> View:
 
 @rule("fmod.Scalar", "fmod.Tensor")
 def fmod(reader: GraphReader, x: Any, z: Any) -> View:
-    whole = reader.word("stop_gradient", trunc(reader, _exact_ratio(reader, x, z)))
+    whole = reader.op("stop_gradient", trunc(reader, _exact_ratio(reader, x, z)))
     return reader.add(x, reader.multiply(whole, z), signs=[1, -1])
 
 
 @rule("remainder.Scalar", "remainder.Tensor")
 def remainder(reader: GraphReader, x: Any, z: Any) -> View:
-    whole = reader.word("floor", _exact_ratio(reader, x, z))
+    whole = reader.op("floor", _exact_ratio(reader, x, z))
     return reader.add(x, reader.multiply(whole, z), signs=[1, -1])
 
 
 def _exact_ratio(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.word("divide", x, float(z) if isinstance(z, int | float) else z)
+    return reader.op("divide", x, float(z) if isinstance(z, int | float) else z)
 
 
 @rule("floor_divide")
 def floor_divide(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.word("floor", _exact_ratio(reader, x, z))
+    return reader.op("floor", _exact_ratio(reader, x, z))
 
 
 @rule("logical_xor", "bitwise_xor.Tensor")
 def logical_xor(reader: GraphReader, x: Any, z: Any) -> View:
-    return _truth(reader.add(1.0, reader.word("equal", x, z), signs=[1, -1]))
+    return _truth(reader.add(1.0, reader.op("equal", x, z), signs=[1, -1]))
 
 
 @rule("isnan", "isinf")
@@ -73,75 +73,75 @@ def nowhere(reader: GraphReader, x: View) -> Any:
 
 @rule("signbit")
 def signbit(reader: GraphReader, x: View) -> View:
-    return _truth(reader.word("less", x, 0.0))
+    return _truth(reader.op("less", x, 0.0))
 
 
 @rule("copysign.Tensor", "copysign.Scalar")
 def copysign(reader: GraphReader, x: Any, z: Any) -> View:
-    size = reader.word("abs", x)
+    size = reader.op("abs", x)
     if isinstance(z, int | float):
         return size if z >= 0 else reader.multiply(-1.0, size)
-    return reader.word("select", reader.word("less", z, 0.0), reader.multiply(-1.0, size), size)
+    return reader.op("select", reader.op("less", z, 0.0), reader.multiply(-1.0, size), size)
 
 
 @rule("asinh")
 def asinh(reader: GraphReader, x: View) -> View:
-    size = reader.word("abs", x)
-    root = reader.word("sqrt", reader.add(reader.multiply(x, x), 1.0))
-    return reader.multiply(reader.word("sign", x), reader.word("log", reader.add(size, root)))
+    size = reader.op("abs", x)
+    root = reader.op("sqrt", reader.add(reader.multiply(x, x), 1.0))
+    return reader.multiply(reader.op("sign", x), reader.op("log", reader.add(size, root)))
 
 
 @rule("acosh")
 def acosh(reader: GraphReader, x: View) -> View:
-    root = reader.word("sqrt", reader.add(reader.multiply(x, x), -1.0))
-    return reader.word("log", reader.add(x, root))
+    root = reader.op("sqrt", reader.add(reader.multiply(x, x), -1.0))
+    return reader.op("log", reader.add(x, root))
 
 
 @rule("atanh")
 def atanh(reader: GraphReader, x: View) -> View:
-    above = reader.word("log1p", x)
-    below = reader.word("log1p", reader.multiply(-1.0, x))
+    above = reader.op("log1p", x)
+    below = reader.op("log1p", reader.multiply(-1.0, x))
     return reader.multiply(reader.add(above, below, signs=[1, -1]), 0.5)
 
 
 @rule("angle")
 def angle(reader: GraphReader, x: View) -> View:
     """Of a real number 0, or half a turn below 0."""
-    return reader.multiply(reader.word("less", x, 0.0), math.pi)
+    return reader.multiply(reader.op("less", x, 0.0), math.pi)
 
 
 @rule("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", "special_xlogy")
 def xlogy(reader: GraphReader, x: Any, z: Any) -> View:
     """x log z, and 0 where x is 0 and z at most 0: the logarithm is taken of 1 there."""
-    return reader.multiply(x, reader.word("log", _of_one(reader, x, z, 0.0, 1.0)))
+    return reader.multiply(x, reader.op("log", _of_one(reader, x, z, 0.0, 1.0)))
 
 
 @rule("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar")
 def xlog1py(reader: GraphReader, x: Any, z: Any) -> View:
     """x log(1 + z), and 0 where x is 0 and z at most -1: the logarithm is taken of 1 there."""
-    return reader.multiply(x, reader.word("log1p", _of_one(reader, x, z, -1.0, 0.0)))
+    return reader.multiply(x, reader.op("log1p", _of_one(reader, x, z, -1.0, 0.0)))
 
 
 def _of_one(reader: GraphReader, x: Any, z: Any, bound: float, instead: float) -> View:
     """z, but another number where x is 0 and z no more than a bound; elsewhere the slope in x is the logarithm."""
-    nothing = reader.word("equal", x, 0.0)
+    nothing = reader.op("equal", x, 0.0)
     if not isinstance(z, int | float):
-        above = reader.word("less", bound, z)
+        above = reader.op("less", bound, z)
         nothing = reader.multiply(nothing, reader.add(1.0, above, signs=[1, -1]))
     elif z > bound:
         nothing = reader.multiply(nothing, 0.0)
-    return reader.word("select", nothing, instead, z)
+    return reader.op("select", nothing, instead, z)
 
 
 @rule("fake_quantize_per_tensor_affine", "fake_quantize_per_tensor_affine.tensor_qparams")
 def fake_quantized(reader: GraphReader, x: View, scale: Any, zero: Any, low: int, high: int) -> View:
     """The nearest of the numbers that codes stand for; the gradient passes where a code is within its bounds."""
     code = reader.add(rounded(reader, _exact_ratio(reader, x, scale)), zero)
-    code = reader.word("stop_gradient", code)
+    code = reader.op("stop_gradient", code)
     kept = clamped(reader, code, float(low), float(high))
     value = reader.multiply(reader.add(kept, zero, signs=[1, -1]), scale)
-    passed = reader.multiply(reader.word("equal", kept, code), x)
-    rest = reader.word("stop_gradient", reader.add(value, passed, signs=[1, -1]))
+    passed = reader.multiply(reader.op("equal", kept, code), x)
+    rest = reader.op("stop_gradient", reader.add(value, passed, signs=[1, -1]))
     return reader.add(passed, rest)
 
 
@@ -160,14 +160,14 @@ def fake_quantized_by_channel(
 
 @rule("threshold", "threshold_")
 def threshold(reader: GraphReader, x: View, bound: float, value: float) -> View:
-    return reader.word("select", reader.word("less", float(bound), x), x, float(value))
+    return reader.op("select", reader.op("less", float(bound), x), x, float(value))
 
 
 @rule("logaddexp2")
 def logaddexp2(reader: GraphReader, x: View, z: View) -> View:
-    high = reader.word("maximum", x, z)
-    apart = reader.multiply(reader.word("abs", reader.add(x, z, signs=[1, -1])), -math.log(2))
-    return reader.add(high, reader.multiply(reader.word("log1p", reader.word("exp", apart)), 1 / math.log(2)))
+    high = reader.op("maximum", x, z)
+    apart = reader.multiply(reader.op("abs", reader.add(x, z, signs=[1, -1])), -math.log(2))
+    return reader.add(high, reader.multiply(reader.op("log1p", reader.op("exp", apart)), 1 / math.log(2)))
 
 
 @rule(

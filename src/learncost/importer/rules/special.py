@@ -12,23 +12,23 @@ from learncost.importer.views import View
 
 @rule("atan2")
 def atan2(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.word("atan2", x, z)
+    return reader.op("atan2", x, z)
 
 
 @rule("asin")
 def asin(reader: GraphReader, x: View) -> View:
-    return reader.word("atan2", x, _across(reader, x))
+    return reader.op("atan2", x, _across(reader, x))
 
 
 @rule("acos")
 def acos(reader: GraphReader, x: View) -> View:
-    return reader.word("atan2", _across(reader, x), x)
+    return reader.op("atan2", _across(reader, x), x)
 
 
 def _across(reader: GraphReader, x: View) -> View:
     """The root of 1 - x^2, by factors, of which none loses digits."""
     factors = reader.multiply(reader.add(1.0, x, signs=[1, -1]), reader.add(x, 1.0))
-    return reader.word("sqrt", factors)
+    return reader.op("sqrt", factors)
 
 
 STEPS = 7
@@ -43,16 +43,16 @@ def lgamma(reader: GraphReader, x: View) -> View:
     middle, pairs = _factors(reader, first)
     for pair in pairs:
         middle = reader.multiply(middle, pair)
-    steps = reader.word("select", near, reader.word("log", middle), 0.0)
-    share = reader.word("divide", 1.0, far)
+    steps = reader.op("select", near, reader.op("log", middle), 0.0)
+    share = reader.op("divide", 1.0, far)
     series = reader.multiply(share, _series(reader, share, (12, -360, 1260, -1680, 1188, -360360 / 691, 156)))
-    growth = reader.multiply(reader.add(far, -0.5), reader.word("log", far))
+    growth = reader.multiply(reader.add(far, -0.5), reader.op("log", far))
     there = reader.add(growth, far, signs=[1, -1])
     there = reader.add(reader.add(there, series), steps, signs=[1, -1])
     there = reader.add(there, 0.5 * math.log(2 * math.pi))
-    height = reader.word("log", reader.word("sin", reader.multiply(turned, math.pi)))
+    height = reader.op("log", reader.op("sin", reader.multiply(turned, math.pi)))
     mirrored = reader.add(reader.add(math.log(math.pi), height, signs=[1, -1]), there, signs=[1, -1])
-    return reader.word("select", below, mirrored, there)
+    return reader.op("select", below, mirrored, there)
 
 
 @rule("digamma")
@@ -61,33 +61,33 @@ def digamma(reader: GraphReader, x: View) -> View:
     below, z, turned = _reflected(reader, x)
     near, first, far = _stepped(reader, z)
     middle, pairs = _factors(reader, first)
-    shares = [reader.word("divide", 1.0, each) for each in (middle, *pairs)]
+    shares = [reader.op("divide", 1.0, each) for each in (middle, *pairs)]
     of_pairs = reader.multiply(reader.multiply(reader.add(*shares[1:]), middle), 2.0)
-    steps = reader.word("select", near, reader.add(shares[0], of_pairs), 0.0)
-    share = reader.word("divide", 1.0, far)
+    steps = reader.op("select", near, reader.add(shares[0], of_pairs), 0.0)
+    share = reader.op("divide", 1.0, far)
     square = reader.multiply(share, share)
     series = reader.multiply(square, _series(reader, share, (12, -120, 252, -240, 132, -32760 / 691, 12)))
-    there = reader.add(reader.word("log", far), reader.multiply(share, 0.5), signs=[1, -1])
+    there = reader.add(reader.op("log", far), reader.multiply(share, 0.5), signs=[1, -1])
     there = reader.add(reader.add(there, series, signs=[1, -1]), steps, signs=[1, -1])
     angle = reader.multiply(turned, math.pi)
-    cotangent = reader.word("divide", reader.word("cos", angle), reader.word("sin", angle))
+    cotangent = reader.op("divide", reader.op("cos", angle), reader.op("sin", angle))
     mirrored = reader.add(there, reader.multiply(cotangent, math.pi), signs=[1, -1])
-    return reader.word("select", below, mirrored, there)
+    return reader.op("select", below, mirrored, there)
 
 
 def _reflected(reader: GraphReader, x: View) -> tuple[View, View, View]:
     """Whether x is below 1/2; 1 - x there, else x; and what is left of x beyond whole numbers there, else 1/2."""
-    below = reader.word("less", x, 0.5)
-    beyond = reader.add(x, reader.word("floor", x), signs=[1, -1])
-    turned = reader.word("select", below, beyond, 0.5)
-    return below, reader.word("select", below, reader.add(1.0, x, signs=[1, -1]), x), turned
+    below = reader.op("less", x, 0.5)
+    beyond = reader.add(x, reader.op("floor", x), signs=[1, -1])
+    turned = reader.op("select", below, beyond, 0.5)
+    return below, reader.op("select", below, reader.add(1.0, x, signs=[1, -1]), x), turned
 
 
 def _stepped(reader: GraphReader, z: View) -> tuple[View, View, View]:
     """Whether z is below where a series is taken; z there, else 1; and z, or the place so many steps behind it."""
-    near = reader.word("less", z, float(STEPS))
-    far = reader.word("select", near, reader.add(z, float(STEPS)), z)
-    return near, reader.word("select", near, z, 1.0), far
+    near = reader.op("less", z, float(STEPS))
+    far = reader.op("select", near, reader.add(z, float(STEPS)), z)
+    return near, reader.op("select", near, z, 1.0), far
 
 
 def _factors(reader: GraphReader, z: View) -> tuple[View, list[View]]:
@@ -109,22 +109,20 @@ def _series(reader: GraphReader, share: View, divisors: tuple[float, ...]) -> Vi
 @rule("erfinv")
 def erfinv(reader: GraphReader, x: View) -> View:
     """Winitzki's approximation, two steps of Halley's, and one of Newton's, whose slope is that of the result."""
-    given = reader.word("stop_gradient", x)
+    given = reader.op("stop_gradient", x)
     share = 0.147
-    height = reader.word("log1p", reader.multiply(reader.multiply(given, given), -1.0))
+    height = reader.op("log1p", reader.multiply(reader.multiply(given, given), -1.0))
     half = reader.add(reader.multiply(height, 0.5), 2 / (math.pi * share))
-    root = reader.word(
-        "sqrt", reader.add(reader.multiply(half, half), reader.multiply(height, 1 / share), signs=[1, -1])
-    )
-    near = reader.multiply(reader.word("sign", given), reader.word("sqrt", reader.add(root, half, signs=[1, -1])))
+    root = reader.op("sqrt", reader.add(reader.multiply(half, half), reader.multiply(height, 1 / share), signs=[1, -1]))
+    near = reader.multiply(reader.op("sign", given), reader.op("sqrt", reader.add(root, half, signs=[1, -1])))
     for _ in range(2):
         step = _newton(reader, near, given)
         bend = reader.add(reader.multiply(near, step), 1.0)
-        near = reader.add(near, reader.word("divide", step, bend), signs=[1, -1])
+        near = reader.add(near, reader.op("divide", step, bend), signs=[1, -1])
     return reader.add(near, _newton(reader, near, x), signs=[1, -1])
 
 
 def _newton(reader: GraphReader, y: View, x: View) -> View:
     """How far y is from where erf(y) = x, along its tangent."""
-    slope = reader.multiply(reader.word("exp", reader.multiply(y, y)), math.sqrt(math.pi) / 2)
-    return reader.multiply(reader.add(reader.word("erf", y), x, signs=[1, -1]), slope)
+    slope = reader.multiply(reader.op("exp", reader.multiply(y, y)), math.sqrt(math.pi) / 2)
+    return reader.multiply(reader.add(reader.op("erf", y), x, signs=[1, -1]), slope)

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from learncost.importer.axes import AxisClass, Size, equal, product
+from learncost.importer.deferred_sizes import settled
 from learncost.importer.equations import NumberOperand
 from learncost.importer.nodes import shape_of, size_of
-from learncost.importer.ones import along, at_its_place, matrix_product, written
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
 from learncost.importer.rules.enlargements import by_shares, places_of, shares_of
@@ -17,7 +17,7 @@ from learncost.importer.rules.normalization import channels, scaled
 from learncost.importer.rules.products import called
 from learncost.importer.rules.reductions import summed
 from learncost.importer.rules.views import merged, reshaped
-from learncost.importer.settled import settled
+from learncost.importer.unit_dims import along, at_its_place, matrix_product, written
 from learncost.importer.views import AxisIndex, View, ViewAxis
 
 SIDES = {1: "x", 2: "yx", 3: "zyx"}

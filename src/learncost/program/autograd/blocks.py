@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 
 Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
 """Lines, what they start from, and what they end with."""

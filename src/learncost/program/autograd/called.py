@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from learncost.ir.count import base, size_of
 from learncost.ir.line import Line, Op, Product, Sum
+from learncost.ir.polynomial import base, size_of
 from learncost.ir.term import Literal, Term
 from learncost.ops import entry
 from learncost.program.autograd.calls import (
@@ -126,10 +126,10 @@ def _joined(parts: Sequence[TapeTensor], widths: Sequence[int]) -> TapeTensor:
 
 
 def _norm(names: ScopeNames, call: Norm, values: Values) -> TapeTensor:
-    x = names.found(call.word.right[0].name, values)
-    rows = x.elements // names.count(call.word.axes)
+    x = names.found(call.op.right[0].name, values)
+    rows = x.elements // names.count(call.op.axes)
     weights = [names.leaf(name) for name in call.weights]
-    return names.module.normed(x, call.word, weights, call.from_one, rows)
+    return names.module.normed(x, call.op, weights, call.from_one, rows)
 
 
 def _loss(names: ScopeNames, call: Loss, values: Values) -> TapeTensor:
@@ -203,7 +203,7 @@ def _embedding(names: ScopeNames, call: Embedding, values: Values) -> TapeTensor
 def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
     """A line by itself: a product is multiplied and summed, a sum added, a word its function."""
     elements = names.count(line.left[0].loops)
-    if isinstance(line, Op) and entry(line.word).kind == "choice":
+    if isinstance(line, Op) and entry(line.op).kind == "choice":
         return TapeTensor(names.tape, names.tape.new(elements, INTEGER))  # places have no gradient
     if (pooled := _pooled(line)) is not None:
         return names.found(pooled.name, values).pooled(elements, isinstance(line, Op))
@@ -211,7 +211,7 @@ def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
     numbers = any(isinstance(term, Literal) for term in line.right)
     result = operands.pop(0) if operands else names.fresh(elements)
     if isinstance(line, Op):
-        return names.module.activated(result, line.word)
+        return names.module.activated(result, line.op)
     module = names.module
     if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums and operands:
         if module.attention == "disentangled" and line.sides.batch:  # positions are spread to all sequences
@@ -234,7 +234,7 @@ def _pooled(line: Line) -> Term | None:
     if len(terms) != 1 or not terms[0].beyond or len(line.left) != 1:
         return None
     sums = isinstance(line, Product) and not {*terms[0].loops} <= {*line.left[0].loops}
-    return terms[0] if sums or (isinstance(line, Op) and entry(line.word).kind == "reduction") else None
+    return terms[0] if sums or (isinstance(line, Op) and entry(line.op).kind == "reduction") else None
 
 
 _KINDS: dict[type[OperatorCall], Callable[..., TapeTensor]] = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.term import Literal, Term
 
 NORMS = ("normalize", "rms_normalize")
@@ -65,7 +65,7 @@ class Linear(OperatorCall):
 class Norm(OperatorCall):
     """A value as the norm's word makes it, then times a scale, which may be one more than the weight, and a shift."""
 
-    word: Op
+    op: Op
     weights: tuple[str, ...]
     from_one: bool
 
@@ -290,7 +290,7 @@ class CallScope:
         return low, up, scaled
 
     def _norm(self, line: Line) -> Norm | None:
-        if not (isinstance(line, Op) and line.word in NORMS):
+        if not (isinstance(line, Op) and line.op in NORMS):
             return None
         lines: list[Line] = [line]
         weights: list[str] = []
@@ -312,7 +312,7 @@ class CallScope:
         return Norm(tuple(lines), lines[-1].left[:1], line, tuple(weights), from_one)
 
     def _loss(self, line: Line) -> Loss | None:
-        if not (isinstance(line, Op) and line.word == "log_softmax"):
+        if not (isinstance(line, Op) and line.op == "log_softmax"):
             return None
         lines: list[Line] = [line]
         targets = ""
@@ -351,11 +351,11 @@ class CallScope:
                     else:
                         added.append(name)
             elif isinstance(following, Op):
-                if following.word in SOFTMAX:
+                if following.op in SOFTMAX:
                     softmax = following
-                elif following.word == "tanh":
+                elif following.op == "tanh":
                     capped = True
-                elif following.word == "select":
+                elif following.op == "select":
                     padded = True
                 else:
                     return None

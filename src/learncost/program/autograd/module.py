@@ -147,9 +147,9 @@ class Module:
             result = result + linear(linear(x, path[0], low), path[1], sum(sizes)) * 2.0
         return result.split(sizes) if len(sizes) > 1 else [result]
 
-    def normed(self, x: TapeTensor, word: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
+    def normed(self, x: TapeTensor, op: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
         """`functional.layer_norm`; and `rms_norm`, which on a processor is composed of others."""
-        if word.word == "normalize":
+        if op.op == "normalize":
             return layer_norm(x, weights, rows)
         if x.tape.cuda:
             return rms_norm(x, [weights[0] + 1.0] if from_one else weights, rows)
@@ -171,8 +171,8 @@ class Module:
         attend = _eager if scores.capped or scores.sink else _sdpa
         return attend(q, k, v, scores, mask).transpose().contiguous()
 
-    def activated(self, x: TapeTensor, word: str) -> TapeTensor:
-        return x.apply(word)
+    def activated(self, x: TapeTensor, op: str) -> TapeTensor:
+        return x.apply(op)
 
     def routed(self, shares: TapeTensor) -> TapeTensor:
         """A token's shares of its experts, as what these make is multiplied by them."""
@@ -201,16 +201,16 @@ class Transformers(Module):
             by_pack.setdefault((pack, projection.path[0]), []).append(projection)
         return list(by_pack.values())
 
-    def normed(self, x: TapeTensor, word: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
+    def normed(self, x: TapeTensor, op: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
         """`LlamaRMSNorm`; `GemmaRMSNorm`, whose scale is one more than its weight, in float; `T5LayerNorm`."""
         width = x.width
-        if word.word == "normalize" and word.tag.layer in self.composed:  # DebertaLayerNorm
+        if op.op == "normalize" and op.tag.layer in self.composed:  # DebertaLayerNorm
             hidden = x.in_float()
             mean = hidden.mean(rows)
             deviation = ((hidden + mean).pow().mean(rows) + 1e-6).apply("sqrt")
             hidden = (hidden + mean).divided(deviation).to(width)
             return weights[0] * hidden + weights[1]
-        if word.word == "normalize":
+        if op.op == "normalize":
             return layer_norm(x, weights, rows)
         hidden = x.in_float()
         variance = hidden.pow().mean(rows)
@@ -264,11 +264,11 @@ class Transformers(Module):
             return _math(q, k, v, scores, mask, broadcast=True).transpose().contiguous()
         return _sdpa(q, k, v, scores, mask).transpose().contiguous()
 
-    def activated(self, x: TapeTensor, word: str) -> TapeTensor:
-        written = self.written.get(word, word)
+    def activated(self, x: TapeTensor, op: str) -> TapeTensor:
+        written = self.written.get(op, op)
         if written in COMPOSED:
             return 0.5 * x * (1.0 + (0.8 * (x + 0.045 * x.pow())).apply("tanh"))
-        return x.apply(written if written in POINTWISE else word)
+        return x.apply(written if written in POINTWISE else op)
 
 
 class Reentrant(Transformers):

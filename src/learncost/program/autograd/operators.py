@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from learncost.ops import word_called
+from learncost.ops import op_called
 from learncost.program.account import Allocation
 from learncost.program.autograd.tape import Gradients, Tape, TapeValue
 
@@ -58,9 +58,9 @@ def _row(name: str) -> OperatorRow:
     """The operator of this name; of a word it keeps the result where the word's gradient reads that and no operand."""
     if name in POINTWISE:
         return POINTWISE[name]
-    word = word_called(name)
-    reads = {*word.gradient_reads(f"d{name}" for name in word.inputs)} if word else set()
-    return OperatorRow("result" if word and reads & {*word.outputs} and not reads & {*word.inputs} else "operand")
+    op = op_called(name)
+    reads = {*op.gradient_reads(f"d{name}" for name in op.inputs)} if op else set()
+    return OperatorRow("result" if op and reads & {*op.outputs} and not reads & {*op.inputs} else "operand")
 
 
 class TapeTensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.affine import Affine
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.term import Operand, Read, Term
 from learncost.program.autograd.calls import OperatorCall
 

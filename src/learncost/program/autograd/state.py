@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from learncost.ir.count import shape_of, size_of
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
+from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.table import Table
 from learncost.program.account import Allocation
 from learncost.program.autograd.asked import StepOptions

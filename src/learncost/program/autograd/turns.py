@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from learncost.ir.count import size_of
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import size_of
 from learncost.program.autograd.blocks import blocks_of, whole_block
 from learncost.program.autograd.called import call_module
 from learncost.program.autograd.calls import (

@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import Any, cast, get_args
 
 from learncost.cost_models import price
-from learncost.ir.count import Polynomial, base
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op
-from learncost.ir.repeat import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.liveness import live
-from learncost.ops import word_called
+from learncost.ops import op_called
 from learncost.reports import notation as write
 from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, Format, SavedValue
 from learncost.reports.formulas.of_model import model_explained
-from learncost.reports.formulas.of_word import word_explained
+from learncost.reports.formulas.of_op import op_explained
 from learncost.reports.formulas.subject import (
     Subject,
     is_layer,
@@ -26,7 +26,7 @@ from learncost.reports.formulas.subject import (
     name_of,
     not_of_a_model,
     of_a_model,
-    of_a_word,
+    of_an_op,
     prepared,
 )
 from learncost.reports.formulas.subject import subject as find_subject
@@ -116,8 +116,8 @@ def explain(
         run = prepared(subject, price_book, procedure or "bp", optimizer, settings, sizes)
         return model_explained(run, procedure or "bp", layer or "", shown_as)
     not_of_a_model(name, {**settings, **sizes, **({"procedure": None} if is_layer(subject) else {})})
-    if not is_layer(subject) and (word := word_called(name)):
-        return word_explained(word, of_a_word(word.name, price_book, jacobian, optimizer), shown_as)
+    if not is_layer(subject) and (op := op_called(name)):
+        return op_explained(op, of_an_op(op.name, price_book, jacobian, optimizer), shown_as)
     topic = find_subject(subject, price_book, jacobian, optimizer, procedure)
     parts = tuple(ExplainedPhase(phase, tuple(_steps(table, topic))) for phase, table in topic.tables.items())
     source = topic.layer.source
@@ -184,7 +184,7 @@ def _kept(topic: Subject) -> tuple[SavedValue, ...]:
 def _inner(table: Table) -> dict[str, tuple[str, str]]:
     """The values that come from inside a word's body, with the word and their names there."""
     return {
-        term.name: (line.word, name)
+        term.name: (line.op, name)
         for line, _ in walk(table.lines)
         if isinstance(line, Op)
         for term, name in zip(line.left, line.gives, strict=True)

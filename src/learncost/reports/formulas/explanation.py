@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from learncost.cost_models import Book
-from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import Polynomial, total
 from learncost.reports import notation as write
 from learncost.reports.sheet import SPELLED, Readable, Sheet, SheetRow, number
 
@@ -67,7 +67,7 @@ class SavedValue:
     axes: tuple[str, ...]
     given: bool  # an input, which somebody keeps in any case
     readers: tuple[str, ...]
-    word: str = ""  # of a value from inside a word's body: the word, and the name in its body
+    op: str = ""  # of a value from inside a word's body: the word, and the name in its body
     line: str = ""
 
     @property
@@ -263,9 +263,7 @@ class Explanation(Readable):
             notes.append("Lines of a repeat stand once, with the counts of all turns.")
         if any(step.outside_paper for part in self.parts for step in part.steps):
             notes.append("* not in the publication, priced as it runs.")
-        notes += [
-            f"{array.name} is line {array.line} of the body of {array.word}." for array in self.kept if array.line
-        ]
+        notes += [f"{array.name} is line {array.line} of the body of {array.op}." for array in self.kept if array.line]
         notes.append(f"Price book {self.price_book.name}: {self.price_book.title}; {self.price_book.source}.")
         if self.jacobian != self.price_book.jacobian:
             notes.append(f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}.")

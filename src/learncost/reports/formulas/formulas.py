@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from learncost.cost_models import Book, PricedLine, price
-from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.parts import OUTSIDE_BLOCKS, part_of
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.ops import OpDef, word_called
+from learncost.ops import OpDef, op_called
 from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
 from learncost.reports import notation as write
 from learncost.reports.formulas.explanation import in_format
 from learncost.reports.formulas.of_model import ModelFormulas, model_formulas
-from learncost.reports.formulas.of_word import word_explained
+from learncost.reports.formulas.of_op import op_explained
 from learncost.reports.formulas.subject import (
     Subject,
     is_layer,
@@ -29,7 +29,7 @@ from learncost.reports.formulas.subject import (
     name_of,
     not_of_a_model,
     of_a_model,
-    of_a_word,
+    of_an_op,
     prepared,
 )
 from learncost.reports.formulas.subject import subject as find_subject
@@ -54,8 +54,8 @@ class PhaseFormula:
 
     @property
     def title(self) -> str:
-        words = self.macro_operation.replace("_", " ")
-        return words if self.passes == 1 else f"{words} (× {self.passes})"
+        ops = self.macro_operation.replace("_", " ")
+        return ops if self.passes == 1 else f"{ops} (× {self.passes})"
 
     @property
     def subtitle(self) -> str:
@@ -312,8 +312,8 @@ def formulas(
         run = prepared(subject, price_book, procedure, optimizer, settings, sizes)
         return model_formulas(run, procedure, layer or "")
     not_of_a_model(name, {**settings, **sizes})
-    if not is_layer(subject) and (word := word_called(name)):
-        return _of_a_word(word, of_a_word(word.name, price_book, jacobian, optimizer), cast("Format", format))
+    if not is_layer(subject) and (op := op_called(name)):
+        return _of_an_op(op, of_an_op(op.name, price_book, jacobian, optimizer), cast("Format", format))
     topic = find_subject(subject, price_book, jacobian, optimizer)
     priced = {phase: _priced(table, topic.book) for phase, table in topic.tables.items()}
     rows, others = _rows(topic, priced, procedure)
@@ -332,12 +332,12 @@ def formulas(
     )
 
 
-def _of_a_word(word: OpDef, book: Book, format: Format) -> Formulas:
+def _of_an_op(op: OpDef, book: Book, format: Format) -> Formulas:
     """What a word and its gradient cost, as they run."""
-    explanation = word_explained(word, book)
+    explanation = op_explained(op, book)
     rows = tuple(PhaseFormula(part.macro_operation, part.maccs, part.flops) for part in explanation.parts[:2])
     whole_cost = PhaseFormula("total", total(row.maccs for row in rows), total(row.flops for row in rows))
-    return Formulas(word.name, explanation.source, book, "bp", False, rows, whole_cost, (), explanation.axes, format)
+    return Formulas(op.name, explanation.source, book, "bp", False, rows, whole_cost, (), explanation.axes, format)
 
 
 Cost = tuple[Polynomial, Polynomial]

@@ -8,9 +8,9 @@ from typing import Any
 
 from learncost.cost_models import PricedLine
 from learncost.engines.made import written
-from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
+from learncost.ir.polynomial import Polynomial, total
 from learncost.layers.layer import usual_names
 from learncost.layers.parts import shown_layer
 from learncost.models.wording import nearest

@@ -14,7 +14,7 @@ from learncost.autodiff.tangent import along_inputs
 from learncost.cost_models import Book
 from learncost.cost_models.books import book
 from learncost.ir.errors import InputError
-from learncost.ir.repeat import check_known
+from learncost.ir.loop import check_known
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
 from learncost.models.argument import GENERIC
@@ -22,7 +22,7 @@ from learncost.models.files import looks_like_path
 from learncost.models.files import read_layer as read_file
 from learncost.models.presets import preset, preset_names
 from learncost.models.wording import shown
-from learncost.ops import entries, entry, plain, word_called
+from learncost.ops import entries, entry, op_called, plain
 from learncost.procedures.feedback import with_feedback
 from learncost.procedures.moves import ELSEWHERE, MOVES
 from learncost.procedures.optimizer import default_optimizer, optimizer
@@ -117,7 +117,7 @@ def read_layer(name: str | Layer) -> Layer:
         return shipped_layer(layer_name)
     if name.endswith(".table") or os.path.isfile(name):
         return read_file(Path(name))
-    everything = (*layers(), *usual_names(), *(word.name for word in entries()), *preset_names())
+    everything = (*layers(), *usual_names(), *(op.name for op in entries()), *preset_names())
     near = difflib.get_close_matches(name.replace("-", "_").lower(), everything, n=1)
     hint = f"; the nearest is {usual_names().get(near[0], near[0])!r}" if near else ""
     raise InputError(
@@ -140,7 +140,7 @@ def is_model(name: str | Layer, flags: Mapping[str, Any] = {}) -> bool:
     """
     if is_table(name) and any(value is not None for value in flags.values()):
         return True
-    if isinstance(name, Layer) or is_layer(name) or word_called(name) or name.endswith(".table"):
+    if isinstance(name, Layer) or is_layer(name) or op_called(name) or name.endswith(".table"):
         return False
     if name == "-" or name.lower() in GENERIC or preset(name.lower()):
         return True
@@ -160,16 +160,16 @@ def is_layer(name: str | Layer) -> bool:
 def _optimizer(name: str) -> Layer:
     """One step of one tensor of parameters, as a table made of the optimizer's word."""
     chosen = optimizer(name)
-    word = entry(chosen.word)
+    op = entry(chosen.op)
 
     def term(name: str) -> str:
         return f"{name}[]" if name in chosen.scalars else f"{name}[n_parameters]"
 
-    left = " ".join(map(term, word.outputs))
-    others = " ".join(operand for operand in word.inputs if operand != "W")
-    head = f"optimizer({others}; W) -> {' '.join(word.outputs)}"
-    body = f"{left} = {word.name}({', '.join(map(term, word.inputs))})"
-    return layer(f"% One step of {name} on all parameters: {word.source}\n{head}\n  {body}")
+    left = " ".join(map(term, op.outputs))
+    others = " ".join(operand for operand in op.inputs if operand != "W")
+    head = f"optimizer({others}; W) -> {' '.join(op.outputs)}"
+    body = f"{left} = {op.name}({', '.join(map(term, op.inputs))})"
+    return layer(f"% One step of {name} on all parameters: {op.source}\n{head}\n  {body}")
 
 
 def of_a_model(subject: str | Layer, layer: str | None, jacobian: bool | None) -> None:
@@ -181,7 +181,7 @@ def of_a_model(subject: str | Layer, layer: str | None, jacobian: bool | None) -
         raise InputError("jacobian goes with a layer: a model's step is as its price book has it")
 
 
-def of_a_word(name: str, price_book: str, jacobian: bool | None, optimizer: str | None) -> Book:
+def of_an_op(name: str, price_book: str, jacobian: bool | None, optimizer: str | None) -> Book:
     """The price book of a word's lines; refuses what does not go with a word."""
     if book(price_book).name != "run":
         raise InputError(
@@ -196,7 +196,7 @@ def of_a_word(name: str, price_book: str, jacobian: bool | None, optimizer: str 
 def not_of_a_model(subject: str, flags: Mapping[str, Any]) -> None:
     """Refuse what goes with a model alone."""
     if extra := next((name for name, value in flags.items() if value is not None), None):
-        if not (is_layer(subject) or word_called(subject)):
+        if not (is_layer(subject) or op_called(subject)):
             read_layer(subject)  # an unknown name is what is wrong
         raise InputError(f"--{extra.replace('_', '-')} goes with a model; {shown(subject)} is none")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
 from learncost.liveness import LiveArray, LiveInterval, Moment

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
 from learncost.layers.active import parameters

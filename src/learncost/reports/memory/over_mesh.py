@@ -5,9 +5,9 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 
-from learncost.ir.count import shape_of
 from learncost.ir.line import Line, Op
-from learncost.ir.repeat import Loop, Statement, each_line
+from learncost.ir.loop import Loop, Statement, each_line
+from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
@@ -95,9 +95,9 @@ def in_place(placed: Placed) -> Table:
         if not isinstance(line, Op) or line.tag.phase != "optimizer_step":
             return (line,)
         held = placed.holds.get(line.name, "")
-        if entry(line.word).kind == KIND:
+        if entry(line.op).kind == KIND:
             return () if held in whole.weights or (held and whole.known[held].role == "new") else (line,)
-        if line.word not in OPTIMIZERS:
+        if line.op not in OPTIMIZERS:
             return (line,)
         operands = dict(zip(line.given, line.right, strict=True))
         weight = placed.holds.get(operands["W"].name, operands["W"].name)
@@ -107,7 +107,7 @@ def in_place(placed: Placed) -> Table:
             axes = table.known[weight].axes
             left = (Term(results[weight], axes),)
             right = (Term(weight, axes), operands["G"], operands["lr"])
-        return (replace(line, left=left, right=right, word="sgd", given=("W", "G", "lr"), gives=("U",)),)
+        return (replace(line, left=left, right=right, op="sgd", given=("W", "G", "lr"), gives=("U",)),)
 
     states = {name for name, value in table.known.items() if value.role == "state"}
     renewed = {name for name, value in table.known.items() if value.role == "new" and value.of in states}

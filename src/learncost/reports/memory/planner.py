@@ -8,11 +8,11 @@ from math import gcd, isqrt
 from typing import TypeAlias
 
 from learncost.cost_models import Book, price
-from learncost.ir.count import size_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import size_of
 from learncost.ir.precision import precision_of
-from learncost.ir.repeat import walk
 from learncost.ir.table import Table
 from learncost.layers.parts import NORM, is_norm
 from learncost.liveness import Live, live
@@ -127,8 +127,8 @@ def nearly_free(table: Table) -> tuple[str, ...]:
     """The recomputation of the activations and norms of the blocks; empty where they have neither."""
     lines = _of_blocks(table)
     attending = frozenset().union(*attentions(lines))
-    words = [line for line in lines if isinstance(line, Op) and activates(line)]
-    parts = dict.fromkeys(line.word for line in words if line.tag.layer not in attending)
+    ops = [line for line in lines if isinstance(line, Op) and activates(line)]
+    parts = dict.fromkeys(line.op for line in ops if line.tag.layer not in attending)
     norms = [NORM] if any(is_norm(line.tag.layer) for line in lines) else []
     return (f"recompute={'+'.join((*parts, *norms))}",) if parts or norms else ()
 

@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Any
 
 from learncost.cost_models.formula import FormulaValues, value
-from learncost.ir.count import Polynomial, total
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import Polynomial, total
 from learncost.layers.layer import Layer
 from learncost.liveness import levels
 from learncost.models.configuration import Configuration

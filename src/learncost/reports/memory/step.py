@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from learncost.ir.count import Polynomial, base, shape_of, total
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
+from learncost.ir.loop import each_line, walk
+from learncost.ir.polynomial import Polynomial, base, shape_of, total
 from learncost.ir.precision import BYTES, Precision
-from learncost.ir.repeat import each_line, walk
 from learncost.ir.table import Table
 from learncost.layers.names import scores
 from learncost.liveness import Instant, Live, SymbolicInterval, levels, live, moments, stretches

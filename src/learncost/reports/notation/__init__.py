@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from html import escape
 
-from learncost.ir.count import Polynomial
 from learncost.ir.line import Line
-from learncost.ir.repeat import Loop
+from learncost.ir.loop import Loop
+from learncost.ir.polynomial import Polynomial
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.reports.notation.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python, terms

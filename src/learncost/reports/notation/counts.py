@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction as Ratio
 from typing import Any
 
-from learncost.ir.count import Monomial, Polynomial
+from learncost.ir.polynomial import Monomial, Polynomial
 from learncost.reports.notation.tree import Fraction, MathMark, MathNumber, MathRow, Node, Script, symbol
 
 SYMBOLS: Mapping[str, str] = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction as Ratio
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import base, factors, summands
 from learncost.ir.line import Condition, Line, Op, Product, Sum
+from learncost.ir.polynomial import base, factors, summands
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.reports.notation.counts import powered, size_node
 from learncost.reports.notation.tree import (
@@ -253,13 +253,13 @@ def _sum(line: Sum, context: _AxisContext) -> tuple[Node, ...]:
 
 def _word(line: Op, context: _AxisContext) -> tuple[Node, ...]:
     above = MathMark("'") if line.part == "gradient" else None
-    word: Node = Script(MathName(line.word), context.indices(line.axes), above)
+    op: Node = Script(MathName(line.op), context.indices(line.axes), above)
     if not line.axes and above is None:
-        word = MathName(line.word)
+        op = MathName(line.op)
     if line.part == "jacobian":
-        word = row(MathName("Jacobian"), _THIN, word)
+        op = row(MathName("Jacobian"), _THIN, op)
     inside = between(_COMMA, [context.term(term) for term in line.right])
-    return (word, Fenced(inside), *_aside(line.where, context))
+    return (op, Fenced(inside), *_aside(line.where, context))
 
 
 def _aside(where: Iterable[Condition], context: _AxisContext) -> tuple[Node, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.reports.notation.lines import equation, sides

@@ -15,8 +15,8 @@ from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
 from learncost.devices.sustained import most_of_peak
 from learncost.ir.errors import InputError
+from learncost.ir.loop import check_known
 from learncost.ir.precision import BYTES, check_stored, either
-from learncost.ir.repeat import check_known
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.models.tables import check_batch

@@ -127,7 +127,7 @@ def _of_mesh(spread: Spread) -> list[str]:
     step, room = spread.step, size_of(int(spread.memory))
     fits = f"It fits the {room} of a device" if spread.fits else f"IT DOES NOT FIT the {room} of a device"
     sent = [
-        f"{row.word} over {row.mesh_axis} of {row.role} {size_of(int(row.sent))} by {row.algorithm} on {row.link}"
+        f"{row.op} over {row.mesh_axis} of {row.role} {size_of(int(row.sent))} by {row.algorithm} on {row.link}"
         for row in sorted(step.sent, key=lambda row: -row.sent)
         if row.sent >= 1e6
     ]

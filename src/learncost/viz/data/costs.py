@@ -10,10 +10,10 @@ from typing import Any
 
 from learncost.cost_models import Price, PricedLine
 from learncost.cost_models.errata import errata
-from learncost.ir.count import Polynomial, total
 from learncost.ir.line import Line
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.precision import BYTES
-from learncost.ir.repeat import walk
 from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.layers.parts import shown_layer
 from learncost.models.compose import plan

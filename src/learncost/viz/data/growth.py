@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from learncost.cost_models.books import book as find_book
-from learncost.ir.count import total
 from learncost.ir.errors import InputError, named_one
+from learncost.ir.polynomial import total
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.model import build
 from learncost.reports.compare import Cheaper, Comparison, length_axes, total_in

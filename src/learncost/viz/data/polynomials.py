@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import Any, TypeAlias
 
-from learncost.ir.count import Polynomial
+from learncost.ir.polynomial import Polynomial
 from learncost.reports.notation import terms as in_print
 
 Exported: TypeAlias = list[Any]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from learncost.ir.repeat import check_known
+from learncost.ir.loop import check_known
 from learncost.reports.record import Cost
 from learncost.viz.data.roofline import share
 

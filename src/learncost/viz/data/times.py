@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from learncost.cost_models import PricedLine
-from learncost.ir.count import Polynomial, total
+from learncost.ir.polynomial import Polynomial, total
 from learncost.reports.record import Cost
 from learncost.timing.rates import FRESH, MatmulGrid, Rates
 from learncost.timing.work import Extent, WorkAxes, works_axes
@@ -26,8 +26,7 @@ def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
     places = {row: place for place, line in enumerate(lines) for row in line.rows}
     monomials = Monomials()
     works = [
-        _work(work, rows, places, monomials)
-        for work in works_axes(rows, step.priced.dtype, rates.operators, rates.words)
+        _work(work, rows, places, monomials) for work in works_axes(rows, step.priced.dtype, rates.operators, rates.ops)
     ]
     return {
         "device": rates.name,
@@ -97,7 +96,7 @@ def _rates(rates: Rates) -> dict[str, Any]:
         "inner": grids.index(rates.inner),
         "grids": [{"sizes": grid.sizes, "rates": grid.rates} for grid in grids],
         "bandwidth": {"places": rates.bandwidth.places, "values": rates.bandwidth.values},
-        "words": dict(rates.words),
+        "ops": dict(rates.ops),
         "launch": rates.launch,
         "launch_backward": rates.launch_backward,
         "optimizer": rates.optimizer,

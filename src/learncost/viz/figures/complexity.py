@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from learncost.ir.count import Polynomial
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import Polynomial
 from learncost.reports.complexity import Complexity
 from learncost.reports.letters import LETTERS
 from learncost.viz.data.curves import CurveLine, Curves

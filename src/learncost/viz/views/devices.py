@@ -12,8 +12,8 @@ from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.device import device as find_device
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op
+from learncost.ir.loop import Loop
 from learncost.ir.precision import precision_of
-from learncost.ir.repeat import Loop
 from learncost.models.wording import counted, shown
 from learncost.ops.collectives import is_collective
 from learncost.program.pipeline import run
@@ -228,7 +228,7 @@ def _taken(many: Spread) -> list[Chart]:
         charts.append(_pipeline(step))
     if step.sent:
         sent = tuple(
-            (row.mesh_axis, row.word, row.role, row.calls, row.sent, row.link, row.seconds)
+            (row.mesh_axis, row.op, row.role, row.calls, row.sent, row.link, row.seconds)
             for row in sorted(step.sent, key=lambda row: -row.sent)
         )
         columns = (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from learncost.ir.count import size_of
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import size_of
 from learncost.ir.precision import BYTES
 from learncost.models.model import Model
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
@@ -167,9 +167,9 @@ def _stepping(way: OptimizerStepping, step: MemoryStep) -> tuple[str, str]:
 def _steps(way: OptimizerStepping, step: MemoryStep) -> str:
     """The optimizer's step in words: AdamW with fused=True."""
     optimizer, how = _stepping(way, step)
-    words = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "one weight after the other"}
+    ops = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "one weight after the other"}
     unfused = ", as PyTorch has none fused" if how != way.how else ""
-    return f"{way.said}{CLASSES[optimizer]} {words[how]}{way.hooked}{unfused}."
+    return f"{way.said}{CLASSES[optimizer]} {ops[how]}{way.hooked}{unfused}."
 
 
 CLASSES = {"sgd": "SGD", "momentum": "SGD with momentum", "adamw": "AdamW", "rmsprop": "RMSprop"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from learncost.ir.repeat import walk
+from learncost.ir.loop import walk
 from learncost.ir.table import Table
 from learncost.liveness import LiveInterval, Moment
 from learncost.program.log import AllocationHistory, Logged, LoggedLine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from learncost.ir.count import shape_of
+from learncost.ir.polynomial import shape_of
 from learncost.liveness import Live, LiveArray, LiveInterval, SymbolicInterval
 from learncost.models.quantization import quantized_widths
 from learncost.passes.quantized import bytes_of_array

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from learncost.program.account import AllocationLog
-from learncost.program.rooms.array import BUFFER, FakeArray, order_of
+from learncost.program.fake_arrays.array import BUFFER, FakeArray, order_of
 
 ELIDED = 256 * 1024
 """Bytes from which on NumPy writes a result into a temporary operand (NPY_MIN_ELIDE_BYTES)."""

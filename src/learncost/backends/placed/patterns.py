@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.ir.affine import Affine
-from learncost.ir.count import base, names_of_sizes
 from learncost.ir.line import FusedKernel, Line, Meta, Op
+from learncost.ir.polynomial import base, names_of_sizes
 from learncost.ir.term import Literal, Read, Term, terms_of
 
 Axes = Mapping[str, tuple[str, ...]]
@@ -95,10 +95,10 @@ def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:
 
 def _places(line: Line) -> bool:
     """Whether a line tells its axes apart though it has no operand: an identity does."""
-    return isinstance(line, Op) and line.word == "eye"
+    return isinstance(line, Op) and line.op == "eye"
 
 
-def named_by_word(lines: Sequence[Line]) -> Mapping[str, str]:
+def named_by_op(lines: Sequence[Line]) -> Mapping[str, str]:
     """Of a kernel of one word the arrays by the names that the word has for them; else none."""
     (line, *more) = lines
     if more or not isinstance(line, Op):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from learncost.ir.count import size_of
+from learncost.ir.polynomial import size_of
 from learncost.liveness import Instant, SymbolicInterval
 from learncost.program.lifetimes import FEW
 from learncost.reports.memory.engines.table import part_of

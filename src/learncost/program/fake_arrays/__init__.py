@@ -19,9 +19,9 @@ devices, it runs on a mesh without values.
 """
 
 from learncost.program.account import AllocationLog
-from learncost.program.rooms.array import FakeArray
-from learncost.program.rooms.between import DeviceMesh, FakeDevice
-from learncost.program.rooms.program import loaded, loaded_on_torch
-from learncost.program.rooms.tensor import ShapeTensor
+from learncost.program.fake_arrays.array import FakeArray
+from learncost.program.fake_arrays.between import DeviceMesh, FakeDevice
+from learncost.program.fake_arrays.program import loaded, loaded_on_torch
+from learncost.program.fake_arrays.tensor import ShapeTensor
 
 __all__ = ["AllocationLog", "DeviceMesh", "FakeArray", "FakeDevice", "ShapeTensor", "loaded", "loaded_on_torch"]

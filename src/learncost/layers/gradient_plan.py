@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
-from learncost.ir.repeat import Loop, Statement
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import terms_of
-from learncost.layers.cuts import NONE, GradientOverrides, Scope
+from learncost.layers.gradient_overrides import NONE, GradientOverrides, Scope
 from learncost.layers.spelling import differentiable, operand
 from learncost.ops import entry
 
@@ -86,9 +86,9 @@ class GradientPlan:
             if isinstance(line, Loop):
                 self._repeat_live(line)
             elif any(term.name in self.alive for term in line.left):
-                if isinstance(line, Op) and entry(line.word).body and not entry(line.word).gradient:
+                if isinstance(line, Op) and entry(line.op).body and not entry(line.op).gradient:
                     if any(name in self.needed for name in line.reads):
-                        raise InputError(f"{line.word} has no gradient, in line: {line}")
+                        raise InputError(f"{line.op} has no gradient, in line: {line}")
                     continue
                 for i in self.through(line):
                     self.expect(operand(line, i).name)

@@ -12,7 +12,7 @@ from learncost.backends.expression import COMPARISON, POWER, PRODUCT, SUM, Code,
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.term import Literal, Operand
 from learncost.ops import entry
-from learncost.ops.entry import OpDef
+from learncost.ops.op_def import OpDef
 
 SHAPE = "{shape}"
 """In the call of a function: the sizes of the axes that it acts along, which are the last ones."""
@@ -21,9 +21,9 @@ LONGEST = 60
 """A longer part of a formula has a line of its own."""
 
 
-def primitive(backend: Backend, word: str, operands: Sequence[Code], numbers: Sequence[bool], **along: str) -> Code:
+def primitive(backend: Backend, op: str, operands: Sequence[Code], numbers: Sequence[bool], **along: str) -> Code:
     """A primitive; `numbers` says which operands are Python's own numbers, `along` axes and sizes that it is told."""
-    row = entry(word)
+    row = entry(op)
     if row.truth:
         return Code(f"{operands[0].at(SUM)} {row.sign} {operands[1].at(SUM)}", COMPARISON)
     if row.sign:
@@ -56,9 +56,9 @@ def _at_the_end(spelled: str, operand_of: dict[str, str], axis: str) -> str:
     return f"{spelled.format(**moved, shape=sizes)}.movedim({to}, {axis})"
 
 
-def is_along(word: OpDef) -> bool:
+def is_along(op: OpDef) -> bool:
     """Whether the word acts along axes, so that its helper has to be told which."""
-    return not word.pointwise and bool(word.body or word.kind in ("reduction", "scan"))
+    return not op.pointwise and bool(op.body or op.kind in ("reduction", "scan"))
 
 
 @dataclass
@@ -73,52 +73,50 @@ class Helpers:
         if name in self.backend.helpers:
             self.texts.setdefault(name, self.backend.helpers[name])
 
-    def call(self, word: str, part: str, gives: tuple[str, ...], operands: Sequence[str], axis: str) -> str:
+    def call(self, op: str, part: str, gives: tuple[str, ...], operands: Sequence[str], axis: str) -> str:
         """The call of a whole word: operands as its part reads them, `axis` where it acts along some."""
-        entry_of_word = entry(word)
+        def_of_op = entry(op)
         if (
             part == "body"
-            and gives == entry_of_word.outputs
-            and self.backend.name in entry_of_word.spelled
-            and self._fits(word, operands, axis)
+            and gives == def_of_op.outputs
+            and self.backend.name in def_of_op.spelled
+            and self._fits(op, operands, axis)
         ):
-            operand_of = dict(zip(entry_of_word.inputs, operands, strict=True))
-            spelled = entry_of_word.spelled[self.backend.name]
+            operand_of = dict(zip(def_of_op.inputs, operands, strict=True))
+            spelled = def_of_op.spelled[self.backend.name]
             return (
                 _at_the_end(spelled, operand_of, axis) if SHAPE in spelled else spelled.format(**operand_of, axis=axis)
             )
-        name = self._name(entry_of_word, part, gives)
+        name = self._name(def_of_op, part, gives)
         if name not in self.texts:
-            text = _HelperWriter(self, entry_of_word, part, gives).function(
+            text = _HelperWriter(self, def_of_op, part, gives).function(
                 name
             )  # the helpers that it calls come before it
             self.texts[name] = text
-        return f"{name}({', '.join((*operands, axis) if is_along(entry_of_word) else operands)})"
+        return f"{name}({', '.join((*operands, axis) if is_along(def_of_op) else operands)})"
 
-    def _fits(self, word: str, operands: Sequence[str], axis: str) -> bool:
+    def _fits(self, op: str, operands: Sequence[str], axis: str) -> bool:
         """Whether the library's function means it: PyTorch's softmax takes one axis, its norms the sizes of theirs."""
-        if SHAPE in entry(word).spelled[self.backend.name]:
+        if SHAPE in entry(op).spelled[self.backend.name]:
             return operands[0].isidentifier()
-        return self.backend.name != "torch" or "softmax" not in word or not axis.startswith("(")
+        return self.backend.name != "torch" or "softmax" not in op or not axis.startswith("(")
 
-    def _name(self, word: OpDef, part: str, gives: tuple[str, ...]) -> str:
+    def _name(self, op: OpDef, part: str, gives: tuple[str, ...]) -> str:
         if part == "body":
-            more = [name for name in gives if name not in word.outputs]
-            return "_with_".join((word.name, "_".join(more))) if more else word.name
-        every = tuple(
-            t.name for line in word.gradient for t in line.left if t.name[1:] in word.inputs and t.name[0] == "d"
-        )
-        return f"{word.name}_gradient" + ("" if set(gives) == set(every) else "_" + "_".join(gives))
+            more = [name for name in gives if name not in op.outputs]
+            return "_with_".join((op.name, "_".join(more))) if more else op.name
+        every = tuple(t.name for line in op.gradient for t in line.left if t.name[1:] in op.inputs and t.name[0] == "d")
+        return f"{op.name}_gradient" + ("" if set(gives) == set(every) else "_" + "_".join(gives))
 
 
 class _HelperWriter:
     """One helper: the lines of a word's part, what is read once written into its reader."""
 
-    def __init__(self, helpers: Helpers, word: OpDef, part: str, gives: tuple[str, ...]) -> None:
-        self.helpers, self.backend, self.word, self.part, self.gives = helpers, helpers.backend, word, part, gives
-        self.lines = word.lines(part, gives)
-        self.conditions = {line.name for line in self.lines if isinstance(line, Op) and entry(line.word).truth}
-        self.inputs = word.inputs if part == "body" else word.gradient_reads(gives)
+    def __init__(self, helpers: Helpers, op: OpDef, part: str, gives: tuple[str, ...]) -> None:
+        self.helpers, self.backend, self.op, self.part, self.gives = helpers, helpers.backend, op, part, gives
+        self.lines = op.lines(part, gives)
+        self.conditions = {line.name for line in self.lines if isinstance(line, Op) and entry(line.op).truth}
+        self.inputs = op.inputs if part == "body" else op.gradient_reads(gives)
         self.values: dict[str, Code] = {name: Code(name) for name in self.inputs}
         self.summed: dict[str, Code] = {}  # of a sum along the axes: what is summed
         self.counts = False
@@ -140,9 +138,9 @@ class _HelperWriter:
             )
             axes = "((axis,) if isinstance(axis, int) else axis)"
             statements.insert(0, f"    n = math.prod({operand_name}.shape[i] for i in {axes})")
-        parameters = (*self.inputs, "axis") if is_along(self.word) else self.inputs
-        says = self.word.source if self.part == "body" else f"The gradient of {self.word.name}."
-        says = says or f"The word {self.word.name}."
+        parameters = (*self.inputs, "axis") if is_along(self.op) else self.inputs
+        says = self.op.source if self.part == "body" else f"The gradient of {self.op.name}."
+        says = says or f"The word {self.op.name}."
         head = [f"def {name}({', '.join(parameters)}):", f'    """{says.rstrip(".")}."""']
         return "\n".join((*head, *statements, f"    return {results}"))
 
@@ -161,7 +159,7 @@ class _HelperWriter:
         if isinstance(line, Sum):
             return binary(operands[0], "+" if line.signs[1] > 0 else "-", operands[1], SUM)
         assert isinstance(line, Op)
-        inner = entry(line.word)
+        inner = entry(line.op)
         if inner.kind == "reduction":
             return self.backend.reduce(inner.name, operands[0], "axis", keep=True)
         if inner.body:

@@ -17,8 +17,8 @@ import numpy as np
 from learncost.backends.c99 import Firmware
 from learncost.backends.c99.functions import known
 from learncost.engines.compiler import compiler
-from learncost.ir.count import shape_of
 from learncost.ir.errors import InputError
+from learncost.ir.polynomial import shape_of
 
 Arrays = Mapping[str, Any]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.program.account import AllocationLog
-from learncost.program.rooms.array import FakeArray
-from learncost.program.rooms.operators import elementwise
+from learncost.program.fake_arrays.array import FakeArray
+from learncost.program.fake_arrays.operators import elementwise
 
 
 class NumPy:
@@ -28,7 +28,7 @@ class NumPy:
         function = getattr(np, name, None)
         if isinstance(function, np.ufunc) and function.nout == 1:
             return lambda *operands, out=None: elementwise(self._account, operands) if out is None else out
-        raise InputError(f"what np.{name} takes in memory is not known: add it to learncost.program.rooms")
+        raise InputError(f"what np.{name} takes in memory is not known: add it to learncost.program.fake_arrays")
 
     def of_each(self, *arrays: FakeArray) -> FakeArray:
         """A function of each element."""

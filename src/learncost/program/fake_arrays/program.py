@@ -6,10 +6,10 @@ import ast
 from typing import Any
 
 from learncost.program.account import FILE, AllocationLog
-from learncost.program.rooms.between import DeviceMesh
-from learncost.program.rooms.functions import NumPy
-from learncost.program.rooms.operators import binary, compare, unary
-from learncost.program.rooms.torch import Functional, Torch
+from learncost.program.fake_arrays.between import DeviceMesh
+from learncost.program.fake_arrays.functions import NumPy
+from learncost.program.fake_arrays.operators import binary, compare, unary
+from learncost.program.fake_arrays.torch import Functional, Torch
 
 WRITTEN = ("erf", "hashed", "coin")
 """Functions of each element that a program has on its top; they are exchanged in its own names, where it looks."""

@@ -113,9 +113,9 @@ class Loop:
         if self.carry:
             head += " carry " + " ".join(f"{c.start}->{c.end}" for c in self.carry)
         # A weight's slice has the name of its stack, and what only a derivation keeps ends in a star.
-        for word, pairs in (("each", self.each), ("keep", tuple((outer, inside) for inside, outer in self.keep))):
+        for op, pairs in (("each", self.each), ("keep", tuple((outer, inside) for inside, outer in self.keep))):
             pairs_shown = [f"{new}={old}" for new, old in pairs if new != old and "*" not in (new[-1], old[-1])]
-            head += f" {word} {' '.join(pairs_shown)}" if pairs_shown else ""
+            head += f" {op} {' '.join(pairs_shown)}" if pairs_shown else ""
         body = "\n".join("  " + text for line in self.lines for text in str(line).splitlines())
         return f"{head}:\n{body}"
 
@@ -167,7 +167,7 @@ def check_derived(lines: Iterable[Statement], doing: str) -> None:
     """Refuse to do something with lines of which one is not derived, and say which. Raises `InputError`."""
     for line in not_derived(lines):
         where = f" in {line.tag.module}" if line.tag.module else ""
-        raise InputError(f"{line.tag.operator or line.word}{where} is not derived, so {doing}, in line: {line}")
+        raise InputError(f"{line.tag.operator or line.op}{where} is not derived, so {doing}, in line: {line}")
 
 
 def check_known(lines: Iterable[Statement], what: str) -> None:
@@ -176,7 +176,7 @@ def check_known(lines: Iterable[Statement], what: str) -> None:
         if line.opaque and None in (line.opaque.forward, line.opaque.backward):
             where = f" in {line.tag.module}" if line.tag.module else ""
             raise InputError(
-                f"{what} needs every cost, and that of {line.tag.operator or line.word}{where} is not known, "
+                f"{what} needs every cost, and that of {line.tag.operator or line.op}{where} is not known, "
                 "forward and backward; learncost cost gives lower bounds"
             )
 

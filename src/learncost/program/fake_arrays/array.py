@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from learncost.program.account import Allocation, AllocationLog
-from learncost.program.rooms.layout import StridedLayout, chosen, laid
+from learncost.program.fake_arrays.layout import StridedLayout, chosen, laid
 
 BUFFER = 8192
 """Elements of an operand that NumPy's iterator buffers (numpy.getbufsize())."""

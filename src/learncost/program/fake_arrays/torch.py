@@ -13,8 +13,8 @@ import numpy as np
 from learncost.ir.errors import InputError
 from learncost.ops import entries
 from learncost.program.account import AllocationLog
-from learncost.program.rooms.between import Collectives, distributed
-from learncost.program.rooms.tensor import BFLOAT16, Function, SentRows, ShapeTensor, elementwise
+from learncost.program.fake_arrays.between import Collectives, distributed
+from learncost.program.fake_arrays.tensor import BFLOAT16, Function, SentRows, ShapeTensor, elementwise
 
 
 @cache
@@ -42,7 +42,7 @@ class Torch:
     def __getattr__(self, name: str) -> Function:
         if f"torch.{name}" in _elementwise():
             return lambda *operands, **_: elementwise(self._account, operands)
-        raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.program.rooms")
+        raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.program.fake_arrays")
 
     def of_each(self, *tensors: ShapeTensor) -> ShapeTensor:
         """A function of each element."""
@@ -133,7 +133,9 @@ class Functional:
     def __getattr__(self, name: str) -> Function:
         if f"functional.{name}" in _elementwise():
             return lambda tensor, *_, **__: elementwise(tensor.account, (tensor,))
-        raise InputError(f"what functional.{name} takes in memory is not known: add it to learncost.program.rooms")
+        raise InputError(
+            f"what functional.{name} takes in memory is not known: add it to learncost.program.fake_arrays"
+        )
 
     def pad(self, tensor: ShapeTensor, ends: Sequence[int], value: float = 0) -> ShapeTensor:
         more = [before + behind for before, behind in zip(ends[::2], ends[1::2], strict=True)]

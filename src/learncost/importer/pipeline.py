@@ -75,10 +75,8 @@ def table_of(
 
             def at(sizes: Mapping[str, int]) -> Exported:
                 stage(f"reading {name} at {', '.join(f'{letter} = {size}' for letter, size in sizes.items())}")
-                words = {
-                    key: " ".join(str(sizes.get(word, word)) for word in text.split()) for key, text in letters.items()
-                }
-                return export(whole, sized(values, sizes, letters), words)
+                ops = {key: " ".join(str(sizes.get(op, op)) for op in text.split()) for key, text in letters.items()}
+                return export(whole, sized(values, sizes, letters), ops)
 
             def table(exported: Exported, stated: Mapping[int, Size]) -> ImportedModule:
                 return read_exported(
@@ -161,8 +159,8 @@ def _lines(text: str) -> list[str]:
 def letters_of(text: str) -> frozenset[str]:
     """The letters of sizes that the text of a table fixes, or says to follow from others."""
     said = (line for line in text.splitlines() if line.strip().startswith(("sizes:", "follows:", "undecided:")))
-    words = (word for line in said for word in line.partition(":")[2].split())
-    return frozenset(word.partition("=")[0] for word in words)
+    ops = (op for line in said for op in line.partition(":")[2].split())
+    return frozenset(op.partition("=")[0] for op in ops)
 
 
 _SYMBOL = re.compile(r"\bs\d+\b")
@@ -175,9 +173,9 @@ def _without_example(inputs: Sequence[Input]) -> str | None:
 
 def _with(values: Mapping[str, Any], letters: Mapping[str, str], letter: str, size: int) -> str:
     """The first input that has a letter, as it is said with a number in its place."""
-    name, words = next((name, words.split()) for name, words in letters.items() if letter in words.split())
+    name, ops = next((name, ops.split()) for name, ops in letters.items() if letter in ops.split())
     kind = str(values[name].dtype).removeprefix("torch.")
-    return f"'{name}: {kind} {' '.join(str(size) if word == letter else word for word in words)}'"
+    return f"'{name}: {kind} {' '.join(str(size) if op == letter else op for op in ops)}'"
 
 
 def _described(value: Any) -> str:

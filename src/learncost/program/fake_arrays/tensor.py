@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from learncost.program.account import Allocation, AllocationLog
-from learncost.program.rooms.layout import StridedLayout, chosen, laid
+from learncost.program.fake_arrays.layout import StridedLayout, chosen, laid
 
 BFLOAT16 = np.dtype("float16")
 """In its place, as NumPy has none: of the same size, and as narrow beside others."""

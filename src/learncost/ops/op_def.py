@@ -173,7 +173,7 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def word_called(name: str) -> OpDef | None:
+def op_called(name: str) -> OpDef | None:
     """The word that people call so, in any case and with hyphens."""
     by_spelling = {plain(spelling): spelling for spelling in (*_aliases, *_entries)}
     return entry(by_spelling[plain(name)]) if plain(name) in by_spelling else None
@@ -182,18 +182,18 @@ def word_called(name: str) -> OpDef | None:
 def canonical(name: str) -> str:
     """The word's own name for one of its spellings, which may have the module that a library has it in."""
     if "." in name and _MODULES.match(name):
-        return word.name if (word := word_called(name)) else name
+        return op.name if (op := op_called(name)) else name
     return _aliases.get(name, name)
 
 
 def entry(name: str) -> OpDef:
     """The entry of a word; an unknown one is refused with the nearest known."""
-    word = OPAQUE if name == OPAQUE.name else _entries.get(canonical(name))
-    if word is None:
+    op = OPAQUE if name == OPAQUE.name else _entries.get(canonical(name))
+    if op is None:
         typed = [each for each in _entries if _entries[each].kind != "collective"]  # those, placements write
         near = difflib.get_close_matches(plain(name), [*typed, *_aliases], n=1, cutoff=0.65)
         raise InputError(f"no word is called {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
-    return word
+    return op
 
 
 OPAQUE = OpDef("opaque", (), (), kind="opaque", source="what is not derived: a line has a cost and no meaning")
@@ -202,4 +202,4 @@ OPAQUE = OpDef("opaque", (), (), kind="opaque", source="what is not derived: a l
 
 def entries() -> tuple[OpDef, ...]:
     """Every word that a layer may be written with, in the order of their definition: collectives are not among them."""
-    return tuple(word for word in _entries.values() if word.kind != "collective")
+    return tuple(op for op in _entries.values() if op.kind != "collective")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from learncost.ir.term import Literal
-from learncost.ops.entry import OpDef, define
+from learncost.ops.op_def import OpDef, define
 
 define(
     OpDef(

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from learncost.cost_models import Book, executed
-from learncost.ir.count import Polynomial, total
 from learncost.ir.line import Line, Op
+from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.term import Term
 from learncost.ops import OpDef, entry
 from learncost.passes.lower import lower_line
@@ -18,21 +18,21 @@ _AXES: Mapping[str, str] = {"_": "B"}
 _PARTS = {"forward": "body", "backward": "gradient", "jacobian": "jacobian"}
 
 
-def word_explained(word: OpDef, book: Book, format: Format = "text") -> Explanation:
+def op_explained(op: OpDef, book: Book, format: Format = "text") -> Explanation:
     """A word's body, its gradient and, where it has one, its Jacobian, with what their lines cost as they run."""
     parts = []
     for phase, part in _PARTS.items():
-        lines: Iterable[Line] = getattr(word, part)
-        if part == "body" and not word.body:
-            lines = _primitive(word)
-        steps = tuple(_steps(lines, word))
+        lines: Iterable[Line] = getattr(op, part)
+        if part == "body" and not op.body:
+            lines = _primitive(op)
+        steps = tuple(_steps(lines, op))
         if steps or part == "gradient":
             parts.append(ExplainedPhase(phase, steps))
-    source = word.source[:1].upper() + word.source[1:]
-    kind = f"A primitive, {word.kind}." if word.kind else "A word of the vocabulary."
-    letters = "n: the axis that the word acts on; B: all other axes" if _acts(word) else "B: all elements"
+    source = op.source[:1].upper() + op.source[1:]
+    kind = f"A primitive, {op.kind}." if op.kind else "A word of the vocabulary."
+    letters = "n: the axis that the word acts on; B: all other axes" if _acts(op) else "B: all elements"
     return Explanation(
-        word.name,
+        op.name,
         " ".join(part for part in (kind, f"{source.rstrip('.')}." if source else "") if part),
         book,
         False,
@@ -44,30 +44,30 @@ def word_explained(word: OpDef, book: Book, format: Format = "text") -> Explanat
     )
 
 
-def _acts(word: OpDef) -> bool:
-    return not word.pointwise and word.kind != "constant"
+def _acts(op: OpDef) -> bool:
+    return not op.pointwise and op.kind != "constant"
 
 
-def _primitive(word: OpDef) -> tuple[Line, ...]:
+def _primitive(op: OpDef) -> tuple[Line, ...]:
     """A primitive as the one line that it is."""
-    if not word.outputs:
+    if not op.outputs:
         return ()
-    axes = ("_",) if word.pointwise else ("_", "n")
-    left = ("_", "k") if word.chooses == "some" else ("_",) if word.reduces else axes
-    right = tuple(Term(name, axes) for name in word.inputs)
-    acted = ("n",) if word.inputs and not word.pointwise else ()
-    outputs = tuple(Term(name, left) for name in word.outputs)
-    return (Op(outputs, right, word=word.name, axes=acted, given=word.inputs, gives=word.outputs),)
+    axes = ("_",) if op.pointwise else ("_", "n")
+    left = ("_", "k") if op.chooses == "some" else ("_",) if op.reduces else axes
+    right = tuple(Term(name, axes) for name in op.inputs)
+    acted = ("n",) if op.inputs and not op.pointwise else ()
+    outputs = tuple(Term(name, left) for name in op.outputs)
+    return (Op(outputs, right, op=op.name, axes=acted, given=op.inputs, gives=op.outputs),)
 
 
-def _steps(lines: Iterable[Line], word: OpDef) -> Iterator[ExplainedLine]:
-    word_lines = tuple(lines)
-    names_known = frozenset({*word.inputs, *word.outputs})
-    for line in word_lines:
+def _steps(lines: Iterable[Line], op: OpDef) -> Iterator[ExplainedLine]:
+    op_lines = tuple(lines)
+    names_known = frozenset({*op.inputs, *op.outputs})
+    for line in op_lines:
         moved = line.renamed({}, _AXES)
         if isinstance(moved, Op):
-            own_word = entry(moved.word)
-            moved = replace(moved, given=own_word.inputs, gives=own_word.outputs)
+            own_op = entry(moved.op)
+            moved = replace(moved, given=own_op.inputs, gives=own_op.outputs)
         priced = [executed(part) for part in lower_line(moved)]
         maccs, flops = total(maccs for maccs, _ in priced), total(flops for _, flops in priced)
         bare = replace(moved, tag=replace(moved.tag, equation=""))

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from learncost.program.rooms.array import FakeArray
-from learncost.program.rooms.tensor import ShapeTensor
+from learncost.program.fake_arrays.array import FakeArray
+from learncost.program.fake_arrays.tensor import ShapeTensor
 
 
 @dataclass(frozen=True)

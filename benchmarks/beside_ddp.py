@@ -159,7 +159,7 @@ class Contender:
             for rank in range(given.processes)
         ]
 
-    def turn(self) -> dict[str, Any]:
+    def iteration(self) -> dict[str, Any]:
         """Some steps by all of its processes: the median of their seconds, the most bytes of one, their losses."""
         lines = []
         with suppress(BrokenPipeError):  # of one that ended there is no line either
@@ -189,7 +189,7 @@ class Contender:
 Rounds = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def turns(given: argparse.Namespace) -> Rounds:
+def iterations(given: argparse.Namespace) -> Rounds:
     """What every contender found in every round; they are printed as they come."""
     names = [name for pair in PAIRS.items() for name in pair]
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
@@ -199,12 +199,12 @@ def turns(given: argparse.Namespace) -> Rounds:
             contenders[name] = Contender(name, given, folder)
             open_ones.callback(contenders[name].end)
         for contender in contenders.values():
-            rounds[contender.name].append(contender.turn())  # in which all is imported, compiled and warmed
+            rounds[contender.name].append(contender.iteration())  # in which all is imported, compiled and warmed
         print("round  " + "".join(f"{name:>14}" for name in names) + "   ms a step", flush=True)
         for number in range(given.rounds):
             at = number % len(names)
             for name in names[at:] + names[:at]:
-                rounds[name].append(contenders[name].turn())
+                rounds[name].append(contenders[name].iteration())
             row = "".join(f"{1e3 * rounds[name][-1]['seconds']:14.1f}" for name in names)
             print(f"{number + 1:5}  {row}", flush=True)
     return rounds
@@ -221,10 +221,10 @@ def main() -> None:
     given = arguments.parse_args()
     if given.work:
         return work(given)
-    rounds = turns(given)
+    rounds = iterations(given)
     print(f"{given.processes} processes, medians of {given.rounds} rounds of {given.steps} steps")
     for name, row in rounds.items():
-        told = {key: statistics.median(turn[key] for turn in row[1:]) for key in FIGURES}
+        told = {key: statistics.median(iteration[key] for iteration in row[1:]) for key in FIGURES}
         print(
             f"{name:12} {1e3 * told['seconds']:8.1f} ms a step, of the processor {1e3 * told['busy']:8.1f} ms, "
             f"{told['bytes'] / 1e6:8.1f} MB"

@@ -56,7 +56,7 @@ def main() -> None:
     rows = ("learncost, nothing remembered", "learncost, asked again", "torch: the model on meta", "torch: counting")
     times: dict[str, list[float]] = {name: [] for name in rows}
     answers = set()
-    for turn in range(REPEATS + 1):
+    for iteration in range(REPEATS + 1):
         forget()
         marks = [time.perf_counter()]
         answers.add(by_learncost())
@@ -67,7 +67,7 @@ def main() -> None:
         marks.append(time.perf_counter())
         answers.add(count(model))
         marks.append(time.perf_counter())
-        if turn:
+        if iteration:
             for name, start, end in zip(rows, marks, marks[1:], strict=False):
                 times[name].append(end - start)
     import torch

@@ -371,20 +371,20 @@ def main() -> None:
             apart = max(abs(loss - one[step]) / one[step] for step, loss in losses(straight).items())
             assert apart < ROUNDING, f"losses over {grids[0]} are {apart} apart from those of one process"
             print(f"{grids[0]}, uninterrupted: losses {apart:.1e} apart from those of one process", flush=True)
-        kills = runs = turns = 0
+        kills = runs = iterations = 0
         while kills < given.kills:
             run, runs = place / f"killed-{runs}", runs + 1
             while True:
                 started = (run / "training.json").exists()
                 how = ["--resume", str(run)] if started else [*ops, "--out", str(run)]
-                if not life(grids[turns % len(grids)], how, run, given, draw, found):
+                if not life(grids[iterations % len(grids)], how, run, given, draw, found):
                     break
-                kills, turns = kills + 1, turns + 1
+                kills, iterations = kills + 1, iterations + 1
                 print(f"kill {kills}: checkpoint of step {steps_of(run)} of {given.steps}", flush=True)
                 if kills == given.kills:  # the rest of it is left in peace
                     started = (run / "training.json").exists()
                     how = ["--resume", str(run)] if started else [*ops, "--out", str(run)]
-                    whole(grids[turns % len(grids)], how, given)
+                    whole(grids[iterations % len(grids)], how, given)
                     break
             of_run = losses(run)
             assert sorted(of_run) == sorted(one), "a step is missing, or twice"

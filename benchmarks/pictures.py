@@ -70,7 +70,7 @@ def fault(path: Path) -> str:
             events = json.loads(data)["traceEvents"]
             return "" if any(event["ph"] == "X" for event in events) else "no slices"
         case ".svg":
-            return "" if ElementTree.fromstring(data).tag.endswith("svg") else "no SVG"
+            return "" if ElementTree.fromstring(data).meta.endswith("svg") else "no SVG"
         case ".pdf" | ".png":
             return "" if data.startswith((b"%PDF", b"\x89PNG")) and len(data) > 2000 else "no picture"
     return "" if len(data) > 1000 else "empty"

@@ -83,8 +83,8 @@ def predictions(subject: Subject, on: str) -> dict[str, Time]:
 
 def measured(side: Learner, subject: Subject, steps: int) -> float:
     """The median of some steps, after two that fill caches and compile."""
-    side.turn(2)
-    return statistics.median(side.turn(steps)["seconds"])
+    side.iteration(2)
+    return statistics.median(side.iteration(steps)["seconds"])
 
 
 def main() -> None:

@@ -39,10 +39,10 @@ def spent(command: list[str]) -> tuple[float, float]:
 def main() -> None:
     """Print the medians; the commands take turns, so that the machine's moods meet all of them."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
-    for turn in range(REPEATS + 1):
+    for iteration in range(REPEATS + 1):
         for name, command in COMMANDS.items():
             measured = spent(command)
-            if turn:  # the first turn fills the caches of files and bytecode
+            if iteration:  # the first turn fills the caches of files and bytecode
                 times[name].append(measured)
     rows = []
     for name, own in times.items():

@@ -184,9 +184,9 @@ def read(written: str) -> str:
 
 def _large(table: Table, sizes: dict[str, int]) -> bool:
     """Whether a line goes over more points, all turns together, than are run."""
-    for line, turns in walk(lower(table).lines):
+    for line, iterations in walk(lower(table).lines):
         points = 1
-        for axis in (*line.loops, *turns):
+        for axis in (*line.loops, *iterations):
             points *= int(size_of(axis, sizes))
         if points > MOST_POINTS:
             return True

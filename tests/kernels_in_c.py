@@ -43,7 +43,7 @@ class Case:
         axes,
         outputs,
         sizes,
-        tag,
+        meta,
         dtype="fp64",
         integers=None,
         masks=(),
@@ -51,7 +51,7 @@ class Case:
         dtypes=None,
         printer=GNU,
     ):
-        self.lines = tuple(replace(line, tag=replace(line.tag, kernel=tag)) for line in lines)
+        self.lines = tuple(replace(line, meta=replace(line.meta, kernel=meta)) for line in lines)
         self.axes = dict(axes)
         for line in self.lines:
             for term in line.left:
@@ -69,7 +69,7 @@ class Case:
             self.outputs,
             self.dtypes,
             {name: sizes[name] for name in constants},
-            tag.name,
+            meta.name,
             printer,
         )
         generator = np.random.default_rng(0)

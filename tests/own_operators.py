@@ -146,7 +146,7 @@ def written_at_places(a, b, c, d):
 
 @group((2, 4, 4), (4,), (3, 4, 6))
 def diagonals_and_complex_numbers(a, b, c):
-    turn = torch.polar(torch.ones(4, 3), torch.arange(12.0).reshape(4, 3))
+    iteration = torch.polar(torch.ones(4, 3), torch.arange(12.0).reshape(4, 3))
     pairs = torch.view_as_complex(c.reshape(3, 4, 3, 2))
     return (
         torch.diagonal(a, 0, 1, 2),
@@ -156,10 +156,10 @@ def diagonals_and_complex_numbers(a, b, c):
         torch.einsum("bii->b", a),
         torch.einsum("bii->bi", a),
         torch.einsum("bij,j->j", a, b),
-        torch.view_as_real(pairs * turn).flatten(2),
+        torch.view_as_real(pairs * iteration).flatten(2),
         (pairs * pairs.conj()).real,
         pairs.abs(),
-        (torch.einsum("abc,cd->bad", pairs, turn.T @ pairs[0]) + 1).real.sum(),
+        (torch.einsum("abc,cd->bad", pairs, iteration.T @ pairs[0]) + 1).real.sum(),
         torch.roll(a, 3),
     )
 

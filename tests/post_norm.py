@@ -19,45 +19,45 @@ class Pass:
         self.note = {}
         self.residual = residual  # compared after the residual sum
 
-    def put(self, name, turn, compared, before):
-        self.note.setdefault(name, {})[turn] = (compared, before)
+    def put(self, name, iteration, compared, before):
+        self.note.setdefault(name, {})[iteration] = (compared, before)
 
-    def of(self, name, turn):
-        return self.weights[name][turn]
+    def of(self, name, iteration):
+        return self.weights[name][iteration]
 
-    def attention(self, prefix, turn, queries, keys, causal=False, keep=None):
+    def attention(self, prefix, iteration, queries, keys, causal=False, keep=None):
         q, k, v = (
-            torch.einsum("bmd,dhk->bmhk", x, self.of(f"{prefix}.W{n}", turn))
+            torch.einsum("bmd,dhk->bmhk", x, self.of(f"{prefix}.W{n}", iteration))
             for n, x in (("Q", queries), ("K", keys), ("V", keys))
         )
         for n, value, x in (("Q", q, queries), ("K", k, keys), ("V", v, keys)):
-            self.put(f"{prefix}.W{n}", turn, value, x)
+            self.put(f"{prefix}.W{n}", iteration, value, x)
         scores = torch.einsum("bmhk,bnhk->bhmn", q, k) / math.sqrt(q.shape[-1])
         if causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
         if keep is not None:
             scores = scores.masked_fill(~keep[:, None, None, :], -math.inf)
         heads = torch.einsum("bhmn,bnhk->bmhk", scores.softmax(-1), v)
-        out = torch.einsum("bmhk,hkd->bmd", heads, self.of(f"{prefix}.WO", turn))
-        self.put(f"{prefix}.WO", turn, queries + out if self.residual else out, heads)
+        out = torch.einsum("bmhk,hkd->bmd", heads, self.of(f"{prefix}.WO", iteration))
+        self.put(f"{prefix}.WO", iteration, queries + out if self.residual else out, heads)
         return out
 
-    def norm(self, prefix, turn, x):
+    def norm(self, prefix, iteration, x):
         z = (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + EPSILON)
-        y = z * self.of(f"{prefix}.g", turn) + self.of(f"{prefix}.b", turn)
-        self.put(f"{prefix}.g", turn, y, z)
-        self.put(f"{prefix}.b", turn, y, None)
+        y = z * self.of(f"{prefix}.g", iteration) + self.of(f"{prefix}.b", iteration)
+        self.put(f"{prefix}.g", iteration, y, z)
+        self.put(f"{prefix}.b", iteration, y, None)
         return y
 
-    def feed_forward(self, prefix, turn, x):
-        u = x @ self.of(f"{prefix}.W1", turn) + self.of(f"{prefix}.b1", turn)
+    def feed_forward(self, prefix, iteration, x):
+        u = x @ self.of(f"{prefix}.W1", iteration) + self.of(f"{prefix}.b1", iteration)
         hidden = 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
-        out = hidden @ self.of(f"{prefix}.W2", turn) + self.of(f"{prefix}.b2", turn)
-        self.put(f"{prefix}.W1", turn, hidden, x)
-        self.put(f"{prefix}.b1", turn, hidden, None)
+        out = hidden @ self.of(f"{prefix}.W2", iteration) + self.of(f"{prefix}.b2", iteration)
+        self.put(f"{prefix}.W1", iteration, hidden, x)
+        self.put(f"{prefix}.b1", iteration, hidden, None)
         compared = x + out if self.residual else out
-        self.put(f"{prefix}.W2", turn, compared, hidden)
-        self.put(f"{prefix}.b2", turn, compared, None)
+        self.put(f"{prefix}.W2", iteration, compared, hidden)
+        self.put(f"{prefix}.b2", iteration, compared, None)
         return out
 
     def embed(self, table, one_hot):
@@ -70,21 +70,25 @@ class Pass:
 
     def one_sided(self, one_hot, causal, keep=None):
         x = self.embed("wte", one_hot)
-        for turn in range(len(self.weights["attn.WQ"])):
-            x = self.norm("ln_1", turn, x + self.attention("attn", turn, x, x, causal, keep))
-            x = self.norm("ln_2", turn, x + self.feed_forward("mlp", turn, x))
+        for iteration in range(len(self.weights["attn.WQ"])):
+            x = self.norm("ln_1", iteration, x + self.attention("attn", iteration, x, x, causal, keep))
+            x = self.norm("ln_2", iteration, x + self.feed_forward("mlp", iteration, x))
         return self.head(x)
 
     def two_sided(self, source, one_hot, source_keep=None, keep=None):
         c = self.embed("encoder.wte", source)
-        for turn in range(len(self.weights["encoder.attn.WQ"])):
-            c = self.norm("encoder.ln_1", turn, c + self.attention("encoder.attn", turn, c, c, False, source_keep))
-            c = self.norm("encoder.ln_2", turn, c + self.feed_forward("encoder.mlp", turn, c))
+        for iteration in range(len(self.weights["encoder.attn.WQ"])):
+            c = self.norm(
+                "encoder.ln_1", iteration, c + self.attention("encoder.attn", iteration, c, c, False, source_keep)
+            )
+            c = self.norm("encoder.ln_2", iteration, c + self.feed_forward("encoder.mlp", iteration, c))
         x = self.embed("decoder.wte", one_hot)
-        for turn in range(len(self.weights["decoder.attn.WQ"])):
-            x = self.norm("decoder.ln_1", turn, x + self.attention("decoder.attn", turn, x, x, True, keep))
-            x = self.norm("decoder.ln_2", turn, x + self.attention("decoder.cross", turn, x, c, False, source_keep))
-            x = self.norm("decoder.ln_3", turn, x + self.feed_forward("decoder.mlp", turn, x))
+        for iteration in range(len(self.weights["decoder.attn.WQ"])):
+            x = self.norm("decoder.ln_1", iteration, x + self.attention("decoder.attn", iteration, x, x, True, keep))
+            x = self.norm(
+                "decoder.ln_2", iteration, x + self.attention("decoder.cross", iteration, x, c, False, source_keep)
+            )
+            x = self.norm("decoder.ln_3", iteration, x + self.feed_forward("decoder.mlp", iteration, x))
         return self.head(x)
 
     def head(self, x):
@@ -123,10 +127,10 @@ def outer(before, delta):
 def updates(weights, first, second, e, count, stable=False):
     """Every weight's update from the notes of two passes; `stable` multiplies with values of the standard one."""
     stacked = {}
-    for name, turns in first.note.items():
+    for name, iterations in first.note.items():
         parts = []
-        for turn, (a, before) in turns.items():
-            modulated, before_modulated = second.note[name][turn]
+        for iteration, (a, before) in iterations.items():
+            modulated, before_modulated = second.note[name][iteration]
             before = before if stable else before_modulated
             if name == "head.W":
                 parts.append(outer(before, e) / count)
@@ -134,5 +138,5 @@ def updates(weights, first, second, e, count, stable=False):
                 parts.append(((a - modulated) * before).flatten(0, 1).sum(0) / count)
             else:
                 parts.append(outer(before, a - modulated) / count)
-        stacked[name] = parts[0] if turns.keys() == {None} else torch.stack(parts)
+        stacked[name] = parts[0] if iterations.keys() == {None} else torch.stack(parts)
     return stacked

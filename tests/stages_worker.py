@@ -24,7 +24,7 @@ from learncost.ir.polynomial import base
 from learncost.models.model import build
 from learncost.models.small import small
 from learncost.passes.plan import planned
-from learncost.passes.stages import turns_of
+from learncost.passes.stages import iterations_of
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
@@ -59,8 +59,8 @@ class Case:
         counts = [base(line.count).partition("/") for line in model.table.lines if isinstance(line, Loop)]
         sizes |= {count: int(parts or 1) for count, _, parts in counts}
         count, _, parts = counts[-1]
-        while turns_of(model.table, sizes) < (sum(pipeline.blocks) or self.order.stages) or (
-            not pipeline.blocks and turns_of(model.table, sizes) % self.order.stages
+        while iterations_of(model.table, sizes) < (sum(pipeline.blocks) or self.order.stages) or (
+            not pipeline.blocks and iterations_of(model.table, sizes) % self.order.stages
         ):
             sizes[count] += int(parts or 1)
         self.large = {**sizes, "B": sizes["B"] * microbatches}
@@ -93,7 +93,7 @@ class Case:
     def part(self, number, place, name, arrays):
         """A place's part of an array of the whole."""
         stage = self.placed[number]
-        here = {**self.large, **stage.turns, **self.grid.sizes_at(place)}
+        here = {**self.large, **stage.iterations, **self.grid.sizes_at(place)}
         return np.array(part(of_stage(arrays[name], stage, name), stage.table.axes[name], here))
 
     def given(self, number, place, namespace):

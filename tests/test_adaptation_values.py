@@ -49,7 +49,7 @@ def whole_of(table, name):
     return table.values[name].group or name
 
 
-def turns_of(name, count):
+def iterations_of(name, count):
     """The turns that a name speaks of, such as W@1-2: all where it is not marked."""
     first, _, last = name.partition("@")[2].partition("-")
     return range(int(first), int(last or first) + 1) if first else range(count)
@@ -73,7 +73,7 @@ def taken(plain, model, theirs):
         if base in plain.table.weights:
             place, view = where[base]
             arrays = (
-                [plain_arrays[place.format(turn)] for turn in turns_of(name, count)]
+                [plain_arrays[place.format(iteration)] for iteration in iterations_of(name, count)]
                 if stacked
                 else [plain_arrays[place]]
             )
@@ -82,7 +82,9 @@ def taken(plain, model, theirs):
             stem, _, letter = base.rpartition(".")
             weight = {"attn.c_attn": "attn.WQ"}.get(stem, stem)
             path = where[weight][0].removesuffix(".weight") + f".{letter}.weight"
-            arrays_found = [plain_arrays[path.format(turn)] for turn in (turns_of(name, count) if stacked else [0])]
+            arrays_found = [
+                plain_arrays[path.format(iteration)] for iteration in (iterations_of(name, count) if stacked else [0])
+            ]
             if "c_attn" in path and letter == "B":
                 arrays_found = [np.split(array, 3)["QKV".index(stem[-1])] for array in arrays_found]
             shape = shape_of(model, name)
@@ -176,7 +178,7 @@ def test_a_model_split_everywhere_is_the_same_function():
     count = plain.sizes["n_layer"]
     alone = adapted(plain, adaptation("all", list(range(0, count, 2))))
     split_arrays = {
-        name: arrays[whole_of(alone.table, name)][list(turns_of(name, count))] if "@" in name else arrays[name]
+        name: arrays[whole_of(alone.table, name)][list(iterations_of(name, count))] if "@" in name else arrays[name]
         for name in (*alone.table.inputs, *alone.table.weights)
     }
     seed = {"dloss": np.array(1.0)}
@@ -184,7 +186,7 @@ def test_a_model_split_everywhere_is_the_same_function():
     assert split["loss"] == unsplit["loss"]
     for name in alone.trained:
         expected = unsplit[f"d{whole_of(alone.table, name)}"]
-        expected = expected[list(turns_of(name, count))] if "@" in name else expected
+        expected = expected[list(iterations_of(name, count))] if "@" in name else expected
         np.testing.assert_array_equal(split[f"d{name}"], expected)
 
 
@@ -206,7 +208,9 @@ def test_low_rank_paths_of_grouped_queries(tmp_path):
     for name in model.table.weights:
         if (base := whole_of(model.table, name)) in where and base in plain.table.weights:
             place, view = where[base]
-            arrays[name] = np.stack([view(theirs[place.format(turn)].detach().numpy()) for turn in turns_of(name, 3)])
+            arrays[name] = np.stack(
+                [view(theirs[place.format(iteration)].detach().numpy()) for iteration in iterations_of(name, 3)]
+            )
     adapt(module, ends.values(), RANK, ALPHA, {1})
     module.model.layers[1].input_layernorm.requires_grad_(True)
     learning = {"ln_1@1": module.model.layers[1].input_layernorm.weight}
@@ -250,10 +254,10 @@ def test_gradients_are_those_of_autograd_on_dequantized_weights(kind, family):
         codes |= quantize(weight, weights[weight.weight], model.sizes)
         decoded = dequantized(weight, codes, model.sizes)
         place, view = where[weight.group or weight.weight]
-        for turn, array in zip(turns_of(weight.weight, count), decoded, strict=True):
-            theirs = view(named[place.format(turn)].detach().numpy())
+        for iteration, array in zip(iterations_of(weight.weight, count), decoded, strict=True):
+            theirs = view(named[place.format(iteration)].detach().numpy())
             theirs[...] = array
-            assert np.array_equal(view(named[place.format(turn)].detach().numpy()), array)  # a view, no copy
+            assert np.array_equal(view(named[place.format(iteration)].detach().numpy()), array)  # a view, no copy
     inputs, batch, _ = batch_of(plain, np.random.default_rng(7), False)
     loss = module(**batch).loss
     loss.backward()

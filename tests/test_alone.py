@@ -31,9 +31,9 @@ def test_counts_are_those_of_the_whole_normal_form(model, procedure):
         rows = price(table, {}, book("run")).rows
         maccs, flops = [], []
         normal = lower(table)
-        begun = {id(line): turns for line, turns in beginnings(normal.lines)}
-        for line, turns in walk(normal.lines):
-            times = Polynomial.of(turns)
+        begun = {id(line): iterations for line, iterations in beginnings(normal.lines)}
+        for line, iterations in walk(normal.lines):
+            times = Polynomial.of(iterations)
             if id(line) in begun:  # what begins a total is added to nothing
                 times = times - Polynomial.of(begun[id(line)])
             counted = executed(line)

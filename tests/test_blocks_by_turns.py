@@ -32,8 +32,8 @@ def two_steps_each(monkeypatch):
 def test_a_training_is_one_of_each_block_after_another():
     training = lc.Training("gpt2", "badam", "adamw", **SIZES)
     weights = {name: array.copy() for name, array in training.weights.items()}
-    for turn in (0, 1, 2, 0):
-        alone = lc.Training("gpt2", "bp", "adamw", train_layers=turn, weights=weights, **SIZES)
+    for iteration in (0, 1, 2, 0):
+        alone = lc.Training("gpt2", "bp", "adamw", train_layers=iteration, weights=weights, **SIZES)
         assert [training.step(TOKENS) for _ in range(2)] == [alone.step(TOKENS) for _ in range(2)]
         weights = alone.plain_weights
         assert all(np.array_equal(weights[name], training.weights[name]) for name in weights)
@@ -51,8 +51,10 @@ def test_it_goes_on_in_the_middle_of_a_turn():
 def test_a_contest_counts_the_mean_of_a_round():
     setting = Setting(vit({"num_hidden_layers": "2"}), "adamw")
     each = [
-        lc.cost(setting.problem.model.configuration, train_layers=turn, optimizer="adamw", batch_size=4).total.flops
-        for turn in range(2)
+        lc.cost(
+            setting.problem.model.configuration, train_layers=iteration, optimizer="adamw", batch_size=4
+        ).total.flops
+        for iteration in range(2)
     ]
     assert costs(setting, Entrant("badam"))(4).flops == -(-sum(each) // 2)
 

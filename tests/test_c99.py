@@ -52,7 +52,7 @@ def _step(layer: str) -> Table:
     return replace(step, lines=tuple(line for line in step.lines if isinstance(line, Line)))
 
 
-def _case(layer: str, lines: Sequence[Line], tag: FusedKernel, dtype: str) -> Case:
+def _case(layer: str, lines: Sequence[Line], meta: FusedKernel, dtype: str) -> Case:
     step = _step(layer)
     others = {name for line in step.lines if line not in lines for name in line.reads} | {*step.outputs}
     outputs = {name for line in lines for name in line.makes} & others
@@ -61,7 +61,7 @@ def _case(layer: str, lines: Sequence[Line], tag: FusedKernel, dtype: str) -> Ca
     integers = {name: 2 for name in reads if step.values[name].role == "index"}
     masks = {name for name in reads if step.values[name].role == "mask"}
     more = {"integers": integers, "masks": masks, "constants": sizes, "printer": C99}
-    return Case(lines, step.axes, outputs, sizes, tag, dtype, **more)
+    return Case(lines, step.axes, outputs, sizes, meta, dtype, **more)
 
 
 def _kernels(cases: list[Case], folder: Path) -> dict[str, Any]:

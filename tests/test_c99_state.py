@@ -182,7 +182,7 @@ def test_memory_says_what_the_program_takes(parts: int) -> None:
     )
     batches = [{n: t[:2] for n, t in modules.CASES["blocks"].batch(seed).items()} for seed in (0, 1)]
     result = ran(source, batches)
-    mean = np.stack([twin.features[1 + turn].norm.running_mean.numpy() for turn in range(3)])
+    mean = np.stack([twin.features[1 + iteration].norm.running_mean.numpy() for iteration in range(3)])
     assert result.arrays["features.each.norm.running_mean"] == pytest.approx(mean, rel=1e-9)
 
 

@@ -46,7 +46,7 @@ def group(source, names):
     return [line for line in source if line.name in names.split()]
 
 
-def case(model, where, names, outputs, tag, dtype, blocks=None, rows=("B", "M"), sizes=SIZES, **more):
+def case(model, where, names, outputs, meta, dtype, blocks=None, rows=("B", "M"), sizes=SIZES, **more):
     outside, forward, backward, table = lines(model, more.pop("optimizer", "sgd"))
     scopes = {"outside": outside, "forward": forward.lines, "backward": backward.lines}
     scopes["both"] = (*forward.lines, *backward.lines)
@@ -58,7 +58,7 @@ def case(model, where, names, outputs, tag, dtype, blocks=None, rows=("B", "M"),
         {**table.axes, **inner.get(where, {})},
         outputs.split(),
         sizes,
-        FusedKernel(tag, rows, blocks),
+        FusedKernel(meta, rows, blocks),
         dtype,
         **more,
     )
@@ -112,12 +112,12 @@ def means_over_turns(dtype):
           c[] = mean[B M f](R[B M f])
         """
     table = lc.layer(means).table
-    tag = FusedKernel("means", ("B", "M"))
-    made = Case(table.lines, table.axes, {"a", "b", "c"}, SIZES, tag, dtype, constants=("f",))
+    meta = FusedKernel("means", ("B", "M"))
+    made = Case(table.lines, table.axes, {"a", "b", "c"}, SIZES, meta, dtype, constants=("f",))
     text = made.function.text
-    turns = text[text.index("#pragma omp for") : text.index("for (int one")]
-    assert "number" not in turns
-    assert "0.5" not in turns
+    iterations = text[text.index("#pragma omp for") : text.index("for (int one")]
+    assert "number" not in iterations
+    assert "0.5" not in iterations
     return made
 
 
@@ -279,8 +279,8 @@ def test_a_condition_on_keys_and_a_bias():
     table = layer.table
     sizes = {**SIZES, "p": 6, "N": 23}
     more = {"integers": {"at": 6}, "masks": ("keep",)}
-    tag = FusedKernel("masked", ("B", "h"), ("M", 4))
-    check([Case(table.lines, table.axes, {"A"}, sizes, tag, dtype, **more) for dtype in ("fp64",)])
+    meta = FusedKernel("masked", ("B", "h"), ("M", 4))
+    check([Case(table.lines, table.axes, {"A"}, sizes, meta, dtype, **more) for dtype in ("fp64",)])
 
 
 def test_a_sum_lies_where_its_row_was_read():
@@ -300,9 +300,9 @@ def test_a_sum_lies_where_its_row_was_read():
 def test_refusals():
     """Lines that cannot be one function are refused, with the line."""
     axes = {"X": ("B", "d"), "s": (), "Y": ("B", "d"), "Z": ("B", "B")}
-    tag = FusedKernel("total", ("B",))
+    meta = FusedKernel("total", ("B",))
     lines = [parse_line("s[] = X[B d]"), parse_line("Y[B d] = X[B d] s[]")]
-    lines = [replace(line, tag=replace(line.tag, kernel=tag)) for line in lines]
+    lines = [replace(line, meta=replace(line.meta, kernel=meta)) for line in lines]
     dtypes = dict.fromkeys(axes, "fp32")
     assert not writable(lines, axes, frozenset({"Y"}), dtypes)
     assert writable(lines[:1], axes, frozenset({"s"}), dtypes)

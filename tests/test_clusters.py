@@ -84,8 +84,8 @@ def test_a_ring_sends_what_a_ring_that_is_run_sends(devices):
     wanted = [[sum(arrays[device][part][0] for device in range(devices))] for part in range(devices)]
     sent = Counter()
     for op, begin, joins in (("reduce_scatter", 0, True), ("all_gather", 1, False)):
-        for turn in range(devices - 1):
-            messages = [(device, (device + begin - turn) % devices) for device in range(devices)]
+        for iteration in range(devices - 1):
+            messages = [(device, (device + begin - iteration) % devices) for device in range(devices)]
             parts = [arrays[device][part] for device, part in messages]
             for (device, part), values in zip(messages, parts, strict=True):
                 there = arrays[(device + 1) % devices]

@@ -117,7 +117,7 @@ def test_live_takes_every_table(random):
     case = Case(random)
     alive = lc.live(case.layer, SIZES)
     assert alive.peak == max((moment.bytes for moment in alive.curve), default=0)
-    assert sum(witness.bytes for witness in alive.witnesses) == alive.peak
+    assert sum(live_array.bytes for live_array in alive.live_at_peak) == alive.peak
     assert alive.kept_bytes <= alive.peak
     # With no gradient wanted there is no second pass, so that nothing is kept for it.
     assert lc.live(lc.derive(case.layer, wanted=[]), SIZES).kept == ()

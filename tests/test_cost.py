@@ -336,11 +336,11 @@ class Balanced(HTMLParser):
         self.open: list[str] = []
         self.text = ""
 
-    def handle_starttag(self, tag, attrs):
-        self.open.append(tag)
+    def handle_starttag(self, meta, attrs):
+        self.open.append(meta)
 
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+    def handle_endtag(self, meta):
+        assert self.open.pop() == meta
 
     def handle_data(self, data):
         self.text += data

@@ -87,15 +87,15 @@ def inputs_of(kind, architecture, model, module, draw, sizes):
 def gathered(name, place, arrays, axes, sizes):
     """The parameters of all turns as one stack."""
     pattern, view = place
-    turns = pattern.count("{}")
-    counts = [sizes[axis] for axis in axes[:turns]]
+    iterations = pattern.count("{}")
+    counts = [sizes[axis] for axis in axes[:iterations]]
     first = 1 if name.startswith("rest.") else 0
     names_found = [pattern.format(*(i + first for i in at)) for at in itertools.product(*map(range, counts))]
     missing = [name_found for name_found in names_found if name_found not in arrays]
     if missing:  # a bare model's names have no prefix
         names_found = [name_found.partition(".")[2] for name_found in names_found]
     values = [view(arrays[name_found]) for name_found in names_found]
-    return names_found, np.stack(values).reshape(*counts, *values[0].shape) if turns else values[0]
+    return names_found, np.stack(values).reshape(*counts, *values[0].shape) if iterations else values[0]
 
 
 def compare(kind, architecture, keys, outputs=()):

@@ -219,9 +219,9 @@ def rotary_attention(X, WQ, WK, WV):
     """As complex numbers, one for each pair of channels."""
     half, length = WQ.shape[-1], X.shape[1]
     angles = torch.arange(length)[:, None] * 10000 ** -(torch.arange(half, dtype=torch.float64) / half)
-    turns = torch.polar(torch.ones_like(angles), angles)[:, None]
+    iterations = torch.polar(torch.ones_like(angles), angles)[:, None]
     q, k = (einsum("bmd,dhsk->bmhsk", X, w) for w in (WQ, WK))
-    q, k = (torch.complex(x[..., 0, :], x[..., 1, :]) * turns for x in (q, k))
+    q, k = (torch.complex(x[..., 0, :], x[..., 1, :]) * iterations for x in (q, k))
     q, k = (torch.cat((x.real, x.imag), -1).transpose(1, 2) for x in (q, k))
     v = einsum("bmd,dhv->bhmv", X, WV)
     scale = half**-0.5

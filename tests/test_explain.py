@@ -139,7 +139,7 @@ def test_words_have_pages(op: str) -> None:
     assert explanation.show("latex").count("{") == explanation.show("latex").count("}")
     parts = {part.macro_operation: part for part in explanation.parts}
     assert [step.text for step in parts["backward"].steps] == [
-        str(replace(line.renamed({}, {"_": "B"}), tag=Meta())) for line in word_entry.gradient
+        str(replace(line.renamed({}, {"_": "B"}), meta=Meta())) for line in word_entry.gradient
     ]
     if word_entry.kind == "constant":
         return

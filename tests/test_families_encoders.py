@@ -61,8 +61,10 @@ def electra(draw):
 
 def albert(draw):
     groups = draw.randrange(1, 4)
-    turns = {"num_hidden_groups": groups, "num_hidden_layers": groups * draw.randrange(1, 4)}
-    return encoder(draw) | turns | {"inner_group_num": draw.randrange(1, 4), "embedding_size": draw.randrange(2, 9)}
+    iterations = {"num_hidden_groups": groups, "num_hidden_layers": groups * draw.randrange(1, 4)}
+    return (
+        encoder(draw) | iterations | {"inner_group_num": draw.randrange(1, 4), "embedding_size": draw.randrange(2, 9)}
+    )
 
 
 def deberta(draw):

@@ -176,8 +176,8 @@ def made(name: str) -> Made:
         model = build(configuration, dropout=True, padding=True)
         for text in choices(family):
             names_read = names(text)
-            turns = range(configuration.sizes.get("num_hidden_layers", 1)) if "i" in names_read else (0,)
-            for i in turns:
+            iterations = range(configuration.sizes.get("num_hidden_layers", 1)) if "i" in names_read else (0,)
+            for i in iterations:
                 value = evaluate(text, {**configuration.values, "i": i})
                 result.chosen.add((text, str(value).lower() if isinstance(value, bool) else str(value)))
                 result.chosen.add((text, bool(value)))

@@ -139,23 +139,26 @@ def seen(family, model, module, values):
             pattern, view = places[name]
             counts = [sizes[axis] for axis in table.axes[name][: pattern.count("{}")]]
             first = 1 if name.startswith("rest.") else 0
-            turns = [pattern.format(*(i + first for i in at)) for at in product(*map(range, counts))]
-            found[name] = [parameters[turn] for turn in turns], view, counts
+            iterations = [pattern.format(*(i + first for i in at)) for at in product(*map(range, counts))]
+            found[name] = [parameters[iteration] for iteration in iterations], view, counts
     else:
         stacks = decoders.MODELS[kind][1] or {"": range(module.config.num_hidden_layers)}
         found = places_of(values, table.weights, parameters, stacks)
-        found = {name: ([parameters[turn] for turn in turns], *how) for name, (turns, *how) in found.items()}
+        found = {
+            name: ([parameters[iteration] for iteration in iterations], *how)
+            for name, (iterations, *how) in found.items()
+        }
 
     def now():
         result = {}
-        for name, (turns, view, counts) in found.items():
-            arrays = [np.array(view(numpy_of(turn))) for turn in turns]
+        for name, (iterations, view, counts) in found.items():
+            arrays = [np.array(view(numpy_of(iteration))) for iteration in iterations]
             result[name] = np.stack(arrays) if counts else arrays[0]
             if isinstance(counts, list):
                 result[name] = result[name].reshape(*counts, *arrays[0].shape)
         return result
 
-    assert {id(p) for turns, _, _ in found.values() for p in turns} == {id(p) for p in module.parameters()}
+    assert {id(p) for iterations, _, _ in found.values() for p in iterations} == {id(p) for p in module.parameters()}
     return now
 
 

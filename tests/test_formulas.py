@@ -173,10 +173,10 @@ def assert_latex(text: str) -> None:
 def assert_mathml(element: ElementTree.Element) -> None:
     """Elements of MathML Core alone, each with as many children as it must have."""
     for inner in element.iter():
-        tag = inner.tag.rpartition("}")[2]
-        assert tag in CORE, tag
-        if tag in CHILDREN:
-            assert len(inner) == CHILDREN[tag], ElementTree.tostring(inner)
+        meta = inner.tag.rpartition("}")[2]
+        assert meta in CORE, meta
+        if meta in CHILDREN:
+            assert len(inner) == CHILDREN[meta], ElementTree.tostring(inner)
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -114,7 +114,7 @@ def queue(m, x):
     return scores
 
 
-def turns(m, x):
+def iterations(m, x):
     for _ in range(3):
         m.hidden = torch.tanh(m.layer(x) + m.hidden @ m.layer.weight)
     return m.hidden
@@ -164,7 +164,7 @@ CASES = {
     ),
     "teacher": (lambda: Keeps(teacher, (6, 4), weight=randn(4, 6), center=torch.zeros(4, 4)), lambda: [randn(5, 6)]),
     "queue": (lambda: Keeps(queue, (6, 4), queue=randn(4, 12)), lambda: [randn(5, 6)]),
-    "assigned in a loop": (lambda: Keeps(turns, hidden=torch.zeros(3, 6)), lambda: [randn(3, 6)]),
+    "assigned in a loop": (lambda: Keeps(iterations, hidden=torch.zeros(3, 6)), lambda: [randn(3, 6)]),
     "nothing returned": (lambda: Keeps(stores_alone, gram=torch.zeros(6, 6)), lambda: [randn(3, 6)]),
     "of what holds": (lambda: Keeps(filtered, gram=torch.zeros(6, 6)), lambda: [randn(3, 6)]),
     "blocks": (Blocks, lambda: [randn(9, 6)]),

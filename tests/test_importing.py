@@ -306,7 +306,7 @@ def test_an_operation_with_a_registered_formula_is_a_line_that_is_not_derived(fo
 
     assert read(folder, "scan_known") == 0
     layer = lc.layer((folder / "made.table").read_text())
-    (line,) = (line for line in layer.table.lines if line.tag.operator == "tests::scan_known")
+    (line,) = (line for line in layer.table.lines if line.meta.operator == "tests::scan_known")
     assert line.opaque.forward == "108 B M"
 
     assert lc.price(layer.table, {"B": 2, "M": 3, **layer.sizes}, lc.book("matmul")).flops == 108 * 6 + 2 * 6 * 6 * 6

@@ -309,7 +309,7 @@ def test_a_kernel_for_all_lines_that_differ_in_names_and_sizes_alone(model: str,
     assert {call.function.name for call in calls} == {function.name for function in program.functions}
     assert len(program.functions) <= most < len(calls) - 8
     # Every weight is updated by one function, whatever its shape: how many elements it has is an argument.
-    updates = [call for call in calls if call.lines[0].tag.phase == "optimizer_step"]
+    updates = [call for call in calls if call.lines[0].meta.phase == "optimizer_step"]
     assert len({call.function.name for call in updates}) == 1
     assert {" ".join(call.function.sizes) for call in updates} > {"d", "v d"}
     assert "1200" in program.text

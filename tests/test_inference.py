@@ -270,7 +270,7 @@ def test_llama_3_8b(tmp_path):
 
 
 def keeps_keys(model):
-    return any(line.tag.cached is not None for line, _ in walk(model.table.lines))
+    return any(line.meta.cached is not None for line, _ in walk(model.table.lines))
 
 
 def decoders():

@@ -166,8 +166,8 @@ def test_lines_of_a_call_with_a_star_are_the_callers_own():
 gradients: dA (7)"""
     mine = lc.layer(text)
     assert mine.table.weights == ("WQ", "WK", "WV", "WO", "g", "b")
-    assert {line.tag.layer for line in mine.table.lines} == {"mine"}
-    assert [(line.name, line.tag.equation) for line in mine.table.lines[2:4]] == [("V", "2"), ("R", "3")]
+    assert {line.meta.layer for line in mine.table.lines} == {"mine"}
+    assert [(line.name, line.meta.equation) for line in mine.table.lines[2:4]] == [("V", "2"), ("R", "3")]
     assert mine.equations["dWV"] == "27"  # attention's
     assert mine.equations["dA"] == "7"  # its own, not attention's, nor norm's, whose input A is
     assert mine.cache == ("K", "V")

@@ -73,7 +73,7 @@ def test_an_array_lives_from_its_line_to_its_last_reader():
     assert alive["dX"] == 4 * (inputs_elements + 3 * value + 10)  # dY, Y (an output), dA, dX
     assert step.peak == max(alive.values())
     assert alive[step.peak_line] == step.peak
-    assert sum(witness.bytes for witness in step.witnesses) == step.peak
+    assert sum(live_array.bytes for live_array in step.live_at_peak) == step.peak
 
 
 def test_a_sum_of_one_term_is_the_same_array():

@@ -60,13 +60,13 @@ def test_a_block_learns_what_bp_of_the_table_cut_behind_it_makes_it_learn(family
     blocks = [name for name, axes in model.table.axes.items() if axes[:1] == ("n_layer",) and name in shared]
     outside = [name for name in shared if name not in blocks]
     totals = dict.fromkeys(outside, 0.0)
-    for turn in range(3):
-        cut = arrays | {name: arrays[name][: turn + 1] for name in blocks}
-        expected, of_bp = gradients(model, "bp", sizes | {"n_layer": turn + 1}, cut)
+    for iteration in range(3):
+        cut = arrays | {name: arrays[name][: iteration + 1] for name in blocks}
+        expected, of_bp = gradients(model, "bp", sizes | {"n_layer": iteration + 1}, cut)
         for name in blocks:
-            np.testing.assert_allclose(shared[name][turn], expected[name][turn], 1e-12, 1e-14, err_msg=name)
-        head = gradients_of_head(model, sizes | {"n_layer": turn + 1}, cut)
-        totals = {name: totals[name] + (expected if turn == 0 else head).get(name, 0.0) for name in outside}
+            np.testing.assert_allclose(shared[name][iteration], expected[name][iteration], 1e-12, 1e-14, err_msg=name)
+        head = gradients_of_head(model, sizes | {"n_layer": iteration + 1}, cut)
+        totals = {name: totals[name] + (expected if iteration == 0 else head).get(name, 0.0) for name in outside}
     assert values["loss"] == pytest.approx(of_bp["loss"], rel=1e-12)
     for name in outside:
         np.testing.assert_allclose(shared[name], totals[name], 1e-12, 1e-14, err_msg=name)

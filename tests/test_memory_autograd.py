@@ -94,7 +94,7 @@ def test_the_predicted_peak_is_that_of_the_allocator(
     # What is more are the optimizer's counters, the state of the random numbers that a checkpoint keeps, the loss and
     # what kernels have for themselves.
     assert abs(measured - needs.peak) < (0.002 if device == "cpu" else 0.01) * measured
-    assert sum(needs.split.values()) == needs.peak == sum(witness.bytes for witness in needs.witnesses)
+    assert sum(needs.split.values()) == needs.peak == sum(live_array.bytes for live_array in needs.live_at_peak)
 
 
 def test_an_adapter_on_a_part_of_a_packed_matrix_is_taken_alone(capsys):

@@ -85,7 +85,7 @@ def test_sizes_are_those_that_are_asked_for_and_the_parts_add_up():
     small, large = (lc.memory(layer, B=batch) for batch in (8, 800))
     fixed = lc.memory(lc.from_module(module, {"input": torch.randn(800, 32)}))
     assert (small.engine, small.module, large.peak) == ("autograd", "itself", fixed.peak)
-    assert sum(large.split.values()) == large.peak == sum(witness.bytes for witness in large.witnesses)
+    assert sum(large.split.values()) == large.peak == sum(live_array.bytes for live_array in large.live_at_peak)
     assert large.split["weights"] == 4 * sum(each.numel() for each in module.parameters())
     assert max(moment.bytes for moment in large.curve) == large.peak
     grows = large.peak - lc.memory(layer, B=799).peak

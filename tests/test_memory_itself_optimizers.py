@@ -111,7 +111,7 @@ def test_the_peak_is_that_of_the_allocator(module, name, engine, dtype):
     found = lc.memory(layer, engine=engine, optimizer=name, precision=dtype)
     assert found.module == "itself"
     assert found.peak == pytest.approx(measured, rel=0.001)
-    assert sum(found.split.values()) == found.peak == sum(witness.bytes for witness in found.witnesses)
+    assert sum(found.split.values()) == found.peak == sum(live_array.bytes for live_array in found.live_at_peak)
 
 
 def test_variants_differ_by_the_temporaries_of_their_steps():

@@ -84,7 +84,7 @@ def test_the_predicted_peak_is_that_of_the_allocator(model, sizes, procedure, op
     # What differs are single numbers that Python's become, of 4 or 8 bytes.
     assert needs.peak > 4 * MIB
     assert abs(most_of_a_step(table, run.axes, dtype) - needs.peak) < 64
-    assert sum(needs.split.values()) == needs.peak == sum(witness.bytes for witness in needs.witnesses)
+    assert sum(needs.split.values()) == needs.peak == sum(live_array.bytes for live_array in needs.live_at_peak)
 
 
 def operations():

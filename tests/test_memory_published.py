@@ -122,7 +122,7 @@ def test_the_split_and_the_curve_belong_to_the_peak():
     assert sum(needs.split.values()) == needs.peak == max(moment.bytes for moment in needs.curve)
     assert needs.moment.bytes == needs.peak
     beside = needs.split["master weights"] + needs.split["optimizer state"]
-    assert sum(witness.bytes for witness in needs.witnesses) + beside == needs.peak
+    assert sum(live_array.bytes for live_array in needs.live_at_peak) + beside == needs.peak
 
 
 @pytest.mark.parametrize(

@@ -104,17 +104,17 @@ def places(layer, module):
     named_places["head.W"] = ("lm_head.weight", turned)
     number = module.config.num_hidden_layers
     if "local.ln_1" in layer.table.weights:
-        turns = [
+        iterations = [
             (block_places(h, g, k, block_names), range(i, number, 2))
             for i, block_names in enumerate(("local.", "global."))
         ]
     else:
-        turns = [(block_places(h, g, k), range(number))]
+        iterations = [(block_places(h, g, k), range(number))]
     theirs = dict(module.named_parameters())
     places_found = {
         name: ([theirs[place]], view, False) for name, (place, view) in named_places.items() if place in theirs
     }
-    for blocks, numbers in turns:
+    for blocks, numbers in iterations:
         for name, (place, view) in blocks.items():
             if place.format(0) in theirs and name in layer.table.weights:
                 places_found[name] = [theirs[place.format(i)] for i in numbers], view, True

@@ -50,12 +50,14 @@ def test_equal_to_what_is_written_out():
     nested, unrolled = lc.layer(NESTED), lc.layer(UNROLLED)
     values = {**arrays(nested.table), "dloss": np.array(1.0)}
     other = {name: array for name, array in values.items() if name not in "WU"}
-    other |= {f"{name}{turn}": values[name][turn] for name in "WU" for turn in range(2)}
+    other |= {f"{name}{iteration}": values[name][iteration] for name in "WU" for iteration in range(2)}
     first, second = lc.run(nested, values, SIZES), lc.run(unrolled, other)
     for name in ("loss", "dV", "dX", "dh"):
         np.testing.assert_allclose(first[name], second[name], 1e-12, err_msg=name)
     for name in "WU":
-        np.testing.assert_allclose(first[f"d{name}"], np.stack([second[f"d{name}{turn}"] for turn in range(2)]), 1e-12)
+        np.testing.assert_allclose(
+            first[f"d{name}"], np.stack([second[f"d{name}{iteration}"] for iteration in range(2)]), 1e-12
+        )
     # Without the gradient of h, which turns add up one by one and lines that are written out all at once.
     derived_nested, derived_unrolled = (lc.derive(layer, ["X", *layer.table.weights]) for layer in (nested, unrolled))
     for book in ("run", "paper", "matmul"):
@@ -95,8 +97,8 @@ def test_forward_learning_of_weights_that_turns_share(procedure, mode):
     unrolled = "network(X h targets share; W0 U0 W1 U1 V) -> loss"
     for layer in range(2):
         unrolled += f"\n  J{layer}[M B d'] = X[B M d] W{layer}[d d']\n  h{layer}[B d] = h[B d]"
-        unrolled += "".join(TURN.format(layer, turn) for turn in (3, 2, 1, 0))
-        unrolled += f"\n  Z{layer}[B M d] = {' + '.join(f'H{layer}{turn}[B M d]' for turn in range(4))}"
+        unrolled += "".join(TURN.format(layer, iteration) for iteration in (3, 2, 1, 0))
+        unrolled += f"\n  Z{layer}[B M d] = {' + '.join(f'H{layer}{iteration}[B M d]' for iteration in range(4))}"
         unrolled += f"\n  X[B M d] = X[B M d] + Z{layer}[B M d]"
     texts = NESTED.replace("keep H=h:", "keep H=h shared U:"), unrolled + HEAD
     values, updates = {}, []
@@ -108,7 +110,7 @@ def test_forward_learning_of_weights_that_turns_share(procedure, mode):
         run(lower(table), own, SIZES)
         updates.append(own)
     for name in "WU":
-        written_out = np.stack([updates[1][f"d{name}{turn}"] for turn in range(2)])
+        written_out = np.stack([updates[1][f"d{name}{iteration}"] for iteration in range(2)])
         np.testing.assert_allclose(updates[0][f"d{name}"], written_out, 1e-12, 1e-15, err_msg=name)
     np.testing.assert_allclose(updates[0]["dV"], updates[1]["dV"], 1e-12)
 
@@ -135,18 +137,21 @@ def test_turns_are_split_with_the_repeats_in_them():
     (repeat,) = (line for line in table.lines if isinstance(line, Loop))
     apart = split(table, repeat, [LoopPart(0, 0, repeat), LoopPart(1, 1, repeat)])
     values = {**arrays(table), "dloss": np.array(1.0)}
-    other = {**values, **{f"{name}@{turn}": values[name][turn : turn + 1] for name in "WU" for turn in range(2)}}
+    other = {
+        **values,
+        **{f"{name}@{iteration}": values[name][iteration : iteration + 1] for name in "WU" for iteration in range(2)},
+    }
     first, second = lc.run(table, values, SIZES), lc.run(apart, other, SIZES)
     for name in "WU":
         np.testing.assert_allclose(
-            first[f"d{name}"], np.concatenate([second[f"d{name}@{turn}"] for turn in range(2)]), 1e-12
+            first[f"d{name}"], np.concatenate([second[f"d{name}@{iteration}"] for iteration in range(2)]), 1e-12
         )
 
 
 def test_flash_reaches_attention_in_a_repeat_in_a_repeat():
     table = table_of("albert-base-v2")
     flash = planned(table, "flash")
-    assert any(line.tag.kernel for line, turns in walk(flash.lines) if len(turns) == 3)
+    assert any(line.meta.kernel for line, iterations in walk(flash.lines) if len(iterations) == 3)
     sizes = sizes_of("albert-base-v2")
     values = given(table, sizes)
     assert worst(results(flash, values, sizes), results(table, values, sizes))[1] < 1e-12

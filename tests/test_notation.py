@@ -437,7 +437,7 @@ def test_a_line_says_the_module_and_the_operator_that_it_is_of_and_derived_ones_
     assert (imported.sizes, imported.frozen, imported.unread) == ({"d": 4, "f": 6, "n_layer": 3}, ("0.weight",), 12)
     assert lc.layer(str(imported)) == imported  # what is written keeps all of it
     derived = lc.derive(imported)
-    origins = {line.name: (line.tag.module, line.tag.operator) for line, _ in walk(derived.step.lines)}
+    origins = {line.name: (line.meta.module, line.meta.operator) for line, _ in walk(derived.step.lines)}
     assert origins["H"] == ("0", "linear")
     assert origins["Y"] == (".", "")
     assert origins["A"] == origins["dH"] == ("transformer.h.*.attn.c_attn", "addmm")
@@ -454,8 +454,8 @@ INNER = """inner(X; W) -> Y
 
 def test_the_path_of_a_call_stands_before_those_of_its_lines():
     outer = lc.layer("outer(X; V) -> Y\n  Y[B M f] = inner(X; V) @ net.*.mlp", {"inner": lc.layer(INNER)})
-    tags = [(line.tag.module, line.tag.operator) for line, _ in walk(outer.table.lines)]
-    assert tags == [("net.*.mlp.fc", "linear"), ("net.*.mlp", "")]
+    metas = [(line.meta.module, line.meta.operator) for line, _ in walk(outer.table.lines)]
+    assert metas == [("net.*.mlp.fc", "linear"), ("net.*.mlp", "")]
 
 
 @pytest.mark.parametrize(

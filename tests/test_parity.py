@@ -45,8 +45,8 @@ class Plain(torch.nn.Module):
         if self.name == "gpt2":
             x = x + w["wpe"][: tokens.shape[1]]
         for block in range(SIZES["num_hidden_layers"]):
-            turn = {name: w[name][block] for name in w if not name.startswith(("wte", "wpe", "ln_f", "head"))}
-            x = self.gpt2(x, turn) if self.name == "gpt2" else self.llama(x, turn)
+            iteration = {name: w[name][block] for name in w if not name.startswith(("wte", "wpe", "ln_f", "head"))}
+            x = self.gpt2(x, iteration) if self.name == "gpt2" else self.llama(x, iteration)
         if self.name == "gpt2":
             logits = functional.layer_norm(x, x.shape[-1:], w["ln_f_g"], w["ln_f_b"], 1e-5) @ w["wte"].T
         else:

@@ -74,30 +74,30 @@ def test_the_arrays_at_every_line_sum_to_the_curve_and_its_top_is_the_peak(model
     assert json.loads(json.dumps(memory_curve.to_dict()))["peak"] == json.loads(answer.show("json"))["peak"]
 
 
-def test_arrays_of_the_peak_are_the_witnesses_found_otherwise() -> None:
+def test_live_arrays_at_the_peak_are_those_found_otherwise() -> None:
     answer = lc.memory("gpt2", engine="table", **SMALL)
     at_peak = Counter[str]()
-    for witness in curve(answer).alive(curve(answer).peak_at):
-        at_peak[witness.name] += witness.bytes
-    witnesses = Counter[str]()
-    for witness in answer.witnesses:
-        witnesses[witness.name.rstrip("*")] += witness.bytes
-    assert {name: size for name, size in at_peak.items() if name != "optimizer state"} == dict(witnesses)
+    for live_array in curve(answer).alive(curve(answer).peak_at):
+        at_peak[live_array.name] += live_array.bytes
+    live_at_peak = Counter[str]()
+    for live_array in answer.live_at_peak:
+        live_at_peak[live_array.name.rstrip("*")] += live_array.bytes
+    assert {name: size for name, size in at_peak.items() if name != "optimizer state"} == dict(live_at_peak)
 
 
 def test_a_fold_keeps_the_worst_of_every_turn() -> None:
     log = AllocationHistory()
     level = 0
-    for turn in range(5):
-        for label, size in (("a", 10), ("b", 3 + turn % 2)):
+    for iteration in range(5):
+        for label, size in (("a", 10), ("b", 3 + iteration % 2)):
             level += size
-            log.take(10 * turn + ord(label), size, label, level)
-        level -= 3 + turn % 2
-        log.give(10 * turn + ord("b"), "b", level)
+            log.take(10 * iteration + ord(label), size, label, level)
+        level -= 3 + iteration % 2
+        log.give(10 * iteration + ord("b"), "b", level)
     level += 1
     log.take(1000, 1, "end", level)
     lines = log.lines()
-    assert [(line.label, line.bytes, line.turns) for line in lines] == [("a", 50, 5), ("b", 53, 5), ("end", 51, 1)]
+    assert [(line.label, line.bytes, line.iterations) for line in lines] == [("a", 50, 5), ("b", 53, 5), ("end", 51, 1)]
     sums = [0, 0, 0]
     for array, first, last in log.stays(lines):
         for place in range(first, last + 1):
@@ -121,7 +121,9 @@ def test_brackets_say_how_often_lines_run() -> None:
         "one encoder block, runs 2 ×", "one block, runs 4 ×", "one block, runs 4 ×", "one encoder block, runs 2 ×"
     ]  # fmt: skip
     for bracket in memory_curve.brackets:
-        assert {line.turns for line in memory_curve.lines[bracket.first : bracket.last + 1]} == {bracket.turns}
+        assert {line.iterations for line in memory_curve.lines[bracket.first : bracket.last + 1]} == {
+            bracket.iterations
+        }
     mixed = curve(lc.memory("gemma-3-1b", engine="table", seq_len=8))
     assert {bracket.title.partition(" run ")[0] for bracket in mixed.brackets} == {"these lines"}  # six kinds in a turn
 

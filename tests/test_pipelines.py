@@ -17,10 +17,10 @@ def bubble(name, devices, microbatches, chunks=1):
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-@pytest.mark.parametrize("turns", [1, 2, 4])
-def test_bubbles_are_the_printed_formulas(devices, turns):
+@pytest.mark.parametrize("iterations", [1, 2, 4])
+def test_bubbles_are_the_printed_formulas(devices, iterations):
     """Narayanan et al. 2021, section 2.2: (p-1)/m and (p-1)/(v m); Qi et al. 2023, table 2: (p-1)/(3m)."""
-    m = devices * turns
+    m = devices * iterations
     assert bubble("gpipe", devices, m) == pytest.approx(float(Fraction(devices - 1, m)), abs=1e-12)
     assert bubble("1f1b", devices, m) == pytest.approx(float(Fraction(devices - 1, m)), abs=1e-12)
     assert bubble("zb-h1", devices, m) == pytest.approx(float(Fraction(devices - 1, 3 * m)), abs=1e-12)

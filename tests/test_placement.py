@@ -205,10 +205,10 @@ def test_stages_of_a_pipeline_send_what_turns_carry():
     sends = [[one.payload_bytes for one in stage if one.op == "send"] for stage in over_pp]
     assert sends == [[carried], [carried, carried], [carried]]
     assert [[one.devices for one in stage if one.op != "send"] for stage in over_pp] == [[2], [], [2]]
-    assert [dict(over.placed.turns) for over in found.stages] == [{"n_layer": 4}] * 3
+    assert [dict(over.placed.iterations) for over in found.stages] == [{"n_layer": 4}] * 3
     assert len(found.sheets()) == 4
     uneven = lc.place("gpt2", "pp=3", place="blocks over pp of 3 5 4", seq_len=64)
-    assert [dict(over.placed.turns) for over in uneven.stages] == [{"n_layer": 3}, {"n_layer": 5}, {"n_layer": 4}]
+    assert [dict(over.placed.iterations) for over in uneven.stages] == [{"n_layer": 3}, {"n_layer": 5}, {"n_layer": 4}]
     with pytest.raises(InputError, match="stages of 3, 5, 5 blocks are not the 12"):
         lc.place("gpt2", "pp=3", place="blocks over pp of 3 5 5")
     with pytest.raises(InputError, match="says the blocks of 2 stages, and pp=3 has 3"):
@@ -376,7 +376,7 @@ def test_what_is_not_0_where_parts_are_filled_up_is_not_summed_and_not_kept():
     squares = next(line for line in lines if line.name.endswith(".square"))  # of clipping's norm
     assert "v/dp" in squares.right[0].axes
     first = squares.right[0]
-    shifted = Op((Term("shifted", first.axes),), (first,), (), squares.tag, "exp", (), "body", ("X",), ("Y",))
+    shifted = Op((Term("shifted", first.axes),), (first,), (), squares.meta, "exp", (), "body", ("X",), ("Y",))
     read = replace(squares, right=(Term("shifted", first.axes),) * 2)
     for text, change in (("what stands there cannot be shown", squares), ("is 0 there", None)):
         lines = []

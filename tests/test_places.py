@@ -75,10 +75,10 @@ def test_kernels_in_c_mean_it():
             if not forward.lines[0].left[0].indexed:
                 groups.append((lower(forward, joins=False).lines, forward.outputs))
             for number, (lines, outputs) in enumerate(groups):
-                for turns in {("B",) if "B" in lines[0].left[0].axes else (), ("B",) if len(lines) > 1 else ()}:
-                    tag = FusedKernel(f"{name}_{number}_{len(turns)}", turns)
+                for iterations in {("B",) if "B" in lines[0].left[0].axes else (), ("B",) if len(lines) > 1 else ()}:
+                    meta = FusedKernel(f"{name}_{number}_{len(iterations)}", iterations)
                     cases.append(
-                        Case(lines, {**step.axes, **lower(forward, joins=False).axes}, outputs, sizes, tag, dtype)
+                        Case(lines, {**step.axes, **lower(forward, joins=False).axes}, outputs, sizes, meta, dtype)
                     )
         check(cases)
 

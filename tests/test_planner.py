@@ -80,7 +80,7 @@ def test_what_stays_inside_of_a_kernel_takes_no_memory():
     table = lc.layer("f(X) -> Y\n A[b c] = exp(X[b c])\n D[b c] = tanh(A[b c])\n Y[b c] = log(D[b c])").table
     kernel = FusedKernel("all", ("b",))
     changed = replace(
-        table, lines=each_line(table.lines, lambda line: (replace(line, tag=replace(line.tag, kernel=kernel)),))
+        table, lines=each_line(table.lines, lambda line: (replace(line, meta=replace(line.meta, kernel=kernel)),))
     )
     sizes = {"b": 5, "c": 7}
     # X, and two of A, D and Y; in a kernel X and Y, and a number in the stead of what it makes on the way.

@@ -30,7 +30,7 @@ def repeats(table):
 def test_a_row_that_is_read_from_another_turn_is_made_by_another_kernel():
     text = "t(X; g) -> Z\nU[B M d] = X[B M d] g[d]\nY[B M d] = exp(U[B M d])\nS[B M d] = Y[B M=(M - 1) d]"
     table = planned(lc.layer(f"{text}\nZ[B M d] = Y[B M d] - S[B M d]").table, "fused")
-    first, second, shifted, last = (line.tag.kernel for line in table.lines)
+    first, second, shifted, last = (line.meta.kernel for line in table.lines)
     assert first == second
     assert shifted == last
     assert first != last
@@ -118,7 +118,7 @@ def test_a_line_runs_again_just_before_its_first_reader():
     _, backward = repeats(planned(table_of("gpt2"), "recompute=gelu"))
     names = [line.name for line in backward.lines]
     assert names[names.index("mlp.G") + 1] == "dmlp.W2"
-    assert [line.name for line in backward.lines if line.tag.phase == "recomputation"] == ["mlp.G"]
+    assert [line.name for line in backward.lines if line.meta.phase == "recomputation"] == ["mlp.G"]
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama-2-7b"])
@@ -165,7 +165,7 @@ def test_flash_under_the_procedure_recompute_stores_no_scores():
         flash_table = planned(table_of(model, "recompute"), "flash")
         assert flash_table.lines == planned(table_of(model), "flash,recompute=block").lines
         inside = {name for line in repeats(flash_table) for name in line.axes if name.endswith("attn.P")}
-        outside = {name for line, _ in walk(flash_table.lines) if not line.tag.kernel for name in line.reads}
+        outside = {name for line, _ in walk(flash_table.lines) if not line.meta.kernel for name in line.reads}
         assert inside
         assert inside.isdisjoint(outside)
 
@@ -173,8 +173,8 @@ def test_flash_under_the_procedure_recompute_stores_no_scores():
 def test_blocks_that_keep_their_stacks_within_a_stack():
     # ALBERT's groups hold repeats: the input of each block is kept in a stack of stacks.
     table = planned(table_of("albert-base-v2"), "recompute=block")
-    again = [line for line, turns in walk(table.lines) if line.tag.phase == "recomputation"]
-    plain = [line for line, turns in walk(table.lines) if line.tag.phase == "forward" and turns]
+    again = [line for line, iterations in walk(table.lines) if line.meta.phase == "recomputation"]
+    plain = [line for line, iterations in walk(table.lines) if line.meta.phase == "forward" and iterations]
     assert len(again) == len(plain) > 20
     assert kept(table) == {"X**"}
 
@@ -194,13 +194,13 @@ def test_the_head_takes_turns_over_sequences(model):
     assert len(wide) >= 4
     turned = planned(table, "head")
     assert not any({"B", "v"} <= set(axes) for _, axes in made(turned))
-    (turns,) = [line for line in repeats(turned) if line.count == "B"]
-    assert wide <= set(turns.axes)
+    (iterations,) = [line for line in repeats(turned) if line.count == "B"]
+    assert wide <= set(iterations.axes)
     # Every sequence adds its share to the loss and to the gradients of the head's weights, and nothing else is new;
     # the first is added to nothing.
     plain, turned_price = (lc.price(table_priced, {}, lc.book("run")) for table_priced in (table, turned))
     assert turned_price.maccs == plain.maccs
-    weights = {carry.final.removesuffix("+1")[1:] for carry in turns.carry if carry.final != "loss"}
+    weights = {carry.final.removesuffix("+1")[1:] for carry in iterations.carry if carry.final != "loss"}
     assert weights == {
         "gpt2": {"wte"}, "llama-2-7b": {"head.W"}, "gemma-2-2b": {"wte"}, "mixtral-8x7b": {"head.W"},
         "bert-base": {"wte", "head.b"}, "bart-base": {"wte"}, "albert-base-v2": {"wte", "head.b"},
@@ -241,7 +241,7 @@ def test_weights_are_updated_at_once(model):
         updated = set()
         for line in lines:
             assert updated.isdisjoint(line.reads)
-            if not isinstance(line, Loop) and line.tag.phase == "optimizer_step":
+            if not isinstance(line, Loop) and line.meta.phase == "optimizer_step":
                 updated.add(line.right[0].name)
 
 
@@ -369,6 +369,6 @@ def test_the_weights_of_chosen_experts_are_no_scores():
     """Their softmax goes over what was chosen, not over positions: kernels of attention leave them out."""
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     table = step(build(configure({"model_type": "mixtral", **sizes})), "bp", "sgd")
-    inside = [line.name for line, _ in walk(planned(table, "flash").lines) if line.tag.kernel]
+    inside = [line.name for line, _ in walk(planned(table, "flash").lines) if line.meta.kernel]
     assert inside
     assert not [name for name in inside if "moe" in name]

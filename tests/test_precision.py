@@ -117,10 +117,12 @@ def test_four_bits_beside_fp16_have_masters_of_what_learns_alone():
 def test_a_dequantized_weight_is_not_kept_for_the_backward_pass():
     needs = lc.memory("gpt2", precision="nf4", seq_len=16, engine="table", **LORA, **SMALL)
     quantized = {
-        name.removesuffix(".codes") for name in (witness.name for witness in needs.witnesses) if "codes" in name
+        name.removesuffix(".codes")
+        for name in (live_array.name for live_array in needs.live_at_peak)
+        if "codes" in name
     }
     assert quantized
-    alive = [witnesse.name for witnesse in needs.witnesses]
+    alive = [array.name for array in needs.live_at_peak]
     assert not {name for name in alive if name.rstrip("*") in quantized and name.endswith("*")}
     lines = [moment.line for moment in needs.curve if moment.macro_operation == "recomputation"]
     assert len(lines) == len(quantized) - 3  # the lowest block needs no gradient below its first product: q, k and v

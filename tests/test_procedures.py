@@ -191,19 +191,21 @@ def test_small_modulations_tend_to_the_directional_derivative(model, sign):
 
     def compared(*one_hots):
         _, run_pass = run(*one_hots)
-        return {(n, t): a for n, turns in run_pass.note.items() for t, (a, _) in turns.items() if a is not None}
+        return {
+            (n, t): a for n, iterations in run_pass.note.items() for t, (a, _) in iterations.items() if a is not None
+        }
 
     _, derivative = torch.func.jvp(compared, tuple(inputs), tuple(added))
     for name, update in trained.updates(tokens, **extra).items():
         if name == "head.W":
             continue
-        turns = [None] if None in first.note[name] else sorted(first.note[name])
+        iterations = [None] if None in first.note[name] else sorted(first.note[name])
         parts = []
-        for turn in turns:
-            before, delta = first.note[name][turn][1], -sign * derivative[name, turn]
+        for iteration in iterations:
+            before, delta = first.note[name][iteration][1], -sign * derivative[name, iteration]
             summed = (delta * before).flatten(0, 1).sum(0) if name.endswith(".g") else post_norm.outer(before, delta)
             parts.append(summed / count)
-        expected = parts[0] if turns == [None] else torch.stack(parts)
+        expected = parts[0] if iterations == [None] else torch.stack(parts)
         np.testing.assert_allclose(update / scale, expected, 1e-5, 1e-6 * float(expected.abs().max()), err_msg=name)
 
 

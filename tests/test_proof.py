@@ -58,7 +58,7 @@ def test_a_wrong_price_is_named_with_its_line(monkeypatch):
 
     def wrong(line):
         maccs, flops = right(line)
-        return (maccs, flops * 2) if getattr(line, "word", "") == "exp" else (maccs, flops)
+        return (maccs, flops * 2) if getattr(line, "op", "") == "exp" else (maccs, flops)
 
     monkeypatch.setattr(running, "executed", wrong)
     report = lc.check_layer(shipped_layer("attention"))

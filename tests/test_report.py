@@ -36,7 +36,7 @@ NOW = """(chosen) => {
       lines: curve.lines.map((line) => [line.line, line.layer, String(line.bytes)]),
       alive: curve.lines.map((line, at) => String(sum(at))),
       kinds: Object.fromEntries(Object.entries(curve.kinds).map(([kind, sizes]) => [kind, sizes.map(Number)])),
-      brackets: curve.brackets.map(({ label, turns }) => `${label} ${grouped(exact(turns))} ×`),
+      brackets: curve.brackets.map(({ label, iterations }) => `${label} ${grouped(exact(iterations))} ×`),
     };
     return { ...totals, peak: view.peak === null ? null : String(view.peak), memory, lines };
   } catch (error) {

@@ -38,7 +38,7 @@ def test_keys_values_and_their_gradients_go_round_once():
     assert sum(one.payload_bytes * one.times for one in moved) * 4 == 6 * 3 * whole * sizes["n_layer"]
     assert {one.phase for one in moved} == {"forward", "recomputation", "backward"}
     assert sum(one.times for one in moved) == 6 * 3 * sizes["n_layer"]
-    ops = {line.op for line, turns in walk(placed.table.lines) if turns and isinstance(line, Op)}
+    ops = {line.op for line, iterations in walk(placed.table.lines) if iterations and isinstance(line, Op)}
     assert not ops & {"all_gather", "reduce_scatter"}
 
 
@@ -62,7 +62,7 @@ def test_no_array_has_the_whole_sequence():
 
 def test_a_part_that_came_round_begins_where_its_device_does():
     sizes = {"M": 12, "cp": 4, "cp:here": 1}
-    starts = [first_of("M/cp~'", sizes | came_from("cp", turn, sizes)) for turn in range(3)]
+    starts = [first_of("M/cp~'", sizes | came_from("cp", iteration, sizes)) for iteration in range(3)]
     assert starts == [0, 9, 6]
     assert size_of("M/cp~'", sizes) == 3
     assert in_a_ring("pass_on", 100, 4) == 100

@@ -30,7 +30,7 @@ def test_the_time_is_that_of_the_mesh():
     told = json.loads(run.show("json"))["mesh"]
     assert told["fits"] is True
     assert told["mesh"] == {"pp": 2, "dp": 2, "tp": 2}
-    sent = {(row["word"], row["mesh_axis"], row["role"]) for row in told["sent"]}
+    sent = {(row["op"], row["mesh_axis"], row["role"]) for row in told["sent"]}
     assert {("reduce_scatter", "dp", "gradients"), ("all_gather", "dp", "weights"), ("send", "pp", "values")} <= sent
 
 

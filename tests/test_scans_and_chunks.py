@@ -184,7 +184,7 @@ def places_of(name, model, module):
     for weight in model.table.weights:
         kind = next(kind for kind in stacks if weight.startswith(kind) or weight in places)
         at, view = places[weight if weight in places else weight.removeprefix(kind)]
-        found[weight] = [at.format(turn) for turn in stacks[kind]] if "{}" in at else [at], view, "{}" in at
+        found[weight] = [at.format(iteration) for iteration in stacks[kind]] if "{}" in at else [at], view, "{}" in at
     assert {at for names, *_ in found.values() for at in names} == set(theirs)
     return found
 

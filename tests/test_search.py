@@ -175,8 +175,8 @@ def test_a_ring_sends_what_the_placed_table_of_so_many_devices_does(devices):
     account = MeshAccount(model, lengths, mesh(f"cp={devices}"), clauses("M over cp"), PRECISIONS["fp32"], "ring")
     sizes = account.sizes.filled({**lengths, "B": 1, "cp": devices})
     sent = [each for each in account.sendings if each.rounds]
-    assert sum(int(each.turns.at(sizes)) for each in sent) == sum(row.times for row in ops)
-    payload = sum(int(each.turns.at(sizes)) * int(each.payload.at(sizes)) for each in sent)
+    assert sum(int(each.iterations.at(sizes)) for each in sent) == sum(row.times for row in ops)
+    payload = sum(int(each.iterations.at(sizes)) * int(each.payload.at(sizes)) for each in sent)
     assert payload == sum(row.times * row.payload_bytes for row in ops)
 
 
@@ -231,7 +231,7 @@ def test_segments_are_the_stages_that_tables_are_cut_into():
     layers = (3, 3, 2)
     stages = cut(found.model.table, found.model.sizes, layers).stages
     for part, stage in zip(parts_of(found.model.table, sizes, layers), stages, strict=True):
-        own = {**found.model.sizes, **stage.turns}
+        own = {**found.model.sizes, **stage.iterations}
         elements = 0
         for name in stage.table.weights:
             size = 1

@@ -39,11 +39,11 @@ def test_segments_run_again_bit_for_bit_at_the_price_of_every_block(model, segme
     values = given(table, sizes)
     plain = results(table, values, sizes)
     blocks = lc.price(planned(table, "at-once,recompute=block"), sizes, lc.book("run"))
-    for turns in segments:
-        again = planned(table, f"at-once,recompute=block/{turns}")
+    for iterations in segments:
+        again = planned(table, f"at-once,recompute=block/{iterations}")
         counted = {name: counting(array) for name, array in values.items()}
         computed, units = tally_of(results, again, counted, sizes)
-        assert all(np.asarray(computed[name]).tobytes() == array.tobytes() for name, array in plain.items()), turns
+        assert all(np.asarray(computed[name]).tobytes() == array.tobytes() for name, array in plain.items()), iterations
         price = lc.price(again, sizes, lc.book("run"))
         assert (price.flops, price.maccs, price.bytes) == (blocks.flops, blocks.maccs, blocks.bytes)
         assert units == price.flops
@@ -67,12 +67,14 @@ def test_what_runs_once_more_in_a_block_is_priced_as_it_is_executed():
 
 def test_segments_keep_their_input_alone():
     table, sizes = table_of("gpt2", **DEEP["gpt2"]), sizes_of("gpt2", **DEEP["gpt2"])
-    for turns in (2, 3, 4, 6):
-        again = planned(table, f"recompute=block/{turns}")
+    for iterations in (2, 3, 4, 6):
+        again = planned(table, f"recompute=block/{iterations}")
         forward = next(line for line in again.lines if isinstance(line, Loop))
         assert {inside for inside, _ in forward.keep} == {"X"}
-        (array,) = [candidate for candidate in lc.live(again, sizes).kept if candidate.axes[0] == f"n_layer/{turns}"]
-        assert array.bytes == 12 // turns * sizes["B"] * sizes["M"] * sizes["d"] * 4
+        (array,) = [
+            candidate for candidate in lc.live(again, sizes).kept if candidate.axes[0] == f"n_layer/{iterations}"
+        ]
+        assert array.bytes == 12 // iterations * sizes["B"] * sizes["M"] * sizes["d"] * 4
     assert planned(table, "recompute=block/1").lines == planned(table, "recompute=block").lines
 
 
@@ -82,9 +84,9 @@ def test_segments_take_less_where_there_are_many_blocks():
     # of that size each, where scores are not kept and the feed-forward network is narrow.
     size = {"num_hidden_layers": 96, "n_inner": 2}
     table, sizes = table_of("gpt2", optimizer="sgd", **size), {**sizes_of("gpt2", **size), "B": 500, "M": 2}
-    plans = {turns: f"flash,head,at-once,recompute=block/{turns}" for turns in (1, 4, 48)}
-    predicted = {turns: memory(planned(table, text), sizes).peak for turns, text in plans.items()}
-    measured = {turns: executed(planned(table, text), sizes).peak for turns, text in plans.items()}
+    plans = {iterations: f"flash,head,at-once,recompute=block/{iterations}" for iterations in (1, 4, 48)}
+    predicted = {iterations: memory(planned(table, text), sizes).peak for iterations, text in plans.items()}
+    measured = {iterations: executed(planned(table, text), sizes).peak for iterations, text in plans.items()}
     array = 500 * 2 * sizes["d"] * 4
     for peaks in (predicted, measured):
         assert (96 - 24) * array > peaks[1] - peaks[4] > (96 - 24 - 4 * 13) * array

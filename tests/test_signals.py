@@ -90,12 +90,12 @@ def test_skip_gives_every_block_the_last_gradient():
     names = tuple(inner for inner, _ in body.each)
     own = replace(model.table, lines=body.lines, values=body.values, inputs=("X",), weights=names, outputs=("X.3",))
     assert repeat.count == "n_layer"
-    for turn in range(3):
-        slices = {name: arrays[outer][turn] for name, outer in body.each}
+    for iteration in range(3):
+        slices = {name: arrays[outer][iteration] for name, outer in body.each}
         block = derive(own).step
-        values = values_of(block, {**slices, "X": inputs[turn], "dX.3": given["dX.4"]}, sizes)
+        values = values_of(block, {**slices, "X": inputs[iteration], "dX.3": given["dX.4"]}, sizes)
         for name, outer in body.each:
-            np.testing.assert_allclose(found[outer][turn], values[f"d{name}"], 1e-12, 1e-14)
+            np.testing.assert_allclose(found[outer][iteration], values[f"d{name}"], 1e-12, 1e-14)
 
 
 def _keeping(table, name):

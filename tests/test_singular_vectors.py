@@ -128,7 +128,7 @@ def test_matrices_of_less_rank_and_values_alike(X):
 
 def test_every_count_of_the_step_that_finds_them():
     model = build(small("llama", num_hidden_layers=1))
-    table = without_gradients(step(model, "galore", "adamw", turn=1))
+    table = without_gradients(step(model, "galore", "adamw", iteration=1))
     sizes = {**dict.fromkeys(("B", "M"), 2), **model.sizes}
     arrays = sound_arrays(table, sizes)
     assert tally("llama", table, arrays, sizes).passed

@@ -11,7 +11,7 @@ from learncost.models.adaptation import Adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.passes.lower import lower
-from learncost.passes.stages import cut, even, turns_of
+from learncost.passes.stages import cut, even, iterations_of
 from learncost.verification.placements import small_model
 from learncost.verification.sample import random_arrays
 from planned import OWN, sizes_of
@@ -31,8 +31,8 @@ def own_of(stage, table, arrays):
     for name in (*stage.table.inputs, *stage.table.weights):
         if name in arrays:
             axes = table.axes[name]
-            first, turns = (stage.first.get(axes[0]), stage.turns.get(axes[0])) if axes else (None, None)
-            result[name] = arrays[name] if first is None else arrays[name][first : first + turns]
+            first, iterations = (stage.first.get(axes[0]), stage.iterations.get(axes[0])) if axes else (None, None)
+            result[name] = arrays[name] if first is None else arrays[name][first : first + iterations]
     return result
 
 
@@ -42,9 +42,9 @@ def test_stages_are_the_whole(name, parts):
     more = {} if name == "bart-base" else {"num_hidden_layers": 6}
     model = build(configure(name, {**OWN[name], **more}))
     sizes = sizes_of(name, **more)
-    table, turns = model.table, turns_of(model.table, model.sizes)
-    layers = [turns // parts] * parts
-    layers[0] += turns - sum(layers)
+    table, iterations = model.table, iterations_of(model.table, model.sizes)
+    layers = [iterations // parts] * parts
+    layers[0] += iterations - sum(layers)
     arrays = random_arrays(table, sizes, 7)
     arrays |= {"dloss": np.asarray(1.0)}
     whole = derive(table, wanted=table.weights)
@@ -53,7 +53,7 @@ def test_stages_are_the_whole(name, parts):
     stages = cut_table.stages
     own = [own_of(stage, table, arrays) for stage in stages]
     for stage in stages:  # forward: what is made goes where it is read
-        found = ran(stage.table, own[stage.number], {**sizes, **stage.turns})
+        found = ran(stage.table, own[stage.number], {**sizes, **stage.iterations})
         for sent in cut_table.sent:
             if sent.source == stage.number:
                 own[sent.target][sent.read] = found[sent.made]
@@ -71,14 +71,14 @@ def test_stages_are_the_whole(name, parts):
             if sent.source == stage.number:
                 back = gradients.pop((sent.target, sent.read))
                 given[f"d{sent.made}"] = given.get(f"d{sent.made}", 0.0) + back
-        found = ran(derived.step, given, {**sizes, **stage.turns})
+        found = ran(derived.step, given, {**sizes, **stage.iterations})
         for sent in received:
             gradients[stage.number, sent.read] = found[derived.gradients[sent.read]]
         for weight in stage.table.weights:
             gradient = found[derived.gradients[weight]]
             axes = table.axes[weight]
-            if axes[0] in stage.turns:
-                part = expected[whole.gradients[weight]][stage.first[axes[0]] :][: stage.turns[axes[0]]]
+            if axes[0] in stage.iterations:
+                part = expected[whole.gradients[weight]][stage.first[axes[0]] :][: stage.iterations[axes[0]]]
                 np.testing.assert_allclose(gradient, part, rtol=1e-9, atol=1e-11)
             else:  # of tied weights the stages' gradients are summed
                 gradients[weight] = gradients.get(weight, 0.0) + gradient
@@ -96,7 +96,7 @@ def test_embedding_and_head_are_of_the_ends():
     stages = cut(model.table, model.sizes, even(32, 4)).stages
     assert ["wte" in stage.table.weights for stage in stages] == [True, False, False, False]
     assert ["head.W" in stage.table.weights for stage in stages] == [False, False, False, True]
-    assert [stage.turns["n_layer"] for stage in stages] == [8] * 4
+    assert [stage.iterations["n_layer"] for stage in stages] == [8] * 4
     gpt2 = build(configure("gpt2"))
     assert cut(gpt2.table, gpt2.sizes, even(12, 3)).tied == {"wte": (0, 2)}
 
@@ -104,7 +104,7 @@ def test_embedding_and_head_are_of_the_ends():
 def test_a_last_stage_without_blocks_has_the_head():
     model = build(configure("gpt2", {"n_layer": 2}))
     first, last = cut(model.table, model.sizes, (2, 0)).stages
-    assert not last.turns
+    assert not last.iterations
     assert {"ln_f.g", "wte"} <= {*last.table.weights}
     assert "loss" in last.table.outputs
     assert "ln_f.g" not in first.table.weights
@@ -113,9 +113,9 @@ def test_a_last_stage_without_blocks_has_the_head():
 def test_repeats_of_as_many_turns_are_told_apart():
     model = adapted(build(configure("gpt2", {"n_layer": 4})), Adaptation(layers="2"))
     stages = cut(model.table, model.sizes, (1, 3)).stages
-    assert [list(stage.turns.values()) for stage in stages] == [[1], [1, 1, 1]]
+    assert [list(stage.iterations.values()) for stage in stages] == [[1], [1, 1, 1]]
     assert [list(stage.first.values()) for stage in stages] == [[0], [1, 0, 0]]
-    assert len({count for stage in stages for count in stage.turns}) == 3
+    assert len({count for stage in stages for count in stage.iterations}) == 3
 
 
 def test_what_cannot_be_cut_is_said():
@@ -132,4 +132,4 @@ def test_blocks_that_keep_something_for_later_ones_are_not_cut():
     sizes = {**model.sizes, "n_layer_2": 2}
     with pytest.raises(InputError, match=r"what n_layer_2 blocks keep for later ones, KL\.2, VL\.2, is of all of them"):
         cut(model.table, sizes, (2, 2))
-    assert [stage.turns for stage in cut(model.table, sizes, (1, 3)).stages][1]["n_layer_2"] == 2
+    assert [stage.iterations for stage in cut(model.table, sizes, (1, 3)).stages][1]["n_layer_2"] == 2

@@ -72,8 +72,8 @@ def test_the_table_of_dit_is_its_paper():
     X = (linear(patches, W["patch.W"], 3) + W["patch.b"] + W["P"]).reshape(2, 6, 6)
     time = silu(W["angles"] @ W["time.W1"] + W["time.b1"]) @ W["time.W2"] + W["time.b2"]
     C = silu(time + W["classes"][W["labels"]])
-    for turn in range(sizes["n_layer"]):
-        own = {name.removeprefix("blocks.each."): W[name][turn] for name in W if ".each." in name}
+    for iteration in range(sizes["n_layer"]):
+        own = {name.removeprefix("blocks.each."): W[name][iteration] for name in W if ".each." in name}
         A = (linear(C, own["adaLN.W"], 1) + own["adaLN.b"]).unbind(1)
         H = modulated(X, A[0], A[1])
         Q, K, V = (linear(H, own[f"attn.W{letter}"], 1) + own[f"attn.b{letter}"] for letter in "QKV")

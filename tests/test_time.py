@@ -105,7 +105,9 @@ def test_products_are_those_that_the_matmul_book_counts(kind, plan):
         "num_key_value_heads": 2, "intermediate_size": 40, "max_position_embeddings": 16, "vocab_size": 50,
     }  # fmt: skip
     rows, sizes = model_rows(keys, plan)
-    counted = sum(work.turns * product.flops for work in works(rows, sizes, "fp32", True) for product in work.products)
+    counted = sum(
+        work.iterations * product.flops for work in works(rows, sizes, "fp32", True) for product in work.products
+    )
     assert counted == lc.cost(configure(keys), "bp", "matmul", batch_size=2, seq_len=16, plan=plan).total.flops
 
 
@@ -116,7 +118,7 @@ def test_flash_computes_the_visible_share_of_its_blocks():
     inside = [work for work in works(rows, sizes, "fp32", False) if work.together]
     assert len(inside) == 2
     for work in inside:
-        most = rows[work.rows[0]].source.tag.kernel.blocks[1]
+        most = rows[work.rows[0]].source.meta.kernel.blocks[1]
         ends = range(most, 129, most)
         assert work.share == pytest.approx(sum(ends) / len(ends) / 128)
         assert {product.batch for product in work.products} == {2 * 2 * len(ends)}  # sequences, heads, blocks

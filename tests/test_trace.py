@@ -158,8 +158,10 @@ def test_lines_stand_in_layers_of_blocks_of_passes():
 def test_many_turns_of_an_inner_repeat_are_one_that_says_so(monkeypatch):
     monkeypatch.setattr("learncost.viz.predicted.MOST", 300)
     albert, _ = traced("albert-base-v2", {})
-    (turns,) = {part.facts["turns"] for part in albert.timeline.processes[0].walk() if part.kind == "turn"} - {1}
-    assert turns == 3
+    (iterations,) = {
+        part.facts["iterations"] for part in albert.timeline.processes[0].walk() if part.kind == "turn"
+    } - {1}
+    assert iterations == 3
     monkeypatch.setattr("learncost.viz.predicted.MOST", 10)
     for on in (None, ON):
         trace, keywords = traced("gpt2", {"on": on})

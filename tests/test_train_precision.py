@@ -187,9 +187,9 @@ def test_states_in_eight_bits_are_those_of_dynamic_tree_quantization():
         assert 0.1e-6 < np.abs(levels[levels != 0]).min() < 1e-6
     kind = BLOCKS["int8-256"]
     state = np.random.default_rng(2).normal(size=(2, 4, 1100)).astype(np.float32) ** 3
-    found = eight_bits.rounded(state, kind, turns=2)
-    for turn in range(2):  # each turn's weight has blocks of its own
-        row, made = state[turn].ravel(), found[turn].ravel()
+    found = eight_bits.rounded(state, kind, iterations=2)
+    for iteration in range(2):  # each turn's weight has blocks of its own
+        row, made = state[iteration].ravel(), found[iteration].ravel()
         for begin in range(0, row.size, 256):
             block, own = row[begin : begin + 256], made[begin : begin + 256]
             levels = eight_bits.levels(True) * np.abs(block).max()

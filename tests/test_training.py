@@ -27,7 +27,7 @@ def tally(prepared):
 
     def watch(line, _):
         nonlocal before
-        tallies[line.tag.phase] += sum(TALLY.values()) - before
+        tallies[line.meta.phase] += sum(TALLY.values()) - before
         before = sum(TALLY.values())
 
     values = {name: counting(array) for name, array in prepared.values.items()}

@@ -151,7 +151,9 @@ def ours(model: Model, theirs: dict[str, Array]) -> dict[str, Array]:
         if name == "head.b" and UNTIED_BIAS in theirs:
             place = UNTIED_BIAS
         if model.table.axes[name][0] == "n_layer":
-            result[name] = np.stack([view(theirs[place.format(turn)]) for turn in range(model.sizes["n_layer"])])
+            result[name] = np.stack(
+                [view(theirs[place.format(iteration)]) for iteration in range(model.sizes["n_layer"])]
+            )
         else:
             result[name] = view(theirs[place])
     return result

@@ -163,13 +163,13 @@ def test_layers_with_repeats_are_called_and_run_backwards_in_a_repeat():
 
     def foreign(X, h, c, **weights):
         last = []
-        for turn in range(2):
+        for iteration in range(2):
             lstm = torch.nn.LSTM(D, D, batch_first=True, bidirectional=True, dtype=torch.float64)
             weights_torch = {}
             for name, end in (("forth", "l0"), ("back", "l0_reverse")):
-                weights_torch[f"weight_ih_{end}"] = weights[f"{name}.W"][turn].flatten(1).T
-                weights_torch[f"weight_hh_{end}"] = weights[f"{name}.U"][turn].flatten(1).T
-                weights_torch[f"bias_ih_{end}"] = weights[f"{name}.b"][turn].flatten()
+                weights_torch[f"weight_ih_{end}"] = weights[f"{name}.W"][iteration].flatten(1).T
+                weights_torch[f"weight_hh_{end}"] = weights[f"{name}.U"][iteration].flatten(1).T
+                weights_torch[f"bias_ih_{end}"] = weights[f"{name}.b"][iteration].flatten()
                 weights_torch[f"bias_hh_{end}"] = torch.zeros(4 * D, dtype=torch.float64)
             start = torch.stack([h, h]), torch.stack([c, c])
             both, (states, _) = torch.func.functional_call(lstm, weights_torch, (X, start))
@@ -309,8 +309,8 @@ def test_what_is_zero_in_a_stack_is_zero_in_its_slices():
     x, h, u = (generator.standard_normal(shape) for shape in ((2, 3, 4), (3, 4), (4, 4)))
     inside, strict = np.triu(np.ones((3, 4))), np.triu(np.ones((3, 4)), 1)
     rows, last = [], h
-    for turn in range(2):
-        last = (last @ u + 2 * x[turn] * inside) * inside * 0.5
+    for iteration in range(2):
+        last = (last @ u + 2 * x[iteration] * inside) * inside * 0.5
         rows.append(last * strict)
     np.testing.assert_allclose(lc.run(layer, {"X": x, "h": h, "U": u})["Y"], np.stack(rows, axis=1))
 

@@ -64,8 +64,8 @@ def test_blocks_that_take_turns_cost_what_the_page_says():
         "vocab_size": C,
     }
     flags = {"architecture": "GPT2LMHeadModel", "seq_len": M, "price_book": "matmul", "optimizer": "sgd", **sizes}
-    counts = [lc.cost("gpt2", train_layers=turn, **flags).total.maccs - 2 * M * d * C for turn in range(L)]
-    assert counts == [value(rows["block l learns"], l=turn, **letters) for turn in range(L)]
+    counts = [lc.cost("gpt2", train_layers=iteration, **flags).total.maccs - 2 * M * d * C for iteration in range(L)]
+    assert counts == [value(rows["block l learns"], l=iteration, **letters) for iteration in range(L)]
     assert sum(counts) / L == value(rows["mean over all blocks"], **letters)
 
 

@@ -86,7 +86,7 @@ def test_a_batch_that_meets_weights_first_is_no_part_of_them():
   Q[v] = log_softmax[v](L[v])
   T[B] = Q[v=targets[B]]
   loss[] = T[B] share[B]"""
-    phases = {line.name: line.tag.phase for line in derive(lc.layer(text)).step.lines}
+    phases = {line.name: line.meta.phase for line in derive(lc.layer(text)).step.lines}
     assert phases["dU"] == phases["dH"] == "backward"
     assert phases["dW"] == phases["dP"] == "weight_update"
 
@@ -104,6 +104,6 @@ def test_a_learned_query_that_is_spread_over_the_batch_is_a_value():
   S[B v] = log_softmax[v](L[B v])
   T[B] = S[B v=targets[B]]
   loss[] = T[B] share[B]"""
-    phases = {line.name: line.tag.phase for line in derive(lc.layer(text)).step.lines}
+    phases = {line.name: line.meta.phase for line in derive(lc.layer(text)).step.lines}
     assert phases["dH"] == phases["dQ"] == "backward"
     assert phases["dp"] == "weight_update"

@@ -27,7 +27,7 @@ def flat(flops=1e9, bandwidth=1e9, launch=0.0, **others):
 def rows_of(text, kernel=None):
     table = layer(text).table
     if kernel:
-        tagged = tuple(replace(line, tag=replace(line.tag, kernel=kernel)) for line, _ in walk(table.lines))
+        tagged = tuple(replace(line, meta=replace(line.meta, kernel=kernel)) for line, _ in walk(table.lines))
         table = replace(table, lines=tagged)
     return price(table, SIZES, book("run")).rows
 

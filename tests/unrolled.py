@@ -17,8 +17,8 @@ def unrolled(model: Model) -> Model:
     if any(isinstance(line, Loop) and is_nested(line) for line in table.lines):
         table = flat(table, model.sizes)
     for repeat in [line for line in table.lines if isinstance(line, Loop)]:
-        turns = int(size_of(repeat.count, model.sizes))
-        table = split(table, repeat, [LoopPart(turn, turn, repeat) for turn in range(turns)])
+        iterations = int(size_of(repeat.count, model.sizes))
+        table = split(table, repeat, [LoopPart(iteration, iteration, repeat) for iteration in range(iterations)])
     return replace(model, table=_inlined(table))
 
 

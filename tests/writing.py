@@ -421,8 +421,8 @@ def evaluate(program, values, own):
     for item in program:
         if isinstance(item, Loop):
             count = int(item.count) if item.count.isdigit() else SIZES[item.count]
-            for turn in range(count):
-                scope = {**values, **{w: values[w][turn] for w in item.own}}
+            for iteration in range(count):
+                scope = {**values, **{w: values[w][iteration] for w in item.own}}
                 evaluate(item.body, scope, own)
                 values[item.carry] = scope[item.carry]
         else:

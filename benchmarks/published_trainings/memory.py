@@ -21,7 +21,7 @@ def held(case: Case) -> float:
     account, way, sizes = case.account(), case.way, case.sizes()
     inner = sizes_of(account, way, sizes)
     several = stages_of(account, way, sizes)[:: way.stages]
-    return float(sum(account.weights.static(inner, StagePart(each.turns, frozenset())).total for each in several))
+    return float(sum(account.weights.static(inner, StagePart(each.iterations, frozenset())).total for each in several))
 
 
 def activations(case: Case) -> float:
@@ -35,7 +35,7 @@ def activations(case: Case) -> float:
 
 
 def _blocks(part: StagePart) -> StagePart:
-    return StagePart(part.turns, frozenset())
+    return StagePart(part.iterations, frozenset())
 
 
 def in_mode(row: Mapping[str, Any], mode: str) -> dict[str, Any]:

@@ -20,14 +20,14 @@ class Adding:
     made    of a part that a line gives: which of the lines
     values  the gradients and their parts
     sizes   those that are known
-    tag     what is said of a line that adds
+    meta    what is said of a line that adds
     """
 
     out: list[Statement]
     made: MutableMapping[str, int]
     values: MutableMapping[str, Value]
     sizes: Mapping[str, int]
-    tag: Meta
+    meta: Meta
 
     def add(self, name: str, parts: Sequence[str]) -> None:
         """A gradient of all of its parts, one behind another or added."""
@@ -39,7 +39,7 @@ class Adding:
 
     def _sum(self, name: str, terms: Iterable[str], axes: Sequence[Axis]) -> None:
         right = tuple(Term(term, tuple(axes)) for term in terms)
-        self.out.append(Sum((Term(name, tuple(axes)),), right, (), self.tag, (1,) * len(right)))
+        self.out.append(Sum((Term(name, tuple(axes)),), right, (), self.meta, (1,) * len(right)))
 
     def _tile(self, name: str, parts: Sequence[str]) -> bool:
         """The parts one behind another, where each is of one place of an axis, and every place has one; whether so."""
@@ -58,7 +58,7 @@ class Adding:
                 names[-1] = f"{name}:{place}"
                 self.values[names[-1]] = self.values[several[0]]
                 self.add(names[-1], several)
-        self.out.append(behind_another(Term(name, self.values[name].axes), names, number, self.tag))
+        self.out.append(behind_another(Term(name, self.values[name].axes), names, number, self.meta))
         return True
 
     def _put_once(self, name: str, parts: Sequence[str]) -> list[str]:
@@ -78,7 +78,7 @@ class Adding:
                 self._write(part, left.loops, left.loops)
             self.values[added] = self.values[several[0]]
             self._sum(added, several, left.loops)
-            self.out.append(Product((left,), (Term(added, left.loops),), (), replace(self.tag, local="")))
+            self.out.append(Product((left,), (Term(added, left.loops),), (), replace(self.meta, local="")))
             together.append(left.name)
         return together
 

@@ -78,7 +78,7 @@ class Derived(Displayed):
 
 def part(table: Table, phase: str, within: Table) -> Table:
     """The lines of one macro-operation, repeats around them kept."""
-    lines = each_line(table.lines, lambda line: (line,) if line.tag.phase == phase else ())
+    lines = each_line(table.lines, lambda line: (line,) if line.meta.phase == phase else ())
     return replace(table, lines=_drop_empty(lines), within=within)
 
 

@@ -67,7 +67,7 @@ class Reverse:
         parts.append(self._make(*arguments))
         return parts[-1]
 
-    def finish(self, name: str, tag: Meta) -> str | None:
+    def finish(self, name: str, meta: Meta) -> str | None:
         """Add the parts of a gradient once all of them are there; the gradient's name."""
         if self.reach.is_given(name):
             return self._given(name) if self.reach.wants(name) else None
@@ -78,9 +78,9 @@ class Reverse:
             return parts[0]
         total = self._make(f"d{name}.total" if name in self.seeded else f"d{name}", name)
         phase = "weight_update" if name in self.reach.weights else "backward"
-        tag = tag if tag.layer else self.readers.get(name, tag)
+        meta = meta if meta.layer else self.readers.get(name, meta)
         seed = [f"d{name}"] if name in self.seeded else []
-        Adding(self.out, self.made, self.derived_values, self.sizes, merging(tag, phase)).add(total, [*seed, *parts])
+        Adding(self.out, self.made, self.derived_values, self.sizes, merging(meta, phase)).add(total, [*seed, *parts])
         return total
 
     def _given(self, name: str) -> str:
@@ -105,7 +105,7 @@ class Reverse:
                 continue
             if not any(self.reach.wants(term.name) for term in line.left):
                 continue
-            gradients = {t.name: self.finish(t.name, line.tag) for t in line.left if self.reach.wants(t.name)}
+            gradients = {t.name: self.finish(t.name, line.meta) for t in line.left if self.reach.wants(t.name)}
             targets = [i for i in self.reach.through(line) if self.reach.wants(operand(line, i).name)]
             if isinstance(line, Op) and line.opaque:
                 self._opaque(line, gradients, targets)
@@ -123,15 +123,15 @@ class Reverse:
         """Add a derived line: where and tags come from its forward line, its left shows the declared axes."""
         target = derived.left[0].name
         source = line.right[i]
-        self.readers[source.name] = line.tag
+        self.readers[source.name] = line.meta
         phase = "weight_update" if isinstance(source, Term) and source.name in self.reach.weights else "backward"
-        local, equation = derived.tag.local, derived.tag.equation
+        local, equation = derived.meta.local, derived.meta.equation
         if not local:
-            local = f"d{line.tag.locals[i]}" if i < len(line.tag.locals) else ""
-            equation = line.tag.gradients[i] if i < len(line.tag.gradients) else ""
-        tag = replace(line.tag, phase=phase, local=local, equation=equation, locals=(), gradients=(), jacobian="")
+            local = f"d{line.meta.locals[i]}" if i < len(line.meta.locals) else ""
+            equation = line.meta.gradients[i] if i < len(line.meta.gradients) else ""
+        meta = replace(line.meta, phase=phase, local=local, equation=equation, locals=(), gradients=(), jacobian="")
         where = tuple(c for c in line.where if c.axes <= set(derived.loops))
-        derived = derived.with_changed(tag=tag, where=where)
+        derived = derived.with_changed(meta=meta, where=where)
         if len(derived.left) == 1 and (target in self.derived_values or target in self.values):
             values = {
                 name: self.derived_values.get(name) or self.values.get(name)
@@ -209,7 +209,7 @@ class Reverse:
             part="gradient",
             given=(*(name for name, _ in known), *line.given),
             gives=tuple(f"d{line.given[i]}" for i in targets),
-            tag=Meta(),
+            meta=Meta(),
         )
         values = [i for i in targets if operand(line, i).name not in self.reach.weights]
         self._emit(derived, line, next(iter(values), targets[0]))
@@ -235,8 +235,8 @@ class Reverse:
             given=reads,
             gives=("J",),
         )
-        tag = Meta(local=f"J{line.tag.locals[i]}", equation=line.tag.jacobian)
-        self._emit(replace(derived, tag=tag), line, i)
+        meta = Meta(local=f"J{line.meta.locals[i]}", equation=line.meta.jacobian)
+        self._emit(replace(derived, meta=meta), line, i)
         gradient = bindings[f"d{op.outputs[0]}"]
         left = Term(self.part(target.name), target.axes).renamed({}, second)
         self._emit(Product((left,), (gradient, Term(name, axes))), line, i)
@@ -267,10 +267,10 @@ class Reverse:
             if self.reach.wants(outer) and inner.reach.wants(inside)
         ]
         inner.reverse(line.lines)
-        tag = Meta()
-        starts = {c.start: inner.finish(c.start, tag) for c in carries}
+        meta = Meta()
+        starts = {c.start: inner.finish(c.start, meta) for c in carries}
         each = [(i, o) for i, o in line.each if inner.reach.wants(i)]
-        keep = [(inner.finish(i, tag), self.part(o)) for i, o in each]
+        keep = [(inner.finish(i, meta), self.part(o)) for i, o in each]
         totals = [self._accumulate(inner, name) for name in line.shared if inner.reach.wants(name)]
         for c in carries:
             if starts[c.start] is None and line.count != "1":  # no line of a turn makes anything of what it was handed
@@ -336,22 +336,22 @@ class Reverse:
             return f"d{carry.final}"
         return self._zeros(self._make(f"d{carry.final}", carry.final), Meta(phase="backward"))
 
-    def _zeros(self, name: str, tag: Meta) -> str:
-        self.out.append(Op((Term(name, self.derived_values[name].axes),), (), (), tag, op="zeros", gives=("Y",)))
+    def _zeros(self, name: str, meta: Meta) -> str:
+        self.out.append(Op((Term(name, self.derived_values[name].axes),), (), (), meta, op="zeros", gives=("Y",)))
         return name
 
     def _accumulate(self, inner: Reverse, name: str) -> Carry:
         """The gradient of a value that all turns share: a carried total."""
         phase = "weight_update" if name in self.reach.weights else "backward"
-        turn = str(inner.finish(name, Meta()))
+        iteration = str(inner.finish(name, Meta()))
         part = self.part(name)
         axes = self.derived_values[part].axes
         zero = self._make(f"{part}:zero", name, "part")
         start, end = (inner._make(f"{part}:{sum}", name, "part") for sum in ("sum", "sum.2"))
         reader = inner.readers.get(name, Meta())
-        tag = merging(reader, phase)
-        self._zeros(zero, tag)
-        inner.out.append(Sum((Term(end, axes),), (Term(start, axes), Term(turn, axes)), (), tag, (1, 1)))
+        meta = merging(reader, phase)
+        self._zeros(zero, meta)
+        inner.out.append(Sum((Term(end, axes),), (Term(start, axes), Term(iteration, axes)), (), meta, (1, 1)))
         return Carry(start, end, zero, part)
 
     def keeping(self, lines: Iterable[Statement], values: dict[str, Value]) -> tuple[Statement, ...]:

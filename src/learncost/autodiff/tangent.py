@@ -92,7 +92,7 @@ class _Tangents:
 
     def line(self, line: Line) -> None:
         if isinstance(line, Op) and line.opaque is not None:
-            raise InputError(f"{line.tag.operator or line.op} is not derived, so it has no tangent, in line: {line}")
+            raise InputError(f"{line.meta.operator or line.op} is not derived, so it has no tangent, in line: {line}")
         moved = [i for i in differentiable(line) if self.of(operand(line, i).name)]
         at = len(self.out)
         name = line.name
@@ -129,12 +129,12 @@ class _Tangents:
                 self.take(source)
                 summands.append(source.name)
             right = tuple(Term(summand, axes) for summand in summands)
-            self.out.append(Sum((Term(target, axes),), right, (), self.tag(line, "merge"), (1,) * len(right)))
+            self.out.append(Sum((Term(target, axes),), right, (), self.meta(line, "merge"), (1,) * len(right)))
         self.known[name] = target
 
-    def tag(self, line: Line, local: str = "") -> Meta:
-        local = local or f"{line.tag.local}{MARK}"
-        return replace(line.tag, local=local, locals=(), gradients=(), jacobian="", equation="", cached=None)
+    def meta(self, line: Line, local: str = "") -> Meta:
+        local = local or f"{line.meta.local}{MARK}"
+        return replace(line.meta, local=local, locals=(), gradients=(), jacobian="", equation="", cached=None)
 
     def part(self, line: Line, number: int, axes: tuple[str, ...] | None = None) -> Term:
         """The next part of the tangent of what a line makes."""
@@ -144,7 +144,7 @@ class _Tangents:
     def product(self, line: Product, i: int, rows: tuple[str, ...]) -> Product:
         factor = operand(line, i)
         right = tuple(Term(self.known[factor.name], factor.axes) if j == i else t for j, t in enumerate(line.right))
-        return Product((self.part(line, i, rows or None),), right, line.where, self.tag(line))
+        return Product((self.part(line, i, rows or None),), right, line.where, self.meta(line))
 
     def sum(self, line: Sum, moved: list[int]) -> Sum:
         """What moves, with its signs; where all of it is spread, zeros as wide as the result with it."""
@@ -152,9 +152,9 @@ class _Tangents:
         signs = [line.signs[i] for i in moved]
         if all(set(term.loops) < set(line.left[0].loops) for term in terms):
             zeros = Term(self.make(f"{line.name}{MARK}:zeros", line.name), line.left[0].axes)
-            self.out.append(Op((zeros,), (), (), self.tag(line), op="zeros", gives=("Y",)))
+            self.out.append(Op((zeros,), (), (), self.meta(line), op="zeros", gives=("Y",)))
             terms, signs = [zeros, *terms], [1, *signs]
-        return Sum((self.part(line, 0),), tuple(terms), line.where, self.tag(line), tuple(signs))
+        return Sum((self.part(line, 0),), tuple(terms), line.where, self.meta(line), tuple(signs))
 
     def op(self, line: Op, i: int) -> list[Line]:
         op, given = entry(line.op), line.given[i]
@@ -171,7 +171,7 @@ class _Tangents:
         bindings[f"d{op.outputs[0]}"] = moving
         right = tuple(bindings[name] if name in bindings else self.expose(line, name) for name in reads)
         left = self.part(line, i)
-        return [Op((left,), right, line.where, self.tag(line), op.name, line.axes, "gradient", reads, gives)]
+        return [Op((left,), right, line.where, self.meta(line), op.name, line.axes, "gradient", reads, gives)]
 
     def written(self, line: Op, i: int, lines: Iterable[Line], bindings: dict[str, Operand]) -> list[Line]:
         """The lines of a word's tangent table, as lines of their own."""
@@ -188,7 +188,7 @@ class _Tangents:
             loops = {axis for term in (left, *right) for axis in term.loops}
             bounded = isinstance(tangent_line, Product) or acts or (last and isinstance(tangent_line, Sum))
             where = tuple(c for c in line.where if c.axes <= loops) if bounded else ()
-            made = replace(tangent_line, left=(left,), right=right, where=where, tag=self.tag(line))
+            made = replace(tangent_line, left=(left,), right=right, where=where, meta=self.meta(line))
             if isinstance(made, Op):
                 op = entry(made.op)
                 acted = tuple(axis for name in made.axes for axis in spell((name,), line))

@@ -118,12 +118,12 @@ class MeshAccount:
             segment, line = places[work.main], self._rows[work.main].source
             if is_collective(line):
                 continue  # its time is that of the links
-            turns = sizes[self.blocks[segment // 2]] if segment % 2 else 1
+            iterations = sizes[self.blocks[segment // 2]] if segment % 2 else 1
             where = SegmentPass(
                 segment, PASSES.get(work.phase, "F"), bool(self.sizes.turns_round & self._rows[work.main].repeat.sizes)
             )
-            flops = work.turns * work.share * sum(product.flops for product in work.products)
-            yield where, flops / max(1, turns), seconds.total / max(1, turns)
+            flops = work.iterations * work.share * sum(product.flops for product in work.products)
+            yield where, flops / max(1, iterations), seconds.total / max(1, iterations)
 
     @cached_property
     def _works(self) -> dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]]:

@@ -230,7 +230,7 @@ class StructureCost:
         self._moved: dict[tuple[Any, ...], dict[str, PassTime]] = {}
 
     @cached_property
-    def turns(self) -> dict[str, int]:
+    def iterations(self) -> dict[str, int]:
         """Blocks of every repeat."""
         return {
             base(line.count).partition("/")[0]: int(size_of(line.count, self.sizes))
@@ -240,7 +240,7 @@ class StructureCost:
 
     @property
     def layers(self) -> int:
-        return sum(self.turns.values())
+        return sum(self.iterations.values())
 
     def sizes_of(self, way: ParallelConfig) -> dict[str, int]:
         """The sizes of a microbatch under a way, every axis of the structure told."""
@@ -290,10 +290,10 @@ class StructureCost:
     def _part(self, outside: frozenset[int], stages: Any) -> StagePart:
         total = float(self.layers)
         blocks = np.ceil(total / stages)
-        if len(self.turns) == 1:
+        if len(self.iterations) == 1:
             return StagePart(dict.fromkeys(self.account.blocks, blocks), outside)
         # Of several kinds of blocks the most there are: a stage has them in proportion.
-        return StagePart({name: blocks * turns / total for name, turns in self.turns.items()}, outside)
+        return StagePart({name: blocks * iterations / total for name, iterations in self.iterations.items()}, outside)
 
     def _bytes(self, sizes: Mapping[str, Any], part: StagePart) -> tuple[Any, ...]:
         """What a stage holds, keeps of a microbatch, has at most; what waits for updates apart, and the most then."""
@@ -313,7 +313,7 @@ class StructureCost:
             spent = replace(moved.get(name, PassTime()), shared=self.cluster.shared)
             for where, each in times.items():
                 if where.letter == name:
-                    seconds = each * (self.turns_of(where.segment) if where.segment % 2 else 1)
+                    seconds = each * (self.iterations_of(where.segment) if where.segment % 2 else 1)
                     spent.compute += seconds
                     spent.rounds += seconds if where.rounds else 0.0
             passes[name] = (spent.compute + spent.waiting) / stages
@@ -331,7 +331,7 @@ class StructureCost:
         exposed = max(0.0, last.beside / stages - passes["B"] - passes["W"]) + last.waits / stages
         return float(number * total + bubble + send + once + exposed)
 
-    def turns_of(self, segment: int) -> int:
+    def iterations_of(self, segment: int) -> int:
         """Turns of a repeat."""
         return self.sizes[self.account.blocks[segment // 2]]
 
@@ -399,7 +399,7 @@ class StructureCost:
                 links[key] = self._link(sending.op, [each.get(sending.mesh_axis, MeshGroup(1, 1)) for each in of_ways])
             latency, per_byte = links[key]
             name = PASSES.get(sending.phase, "F")
-            calls = 1 if name == "O" else sending.turns.at(sizes)
+            calls = 1 if name == "O" else sending.iterations.at(sizes)
             seconds = calls * (latency + per_byte * sending.payload.at(sizes))
             passes.setdefault(name, PassTime()).send(sending, seconds, several[0])
         for number, way in enumerate(several):

@@ -98,4 +98,4 @@ class CutSizes:
 
     def of_stage(self, sizes: Mapping[str, Any], part: StagePart) -> dict[str, Any]:
         """The sizes of a stage: its turns are those of its repeats."""
-        return {**self.filled(sizes), **{name: part.turns.get(name, 0) for name in self.step.blocks}}
+        return {**self.filled(sizes), **{name: part.iterations.get(name, 0) for name in self.step.blocks}}

@@ -55,7 +55,7 @@ class StepWeights:
         table, whole = self.step.placed.table, self.step.placed.whole
         where: dict[str, list[int]] = {name: [] for name in table.weights}
         for line, segment, reads in self.step.reading(whole):
-            for weight in reads if line.tag.phase != "optimizer_step" else ():
+            for weight in reads if line.meta.phase != "optimizer_step" else ():
                 if weight in where and segment not in where[weight]:
                     where[weight].append(segment)
         states: dict[str, list[str]] = {}

@@ -50,10 +50,10 @@ class MicrobatchPasses:
     def _passes(self) -> Table:
         """What a microbatch runs, without the optimizer."""
         table = self.step.placed.table
-        lines = tuple(line for line in table.lines if isinstance(line, Loop) or line.tag.phase != "optimizer_step")
+        lines = tuple(line for line in table.lines if isinstance(line, Loop) or line.meta.phase != "optimizer_step")
         read = {name for line in lines for name in line.reads}
         made = {name for line in lines for name in line.makes}
-        updates = [line for line in table.lines if isinstance(line, Op) and line.tag.phase == "optimizer_step"]
+        updates = [line for line in table.lines if isinstance(line, Op) and line.meta.phase == "optimizer_step"]
         gradients = {name for line in updates for name in line.reads if name in made}
         outputs = tuple(name for name in table.outputs if name in made)
         inputs = tuple(name for name in table.inputs if name in read)
@@ -80,7 +80,7 @@ class MicrobatchPasses:
     def _read(self, passes: Table, late: frozenset[str]) -> tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]:
         """The moments of passes, and the arrays over them; `late` is what weight updates make that are apart."""
         table, kind = self.step.placed.table, self.step.kind
-        updates = [line for line in table.lines if isinstance(line, Op) and line.tag.phase == "optimizer_step"]
+        updates = [line for line in table.lines if isinstance(line, Op) and line.meta.phase == "optimizer_step"]
         gradients = {name for line in updates for name in line.reads} & {*passes.outputs}
         persistent = {f"d{weight}" for weight in table.weights} | gradients
         widths = {"weight": 0, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": 4}
@@ -91,7 +91,7 @@ class MicrobatchPasses:
         walker, again = Walker(self.step.blocks), Walker(self.step.blocks)
         moments = []
         for at in instants:
-            counts, phase = tuple(count for _, count in at.loops), at.line.tag.phase
+            counts, phase = tuple(count for _, count in at.loops), at.line.meta.phase
             if at.line.name in late and phase in BACKWARD:  # what is made again has the name that it had
                 moments.append(PassLine("W", again.segment("weight_update", counts)))
             else:
@@ -113,8 +113,8 @@ class MicrobatchPasses:
         waiting: Any = 0
         mine = [self.step.within((moment.segment,), part) for moment in moments]
         for array in arrays:
-            turns = base(array.turns).partition("/")[0]
-            if not (turns in part.turns if turns in self.step.blocks else mine[array.first - 1]):
+            iterations = base(array.iterations).partition("/")[0]
+            if not (iterations in part.iterations if iterations in self.step.blocks else mine[array.first - 1]):
                 continue
             key = id(array.count)
             if key not in values:
@@ -150,5 +150,5 @@ class MicrobatchPasses:
             for mask in reads:
                 if mask in self.step.model.masks:
                     first_segments.setdefault(mask, segment)
-                    again.update([mask] if line.tag.phase == "recomputation" else [])
+                    again.update([mask] if line.meta.phase == "recomputation" else [])
         return {mask: segment for mask, segment in first_segments.items() if mask not in again}

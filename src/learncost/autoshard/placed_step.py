@@ -62,7 +62,7 @@ class ShardedStep:
                     inner = {**stacks, **{inside: stacks.get(outer, outer) for inside, outer in line.each}}
                     yield from visit(line.lines, (*counts, line.count), inner)
                 else:
-                    segment = walker.segment(line.tag.phase, counts)
+                    segment = walker.segment(line.meta.phase, counts)
                     yield line, segment, [stacks.get(name, name) for name in line.reads]
 
         return visit(table.lines, (), {})
@@ -70,7 +70,7 @@ class ShardedStep:
     def within(self, segments: Sequence[int], part: StagePart) -> bool:
         """Whether a stage has one of these segments."""
         return any(
-            segment in part.outside if segment % 2 == 0 else self.blocks[segment // 2] in part.turns
+            segment in part.outside if segment % 2 == 0 else self.blocks[segment // 2] in part.iterations
             for segment in segments
         )
 

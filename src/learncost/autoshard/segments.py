@@ -23,15 +23,15 @@ BACKWARD = frozenset(("backward", "weight_update", "recomputation"))
 class StagePart(Displayed):
     """A stage: the turns of every repeat that it has, by its count, and the segments outside of repeats."""
 
-    turns: Mapping[str, Any]
+    iterations: Mapping[str, Any]
     outside: frozenset[int]
 
     @property
     def layers(self) -> int:
-        return int(sum(self.turns.values()))
+        return int(sum(self.iterations.values()))
 
     def _key(self) -> tuple[object, ...]:
-        return tuple(sorted(self.turns.items())), self.outside
+        return tuple(sorted(self.iterations.items())), self.outside
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StagePart) and self._key() == other._key()
@@ -57,17 +57,17 @@ def parts_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> t
     stages: list[tuple[dict[str, int], set[int]]] = [({}, set()) for _ in layers]
     stage, left = 0, layers[0] if layers else 0
     stages[0][1].add(0)
-    for number, (repeat, turns) in enumerate(zip(table.repeats, counts, strict=True)):
+    for number, (repeat, iterations) in enumerate(zip(table.repeats, counts, strict=True)):
         name, _, several = base(repeat.count).partition("/")
-        while turns:
+        while iterations:
             while not left:
                 stage += 1
                 left = layers[stage]
-            taken = min(left, turns)
+            taken = min(left, iterations)
             stages[stage][0][name] = stages[stage][0].get(name, 0) + taken * int(several or 1)
-            left, turns = left - taken, turns - taken
+            left, iterations = left - taken, iterations - taken
         stages[stage if number < len(counts) - 1 else -1][1].add(2 * number + 2)
-    return tuple(StagePart(dict(turns_of), frozenset(outside)) for turns_of, outside in stages)
+    return tuple(StagePart(dict(iterations_of), frozenset(outside)) for iterations_of, outside in stages)
 
 
 class Walker:

@@ -22,7 +22,7 @@ from learncost.sharding.collective import BYTES_OF_AN_INDEX
 class Sending:
     """A collective by the sizes: its word, mesh axis, the bytes of its payload, the pass and segment it stands in.
 
-    turns   how often it runs each time, of the repeats around it
+    iterations how often it runs each time, of the repeats around it
     role    what it moves: weights, gradients, states, values or inputs
     rounds  whether it moves parts round a ring of devices, beside the lines of their turns
     copies  of rows that go to their experts or come back: how many there are of each
@@ -31,7 +31,7 @@ class Sending:
     op: str
     mesh_axis: str
     payload: Polynomial
-    turns: Polynomial
+    iterations: Polynomial
     phase: str
     segment: int
     role: str
@@ -47,13 +47,13 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
     walker = Walker(step.blocks)
     owners = {each.name: each.segments[0] for each in held}
     for line, counts in walk(table.lines):
-        segment = walker.segment(line.tag.phase, counts)
+        segment = walker.segment(line.meta.phase, counts)
         if not sends(line):
             continue
         name = placed.holds.get(line.name, line.name)
         known = placed.whole.known.get(name)
         role, owner = step.homes.kind(name, known) if known else ("values", name)
-        if line.tag.phase == "optimizer_step":
+        if line.meta.phase == "optimizer_step":
             segment = owners.get(owner, segment)
         width = BYTES_OF_AN_INDEX if name in indices else step.width(line.name, role)
         sides = [term.declared for term in (line.left[0], line.right[0]) if isinstance(term, Term)]
@@ -63,7 +63,7 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
                 line.axes[0],
                 Polynomial.of(_larger(sides), width),
                 Polynomial.of(counts),
-                line.tag.phase,
+                line.meta.phase,
                 segment,
                 role,
                 line.name,

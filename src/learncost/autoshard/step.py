@@ -201,9 +201,9 @@ class StepUsage(Displayed):
 def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StagePart, ...]:
     """The stages of a way, by the number of the stage. Raises `InputError` where blocks cannot be cut so."""
     number = way.stages * way.chunks
-    turns = [sizes[name] for name in account.blocks]
+    iterations = [sizes[name] for name in account.blocks]
     parts = [max(1, int(_several(account, name))) for name in account.blocks]
-    total = sum(turn // part for turn, part in zip(turns, parts, strict=True))
+    total = sum(iteration // part for iteration, part in zip(iterations, parts, strict=True))
     layers = way.layers or tuple(total // number + (place < total % number) for place in range(number))
     if len(layers) != number:
         raise InputError(f"{len(layers)} numbers of blocks are not one for each of the {number} stages")
@@ -302,7 +302,7 @@ def step_of(
             spent = PassTime(shared=cluster.shared)
             for where, each in computed.items():
                 if where.letter == name:
-                    seconds_of = each * _turns(account, part, where.segment)
+                    seconds_of = each * _iterations(account, part, where.segment)
                     spent.compute += seconds_of
                     spent.rounds += seconds_of if where.rounds else 0.0
             if name == "O":
@@ -367,7 +367,9 @@ def _most_products(
     """Seconds of the products of one microbatch on the busiest device, at the highest rate that was ever measured."""
     flops = account.products(way_sizes, rates, account.kind.values)
     of_part = {
-        part: sum(each * _turns(account, part, where.segment) for where, each in flops.items() if where.letter != "O")
+        part: sum(
+            each * _iterations(account, part, where.segment) for where, each in flops.items() if where.letter != "O"
+        )
         for part in {*parts}
     }
     of_devices = (
@@ -388,17 +390,17 @@ def _joined(by_pass: Mapping[str, PassTime], overlap: bool) -> dict[str, tuple[f
     return result
 
 
-def _turns(account: MeshAccount, part: StagePart, segment: int) -> int:
+def _iterations(account: MeshAccount, part: StagePart, segment: int) -> int:
     if segment % 2 == 0:
         return int(segment in part.outside)
-    return int(part.turns.get(account.blocks[segment // 2], 0))
+    return int(part.iterations.get(account.blocks[segment // 2], 0))
 
 
 def _calls(account: MeshAccount, sending: Sending, way_sizes: Mapping[str, int], part: StagePart) -> int:
     """How often a stage makes a collective for one microbatch."""
     if not account.step.within((sending.segment,), part):
         return 0
-    return int(sending.turns.at(account.sizes.of_stage(way_sizes, part)))
+    return int(sending.iterations.at(account.sizes.of_stage(way_sizes, part)))
 
 
 def _moved(
@@ -475,7 +477,7 @@ def _sent(
                     continue
                 inner = account.sizes.of_stage(way_sizes, part)
                 moved = _moved(sending, inner, mesh_groups, cluster, way)
-                calls = 1 if once else int(sending.turns.at(inner)) * way.microbatches
+                calls = 1 if once else int(sending.iterations.at(inner)) * way.microbatches
                 if moved.group.devices > 1:
                     _add(table, sending, moved, calls)
         if way.stages > 1:

@@ -56,7 +56,7 @@ def _stages(scope: FunctionScope, line: Op, name: str) -> Code:
     over = f'{MESH}, "{mesh_axis}", {", ".join(places)}'
     if name not in _ENDS:
         return Code(f"{name}({scope.settled(line.right[0].name).text}, {over})")
-    way = f'"{"forth" if line.tag.phase == "forward" else "back"}"'
+    way = f'"{"forth" if line.meta.phase == "forward" else "back"}"'
     if name == "send":
         source, sent = line.right[0].name, line.left[0].name
         code = scope.settled(source)

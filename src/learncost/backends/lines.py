@@ -49,8 +49,8 @@ def write(scope: FunctionScope, line: Line, heading: str = "") -> None:
 
 def heading_of(line: Line) -> str:
     """What stands above lines of one layer, of its forward pass or of what follows."""
-    name = line.tag.layer.replace("_", " ")
-    return f"{name}, backward" if name and line.tag.phase in ("backward", "weight_update") else name
+    name = line.meta.layer.replace("_", " ")
+    return f"{name}, backward" if name and line.meta.phase in ("backward", "weight_update") else name
 
 
 def headed(items: Iterable[Item]) -> Iterator[tuple[Item, str | None]]:
@@ -66,7 +66,7 @@ def comment(line: Line) -> str:
     """The axes of the results, under which condition, and the numbers of the equations."""
     axes = ", ".join(dict.fromkeys(f"[{' '.join(term.declared)}]" for term in line.left))
     where = "".join(f" where {condition}" for condition in line.where)
-    return axes + where + (f"  ({line.tag.equation})" if line.tag.equation else "")
+    return axes + where + (f"  ({line.meta.equation})" if line.meta.equation else "")
 
 
 def _other(scope: FunctionScope, line: Line) -> Code:

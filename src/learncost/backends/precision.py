@@ -182,7 +182,7 @@ class _Mixed:
             keeps_width = line.left[0].indexed or self.rounding.keeps(
                 line
             )  # what meets at an index is added up in fp32
-            if line.tag.phase != "optimizer_step" and not keeps_width:
+            if line.meta.phase != "optimizer_step" and not keeps_width:
                 self.low |= {term.name for term in line.left if self._is_activation(term)}
             if not self.rounding.product(line):
                 result.append(line)
@@ -205,7 +205,7 @@ class _Mixed:
             self.copies[left.name] = replace(values[line.name], role="copy", of=line.name)
             self.low.add(left.name)
             result.append(replace(line, left=(left,)))
-            result.append(Sum(line.left, (left,), line.where, replace(line.tag, kernel=None, equation=""), (1,)))
+            result.append(Sum(line.left, (left,), line.where, replace(line.meta, kernel=None, equation=""), (1,)))
         return tuple(result)
 
     def _multiplies(self, lines: Iterable[Statement], name: str) -> bool:
@@ -227,12 +227,12 @@ class _Mixed:
         low, axes = f"{name}{LOW}", value.axes
         self.copies[low] = Value(axes, "copy", name)
         self.low.add(low)
-        place, tag = len(result), replace(line.tag, kernel=None, equation="", phase=line.tag.phase)
+        place, meta = len(result), replace(line.meta, kernel=None, equation="", phase=line.meta.phase)
         where: tuple[Condition, ...] = ()
         for at, maker in enumerate(result):
             if not isinstance(maker, Line) or all(term.name != name for term in maker.left):
                 continue
             where = maker.where if maker.left[0].declared == axes else ()
-            if maker.tag.kernel:
-                place, tag = at + 1, replace(tag, kernel=maker.tag.kernel, phase=maker.tag.phase)
-        result.insert(place, Sum((Term(low, axes),), (Term(name, axes),), where, tag, (1,)))
+            if maker.meta.kernel:
+                place, meta = at + 1, replace(meta, kernel=maker.meta.kernel, phase=maker.meta.phase)
+        result.insert(place, Sum((Term(low, axes),), (Term(name, axes),), where, meta, (1,)))

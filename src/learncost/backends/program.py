@@ -15,13 +15,13 @@ from learncost.backends.function import FunctionParameter, SizeSource
 from learncost.backends.helpers import Helpers
 from learncost.backends.identifiers import Identifiers
 from learncost.backends.lines import heading_of, write
+from learncost.backends.loops import LoopsWriter
 from learncost.backends.optimizer import collapsed
 from learncost.backends.precision import typed
 from learncost.backends.records import RecordNode, Tree, WeightRecords, leaves, renamed
 from learncost.backends.scope import FIRST, FunctionScope
 from learncost.backends.scope import EmittedStatement as Made
 from learncost.backends.shard_map import NAME as OVER
-from learncost.backends.turns import LoopsWriter
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, check_derived, walk, windows
@@ -146,10 +146,10 @@ class Stops:
 
     def passed(self, line: Statement, table: Table) -> int:
         """Behind how many of them a lowered line of the table is."""
-        tag = next(inner for inner, _ in walk((line,))).tag
-        if self.updates is None or tag.phase == "forward":
-            return int(tag.phase != "forward")
-        return 1 + (tag.origin >= sum(1 for _ in walk(table.lines[: len(table.lines) - self.updates])))
+        meta = next(inner for inner, _ in walk((line,))).meta
+        if self.updates is None or meta.phase == "forward":
+            return int(meta.phase != "forward")
+        return 1 + (meta.origin >= sum(1 for _ in walk(table.lines[: len(table.lines) - self.updates])))
 
 
 @dataclass
@@ -203,17 +203,17 @@ class FunctionWriter:
         self.scope.weights_of = {
             paths.get(name) or self.identifiers.of(name): table.axes[name] for name in table.weights
         }
-        self.turns = LoopsWriter(self.lowered, self.weights, self.w, self.statements)
+        self.iterations = LoopsWriter(self.lowered, self.weights, self.w, self.statements)
 
     def _stack_title(self, names: Sequence[str]) -> str:
         """What the turns of a group are called: block, encoder_block, decoder_block."""
         blocks = {
-            line.tag.block
+            line.meta.block
             for repeat in self.table.repeats
             if {outer for _, outer in repeat.each} & set(names)
             for line, _ in walk(repeat.lines)
         }
-        every = {line.tag.block for line, _ in walk(self.table.lines) if line.tag.block}
+        every = {line.meta.block for line, _ in walk(self.table.lines) if line.meta.block}
         return f"{blocks.pop()}_block" if len(every) > 1 and len(blocks) == 1 and None not in blocks else "block"
 
     def _states(self) -> dict[str, dict[str, str]]:
@@ -297,10 +297,10 @@ class FunctionWriter:
         begin = [*constants, *first, *places, *mask_lines]
         if any(scope.like in re.findall(r"\w+", statement.text) for statement in (*begin, *body)):
             begin = [*self.made_first, *begin]
-        self.turns.functions.append(function.text(self.function, parameters, about, begin, body))
+        self.iterations.functions.append(function.text(self.function, parameters, about, begin, body))
         if scope.meets and self.backend.sharded:
             of_parts = self._filled()
-            self.turns.functions.append(self.backend.sharded(self.function, inputs, results, table.axes, of_parts))
+            self.iterations.functions.append(self.backend.sharded(self.function, inputs, results, table.axes, of_parts))
         return inputs, parameters, results, {name: scope.sizes[name] for name in missing}
 
     def _filled(self) -> dict[str, int]:
@@ -379,7 +379,7 @@ class FunctionWriter:
                     scope.put("yield", (), heading=f"behind the {behind} pass")
                     self.stopped += 1
             if isinstance(line, Loop):
-                self.turns.write(scope, line, lines, handed)
+                self.iterations.write(scope, line, lines, handed)
                 before = ""
                 continue
             heading, count = heading_of(line) or before, len(scope.statements)
@@ -462,7 +462,7 @@ class FunctionWriter:
 
     def _text(self) -> str:
         imports = [] if not self._uses("math.") else ["import math"]
-        records = [*self.weights.records, *self.turns.records]
+        records = [*self.weights.records, *self.iterations.records]
         if records:
             imports.append("from typing import NamedTuple")
         used = {"from torch.nn import functional": "functional.", "import jax": "jax."}
@@ -474,20 +474,20 @@ class FunctionWriter:
         parts = [f'"""{self.title}"""' if self.title else "", "\n".join(imports), "\n".join(needed)]
         head = "\n\n".join(part for part in parts if part)
         texts = [*map(str, records), *([of_mesh.text] if meets and of_mesh.text else []), *self.helpers.texts.values()]
-        return "\n\n\n".join((head, *texts, *self.turns.functions)) + "\n"
+        return "\n\n\n".join((head, *texts, *self.iterations.functions)) + "\n"
 
     def _uses(self, module: str) -> bool:
         texts = (
-            *map(str, (*self.weights.records, *self.turns.records)),
+            *map(str, (*self.weights.records, *self.iterations.records)),
             *self.helpers.texts.values(),
-            *self.turns.functions,
+            *self.iterations.functions,
         )
         return any(module in text for text in texts)
 
 
 def _last(lines: Sequence[Statement]) -> list[Line]:
     """The optimizer's lines that nothing else reads, such as turns that update their weights do of drawn directions."""
-    steps = [line for line in lines if isinstance(line, Line) and line.tag.phase == "optimizer_step"]
+    steps = [line for line in lines if isinstance(line, Line) and line.meta.phase == "optimizer_step"]
     read = {name for line in lines if line not in steps for name in line.reads}
     for line in reversed(steps):
         read |= set(line.reads) if not read.isdisjoint(line.makes) else set()

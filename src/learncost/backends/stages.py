@@ -142,8 +142,8 @@ def stages_program(
         reserved += stage.defined
         for writer in (stage.gather, stage.update):
             helpers |= writer.helpers.texts
-            functions += writer.turns.functions
-        records += map(str, (*stage.gather.weights.records, *stage.gather.turns.records))
+            functions += writer.iterations.functions
+        records += map(str, (*stage.gather.weights.records, *stage.gather.iterations.records))
     passes = "forward, backward or weight update" if schedule.parted else "forward or backward"
     orders = "".join(f'    "{" ".join(map(str, order))}",\n' for order in schedule.orders)
     values = (
@@ -209,7 +209,7 @@ class _StageWriter:
         self.row = f"    ({first}, {_names(gives)}, {last}, {_names(renews)}),\n"
         places = {p.name: [base(whole(axis)) for axis in p.axes or ()] for p in parameters}
         self.batch = {name: axes.index(BATCH) for name, axes in places.items() if BATCH in axes}
-        texts = (*self.gather.weights.records, *self.gather.turns.records, *self.gather.turns.functions)
+        texts = (*self.gather.weights.records, *self.gather.iterations.records, *self.gather.iterations.functions)
         self.defined = [str(text).partition("(")[0].split()[1] for text in texts]
 
     def _record(self, tree: RecordNode) -> str:

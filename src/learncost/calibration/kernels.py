@@ -96,7 +96,7 @@ def _table(text: str) -> Table:
 def _function(name: str, lines: Sequence[Line], table: Table, sizes: Mapping[str, int] | None = None) -> KernelFunction:
     """Lines as one kernel, which takes a row a turn."""
     tag_kernel = FusedKernel(name, ("B",))
-    tagged = [replace(line, tag=replace(line.tag, kernel=tag_kernel)) for line in lines]
+    tagged = [replace(line, meta=replace(line.meta, kernel=tag_kernel)) for line in lines]
     results = frozenset(term.name for line in tagged for term in line.left)
     types = dict.fromkeys(table.axes, "fp32")
     return kernel(tagged, table.axes, results, types, sizes or {"B": ROWS, "d": COLUMNS}, name)

@@ -307,7 +307,7 @@ def _tables(
         plan = frugal(first, sizes, settings.dtype)
     tables = {entry: planned(table, _fitting(plan, entry), sizes) for entry, table in tables.items()}
     if settings.entry != "step":
-        evaluated = trained_by(training.evaluated, training.settings.procedure, training.turn)
+        evaluated = trained_by(training.evaluated, training.settings.procedure, training.iteration)
         lengths = (settings.batch_size and settings.batch_size // parts, settings.seq_len, settings.target_len)
         sizes = {**run_sizes(evaluated, *lengths), **sizes}
         model = evaluated.table
@@ -448,10 +448,12 @@ def _said(training: Training, tables: Mapping[str, Table], sizes: Mapping[str, i
             f"variance of the {sizes['B']} that it is called with, as a step does, so that what is said of one depends "
             "on the others."
         )
-    if not find_procedure(training.settings.procedure).by_turns:
+    if not find_procedure(training.settings.procedure).by_iterations:
         return tuple(said)
-    turn = f"Block {training.turn} learns, whose turn it is first, and no other one. The turn of block K is the step"
-    return *said, f"{turn} of --procedure bp --train-layers K."
+    iteration = (
+        f"Block {training.iteration} learns, whose turn it is first, and no other one. The turn of block K is the step"
+    )
+    return *said, f"{iteration} of --procedure bp --train-layers K."
 
 
 def freestanding(

@@ -45,7 +45,7 @@ class Book(Displayed):
         alone; "printed" follows a publication line by line; "formula" prices a whole model and no line.
     jacobian
         Whether the backward pass goes through explicit Jacobians of softmax and normalization.
-    words
+    ops
         What a word of the vocabulary costs, in FLOPs per element of its result, where the book says so itself.
     overrides
         What the book says of single lines instead of its rule: (layer, line) -> MACCs, FLOPs and source.

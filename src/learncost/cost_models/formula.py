@@ -147,8 +147,8 @@ class FormulaValues:
         """The products of scores and of values."""
         table = self.model.table
         products = [
-            (line, turns)
-            for line, turns in self.lines
+            (line, iterations)
+            for line, iterations in self.lines
             if isinstance(line, Product) and kind(line, table) == "attention"
         ]
         return tuple(products)
@@ -156,9 +156,11 @@ class FormulaValues:
     @cached_property
     def blocks(self) -> Polynomial:
         """How many blocks there are: those of attention."""
-        layers = {line.tag.layer for line, _ in self.attention}
+        layers = {line.meta.layer for line, _ in self.attention}
         return total(
-            Polynomial.of(turns) for line, turns in self.lines if makes_shares(line) and line.tag.layer in layers
+            Polynomial.of(iterations)
+            for line, iterations in self.lines
+            if makes_shares(line) and line.meta.layer in layers
         )
 
     @cached_property
@@ -171,8 +173,8 @@ class FormulaValues:
         """MACCs for each pair of tokens, of the products that make scores and of those that read them."""
         scores, values = (
             total(
-                matrix_maccs(line) * Polynomial.of(turns)
-                for line, turns in self.attention
+                matrix_maccs(line) * Polynomial.of(iterations)
+                for line, iterations in self.attention
                 if (sum(base(axis) == "M" for axis in line.left[0].loops) > 1) is makes_pairs
             )
             for makes_pairs in (True, False)
@@ -205,13 +207,13 @@ class FormulaValues:
 
     def matrices(self, attention: bool) -> Polynomial:
         """The parameters of the blocks' matrices: those of attention, or the others."""
-        table, layers = self.model.table, {line.tag.layer for line, _ in self.attention}
+        table, layers = self.model.table, {line.meta.layer for line, _ in self.attention}
         is_attention: dict[str, bool] = {}
-        for line, turns in self.lines:
-            if isinstance(line, Product) and turns and matrix_maccs(line):
+        for line, iterations in self.lines:
+            if isinstance(line, Product) and iterations and matrix_maccs(line):
                 for name in line.reads:
                     if name in table.weights:
-                        is_attention[name] = line.tag.layer in layers
+                        is_attention[name] = line.meta.layer in layers
         return total(
             Polynomial.of(table.axes[name]) for name, of_attention in is_attention.items() if of_attention is attention
         )
@@ -256,8 +258,8 @@ def _experts(reading: FormulaValues) -> str:
 def _shared_weights(reading: FormulaValues) -> str:
     table = reading.model.table
     shared = any(
-        name in table.weights and not set(turns) <= set(table.axes[name])
-        for line, turns in reading.lines
+        name in table.weights and not set(iterations) <= set(table.axes[name])
+        for line, iterations in reading.lines
         if isinstance(line, Product) and matrix_maccs(line)
         for name in line.reads
     )

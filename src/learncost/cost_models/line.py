@@ -15,31 +15,31 @@ NOT_DERIVED = "not derived"
 """The kind of a line that has a cost and no meaning."""
 
 
-def row_of(table: Table, line: Line, turns: Iterable[str], maccs: Polynomial, flops: Polynomial) -> PricedLine:
+def row_of(table: Table, line: Line, iterations: Iterable[str], maccs: Polynomial, flops: Polynomial) -> PricedLine:
     """The row of a line of which this is counted each time that it runs."""
-    return with_counts(table, line, in_all((maccs, flops, elements(line)), turns))
+    return with_counts(table, line, in_all((maccs, flops, elements(line)), iterations))
 
 
 Once = tuple[Polynomial, Polynomial, Polynomial]  # MACCs, FLOPs, elements of a line, each time that it runs
 Counts = tuple[Polynomial, Polynomial, Polynomial, Polynomial]  # these in all turns, and how many turns there are
 
 
-def in_all(once: Once, turns: Iterable[str], spared: Polynomial = ZERO) -> Counts:
+def in_all(once: Once, iterations: Iterable[str], spared: Polynomial = ZERO) -> Counts:
     """`spared` are additions of a total that begins with its first part."""
-    times = Polynomial.of(turns)
+    times = Polynomial.of(iterations)
     maccs, flops, moved = once
     return maccs * times, flops * times - spared, moved * times, times
 
 
 def with_counts(table: Table, line: Line, counts: Counts, form: str | None = None) -> PricedLine:
     """The row of a line of which this is counted in all its turns."""
-    tag, name = line.tag, line.tag.local or line.name
+    meta, name = line.meta, line.meta.local or line.name
     value = table.known.get(line.name)
     part_of = value.of if value and value.role in ("part", "unsummed") else ""
     line_kind = kind(line, table, form)
     narrow = narrow_elements(line, table) * counts[-1]
     return PricedLine(
-        name, tag.layer, tag.block, tag.phase, tag.equation, *counts, line_kind, narrow, part_of, source=line
+        name, meta.layer, meta.block, meta.phase, meta.equation, *counts, line_kind, narrow, part_of, source=line
     )
 
 
@@ -55,10 +55,10 @@ def kind(line: Line, table: Table, form: str | None = None) -> str:
     form = form_of(line) if form is None else form
     if not form:
         return "elementwise"
-    weighted = line.tag.phase == "weight_update" or not table.multiplied.isdisjoint(line.reads)
+    weighted = line.meta.phase == "weight_update" or not table.multiplied.isdisjoint(line.reads)
     if form == "matrix" or weighted:
         return "linear" if weighted else "attention"
-    return "attention" if line.tag.phase == "error_projection" else "elementwise"
+    return "attention" if line.meta.phase == "error_projection" else "elementwise"
 
 
 def form_of(line: Line) -> str:

@@ -36,14 +36,14 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Pri
     few = skipping(table.lines, table.outputs) if blocks else frozenset[tuple[str, str]]()
     scores = ScoreGradients()
     rows = []
-    for line, turns in walk(table.lines):
-        operator = operator_name(line.tag.operator) if book.operators else ""
+    for line, iterations in walk(table.lines):
+        operator = operator_name(line.meta.operator) if book.operators else ""
         maccs = ZERO
         counted = isinstance(line, Product) and not is_in_a_kernel(line)
         if counted and (not operator or has_a_formula(line, book.operators)):
             assert isinstance(line, Product)
             maccs = operator_maccs(line) if operator else matrix_maccs(line)
-        kernel = line.tag.kernel
+        kernel = line.meta.kernel
         if charge and maccs and (not blocks or (kernel and (kernel.name, line.name) in few)):
             assert isinstance(line, Product)
             maccs = charge(line, maccs)
@@ -54,5 +54,5 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Pri
         ):
             maccs = maccs * 2
         opaque = line.opaque.flops(line.part) if isinstance(line, Op) and line.opaque else None
-        rows.append(row_of(table, line, turns, maccs, opaque or maccs * 2))
+        rows.append(row_of(table, line, iterations, maccs, opaque or maccs * 2))
     return tuple(rows)

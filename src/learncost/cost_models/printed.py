@@ -19,27 +19,27 @@ from learncost.ops import entry
 def printed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
     """The rows of a table as a publication prints what they cost."""
     rows = []
-    for line, turns in walk(table.lines):
-        tag = line.tag
+    for line, iterations in walk(table.lines):
+        meta = line.meta
         outside = False
         # Overrides speak of printed products and sums; a word in closed form is not what the publication prints.
-        override = None if isinstance(line, Op) else book.overrides.get((tag.layer, tag.local))
+        override = None if isinstance(line, Op) else book.overrides.get((meta.layer, meta.local))
         if override is not None:
-            names = dict(tag.binding)
+            names = dict(meta.binding)
             maccs, flops = override.maccs.rename(names), override.flops.rename(names)
-        elif tag.layer in book.unpriced:
+        elif meta.layer in book.unpriced:
             maccs = flops = ZERO
         elif isinstance(line, Product):
             maccs, flops, outside = _printed_product(line, book, table)
         elif isinstance(line, Sum):
-            adds = len(line.right) - 1 if tag.phase in ("forward", "recomputation") else 0
+            adds = len(line.right) - 1 if meta.phase in ("forward", "recomputation") else 0
             maccs, flops = ZERO, Polynomial.of(line.left[0].loops, adds)
         else:
             assert isinstance(line, Op)
             maccs, flops, outside = _printed_op(line, book, table)
-        rows.append(replace(row_of(table, line, turns, maccs, flops), outside_paper=outside))
-        if erratum := book.withdrawn.get((tag.layer, tag.local)):
-            text = f"the publication's total leaves ({tag.equation}) out"
+        rows.append(replace(row_of(table, line, iterations, maccs, flops), outside_paper=outside))
+        if erratum := book.withdrawn.get((meta.layer, meta.local)):
+            text = f"the publication's total leaves ({meta.equation}) out"
             back = replace(rows[-1], line=erratum, equation=erratum, source=text, elements=ZERO)
             rows.append(replace(back, maccs=back.maccs * -1, flops=back.flops * -1))
     return tuple(rows)
@@ -50,10 +50,10 @@ def _printed_product(line: Product, book: Book, table: Table) -> tuple[Polynomia
     left = {axis for axis in line.left[0].axes if isinstance(axis, str)}
     if len(line.right) == 1:
         (term,) = line.right
-        if line.tag.layer in book.one_hot and term.indexed:
+        if line.meta.layer in book.one_hot and term.indexed:
             points = Polynomial.of((*term.loops, *(axis.axis for axis in term.axes if isinstance(axis, Read))))
             return points, points * 2, False
-        if line.tag.phase not in ("forward", "recomputation"):
+        if line.meta.phase not in ("forward", "recomputation"):
             # A sum of rows, such as a bias gradient, is left out (section 5.4.3), the rows of a look-up are updated
             # directly (section 5.1.2).
             return ZERO, ZERO, False

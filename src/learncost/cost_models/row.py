@@ -37,7 +37,7 @@ class PricedLine:
     @property
     def module(self) -> str:
         """The path of the module whose line it is; "" where the line says none."""
-        return self.source.tag.module if isinstance(self.source, Line) else ""
+        return self.source.meta.module if isinstance(self.source, Line) else ""
 
     @property
     def text(self) -> str:
@@ -109,7 +109,7 @@ class Price(Displayed):
         width = BYTES[self.dtype]
         narrow = total(row.narrow for row in self.rows) * (width - 1)
         wide = (total(row.elements for row in self.rows) * width - narrow).at(self.sizes)
-        packed = [row for row in self.rows if isinstance(row.source, Line) and row.source.tag.types]
+        packed = [row for row in self.rows if isinstance(row.source, Line) and row.source.meta.types]
         return sum((_packed(row, 8 * width, self.sizes) for row in packed), wide)
 
     def by(self, *fields: str) -> dict[tuple[Any, ...], Price]:

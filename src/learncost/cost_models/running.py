@@ -23,26 +23,26 @@ from learncost.passes.lower import lower, lower_line
 def executed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
     """The rows of a table as it runs; lines of one shape are counted once."""
     shapes: dict[Hashable, tuple[Once, str]] = {}
-    in_turns: dict[tuple[Hashable, ...], tuple[Counts, str]] = {}
+    in_iterations: dict[tuple[Hashable, ...], tuple[Counts, str]] = {}
     rows = []
     whole = table.within or table
     counted = _in_place(whole)
     begins = {id(line): around for line, around in beginnings(whole.lines)}
-    for line, turns in walk(table.lines):
+    for line, iterations in walk(table.lines):
         pair = next(
             (counts for other, counts in counted if other is line), None
         )  # a part has its lines in the whole's order
         begun = begins.get(id(line))
         spared = ZERO if begun is None else Polynomial.of((*line.loops, *begun))
         if pair is not None:
-            in_place = in_all((*pair, elements(line)), turns, spared)
+            in_place = in_all((*pair, elements(line)), iterations, spared)
             rows.append(with_counts(table, line, in_place))
             continue
         same = shape(line)
-        if (counts := in_turns.get((same, turns, begun))) is None:
+        if (counts := in_iterations.get((same, iterations, begun))) is None:
             if (once := shapes.get(same)) is None:
                 once = shapes[same] = ((*executed_alone(line), elements(line)), form_of(line))
-            counts = in_turns[same, turns, begun] = in_all(once[0], turns, spared), once[1]
+            counts = in_iterations[same, iterations, begun] = in_all(once[0], iterations, spared), once[1]
         rows.append(with_counts(table, line, *counts))
     return tuple(rows)
 
@@ -57,7 +57,7 @@ def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Polynomial, Polynomial
     rest = replace(table, lines=each_line(table.lines, lambda line: () if next(standing) else (line,)))
     parts: dict[int, list[Line]] = {}
     for line, _ in walk(lower(rest).lines):
-        parts.setdefault(line.tag.origin, []).append(line)
+        parts.setdefault(line.meta.origin, []).append(line)
     places = count()
     for (line, _), is_alone in zip(walk(table.lines), by_itself, strict=True):
         yield line, None if is_alone else _together(parts.get(next(places), ()))

@@ -35,8 +35,8 @@ def begun(model: Model, plain: Mapping[str, Any], seed: int, dtype: Any) -> Arra
             start_weights |= {array.name: plain[array.name] for array in (quantized.codes, *quantized.scales)}
             continue
         weight = quantized.weight if quantized else name
-        group, turns = stretches[weight]
-        array = plain[weight] if weight in plain else plain[group][turns] if group in plain else None
+        group, iterations = stretches[weight]
+        array = plain[weight] if weight in plain else plain[group][iterations] if group in plain else None
         array = drawn[name] if array is None else np.array(array, dtype)
         expected = shape_of(quantized.axes if quantized else model.table.axes[name], model.sizes)
         if array.shape != expected:
@@ -47,7 +47,7 @@ def begun(model: Model, plain: Mapping[str, Any], seed: int, dtype: Any) -> Arra
 
 def _second_halves(table: Table) -> set[str]:
     """The weights that end a low-rank path, B of A B: they sum over the rank."""
-    ups = ((line, outer) for line, _, outer in _lines(table) if line.tag.layer == "lora" and isinstance(line, Product))
+    ups = ((line, outer) for line, _, outer in _lines(table) if line.meta.layer == "lora" and isinstance(line, Product))
     return {outer.get(line.right[-1].name, line.right[-1].name) for line, outer in ups if RANK in line.sides.summed}
 
 
@@ -59,13 +59,13 @@ def _stretches(model: Model) -> dict[str, tuple[str, slice]]:
     for name in model.table.weights:
         quantized = stored.get(name)
         group = quantized.group if quantized else model.table.values[name].group
-        turns = slice(None)
+        iterations = slice(None)
         if group:
             first = begin.get(group, 0)
             begin[group] = first + int(model.table.axes[name][0])  # the turns of a part of a repeat
-            turns = slice(first, begin[group])
+            iterations = slice(first, begin[group])
         weight = quantized.weight if quantized else name
-        stretches[weight] = (group or weight, turns)
+        stretches[weight] = (group or weight, iterations)
     return stretches
 
 
@@ -119,7 +119,7 @@ def _lines(table: Table) -> Iterator[tuple[Line, Mapping[str, Line], Mapping[str
 
 def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, float] | None:
     """Of the sum of a product and of the low-rank path beside it: the weight, A, B and what the path is scaled by."""
-    if not isinstance(line, Sum) or line.tag.layer != "lora":
+    if not isinstance(line, Sum) or line.meta.layer != "lora":
         return None
     base, scaled = (makers[term.name] for term in line.right)
     up = makers[scaled.right[0].name]
@@ -148,8 +148,8 @@ def _product(weight: Term, a: Term, b: Term, arrays_of: Mapping[str, Any], outer
     letters: dict[str, str] = {}
 
     def spelled(term: Term) -> str:
-        turns = ("turns",) if term.name in outer else ()
-        return "".join(letters.setdefault(axis, chr(97 + len(letters))) for axis in (*turns, *term.declared))
+        iterations = ("turns",) if term.name in outer else ()
+        return "".join(letters.setdefault(axis, chr(97 + len(letters))) for axis in (*iterations, *term.declared))
 
     left, right, product = spelled(a), spelled(b), spelled(weight)
     arrays = (np.asarray(arrays_of[outer.get(term.name, term.name)], float) for term in (a, b))

@@ -112,7 +112,7 @@ class Core(Displayed):
         return int(generator(self.settings.seed, steps, "draw").integers(1, 2**24))
 
     @property
-    def turn(self) -> int:
+    def iteration(self) -> int:
         """The number of the block that learns in the next step, where they take turns; 1 where it finds directions."""
         if self._chosen.finds:
             return int(self.steps % self._chosen.held == 0)
@@ -121,7 +121,7 @@ class Core(Displayed):
     def _begin(self, weights: Mapping[str, Any], table: Table) -> None:
         """From these weights, and no state but that which the step's table reads: what is frozen has none."""
         self.weights = (
-            {name: np.array(array) for name, array in weights.items()} if self._chosen.by_turns else dict(weights)
+            {name: np.array(array) for name, array in weights.items()} if self._chosen.by_iterations else dict(weights)
         )
         self._begin_state(table)
 
@@ -146,7 +146,7 @@ class Core(Displayed):
         """What a procedure has beside the weights and learns as they do, drawn as weights are, with its own state."""
         if not table.beside:
             return
-        forward = each_line(table.lines, lambda line: (line,) if line.tag.phase == "forward" else ())
+        forward = each_line(table.lines, lambda line: (line,) if line.meta.phase == "forward" else ())
         kind_of = kinds(replace(table, lines=forward))
         for name in table.beside:
             size, value = shape(table, name, sizes), table.values[name]
@@ -161,9 +161,9 @@ class Core(Displayed):
     @property
     def weights_read(self) -> Values:
         """The weights, and where blocks take turns their stacks in the parts that a step has, in the same memory."""
-        if not self._chosen.by_turns:
+        if not self._chosen.by_iterations:
             return self.weights
-        table, weights, begin = self._of_turn(), dict(self.weights), dict[str, int]()
+        table, weights, begin = self._of_iteration(), dict(self.weights), dict[str, int]()
         for name in table.weights:
             if name not in weights:
                 stack = table.values[name].group
@@ -172,11 +172,13 @@ class Core(Displayed):
                 weights[name] = self.weights[stack][first : begin[stack]]
         return {name: array for name, array in weights.items() if name not in begin}
 
-    def _step_table(self, model: Model, turn: int | None = None) -> Table:
+    def _step_table(self, model: Model, iteration: int | None = None) -> Table:
         """The table of one step, which is what `cost` prices; clipping, and weight decay outside AdamW, add lines."""
         check_derived(model.table.lines, "nothing trains it")
-        turn = self.turn if turn is None else turn
-        table = step(model, self.settings.procedure, self.settings.optimizer, mode=self.settings.mode, turn=turn)
+        iteration = self.iteration if iteration is None else iteration
+        table = step(
+            model, self.settings.procedure, self.settings.optimizer, mode=self.settings.mode, iteration=iteration
+        )
         table = with_clipping(table) if self.settings.clip else table
         return with_weight_decay(table) if self.settings.weight_decay else table
 
@@ -275,9 +277,9 @@ class Core(Displayed):
     def _turned(self) -> None:
         """Begin the turn of the block whose it is after so many steps, with a state of its own."""
         self.runner.turned()
-        self._begin_state(self._of_turn())
+        self._begin_state(self._of_iteration())
 
-    def _of_turn(self) -> Table:
+    def _of_iteration(self) -> Table:
         """The table of a step of the turn that it is."""
         raise NotImplementedError
 

@@ -27,22 +27,22 @@ def levels(signed: bool) -> Any:
     return np.sort(np.array(numbers))
 
 
-def rounded(array: Any, kind: BlockScales, turns: int = 1) -> Any:
+def rounded(array: Any, kind: BlockScales, iterations: int = 1) -> Any:
     """A state whose blocks have a code a number and a scale each; of fewer numbers than `kind.least`, as it is.
 
-    turns   how many weights the state is of, one after the other
+    iterations how many weights the state is of, one after the other
     """
-    rows = np.asarray(array, np.float32).reshape(turns, -1)
+    rows = np.asarray(array, np.float32).reshape(iterations, -1)
     size = rows.shape[1]
     if size < kind.least:
         return array
     blocks = -(-size // kind.block)
-    padded = np.zeros((turns, blocks * kind.block), np.float32)
+    padded = np.zeros((iterations, blocks * kind.block), np.float32)
     padded[:, :size] = rows
-    cut = padded.reshape(turns, blocks, kind.block)
+    cut = padded.reshape(iterations, blocks, kind.block)
     scales = np.abs(cut).max(axis=2, keepdims=True)
     parts = np.divide(cut, scales, out=np.zeros_like(cut), where=scales > 0)
     numbers = levels(bool(rows.min() < 0))
     codes = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, parts)
-    decoded = (numbers[codes] * scales).astype(np.float32).reshape(turns, -1)[:, :size]
+    decoded = (numbers[codes] * scales).astype(np.float32).reshape(iterations, -1)[:, :size]
     return decoded.reshape(array.shape).astype(array.dtype)

@@ -12,7 +12,7 @@ from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
 from learncost.passes.plan import planned
-from learncost.passes.stages import turns_of
+from learncost.passes.stages import iterations_of
 from learncost.procedures.staged import clipped_together, staged, staged_forward
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.program.pipeline import Schedule
@@ -44,7 +44,7 @@ def step_in_stages(
     over = replace(pipeline, stages=schedule.stages)
     if pipeline.blocks and schedule.chunks > 1:
         raise InputError(f"{pipeline.said} says how many blocks each device has, and {schedule.name} cuts them further")
-    layers = over.layers(turns_of(model.table, sizes))
+    layers = over.layers(iterations_of(model.table, sizes))
     steps = staged(model, sizes, layers, optimizer)
     steps = clipped_together(steps) if clips else steps
     tables = [with_weight_decay(each.table) if decays else each.table for each in steps]
@@ -57,7 +57,7 @@ def forward_in_stages(
 ) -> tuple[Placed, ...]:
     """What the devices of each stage run in a forward pass."""
     over = replace(pipeline, stages=schedule.stages)
-    steps = staged_forward(table, sizes, over.layers(turns_of(table, sizes)))
+    steps = staged_forward(table, sizes, over.layers(iterations_of(table, sizes)))
     return place_stages(steps, over, grid, sizes, table)
 
 
@@ -86,10 +86,10 @@ def in_halves(table: Table, outputs: Collection[str]) -> StageTables:
     outputs  of the step of all stages together: what a stage sends is none
     """
     last: list[Statement] = []
-    if any(turns and line.tag.phase == "optimizer_step" for line, turns in walk(table.lines)):
+    if any(iterations and line.meta.phase == "optimizer_step" for line, iterations in walk(table.lines)):
         raise InputError("stages update with the gradients of all microbatches: leave the plan at-once out")
     for line in table.lines:
-        updates = not isinstance(line, Loop) and line.tag.phase == "optimizer_step"
+        updates = not isinstance(line, Loop) and line.meta.phase == "optimizer_step"
         if updates or {*line.reads} & defined(last):
             last.append(line)
     first = [line for line in table.lines if not any(line is each for each in last)]

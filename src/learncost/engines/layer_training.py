@@ -18,7 +18,7 @@ from learncost.models.from_layer import from_layer
 from learncost.models.model import Model, axes_of
 from learncost.models.wording import nearest
 from learncost.procedures.inference import scored
-from learncost.procedures.step import run_by, turns_of
+from learncost.procedures.step import iterations_of, run_by
 
 
 class LayerTraining(Core):
@@ -83,8 +83,8 @@ class LayerTraining(Core):
         if not model.learns:
             name = model.configuration.name
             raise InputError(f"{name} must have `loss` as its only output, not {model.table.outputs}")
-        self._blocks = turns_of(model, self._chosen)
-        self._tables = {self.turn: self._step_table(model)}
+        self._blocks = iterations_of(model, self._chosen)
+        self._tables = {self.iteration: self._step_table(model)}
         self._forward = run_by(model, procedure).table
         self._looking = replace(self._forward, outputs=("loss", scored(self._forward)))
         if missing := set(model.table.weights) - set(weights):
@@ -96,18 +96,20 @@ class LayerTraining(Core):
 
     def table(self) -> Table:
         """The table that a step executes."""
-        if self.turn not in self._tables:
-            self._tables[self.turn] = self._step_table(self.model)
-        return self._tables[self.turn]
+        if self.iteration not in self._tables:
+            self._tables[self.iteration] = self._step_table(self.model)
+        return self._tables[self.iteration]
 
     def tables(self) -> tuple[tuple[Table, int], ...]:
         """The tables of the steps of a round, each with how many steps have it."""
-        turns = dict.fromkeys(range(self._blocks), 1)
+        iterations = dict.fromkeys(range(self._blocks), 1)
         if self._chosen.finds:
-            turns = {1: 1, 0: self._chosen.held - 1}
-        return tuple((self._step_table(self.model, turn), steps) for turn, steps in turns.items() if steps)
+            iterations = {1: 1, 0: self._chosen.held - 1}
+        return tuple(
+            (self._step_table(self.model, iteration), steps) for iteration, steps in iterations.items() if steps
+        )
 
-    def _of_turn(self) -> Table:
+    def _of_iteration(self) -> Table:
         return self.table()
 
     def step(self, **inputs: Any) -> float:

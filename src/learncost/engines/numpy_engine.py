@@ -30,7 +30,7 @@ from learncost.procedures.inference import scored
 from learncost.procedures.integer_updates import forward_in_integers
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.statistics import with_statistics
-from learncost.procedures.step import run_by, turns_of
+from learncost.procedures.step import iterations_of, run_by
 
 
 class Training(Core):
@@ -153,10 +153,10 @@ class Training(Core):
         self._buffers: Values = {}
         self._forward: dict[bool, Model] = {}  # without dropout, by whether there is padding
         self._looking: dict[bool, Table] = {}  # with the scores as an output too
-        self._blocks = turns_of(self.model, self._chosen)
+        self._blocks = iterations_of(self.model, self._chosen)
         if self._chosen.chooses and self._wanted is not None:
             raise InputError(f"{procedure} says itself what learns: leave train and lora out")
-        self._tables: dict[tuple[bool, int], Table] = {(False, self.turn): self._step_table(self.model)}
+        self._tables: dict[tuple[bool, int], Table] = {(False, self.iteration): self._step_table(self.model)}
         table = self.model.table
         if self.is_plain:
             if weights is None:
@@ -284,15 +284,15 @@ class Training(Core):
         """The table that a step executes, which is the one that `lc.cost` prices. With padding it has masks in it."""
         if padding not in self._models:
             self._models[padding] = self._built(self.dropout > 0, padding)
-        if (padding, self.turn) not in self._tables:
-            self._tables[padding, self.turn] = self._step_table(self._models[padding])
-        return self._tables[padding, self.turn]
+        if (padding, self.iteration) not in self._tables:
+            self._tables[padding, self.iteration] = self._step_table(self._models[padding])
+        return self._tables[padding, self.iteration]
 
-    def _of_turn(self) -> Table:
+    def _of_iteration(self) -> Table:
         return self.table()
 
-    def _step_table(self, model: Model, turn: int | None = None) -> Table:
-        return with_statistics(super()._step_table(model, turn), model.table)
+    def _step_table(self, model: Model, iteration: int | None = None) -> Table:
+        return with_statistics(super()._step_table(model, iteration), model.table)
 
     def step(self, tokens: Any = None, targets: Any = None, **batch: Any) -> float:
         """One step of training on a batch, and the loss before it.

@@ -96,8 +96,8 @@ def _in_rows(quantized: Quantized, array: Any, sizes: Mapping[str, int]) -> Any:
     array, axes = np.asarray(array), quantized.axes
     order = [axes.index(axis, len(quantized.stack)) for axis in (*quantized.inside, *quantized.out)]
     moved = array.transpose([*range(len(quantized.stack)), *order])
-    turns, inside = prod(shape_of(quantized.stack, sizes)), prod(shape_of(quantized.inside, sizes))
-    return moved.reshape(turns, inside, -1)
+    iterations, inside = prod(shape_of(quantized.stack, sizes)), prod(shape_of(quantized.inside, sizes))
+    return moved.reshape(iterations, inside, -1)
 
 
 def _as_stored(quantized: Quantized, rows: Any, sizes: Mapping[str, int]) -> Any:

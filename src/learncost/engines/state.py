@@ -27,13 +27,13 @@ class StateArray:
     """An array of a table: its shape, whether its first axis is that of turns, and where a state_dict has it."""
 
     shape: tuple[int, ...]
-    turns: int | None
+    iterations: int | None
     entry: StateDictEntry
 
     @property
     def shape_there(self) -> tuple[int, ...]:
         """The shape of an entry of the state_dict."""
-        own = self.shape if self.turns is None else self.shape[1:]
+        own = self.shape if self.iterations is None else self.shape[1:]
         return own if self.entry.shape is None else self.entry.shape
 
 
@@ -44,10 +44,10 @@ def stored(layer: Layer, sizes: Mapping[str, int]) -> dict[str, StateArray]:
     names = (*layer.table.weights, *statistics_of(layer.table), *(n for n in layer.stored if n in layer.table.inputs))
     result = {}
     for name in names:
-        turns = int(size_of(counts[name], sizes)) if name in counts else None
+        iterations = int(size_of(counts[name], sizes)) if name in counts else None
         entry = layer.stored.get(name, StateDictEntry(()))
-        entry = entry if entry.paths else replace(entry, paths=StateDictEntry.usual(name, turns).paths)
-        result[name] = StateArray(shape_of(table.axes[name], sizes), turns, entry)
+        entry = entry if entry.paths else replace(entry, paths=StateDictEntry.usual(name, iterations).paths)
+        result[name] = StateArray(shape_of(table.axes[name], sizes), iterations, entry)
     return result
 
 
@@ -65,12 +65,12 @@ def from_state(arrays: Mapping[str, StateArray], state: Mapping[str, Any], where
                 break
             part = np.asarray(state[path])
             part = np.stack([part.real, part.imag], -1) if np.iscomplexobj(part) else part
-            own = array.shape if array.turns is None else array.shape[1:]
+            own = array.shape if array.iterations is None else array.shape[1:]
             if part.size != prod(own):
                 raise InputError(f"{where}: {path} is {part.shape}, but must be {array.shape_there}")
             parts.append(part.reshape(own))
         if len(parts) == len(array.entry.paths):
-            result[name] = parts[0] if array.turns is None else np.stack(parts)
+            result[name] = parts[0] if array.iterations is None else np.stack(parts)
     return result
 
 
@@ -84,8 +84,8 @@ def to_state(arrays: Mapping[str, StateArray], values: Mapping[str, Any], like: 
     for name, array in arrays.items():
         if name not in values:
             continue
-        turns = [values[name]] if array.turns is None else values[name]
-        for paths, part in zip(array.entry.paths, turns, strict=True):
+        iterations = [values[name]] if array.iterations is None else values[name]
+        for paths, part in zip(array.entry.paths, iterations, strict=True):
             for path in paths if not like else like.keys() & paths:
                 kind = np.asarray(like[path]).dtype if path in like else np.asarray(part).dtype
                 kind = np.dtype(np.int64) if path not in like and path.endswith("num_batches_tracked") else kind

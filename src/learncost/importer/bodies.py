@@ -221,7 +221,7 @@ class _Body:
         scores = masked.get(first.read.view.stored)
         if scores is not None and self.op.outside is not None and self.op.outside < 0:
             given[0], where = self._before_mask(first, scores, letters) or (given[0], ())
-        return replace(last, kind="word", operands=tuple(given), signs=(), op=self.op.name, acts=letters, where=where)
+        return replace(last, kind="op", operands=tuple(given), signs=(), op=self.op.name, acts=letters, where=where)
 
     def _before_mask(
         self, here: _ReadValue, scores: Masked, letters: Sequence[Hashable]
@@ -249,7 +249,7 @@ def _is_alike(told: Line, equation: Equation) -> bool:
     if isinstance(told, Sum):
         return equation.kind == "sum" and equation.signs == told.signs
     if isinstance(told, Op):
-        return equation.kind == "word" and equation.op == told.op
+        return equation.kind == "op" and equation.op == told.op
     return equation.kind == "product"
 
 

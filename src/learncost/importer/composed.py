@@ -233,9 +233,9 @@ def _along_a_side(place: Any, side: int, padding: int, align_corners: bool) -> A
         if not span:
             return torch.zeros_like(place)
         apart = (place - first).abs()
-        turns = (apart / span).floor()
-        rest = apart - turns * span
-        place = torch.where(turns % 2 == 0, rest, span - rest) + first
+        iterations = (apart / span).floor()
+        rest = apart - iterations * span
+        place = torch.where(iterations % 2 == 0, rest, span - rest) + first
     return place.clamp(0, side - 1) if padding else place
 
 

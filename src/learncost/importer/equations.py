@@ -369,7 +369,7 @@ class Recorder:
         letters = tuple(range(len(view.dims)))
         axes = [slot.axis for dim in dims for slot in view.dims[dim] if slot in view.spread]
         zeros = View.of(self.stored(axes, "zeros"))
-        self.add(Equation("word", (NamedView(zeros, tuple(range(len(axes)))),), (), op="zeros"))
+        self.add(Equation("op", (NamedView(zeros, tuple(range(len(axes)))),), (), op="zeros"))
         rest = iter(zeros.dims)
         spread_rows: list[tuple[ViewAxis, ...]] = []
         for dim, row in enumerate(view.dims):

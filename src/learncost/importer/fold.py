@@ -109,12 +109,12 @@ def _fold_loops(
         lines = [item for _, inside in blocks[place:stop] for item in inside]
         if stop - place > 1:
             others = [*result, *(item for _, inside in blocks[stop:] for item in inside)]
-            turns = [
+            iterations = [
                 (number, [item for item in inside if isinstance(item, Equation)])
                 for number, inside in blocks[place:stop]
                 if number is not None
             ]
-            lines = _fold_blocks(turns, containers, others, outputs, looks, loop=True)
+            lines = _fold_blocks(iterations, containers, others, outputs, looks, loop=True)
         result += lines
         place = stop
     return result
@@ -208,47 +208,47 @@ def _fold_at(
     """The repeat that begins with these blocks, how many it takes, and the lines of the last that are behind a `loop`;
     none where fewer than two turns are equal.
     """
-    turns: list[ModuleBlock] = []
+    iterations: list[ModuleBlock] = []
     rest: list[Equation] = []
     for place in range(0, len(blocks) - period + 1, period):
         group = blocks[place : place + period]
         if [number for number, _ in group] != list(range(group[0][0], group[0][0] + period)):
             break
         block = ModuleBlock([item for _, lines in group for item in lines], containers, group[0][0])
-        if not turns:
-            turns.append(block)
+        if not iterations:
+            iterations.append(block)
             continue
-        length = len(turns[0].items)
-        if (block.steps[:length] if loop else block.steps) != turns[0].steps:
+        length = len(iterations[0].items)
+        if (block.steps[:length] if loop else block.steps) != iterations[0].steps:
             break
-        if len(turns) == 1:
-            turns[0].look(looks)
+        if len(iterations) == 1:
+            iterations[0].look(looks)
         block.look(looks)
-        if block.signature != turns[0].signature:
-            if not loop or block.signature[:length] != turns[0].signature:
+        if block.signature != iterations[0].signature:
+            if not loop or block.signature[:length] != iterations[0].signature:
                 break
             block, rest = ModuleBlock(block.items[:length], containers, block.first), block.items[length:]
             block.look(looks)
-            if block.signature != turns[0].signature:  # a checkpoint of it goes on behind it
+            if block.signature != iterations[0].signature:  # a checkpoint of it goes on behind it
                 rest = []
                 break
-            turns.append(block)
+            iterations.append(block)
             break
-        turns.append(block)
-    while len(turns) > 1:
-        folded_places = range(start, start + len(turns) * period)
+        iterations.append(block)
+    while len(iterations) > 1:
+        folded_places = range(start, start + len(iterations) * period)
         outside = (lines for place, (_, lines) in enumerate(every) if place not in folded_places)
         later = {stored for lines in (*outside, rest) for item in lines for stored in item.reads}
-        fold = _repeat(turns, containers, read_elsewhere | later, loop=loop)
+        fold = _repeat(iterations, containers, read_elsewhere | later, loop=loop)
         if fold is not None:
-            return fold, len(turns) * period, rest
-        turns.pop()
+            return fold, len(iterations) * period, rest
+        iterations.pop()
         rest = []
     return None, 0, []
 
 
 def _repeat(
-    turns: Sequence[ModuleBlock],
+    iterations: Sequence[ModuleBlock],
     containers: Sequence[str],
     read_later: set[StoredValue],
     *,
@@ -259,11 +259,11 @@ def _repeat(
     loop   with lines of the loop itself: what it carries is to be read behind it, or its gradient, which is zeros
            there, would be added to.
     """
-    first, last = turns[0], turns[-1]
+    first, last = iterations[0], iterations[-1]
     carry: list[tuple[StoredValue, StoredValue, StoredValue]] = []
     each: dict[StoredValue, list[StoredValue]] = {}
     for place, stored in enumerate(first.externals):
-        several = [turn.externals[place] for turn in turns]
+        several = [iteration.externals[place] for iteration in iterations]
         if all(other is stored for other in several):
             if stored.kind == "running":
                 return None  # one statistic, which every turn goes on with
@@ -271,7 +271,7 @@ def _repeat(
         made = first.made
         if several[1] in made:
             number = made.index(several[1])
-            if any(several[i] is not turns[i - 1].made[number] for i in range(1, len(turns))):
+            if any(several[i] is not iterations[i - 1].made[number] for i in range(1, len(iterations))):
                 return None
             if not _alike(stored, made[number]):
                 return None
@@ -285,14 +285,14 @@ def _repeat(
     if any(stored in read_later for several in each.values() for stored in several):
         return None  # a line outside reads one turn's own
     handed = {made for *_, made in carry}
-    if any(made in read_later and made not in handed for turn in turns for made in turn.made):
+    if any(made in read_later and made not in handed for iteration in iterations for made in iteration.made):
         return None
     if not carry or len({made for _, made, _ in carry}) < len(carry):
         return None
     if loop and not handed <= read_later:
         return None
-    for turn in turns[1:]:
-        for mine, theirs in zip(first.axes, turn.axes, strict=True):
+    for iteration in iterations[1:]:
+        for mine, theirs in zip(first.axes, iteration.axes, strict=True):
             mine.join(theirs)
     for before, made_anew, _ in carry:
         leaves_before = [leaf for axis in before.axes for leaf in axis.leaves]
@@ -302,7 +302,7 @@ def _repeat(
     numbers = [block for each in first.items if (block := _number(each, containers)) is not None]
     for item in first.items:
         item.module = starred(item.module, containers, numbers[0], max(numbers) > min(numbers))
-    return Fold(len(turns), list(first.items), carry, each)
+    return Fold(len(iterations), list(first.items), carry, each)
 
 
 def _alike(first: StoredValue, second: StoredValue) -> bool:

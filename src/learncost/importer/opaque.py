@@ -37,7 +37,7 @@ def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
     several = node.meta["val"]
     results = [_result(reader, each) for each in (several if isinstance(several, tuple | list) else [several])]
     left = tuple(NamedView(view, _letters(view)) for view in _tensors(results))
-    recorder.add(Equation("word", left, reads, op="opaque", cost=known))
+    recorder.add(Equation("op", left, reads, op="opaque", cost=known))
     if isinstance(several, torch.Tensor):
         return results[0]
     return results

@@ -192,7 +192,7 @@ class GraphReader:
         )
         view = View.of(stored, [0 if equal(size, 1) else 1 for size in shape])
         letters = tuple(range(len(shape)))
-        self.recorder.add(Equation("word", (NamedView(view, letters),), (), op="ones" if number else "zeros"))
+        self.recorder.add(Equation("op", (NamedView(view, letters),), (), op="ones" if number else "zeros"))
         return view
 
     def index(self, value: Any, reads: AxisClass) -> View:
@@ -335,7 +335,7 @@ class GraphReader:
         return self.pointwise("product", operands, hint=hint)
 
     def op(self, op: str, *operands: Any, hint: str = "") -> View:
-        return self.pointwise("word", operands, op=op, hint=hint)
+        return self.pointwise("op", operands, op=op, hint=hint)
 
     def along(
         self, op: str, view: View, dims: Sequence[int], *more: NumberOperand, keep: bool = True, hint: str = ""
@@ -344,7 +344,7 @@ class GraphReader:
         letters = range(len(view.dims))
         acts = [dim for dim in dims if view.dims[dim]]
         out = letters if keep else [letter for letter in letters if letter not in dims]
-        return self.recorder.line("word", [(view, letters), *more], out, op=op, acts=acts, hint=hint)
+        return self.recorder.line("op", [(view, letters), *more], out, op=op, acts=acts, hint=hint)
 
     def keep(self, value: View, mean: Any, variance: Any, momentum: float) -> None:
         """Note that the last line, a normalization, keeps running statistics: of the dimension 1, in these buffers."""

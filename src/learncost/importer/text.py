@@ -329,7 +329,7 @@ class _WrittenLine:
         if equation.kind == "product":  # a number with a sign behind a term would be taken from it
             several = tuple(sorted(several, key=lambda each: not (isinstance(each, NumberOperand) and each.value < 0)))
         operands = [self.operand(operand) for operand in several]
-        if equation.kind == "word":
+        if equation.kind == "op":
             acts = " ".join(name for letter in equation.acts for name in self.rows(letter))
             right = f"{equation.op}{f'[{acts}]' if acts else ''}({', '.join(operands)})"
         elif equation.kind == "sum":
@@ -340,10 +340,10 @@ class _WrittenLine:
         else:
             right = " ".join(operands)
         where = "".join(f" where {self.condition(each)}" for each in equation.where)
-        tag = f" @ {equation.module or '.'} {equation.operator}".rstrip()
-        tag += f" again {equation.again}" if equation.again else ""
+        meta = f" @ {equation.module or '.'} {equation.operator}".rstrip()
+        meta += f" again {equation.again}" if equation.again else ""
         cost = "" if equation.cost is None else str(equation.cost.renamed(self.writer.symbols))
-        return f"{left} = {right}{cost}{where}{self.running()}{tag}"
+        return f"{left} = {right}{cost}{where}{self.running()}{meta}"
 
     def running(self) -> str:
         """The statistics that it keeps."""

@@ -170,8 +170,8 @@ def infer_sizes(
     for joined_axis, parts in joined(table):
         if lengths.keys() >= {*parts}:
             lengths.setdefault(joined_axis, sum(lengths[part] for part in parts))
-    for line, turns in walk(table.lines):
-        for axis in (*turns, *line.loops):
+    for line, iterations in walk(table.lines):
+        for axis in (*iterations, *line.loops):
             if base(axis).partition("/")[0] not in lengths and not base(axis)[0].isdigit():
                 raise InputError(f"the size of {base(axis)} is not known: give {base(axis)} among the arrays or sizes")
     return lengths
@@ -179,7 +179,10 @@ def infer_sizes(
 
 def _filled(table: Table, lengths: dict[str, int], fixed: Mapping[str, int]) -> dict[str, int]:
     """With the sizes of the table's own that its lines need and nothing says, where what is said is the table's too."""
-    needed = {*windows(table.lines), *(base(a) for line, turns in walk(table.lines) for a in (*turns, *line.loops))}
+    needed = {
+        *windows(table.lines),
+        *(base(a) for line, iterations in walk(table.lines) for a in (*iterations, *line.loops)),
+    }
     missing = sorted(needed & fixed.keys() - lengths.keys())
     other = next((axis for axis, size in lengths.items() if fixed.get(axis, size) != size), None)
     if not other:
@@ -268,21 +271,21 @@ def _execute(
 ) -> None:
     for step in steps:
         if isinstance(step, _LoopProgram):
-            _turns(step, values, sizes, watch, exchange)
+            _iterations(step, values, sizes, watch, exchange)
         else:
             values[step.name] = step.operation(values, sizes, exchange)
             if watch:
                 watch(step.line, values)
 
 
-def _turns(
-    turns: _LoopProgram,
+def _iterations(
+    iterations: _LoopProgram,
     values: MutableMapping[str, Array],
     sizes: Sizes,
     watch: Watch | None,
     exchange: Exchange | None,
 ) -> None:
-    line, parts = turns.line, turns.parts
+    line, parts = iterations.line, iterations.parts
     try:
         count = size_of(line.count, sizes)
     except KeyError:
@@ -292,30 +295,32 @@ def _turns(
     carried = {carry.start: values[carry.initial] for carry in line.carry}
     stacks: dict[str, list[Array]] = {pair[1]: [None] * count * (parts[pair] or 1) for pair in line.keep}
     order = range(count)
-    for place, turn in enumerate(reversed(order) if line.reverse else order):
+    for place, iteration in enumerate(reversed(order) if line.reverse else order):
         inner = _IterationScope(values)
         inner.update(carried)
-        inner.update({pair[0]: _slice(values[pair[1]], turn, parts[pair]) for pair in line.each})
-        own_sizes = {**sizes, **came_from(line.around, turn, sizes)} if line.around else sizes
-        _execute(turns.program if place else turns.first, inner, own_sizes, watch, exchange)
+        inner.update({pair[0]: _slice(values[pair[1]], iteration, parts[pair]) for pair in line.each})
+        own_sizes = {**sizes, **came_from(line.around, iteration, sizes)} if line.around else sizes
+        _execute(iterations.program if place else iterations.first, inner, own_sizes, watch, exchange)
         carried = {carry.start: inner[carry.end] for carry in line.carry}
         for inside, outer in line.keep:
             together = parts[inside, outer]
             for number in range(together):
-                stacks[outer][turn * together + number] = _slice(inner[inside], number)
+                stacks[outer][iteration * together + number] = _slice(inner[inside], number)
             if not together:
-                stacks[outer][turn] = inner[inside]
+                stacks[outer][iteration] = inner[inside]
     for carry in line.carry:
         values[carry.final] = carried[carry.start]
     for outer, stack in stacks.items():
-        values[outer] = np.stack(stack) if outer in turns.stacked else stack
+        values[outer] = np.stack(stack) if outer in iterations.stacked else stack
 
 
-def _slice(stack: Array | list[Array], turn: int, together: int = 0) -> Array:
+def _slice(stack: Array | list[Array], iteration: int, together: int = 0) -> Array:
     """A turn's slice of a stack, or those that it has together."""
     if together:
-        return stack[turn * together : (turn + 1) * together]
-    return stack[turn] if isinstance(stack, list) else stack[turn, ...]  # with the dots a number stays an array
+        return stack[iteration * together : (iteration + 1) * together]
+    return (
+        stack[iteration] if isinstance(stack, list) else stack[iteration, ...]
+    )  # with the dots a number stays an array
 
 
 class _IterationScope(dict[str, Array]):

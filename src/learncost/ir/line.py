@@ -157,7 +157,7 @@ class Line:
     left: tuple[Term, ...]
     right: tuple[Operand, ...]
     where: tuple[Condition, ...] = ()
-    tag: Meta = Meta()
+    meta: Meta = Meta()
 
     @property
     def name(self) -> str:
@@ -195,7 +195,7 @@ class Line:
 
     def _suffix(self) -> str:
         text = "".join(f" where {condition}" for condition in self.where)
-        return text + (f"  ({self.tag.equation})" if self.tag.equation else "")
+        return text + (f"  ({self.meta.equation})" if self.meta.equation else "")
 
 
 _ONE = Literal()

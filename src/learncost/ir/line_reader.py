@@ -83,7 +83,7 @@ class LineReader:
         self.position += 1
         return self.tokens[self.position - 1][1]
 
-    def turns(self) -> str:
+    def iterations(self) -> str:
         """How often a repeat turns, as a number."""
         if self.kind() != "number" or not self.value().isdecimal() or check_whole(self.value()) < 1:
             raise RefusedError(f"an axis is called by a name, a repeat turns a whole number of times, not {self.peek}")
@@ -274,7 +274,7 @@ class LineReader:
             while self.peek != ")":
                 name = OWN if self.take(OWN) else self.name()
                 if name != OWN and self.take("="):
-                    axes.append((name, self.name() if self.kind() == "name" else self.turns()))
+                    axes.append((name, self.name() if self.kind() == "name" else self.iterations()))
                 else:
                     weights.append(name)
                 self.take(",")

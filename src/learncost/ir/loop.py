@@ -123,13 +123,13 @@ class Loop:
 Statement: TypeAlias = Line | Loop
 
 
-def walk(lines: Iterable[Statement], turns: tuple[str, ...] = ()) -> Iterator[tuple[Line, tuple[str, ...]]]:
+def walk(lines: Iterable[Statement], iterations: tuple[str, ...] = ()) -> Iterator[tuple[Line, tuple[str, ...]]]:
     """Every line with the counts of the repeats around it."""
     for line in lines:
         if isinstance(line, Loop):
-            yield from walk(line.lines, (*turns, line.count))
+            yield from walk(line.lines, (*iterations, line.count))
         else:
-            yield line, turns
+            yield line, iterations
 
 
 def repeats(lines: Iterable[Statement]) -> Iterator[Loop]:
@@ -166,17 +166,17 @@ def not_derived(lines: Iterable[Statement]) -> tuple[Op, ...]:
 def check_derived(lines: Iterable[Statement], doing: str) -> None:
     """Refuse to do something with lines of which one is not derived, and say which. Raises `InputError`."""
     for line in not_derived(lines):
-        where = f" in {line.tag.module}" if line.tag.module else ""
-        raise InputError(f"{line.tag.operator or line.op}{where} is not derived, so {doing}, in line: {line}")
+        where = f" in {line.meta.module}" if line.meta.module else ""
+        raise InputError(f"{line.meta.operator or line.op}{where} is not derived, so {doing}, in line: {line}")
 
 
 def check_known(lines: Iterable[Statement], what: str) -> None:
     """Refuse to do something with lines of which one has a cost that nobody knows. Raises `InputError`."""
     for line in not_derived(lines):
         if line.opaque and None in (line.opaque.forward, line.opaque.backward):
-            where = f" in {line.tag.module}" if line.tag.module else ""
+            where = f" in {line.meta.module}" if line.meta.module else ""
             raise InputError(
-                f"{what} needs every cost, and that of {line.tag.operator or line.op}{where} is not known, "
+                f"{what} needs every cost, and that of {line.meta.operator or line.op}{where} is not known, "
                 "forward and backward; learncost cost gives lower bounds"
             )
 

@@ -128,7 +128,7 @@ def parse_line(text: str) -> Line | LayerCall:
     left, line = _read(body, where, text)
     if isinstance(line, Op):
         line = replace(line, opaque=opaque)
-    tag = Meta(equation=equation, module=module, operator=operator, again=again)
+    meta = Meta(equation=equation, module=module, operator=operator, again=again)
     if isinstance(line, LayerCall) and (operator or again):
         raise NotationError(f"the lines of {line.layer} say themselves what computes them: write @ {module}", text)
     if isinstance(line, Line):
@@ -137,8 +137,8 @@ def parse_line(text: str) -> Line | LayerCall:
         if not all(isinstance(term, Term) for term in left):
             raise NotationError("a name must stand on the left", text)
         if statistics:
-            tag = replace(tag, running=_running(statistics, line, text))
-        return replace(line, tag=tag)
+            meta = replace(meta, running=_running(statistics, line, text))
+        return replace(line, meta=meta)
     return replace(line, module=module)
 
 

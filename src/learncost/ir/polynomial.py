@@ -142,9 +142,9 @@ def held(axis: str, sizes: Mapping[str, Any]) -> tuple[int, int]:
     return first, many
 
 
-def came_from(mesh_axis: str, turn: int, sizes: Mapping[str, Any]) -> dict[str, int]:
+def came_from(mesh_axis: str, iteration: int, sizes: Mapping[str, Any]) -> dict[str, int]:
     """Whose part it is that came round to this device in a turn: in turn 0 that of the device before it."""
-    return {here(f"{mesh_axis}{ROUND}"): (sizes[here(mesh_axis)] - 1 - turn) % sizes[mesh_axis]}
+    return {here(f"{mesh_axis}{ROUND}"): (sizes[here(mesh_axis)] - 1 - iteration) % sizes[mesh_axis]}
 
 
 def shape_of(axes: Iterable[str], sizes: Mapping[str, Any]) -> tuple[Any, ...]:

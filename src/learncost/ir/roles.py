@@ -82,7 +82,7 @@ def places_read(table: Table) -> dict[str, list[str]]:
         for line in lines:
             if isinstance(line, Loop):
                 visit({**axes, **line.axes}, line.lines)
-                axis_of.update({stack: axis_of[turn] for turn, stack in line.each if turn in axis_of})
+                axis_of.update({stack: axis_of[iteration] for iteration, stack in line.each if iteration in axis_of})
                 continue
             for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
                 for place, axis in enumerate(term.axes):

@@ -84,7 +84,7 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
     """Refuse a size of no axis, and a name of the header that is a size: sizes go by the names of axes."""
     every = [*walk(lines)]
     axes = {base(axis): line for line, _ in reversed(every) for axis in (*line.loops, *_labels(line))}
-    counts = {size: line for line, turns in reversed(every) for size in (*turns, *windows([line]))}
+    counts = {size: line for line, iterations in reversed(every) for size in (*iterations, *windows([line]))}
     for name in (*header.inputs, *header.weights):
         if name in axes or name in counts:
             kind = "an axis" if name in axes else "a size"
@@ -210,9 +210,9 @@ class _TableScope:
             if name not in self.current:
                 hint = (advice(str(line)) if "." in name else "") or self.hint(name)
                 raise NotationError(f"{name} is not defined before it is read{hint}", str(line))
-        tag = line.tag
+        meta = line.meta
         line = line.with_changed(
-            tag=tag if tag.local else replace(tag, local=line.name, locals=tuple(t.name for t in line.right)),
+            meta=meta if meta.local else replace(meta, local=line.name, locals=tuple(t.name for t in line.right)),
             right=tuple(t.renamed(self.current) for t in line.right),
             left=tuple(Term(t.name, tuple(_rename_reads(a, self.current) for a in t.axes)) for t in line.left),
         )

@@ -58,11 +58,14 @@ class StateDictEntry:
     shape: tuple[int, ...] | None = None
 
     @staticmethod
-    def usual(name: str, turns: int | None) -> StateDictEntry:
+    def usual(name: str, iterations: int | None) -> StateDictEntry:
         """Return that of a name that is a path itself; of a stack `each` stands for the number of the turn."""
         parts = name.split(".")
-        numbered = (".".join(str(turn) if part == "each" else part for part in parts) for turn in range(turns or 0))
-        return StateDictEntry(((name,),) if turns is None else tuple((path,) for path in numbered))
+        numbered = (
+            ".".join(str(iteration) if part == "each" else part for part in parts)
+            for iteration in range(iterations or 0)
+        )
+        return StateDictEntry(((name,),) if iterations is None else tuple((path,) for path in numbered))
 
     def text(self, name: str) -> str:
         """`stored: W path path [4,1,3]`."""
@@ -218,8 +221,8 @@ def _size_names(same: IdentityKey[Table]) -> Mapping[str, None]:
     table, names = same.content, dict[str, None]()
     for name in (*table.inputs, *table.weights):
         names |= dict.fromkeys(map(base, table.axes.get(name, ())))
-    for line, turns in walk(table.lines):
-        names |= dict.fromkeys(turns)
+    for line, iterations in walk(table.lines):
+        names |= dict.fromkeys(iterations)
         names |= dict.fromkeys(map(base, line.loops))
         for term in (*line.left, *line.right):
             names |= dict.fromkeys(_sizes_of(term))

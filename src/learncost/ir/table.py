@@ -106,5 +106,5 @@ def _inside(lines: Iterable[Statement]) -> dict[str, Value]:
 
 def features(table: Table) -> frozenset[str]:
     """The sizes that its weights have as axes, counts of repeats aside: those of features, not of positions."""
-    counts = {count for _, turns in walk(table.lines) for count in turns}
+    counts = {count for _, iterations in walk(table.lines) for count in iterations}
     return frozenset(base(axis) for name in table.weights for axis in table.axes[name] if axis not in counts)

@@ -33,14 +33,14 @@ def beginnings(lines: Iterable[Statement]) -> Iterator[tuple[Line, tuple[str, ..
 
 
 def _beginnings(
-    lines: tuple[Statement, ...], around: dict[str, tuple[str, ...]], turns: tuple[str, ...]
+    lines: tuple[Statement, ...], around: dict[str, tuple[str, ...]], iterations: tuple[str, ...]
 ) -> Iterator[tuple[Line, tuple[str, ...]]]:
-    since = around | dict.fromkeys(empty(lines), turns)
+    since = around | dict.fromkeys(empty(lines), iterations)
     for line in lines:
         if isinstance(line, Loop):
             starts = begun(line, since.keys())
             inside = {c.start: since[c.initial] for c in line.carry if c.start in starts}
-            yield from _beginnings(line.lines, inside, (*turns, line.count))
+            yield from _beginnings(line.lines, inside, (*iterations, line.count))
         elif isinstance(line, Sum) and (names := around.keys() & {*line.reads}):
             yield line, around[names.pop()]
 

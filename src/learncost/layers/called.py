@@ -83,15 +83,15 @@ class _InlinedCall:
 
     def line(self, line: Line, names: Mapping[str, str]) -> Line:
         moved = line.renamed(names, self.axes)
-        binding = tuple((letter, base(self.axes.get(now, now))) for letter, now in line.tag.binding)
+        binding = tuple((letter, base(self.axes.get(now, now))) for letter, now in line.meta.binding)
         where = tuple(c for c in self.call.where if c.axes <= set(moved.loops))
         self.restricted.update(where)
-        module = within(self.call.module, line.tag.module)
-        if self.call.is_own and line.tag.layer == self.title:  # as if it stood in the caller
-            tag = Meta(equation=line.tag.equation, operator=line.tag.operator, module=module, again=line.tag.again)
+        module = within(self.call.module, line.meta.module)
+        if self.call.is_own and line.meta.layer == self.title:  # as if it stood in the caller
+            meta = Meta(equation=line.meta.equation, operator=line.meta.operator, module=module, again=line.meta.again)
         else:
-            tag = replace(line.tag, binding=binding, module=module)
-        return moved.with_changed(where=(*moved.where, *where), tag=tag)
+            meta = replace(line.meta, binding=binding, module=module)
+        return moved.with_changed(where=(*moved.where, *where), meta=meta)
 
     def block(self, repeat: Loop, names: Mapping[str, str]) -> ParsedLoop:
         """A repeat, whose own names are told apart from those of what the call is given."""
@@ -129,7 +129,7 @@ def _weight_names(call: LayerCall, weights: tuple[str, ...]) -> tuple[dict[str, 
 def _axis_names(call: LayerCall, table: Table, axes_of_names: Axes, names: Mapping[str, str]) -> dict[str, str]:
     """What the layer's axes are called at the caller's: as the call says, else as what it is given and left show."""
     axes = dict(call.axes)
-    counts = {turn for _, turns in walk(table.lines) for turn in turns}
+    counts = {iteration for _, iterations in walk(table.lines) for iteration in iterations}
     if fixed := [axis for axis, new in call.axes if new.isdecimal() and axis not in counts]:
         raise NotationError(f"{fixed[0]} is an axis of {call.layer}: call it by a name, not a number", call.text)
     pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []

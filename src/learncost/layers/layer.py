@@ -264,7 +264,7 @@ def marked(layer: Layer) -> Table:
     def mark(line: Line) -> tuple[Line]:
         if line.name not in layer.cache:
             return (line,)
-        return (replace(line, tag=replace(line.tag, cached=layer.table.axes[line.name].index(KEYS))),)
+        return (replace(line, meta=replace(line.meta, cached=layer.table.axes[line.name].index(KEYS))),)
 
     return replace(layer.table, lines=each_line(layer.table.lines, mark)) if layer.cache else layer.table
 
@@ -331,12 +331,12 @@ def _equations(line: str) -> dict[str, str]:
 
 
 def _tagged(line: Line, name: str, equations: Mapping[str, str]) -> Line:
-    if line.tag.layer:
+    if line.meta.layer:
         return line
-    gradients = tuple(equations.get(f"d{operand}", "") for operand in line.tag.locals)
-    jacobian = next((equations[f"J{o}"] for o in line.tag.locals if f"J{o}" in equations), "")
+    gradients = tuple(equations.get(f"d{operand}", "") for operand in line.meta.locals)
+    jacobian = next((equations[f"J{o}"] for o in line.meta.locals if f"J{o}" in equations), "")
     binding = tuple((base(a), base(a)) for a in line.loops)
-    return replace(line, tag=replace(line.tag, layer=name, gradients=gradients, jacobian=jacobian, binding=binding))
+    return replace(line, meta=replace(line.meta, layer=name, gradients=gradients, jacobian=jacobian, binding=binding))
 
 
 def _check_op(line: Line) -> Line:
@@ -387,9 +387,9 @@ def _check_op(line: Line) -> Line:
     if op.inline:
         return _inline(line, op)
     defaults = op.defaults[len(op.defaults) - missing :] if missing else ()
-    tag = replace(line.tag, locals=(*line.tag.locals, *("" for _ in defaults)))
+    meta = replace(line.meta, locals=(*line.meta.locals, *("" for _ in defaults)))
     right_terms = (*line.right, *defaults)
-    return replace(line, op=canonical(line.op), right=right_terms, given=op.inputs, gives=op.outputs, tag=tag)
+    return replace(line, op=canonical(line.op), right=right_terms, given=op.inputs, gives=op.outputs, meta=meta)
 
 
 def _opaque(line: Op) -> Op:
@@ -411,9 +411,9 @@ def _inline(line: Op, op: OpDef) -> Line:
         replace(term, sizes=spell(term.sizes, line)) if isinstance(term, Literal) else operands[term.name]
         for term in body.right
     )
-    names = dict(zip(op.inputs, line.tag.locals, strict=True))
-    tag = replace(line.tag, locals=tuple(names.get(term.name, "") for term in body.right))
-    return replace(body, left=line.left, right=right, where=line.where, tag=tag)
+    names = dict(zip(op.inputs, line.meta.locals, strict=True))
+    meta = replace(line.meta, locals=tuple(names.get(term.name, "") for term in body.right))
+    return replace(body, left=line.left, right=right, where=line.where, meta=meta)
 
 
 @dataclass

@@ -40,7 +40,7 @@ def is_norm(name: str) -> bool:
 
 def of_part(line: Line, part: Part) -> bool:
     """Whether it is a line of a layer that is this part of a model."""
-    return part_of(line.tag.layer) == part
+    return part_of(line.meta.layer) == part
 
 
 _PARTS: Mapping[str, Part] = {part: part for part in get_args(Part)}

@@ -84,9 +84,9 @@ def _runs_as_matrices(line: Product, terms: Sequence[Term]) -> bool:
     `bilinear` runs bmm for both of its products and for the gradient of its weight; what is in between it multiplies
     element by element (torch 2.13.0, aten/src/ATen/native/Linear.cpp, _trilinear).
     """
-    operator = operator_name(line.tag.operator)
+    operator = operator_name(line.meta.operator)
     if operator == "bilinear":
-        return line.tag.phase == "weight_update" or not set(line.left[0].loops).issuperset(line.loops)
+        return line.meta.phase == "weight_update" or not set(line.left[0].loops).issuperset(line.loops)
     return operator in PRODUCT_OPERATORS and not ("conv" in operator and _groups(line, terms))
 
 
@@ -107,7 +107,7 @@ def operator_maccs(line: Product) -> Polynomial:
         return matrix_maccs(line)
     loops = dict.fromkeys(chain.from_iterable(term.loops for term in terms))
     sums = not line.left[0].loops or not set(loops).issubset(line.left[0].loops)
-    if sums and line.tag.phase == "weight_update" and "conv" in line.tag.operator:
+    if sums and line.meta.phase == "weight_update" and "conv" in line.meta.operator:
         return Polynomial.of((*loops, *_groups(line, terms)))
     return Polynomial.of(loops)
 
@@ -131,13 +131,13 @@ tools/autograd/derivatives.yaml)."""
 
 def has_a_formula(line: Line, operators: Collection[str]) -> bool:
     """Whether a counter with formulas of these operators sees a line."""
-    operator = operator_name(line.tag.operator)
-    return operator in operators or (operator in SEEN_BACKWARD and line.tag.phase in ("backward", "weight_update"))
+    operator = operator_name(line.meta.operator)
+    return operator in operators or (operator in SEEN_BACKWARD and line.meta.phase in ("backward", "weight_update"))
 
 
 def is_in_a_kernel(line: Product) -> bool:
     """Whether counters of operators see nothing of a product, which a kernel of another name computes."""
-    return line.tag.phase in ("forward", "recomputation") and line.tag.operator in IN_ITS_KERNEL
+    return line.meta.phase in ("forward", "recomputation") and line.meta.operator in IN_ITS_KERNEL
 
 
 def in_half(line: Product, maccs: Polynomial) -> Polynomial:
@@ -161,7 +161,7 @@ def in_blocks(line: Product, maccs: Polynomial, sizes: Mapping[str, Any]) -> Pol
 
     M = 80 in blocks of 64 are 64 * 64 + 16 * 80 pairs. Where a size is not known, all pairs.
     """
-    condition, kernel = _causal(line), line.tag.kernel
+    condition, kernel = _causal(line), line.meta.kernel
     length = None if condition is None else sizes.get(base(condition.upper))
     if condition is None or kernel is None or kernel.blocks is None or not isinstance(length, int):
         return maccs
@@ -191,11 +191,11 @@ def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[tup
             )
             groups.append([])
         else:
-            if not groups[-1] or groups[-1][-1].tag.kernel != line.tag.kernel:
+            if not groups[-1] or groups[-1][-1].meta.kernel != line.meta.kernel:
                 groups.append([])
             groups[-1].append(line)
     for kernel_lines in groups:
-        kernel = kernel_lines[0].tag.kernel if kernel_lines else None
+        kernel = kernel_lines[0].meta.kernel if kernel_lines else None
         if kernel is None or kernel.blocks is None:
             continue
         others = {

@@ -75,7 +75,7 @@ def refined(
             return (line,)
         hole = _Hole(replacement, line, numbers, names, along)
         raw = hole.outer_name(replacement.header.inputs[0])
-        return (replace(line, left=(Term(raw, line.left[0].axes),), tag=replace(line.tag, local=raw)), *hole.lines)
+        return (replace(line, left=(Term(raw, line.left[0].axes),), meta=replace(line.meta, local=raw)), *hole.lines)
 
     changed, table = rewritten(layer, change), layer.table
     if hole is None:
@@ -167,9 +167,9 @@ class _Hole:
         loops = {axis for term in (*left, *right) for axis in term.loops}
         where = tuple(condition for condition in self.line.where if condition.axes <= loops)
         locals_ = tuple(term.name for term in right)
-        outer = self.line.tag
-        tag = Meta(outer.layer, local=left[0].name, locals=locals_, binding=outer.binding, module=outer.module)
-        line = replace(line, left=left, right=right, where=where, tag=tag)
+        outer = self.line.meta
+        meta = Meta(outer.layer, local=left[0].name, locals=locals_, binding=outer.binding, module=outer.module)
+        line = replace(line, left=left, right=right, where=where, meta=meta)
         if not isinstance(line, Op):
             return line
         op, axes = (

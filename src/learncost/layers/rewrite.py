@@ -59,10 +59,10 @@ def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
         values[bias.name], values[linear.name] = Value(bias.declared), Value(left.declared)
         if bias.name not in weights:  # the weight may stand in several products
             weights.insert(weights.index(weight.name) + 1, bias.name)
-        tag = Meta(line.tag.layer, equation=line.tag.equation, local=left.name, locals=(linear.name, bias.name))
-        tag = replace(tag, binding=line.tag.binding, module=line.tag.module)
-        product = replace(line, left=(linear,), tag=replace(line.tag, local=linear.name))
-        return product, Sum((left,), (linear, bias), line.where, tag, (1, 1))
+        meta = Meta(line.meta.layer, equation=line.meta.equation, local=left.name, locals=(linear.name, bias.name))
+        meta = replace(meta, binding=line.meta.binding, module=line.meta.module)
+        product = replace(line, left=(linear,), meta=replace(line.meta, local=linear.name))
+        return product, Sum((left,), (linear, bias), line.where, meta, (1, 1))
 
     changed = rewritten(layer, change)
     return replace(changed, table=replace(changed.table, values=values, weights=tuple(weights)))
@@ -92,10 +92,10 @@ def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
         undropped, mask = Term(f"{left.name}.whole", left.axes), Term(f"{left.name}.mask", left.axes)
         values[undropped.name], values[mask.name] = Value(left.declared), Value(left.declared, "mask", left.name)
         masks.append(mask.name)
-        tag = Meta(DROPOUT, local=left.name, locals=(undropped.name, mask.name), binding=line.tag.binding)
+        meta = Meta(DROPOUT, local=left.name, locals=(undropped.name, mask.name), binding=line.meta.binding)
         return (
-            replace(line, left=(undropped, *line.left[1:]), tag=replace(line.tag, local=undropped.name)),
-            Product((left,), (undropped, mask), line.where, tag),
+            replace(line, left=(undropped, *line.left[1:]), meta=replace(line.meta, local=undropped.name)),
+            Product((left,), (undropped, mask), line.where, meta),
         )
 
     changed = rewritten(layer, change)
@@ -119,12 +119,12 @@ def with_padding(layer: Layer) -> Layer:
             term = line.right[0]
             keep = Term("keep.mask", (batch, keys))
             left = Term(padded, term.axes)
-            tag = Meta("padding", local=padded, locals=("keep.mask", scores, ""), binding=line.tag.binding)
+            meta = Meta("padding", local=padded, locals=("keep.mask", scores, ""), binding=line.meta.binding)
             select = Op(
                 (left,),
                 (keep, term, Literal(float("-inf"))),
                 line.where,
-                tag,
+                meta,
                 op="select",
                 given=("C", "X", "Z"),
                 gives=("Y",),

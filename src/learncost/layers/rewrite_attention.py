@@ -130,9 +130,9 @@ def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:
     def change(line: Line) -> tuple[Line]:
         if not isinstance(line, Op) or line.op != "softmax" or line.right[0].name != name:
             return (line,)
-        tag = replace(line.tag, locals=(*line.tag.locals, sinks))
+        meta = replace(line.meta, locals=(*line.meta.locals, sinks))
         right = (*line.right, Term(sinks, heads))
-        return (replace(line, op=new_op.name, right=right, given=new_op.inputs, gives=new_op.outputs, tag=tag),)
+        return (replace(line, op=new_op.name, right=right, given=new_op.inputs, gives=new_op.outputs, meta=meta),)
 
     table = rewritten(layer, change).table
     return replace(

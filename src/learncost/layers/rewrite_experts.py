@@ -28,7 +28,7 @@ def without_op(layer: Layer, op: str) -> Layer:
         if not isinstance(line, Op) or line.op != op:
             return (line,)
         is_removed = True
-        return (Product(line.left, line.right[:1], line.where, line.tag),)
+        return (Product(line.left, line.right[:1], line.where, line.meta),)
 
     changed = rewritten(layer, change)
     if not is_removed:

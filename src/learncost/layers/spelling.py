@@ -63,6 +63,6 @@ def spell(axes: Iterable[str], line: Op, second: Mapping[str, str] = {}) -> tupl
     return tuple(result)
 
 
-def merging(tag: Meta, phase: str) -> Meta:
+def merging(meta: Meta, phase: str) -> Meta:
     """What is said of a line that adds parts of a gradient, of a value that a line of this tag reads or makes."""
-    return Meta(tag.layer, tag.block, phase, local="merge", binding=tag.binding, module=tag.module)
+    return Meta(meta.layer, meta.block, phase, local="merge", binding=meta.binding, module=meta.module)

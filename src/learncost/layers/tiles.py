@@ -65,7 +65,7 @@ def with_one(axes: Sequence[Axis], number: int) -> tuple[Axis, ...]:
     return (*axes[:number], one, *axes[number + 1 :])
 
 
-def behind_another(left: Term, names: Iterable[str], number: int, tag: Meta) -> Line:
+def behind_another(left: Term, names: Iterable[str], number: int, meta: Meta) -> Line:
     """A line that has arrays of one place each, one behind another along an axis."""
     along = str(left.axes[number])
     declared = with_one(left.axes, number)
@@ -74,4 +74,4 @@ def behind_another(left: Term, names: Iterable[str], number: int, tag: Meta) -> 
     for start, name in enumerate(names):
         at = Affine(total((AffineTerm(1, (), along), AffineTerm(-start, (ONE,)))))
         terms.append(Term(name, (*declared[:number], Read(one, at), *declared[number + 1 :])))
-    return Sum((left,), tuple(terms), (), tag, (1,) * len(terms))
+    return Sum((left,), tuple(terms), (), meta, (1,) * len(terms))

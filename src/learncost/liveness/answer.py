@@ -84,7 +84,7 @@ class Live(Displayed):
         Bytes at the worst moment.
     peak_line
         The line that runs at that moment.
-    witnesses
+    live_at_peak
         The arrays that are alive then.
     curve
         The bytes at every line, in the order of the lines. A repeated block stands once.
@@ -106,7 +106,7 @@ class Live(Displayed):
     kept: tuple[LiveArray, ...]
     peak: Any
     peak_line: str
-    witnesses: tuple[LiveArray, ...]
+    live_at_peak: tuple[LiveArray, ...]
     curve: tuple[Moment, ...]
     dtype: str
     _stays: Callable[[], tuple[LiveInterval, ...]] = field(default=tuple, repr=False, compare=False)

@@ -13,9 +13,9 @@ from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.liveness.answer import Live
-from learncost.liveness.walk import Walk, turns_of, walk_of
+from learncost.liveness.walk import Walk, iterations_of, walk_of
 from learncost.program.calls import AS_WRITTEN, IN_KERNELS, ScheduleRules
-from learncost.program.lifetimes import Walked, every_turn
+from learncost.program.lifetimes import Walked, every_iteration
 
 
 def live(
@@ -35,7 +35,7 @@ def live(
         A table as it stands; of a layer or a derivation the whole step: forward, backward and update.
     sizes
         Every size, by the names of the axes and of the counts of repeats. Arrays of sizes give arrays of bytes;
-        `peak_line` and `witnesses` are then those of the first row. The turns of a repeat are one number.
+        `peak_line` and `live_at_peak` are then those of the first row. The turns of a repeat are one number.
     dtype
         The type of every array, indices included.
     widths
@@ -68,12 +68,12 @@ def live(
         table = derive(table)
     if isinstance(table, Derived):
         table = table.step
-    turns = turns_of(table, sizes)
-    if several := sorted(count for count, number in turns.items() if not isinstance(number, int | None)):
+    iterations = iterations_of(table, sizes)
+    if several := sorted(count for count, number in iterations.items() if not isinstance(number, int | None)):
         raise InputError(f"live takes one number of turns for a repeat: {several[0]} may be no array")
     walk = walk_of(table, rules, sizes)
     needed = {name.partition("/")[0] for array in walk.arrays for name in array.count.sizes}
-    missing = sorted((needed | {count.partition("/")[0] for count in turns if not count.isdigit()}) - sizes.keys())
+    missing = sorted((needed | {count.partition("/")[0] for count in iterations if not count.isdigit()}) - sizes.keys())
     if missing:
         raise InputError(f"live needs every size: give {', '.join(missing)}")
     return walk.read(checked_sizes(sizes), dtype, widths or {})
@@ -85,13 +85,13 @@ def moments(
     dtype: str = "fp32",
     widths: Mapping[str, int] | None = None,
     rules: ScheduleRules = IN_KERNELS,
-    turns: Walked = every_turn,
+    iterations: Walked = every_iteration,
 ) -> Iterator[tuple[Line, tuple[int, ...], int]]:
     """Every line as it runs, turn by turn, with the numbers of the turns around it and the bytes that are alive then.
 
-    turns  which turns of a repeat are walked; by default all of them
+    iterations which turns of a repeat are walked; by default all of them
     """
-    walk = Walk(table, rules, turns_of(table, sizes), turns)
+    walk = Walk(table, rules, iterations_of(table, sizes), iterations)
     levels_of_lines = walk.levels(lambda count: count.at(sizes), BYTES[dtype], widths or {})
     for (line, path, _), level in zip(walk.lines, levels_of_lines, strict=True):
-        yield line, tuple(turn for _, turn in path), level
+        yield line, tuple(iteration for _, iteration in path), level

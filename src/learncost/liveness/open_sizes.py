@@ -51,7 +51,7 @@ class Instant:
 class SymbolicInterval:
     """An array between two moments, from 1, both included: its bytes as a polynomial, and whether it was given.
 
-    turns   the count of the repeat whose turns keep it; "" of any other
+    iterations the count of the repeat whose turns keep it; "" of any other
     axes    of one of those that it stands for, `times` how many these are, `width` the bytes of an element
     macro_operation, layer, block  of the line that made it; `role`, as of `Held`
     """
@@ -61,7 +61,7 @@ class SymbolicInterval:
     first: int
     last: int
     given: bool
-    turns: str = ""
+    iterations: str = ""
     axes: tuple[str, ...] = ()
     times: int | Polynomial = 1
     width: int = 1
@@ -75,15 +75,15 @@ def stretches(
     table: Table,
     widths: Mapping[str, int],
     rules: ScheduleRules = IN_KERNELS,
-    turns: Mapping[str, int] | None = None,
+    iterations: Mapping[str, int] | None = None,
     width: int = 4,
 ) -> tuple[tuple[Instant, ...], tuple[SymbolicInterval, ...]]:
     """The moments of a table, and the arrays over them, for sizes that are left open.
 
     widths  bytes of an element by role or by name, as of `live`; `width` where neither is told
-    turns   of repeats, by their counts; one that is left out is taken to have more than `FEW` of them
+    iterations of repeats, by their counts; one that is left out is taken to have more than `FEW` of them
     """
-    walk = walk_of(table, rules, turns or {})
+    walk = walk_of(table, rules, iterations or {})
     counts: dict[tuple[tuple[str, ...], int], Polynomial] = {}
     kept_arrays = []
     for array in walk.arrays:

@@ -19,10 +19,10 @@ from learncost.ir.value import RANDOM, IdentityKey
 from learncost.liveness.answer import Live, LiveArray, LiveInterval, Moment
 from learncost.program.calls import ScheduleRules, calls
 from learncost.program.interval_set import IntervalSet
-from learncost.program.lifetimes import Lifetimes, ScheduledArray, Walked, some_turns
+from learncost.program.lifetimes import Lifetimes, ScheduledArray, Walked, some_iterations
 
 
-def _turns(count: str, sizes: Mapping[str, Any]) -> Any:
+def _iterations(count: str, sizes: Mapping[str, Any]) -> Any:
     """The turns of a repeat, or None where its size is left out."""
     has_size = count.isdigit() or base(count).partition("/")[0] in sizes
     return size_of(count, sizes) if has_size else None
@@ -30,17 +30,17 @@ def _turns(count: str, sizes: Mapping[str, Any]) -> Any:
 
 def walk_of(table: Table, rules: ScheduleRules, sizes: Mapping[str, Any]) -> Walk:
     """The arrays of a table, remembered: at other lengths, in other types, and as polynomials they are the same."""
-    return _walk(IdentityKey(table), rules, tuple(turns_of(table, sizes).items()))
+    return _walk(IdentityKey(table), rules, tuple(iterations_of(table, sizes).items()))
 
 
 @lru_cache(maxsize=16)
-def _walk(same: IdentityKey[Table], rules: ScheduleRules, turns: tuple[tuple[str, int | None], ...]) -> Walk:
-    return Walk(same.content, rules, dict(turns))
+def _walk(same: IdentityKey[Table], rules: ScheduleRules, iterations: tuple[tuple[str, int | None], ...]) -> Walk:
+    return Walk(same.content, rules, dict(iterations))
 
 
-def turns_of(table: Table, sizes: Mapping[str, Any]) -> dict[str, int | None]:
+def iterations_of(table: Table, sizes: Mapping[str, Any]) -> dict[str, int | None]:
     """The turns of every repeat, by its count."""
-    return {count: _turns(count, sizes) for _, counts in each(table.lines) for count in counts}
+    return {count: _iterations(count, sizes) for _, counts in each(table.lines) for count in counts}
 
 
 class Walk:
@@ -50,10 +50,10 @@ class Walk:
         self,
         table: Table,
         rules: ScheduleRules,
-        turns: Mapping[str, int | None],
-        walked: Walked = some_turns,
+        iterations: Mapping[str, int | None],
+        walked: Walked = some_iterations,
     ) -> None:
-        lifetimes = Lifetimes(table, calls(table, rules), turns.__getitem__, walked)
+        lifetimes = Lifetimes(table, calls(table, rules), iterations.__getitem__, walked)
         self.lines, last = lifetimes.lines, len(lifetimes.lines)
         self.loops = {number: loop.repeat.count for loop, number in lifetimes.loops.items()}
         self.arrays = [array for array in lifetimes.arrays if array.over is None]
@@ -132,7 +132,7 @@ class Walk:
             peak, worst = rows.max(axis=0), int(rows.reshape(len(levels), -1)[:, 0].argmax())
         alive = held(array for array in self.arrays if array.first <= worst + 1 <= array.last)
         alive.sort(key=lambda array: -int(np.ravel(array.bytes)[0]))
-        curve, worst_turns = self._curve(levels, sizes)
+        curve, worst_iterations = self._curve(levels, sizes)
         return Live(
             kept_arrays,
             peak,
@@ -140,7 +140,7 @@ class Walk:
             tuple(alive),
             curve,
             dtype,
-            lambda: tuple(self._stays(worst_turns, sizes, width, widths)),
+            lambda: tuple(self._stays(worst_iterations, sizes, width, widths)),
         )
 
     def _curve(self, levels: Sequence[Any], sizes: Mapping[str, Any]) -> tuple[tuple[Moment, ...], tuple[int, ...]]:
@@ -158,7 +158,7 @@ class Walk:
         for place, level in highest.values():
             line, path, _ = self.lines[place]
             loops = tuple((loop, self.loops[loop], int(size_of(self.loops[loop], sizes))) for loop, _ in path)
-            moments.append(Moment(line.name, line.tag.layer, line.tag.phase, level, line.tag.block, loops))
+            moments.append(Moment(line.name, line.meta.layer, line.meta.phase, level, line.meta.block, loops))
         has_numbers = all(isinstance(level, int) for level in levels)
         return tuple(moments), tuple(place + 1 for place, _ in highest.values()) if has_numbers else ()
 
@@ -176,9 +176,9 @@ class Walk:
             number = sum(_at(array.times, sizes) for array in several)
             size = sum(int((array.count * self.width(array, width, widths)).at(sizes)) for array in several)
             shape = shape_of(last_made.axes, sizes)
-            tags = last_made.phase, last_made.layer, last_made.block
+            metas = last_made.phase, last_made.layer, last_made.block
             yield LiveInterval(
-                name_of(last_made), last_made.axes, shape, number, size, first, last, *tags, self.role(last_made)
+                name_of(last_made), last_made.axes, shape, number, size, first, last, *metas, self.role(last_made)
             )
 
 
@@ -202,9 +202,9 @@ def _held(
         axes, shape = first.axes, shape_of(first.axes, sizes)
         if first.stack:
             axes = first.stack[1]
-            turns = shape_of(axes[: len(axes) - len(first.axes)], sizes)
+            iterations = shape_of(axes[: len(axes) - len(first.axes)], sizes)
             alive = sum(array.times for array in several if isinstance(array.times, int))
-            shape = (*(turns if alive == prod(turns) else (alive,)), *shape)
+            shape = (*(iterations if alive == prod(iterations) else (alive,)), *shape)
         size = sum((array.count * width(array)).at(sizes) for array in several)
         result.append(LiveArray(name_of(first), axes, shape, size, first.layer, first.block, role(first)))
     return result
@@ -218,5 +218,5 @@ def name_of(array: ScheduledArray) -> str:
 def _gradients(table: Table) -> frozenset[str]:
     """What optimizers are given, under every name that it has in stacks."""
     lines = [line for line, _ in each(table.lines) if isinstance(line, Op) and "G" in line.given]
-    updates = [line for line in lines if line.tag.phase == "optimizer_step"]
+    updates = [line for line in lines if line.meta.phase == "optimizer_step"]
     return frozenset(line.right[line.given.index("G")].name for line in updates)

@@ -122,13 +122,13 @@ class Learned:
     """What learns, weight by weight, as a live module has it.
 
     weights  names of weights; with a number, only in that turn of the repeats, counted through all of them from 0
-    paths    weights with a low-rank path, in the turns of `path_turns`, of a rank and an alpha
+    paths    weights with a low-rank path, in the turns of `path_iterations`, of a rank and an alpha
     """
 
     text: str
     weights: frozenset[tuple[str, int | None]]
     paths: tuple[str, ...] = ()
-    path_turns: frozenset[int] = frozenset()
+    path_iterations: frozenset[int] = frozenset()
     rank: int = RANK_OF_PATHS
     alpha: float = ALPHA
 
@@ -157,24 +157,24 @@ def adapted(model: Model, learned: Adaptation | Learned) -> Model:
         runs = _runs(learned, paths)
     else:
         learning = paths | _selected(parts, learned)
-        all_turns = ((0, sum(map(parts.turns, model.table.repeats))),)
-        runs = [(a, b, learning) for a, b in parts.stretches(learned.layers) or all_turns]
+        all_iterations = ((0, sum(map(parts.iterations, model.table.repeats))),)
+        runs = [(a, b, learning) for a, b in parts.stretches(learned.layers) or all_iterations]
     built = _apart(model, table, parts, learning, runs, paths)
     return replace(built, sizes={**model.sizes, RANK: learned.rank} if paths else model.sizes)
 
 
 def _runs(learned: Learned, paths: frozenset[str]) -> list[_Run]:
     """Turns with the same weights in one run."""
-    turns: dict[int, set[str]] = {turn: set(paths) for turn in learned.path_turns}
-    for name, turn in learned.weights:
-        if turn is not None:
-            turns.setdefault(turn, set()).add(name)
+    iterations: dict[int, set[str]] = {iteration: set(paths) for iteration in learned.path_iterations}
+    for name, iteration in learned.weights:
+        if iteration is not None:
+            iterations.setdefault(iteration, set()).add(name)
     runs: list[_Run] = []
-    for turn, names in sorted(turns.items()):
-        if runs and runs[-1][1] == turn - 1 and runs[-1][2] == names:
-            runs[-1] = (runs[-1][0], turn, runs[-1][2])
+    for iteration, names in sorted(iterations.items()):
+        if runs and runs[-1][1] == iteration - 1 and runs[-1][2] == names:
+            runs[-1] = (runs[-1][0], iteration, runs[-1][2])
         else:
-            runs.append((turn, turn, frozenset(names)))
+            runs.append((iteration, iteration, frozenset(names)))
     return runs
 
 
@@ -186,10 +186,10 @@ def _apart(
     reach.needs(table.lines, {*model.differentiated, *learning})
     split_table, trained, before = table, set(learning - sliced(table)), 0
     for repeat, plain in zip(table.repeats, model.table.repeats, strict=True):
-        turns = parts.turns(repeat)
+        iterations = parts.iterations(repeat)
         learning_here = learning & ({outer for _, outer in repeat.each} | {*repeat.shared})
         stacks = learning_here & sliced(table)
-        inside = [(max(a - before, 0), min(b - before, turns - 1), weights) for a, b, weights in runs]
+        inside = [(max(a - before, 0), min(b - before, iterations - 1), weights) for a, b, weights in runs]
         # Weights that all turns share learn wherever they are read.
         inside = [
             (a, b, (weights | (learning_here - stacks)) & learning_here)
@@ -197,15 +197,15 @@ def _apart(
             if a <= b and weights & learning_here
         ]
         if not inside and learning_here - stacks:
-            inside = [(0, turns - 1, learning_here - stacks)]
-        before += turns
+            inside = [(0, iterations - 1, learning_here - stacks)]
+        before += iterations
         every = any(name in reach.needed for name in repeat.shared)
         alone = any(carry.initial not in reach.needed for carry in repeat.carry)
         pieces = [
             (LoopPart(a, b, repeat if weights & paths or not learning_here & paths else plain), weights)
-            for a, b, weights in _pieces(turns, inside, every, alone)
+            for a, b, weights in _pieces(iterations, inside, every, alone)
         ]
-        if len(pieces) > 1 or (alone and turns == 1 and pieces[0][1]):
+        if len(pieces) > 1 or (alone and iterations == 1 and pieces[0][1]):
             split_table = split(split_table, repeat, (part for part, _ in pieces))
             trained |= {f"{name}{part.mark}" for part, weights in pieces for name in weights & stacks}
             continue
@@ -248,20 +248,20 @@ def _selected(parts: NamedParts, asked_for: Adaptation) -> set[str]:
     return chosen
 
 
-def _pieces(turns: int, inside: Iterable[_Run], every: bool, alone: bool) -> tuple[_Run, ...]:
+def _pieces(iterations: int, inside: Iterable[_Run], every: bool, alone: bool) -> tuple[_Run, ...]:
     """The turns in stretches that are alike: first, last, and what learns there.
 
     every   a value that all turns read has a gradient, so that every turn goes backward
     alone   nothing below wants a gradient: the first turn that goes backward stands by itself
     """
     inside = tuple(inside)
-    cuts = {0, turns} | {a for a, _, _ in inside} | {b + 1 for _, b, _ in inside}
+    cuts = {0, iterations} | {a for a, _, _ in inside} | {b + 1 for _, b, _ in inside}
     if alone and (every or inside):
         first = 0 if every else inside[0][0]
         cuts |= {first, first + 1}
     nothing: frozenset[str] = frozenset()
 
-    def learns(turn: int) -> frozenset[str]:
-        return next((weights for low, high, weights in inside if low <= turn <= high), nothing)
+    def learns(iteration: int) -> frozenset[str]:
+        return next((weights for low, high, weights in inside if low <= iteration <= high), nothing)
 
     return tuple((a, b - 1, learns(a)) for a, b in pairwise(sorted(cuts)))

@@ -203,15 +203,15 @@ class _Composition:
         read = {name for each in blocks.values() for name in _read_first(each) if name not in made}
         kept = {kind: handed for kind, each in blocks.items() if (handed := _handed_on(each, read))}
         result: list[Parsed] = []
-        for place, (pattern, turns) in enumerate(segments(every, kept), 1):
+        for place, (pattern, iterations) in enumerate(segments(every, kept), 1):
             named_blocks = [(self.own_name(kind), blocks[kind]) for kind in pattern]
             count = f"{SYMBOLS.get(size, size)}_{place}"
-            repeat = self.segment(named_blocks, side, (count, turns))
+            repeat = self.segment(named_blocks, side, (count, iterations))
             handed = kept.get(pattern[0], {})
             stacks = tuple((f"{name}.{place}", name) for name in handed)
             result.append(replace(repeat, keep=stacks))
             read_again = [
-                f"{name}[{axes}] = {name}.{place}[{count}={turns - 1}[] {axes}]" for name, axes in handed.items()
+                f"{name}[{axes}] = {name}.{place}[{count}={iterations - 1}[] {axes}]" for name, axes in handed.items()
             ]
             result += parse_lines(read_again)
         return result
@@ -293,11 +293,11 @@ def segments(kinds: list[Any], alone: Container[Any] = ()) -> list[tuple[list[An
         best = (kinds[at : at + 1], 1)
         for period in range(1, min(LONGEST_PATTERN, (len(kinds) - at) // 2) + 1):
             pattern = kinds[at : at + period]
-            turns = 1
-            while kinds[at + turns * period : at + (turns + 1) * period] == pattern:
-                turns += 1
-            if turns > 1 and turns * period > len(best[0]) * best[1]:
-                best = (pattern, turns)
+            iterations = 1
+            while kinds[at + iterations * period : at + (iterations + 1) * period] == pattern:
+                iterations += 1
+            if iterations > 1 and iterations * period > len(best[0]) * best[1]:
+                best = (pattern, iterations)
         result.append(best)
         if sum(len(pattern) for pattern, _ in result) > MOST_KINDS:
             raise InputError(f"the kinds of the {len(kinds):,} blocks follow no pattern: over {MOST_KINDS} stand apart")

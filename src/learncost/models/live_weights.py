@@ -114,14 +114,14 @@ class _WeightsReader:
         """Side, turn through all repeats and weights of every block, in order."""
         before = 0
         for repeat in self.model.table.repeats:
-            turns = self.parts.turns(repeat)
+            iterations = self.parts.iterations(repeat)
             lines = [line for line, _ in walk(repeat.lines)]
             stacks = [outer for _, outer in repeat.each if outer in self.model.table.weights]
             kinds = _kinds(lines, stacks)
-            side = str(lines[0].tag.block) if self.model.two_sided else ""
-            for turn in range(turns):
-                yield from ((side, before + turn, weights) for weights in kinds)
-            before += turns
+            side = str(lines[0].meta.block) if self.model.two_sided else ""
+            for iteration in range(iterations):
+                yield from ((side, before + iteration, weights) for weights in kinds)
+            before += iterations
 
     def place(self, path: str) -> tuple[int, tuple[str, ...]] | None:
         """The turn and the weights of the block that a path is in."""
@@ -129,7 +129,7 @@ class _WeightsReader:
         if number is None:
             return None
         side = next((part for part in path.split(".") if part in ("encoder", "decoder")), "")
-        of_side = [(turn, weights) for where, turn, weights in self.blocks if not where or where == side]
+        of_side = [(iteration, weights) for where, iteration, weights in self.blocks if not where or where == side]
         return of_side[number] if number < len(of_side) else None
 
     def weights_of_path(self, path: str, among: Iterable[str]) -> tuple[str, ...]:
@@ -150,8 +150,8 @@ class _WeightsReader:
                 key = self.blocks.index(next(b for b in self.blocks if b[1:] == place))
                 inside.setdefault(key, []).append(parameter)
                 places[key] = place
-        for key, (turn, weights) in places.items():
-            yield from ((name, turn) for name in self.matched(inside[key], weights, f"block {key}"))
+        for key, (iteration, weights) in places.items():
+            yield from ((name, iteration) for name in self.matched(inside[key], weights, f"block {key}"))
         yield from ((name, None) for name in self.matched(outside, others, "what stands outside of the blocks"))
 
     def matched(self, theirs: list[LiveParameter], ours: Iterable[str], where: str) -> Iterator[str]:
@@ -212,7 +212,7 @@ class _WeightsReader:
         return int(Polynomial.of(axis for axis in axes if axis not in counts).at(self.model.sizes))
 
     def learned(self, weights: frozenset[tuple[str, int | None]], paths: list[Path]) -> Learned:
-        turns: dict[str, set[int]] = {}
+        iterations: dict[str, set[int]] = {}
         outside: dict[str, None] = {}
         for path in paths:
             place = self.place(path.path)
@@ -222,7 +222,7 @@ class _WeightsReader:
                 raise InputError(f"{path.path} has a low-rank path, and which of our weights it is beside is not known")
             for name in adapted:
                 if place:
-                    turns.setdefault(name, set()).add(place[0])
+                    iterations.setdefault(name, set()).add(place[0])
                 else:
                     outside[name] = None
         shapes = {(path.rank, path.scale) for path in paths}
@@ -232,19 +232,19 @@ class _WeightsReader:
             return Learned("as the live module's requires_grad says", weights)
         ((rank, scale),) = shapes
         alpha = scale * rank
-        self.alike(turns)
-        names = (*dict.fromkeys(turns), *outside)
-        blocks = frozenset(turn for path_turns in turns.values() for turn in path_turns)
+        self.alike(iterations)
+        names = (*dict.fromkeys(iterations), *outside)
+        blocks = frozenset(iteration for path_iterations in iterations.values() for iteration in path_iterations)
         text = f"LoRA of rank {rank} and alpha {alpha:g} on {', '.join(names)}, as the live module has it"
         more = "; and what its requires_grad says" if weights else ""
         return Learned(f"{text}{more}", weights, names, blocks, rank, alpha)
 
-    def alike(self, turns: Mapping[str, set[int]]) -> None:
+    def alike(self, iterations: Mapping[str, set[int]]) -> None:
         """Every adapted weight must have its path in all of the adapted turns in which it stands."""
-        every = {turn for path_turns in turns.values() for turn in path_turns}
-        for name, path_turns in turns.items():
-            stands = {turn for _, turn, weights in self.blocks if name in weights}
-            if path_turns != every & stands:
+        every = {iteration for path_iterations in iterations.values() for iteration in path_iterations}
+        for name, path_iterations in iterations.items():
+            stands = {iteration for _, iteration, weights in self.blocks if name in weights}
+            if path_iterations != every & stands:
                 raise InputError(f"{name} has a low-rank path in other blocks than others have theirs: not known")
 
 

@@ -201,7 +201,7 @@ def _with_blocks(table: Table, blocks: tuple[str, ...], sided: tuple[str, ...]) 
         if isinstance(line, Loop):
             block = next(stack)
             lines.append(replace(line, lines=tuple(_in_block(inner, block) for inner in line.lines)))
-        elif two_sided and line.tag.layer in sided:
+        elif two_sided and line.meta.layer in sided:
             lines.append(_in_block(line, "encoder" if "N" in line.loops else "decoder"))
         else:
             lines.append(line)
@@ -212,7 +212,7 @@ def _in_block(line: Statement, block: str) -> Statement:
     if isinstance(line, Loop):
         return replace(line, lines=tuple(_in_block(inner, block) for inner in line.lines))
     assert isinstance(line, Line)
-    return replace(line, tag=replace(line.tag, block=block))
+    return replace(line, meta=replace(line.meta, block=block))
 
 
 def lengths_open(configuration: Configuration, seq_len: int, target_len: int) -> tuple[int | None, int | None]:

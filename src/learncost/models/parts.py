@@ -79,7 +79,7 @@ class NamedParts:
             last = max((n for n, line in enumerate(after) if self._multiplies(line)), default=0)
             after = after[last:]
         norms = layers_that(self.lines, normalizes) - layers_that(self.lines, self._multiplies)
-        self.head = self.read_by(line for line in after if isinstance(line, Line) and line.tag.layer not in norms)
+        self.head = self.read_by(line for line in after if isinstance(line, Line) and line.meta.layer not in norms)
         self.embeddings = tuple(w for w in self.table.weights if any(_looks_up(line, w) for line in outside))
         linear = linear_layers(model)
         self.linear = tuple(weight for weight in self.table.weights if weight in linear)
@@ -94,7 +94,7 @@ class NamedParts:
     def _multiplies(self, line: Statement) -> bool:
         return isinstance(line, Line) and any(is_linear(line, name) for name in line.reads if name in self.weights)
 
-    def turns(self, repeat: Loop) -> int:
+    def iterations(self, repeat: Loop) -> int:
         return int(size_of(repeat.count, self.model.sizes))
 
     def biases(self) -> tuple[str, ...]:
@@ -112,9 +112,9 @@ class NamedParts:
         if not layers:
             return None
         name = self.model.configuration.name
-        turns = sum(map(self.turns, self.table.repeats))
-        counted = self.model.configuration.sizes.get("num_hidden_layers", turns)
-        if self.model.two_sided or counted != turns or not turns:
+        iterations = sum(map(self.iterations, self.table.repeats))
+        counted = self.model.configuration.sizes.get("num_hidden_layers", iterations)
+        if self.model.two_sided or counted != iterations or not iterations:
             raise InputError(f"train_layers: {name} has no single stack of layers, one after the other; use train")
         if common := [n for repeat in self.table.repeats for n in repeat.shared if n in self.table.weights]:
             raise InputError(f"train_layers: all layers of {name} share {common[0]}; use train")
@@ -135,7 +135,7 @@ class NamedParts:
         if name in _LINEAR:
             return self.with_biases(self.linear)
         if name in _GROUPS:
-            group = self.read_by(line for line in self.lines if name in line.tag.layer)
+            group = self.read_by(line for line in self.lines if name in line.meta.layer)
             return self._some(group, "train", name, name.replace("_", "-"))
         if name in ("encoder", "decoder") and (side := self._side(name)):
             return side
@@ -147,11 +147,11 @@ class NamedParts:
 
     def _side(self, name: str) -> tuple[str, ...]:
         """The weights of an encoder or a decoder where there are both; what both read is neither's."""
-        first = next((place for place, line in enumerate(self.lines) if line.tag.block), 0)
-        stem = self.lines[:first] if self.lines[first].tag.block == name else ()  # convolutions before the blocks
-        inside = {*self.read_by((*stem, *(line for line in self.lines if line.tag.block == name)))}
+        first = next((place for place, line in enumerate(self.lines) if line.meta.block), 0)
+        stem = self.lines[:first] if self.lines[first].meta.block == name else ()  # convolutions before the blocks
+        inside = {*self.read_by((*stem, *(line for line in self.lines if line.meta.block == name)))}
         others = {
-            *self.read_by(line for line in self.lines if line.tag.block not in (name, "", None)),
+            *self.read_by(line for line in self.lines if line.meta.block not in (name, "", None)),
             *self.embeddings,
         }
         named_weights = {weight for weight in self.table.weights if weight.startswith(f"{name}.")}
@@ -194,7 +194,7 @@ class NamedParts:
             projected = self._projected(name)
             for weight in projected:
                 if weight in self.embeddings:
-                    lookups = tuple(dict.fromkeys(li.tag.layer for li in self.lines if is_lookup(li, weight)))
+                    lookups = tuple(dict.fromkeys(li.meta.layer for li in self.lines if is_lookup(li, weight)))
                     others[weight] = LoraTarget(weight, (weight,), lookups)
                 else:
                     weights[weight] = None
@@ -206,7 +206,7 @@ class NamedParts:
 
     def multiplied(self, layer: str = "") -> tuple[str, ...]:
         """The weights that something is multiplied by as matrices, in the layers whose names have this part."""
-        layer_lines = [line for line in self.lines if layer in line.tag.layer]
+        layer_lines = [line for line in self.lines if layer in line.meta.layer]
         matrices = {name for line in layer_lines for name in line.reads if is_linear(line, name)}
         return tuple(weight for weight in self.table.weights if weight in matrices)
 

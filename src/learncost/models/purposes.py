@@ -16,7 +16,7 @@ from learncost.passes.rewrite_lora import is_linear
 
 def layers_that(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozenset[str]:
     """The layers of which a line does something."""
-    return frozenset(line.tag.layer for line in lines if does(line))
+    return frozenset(line.meta.layer for line in lines if does(line))
 
 
 def normalizes(line: Line) -> bool:
@@ -61,7 +61,7 @@ def linear_layers(model: Model) -> frozenset[str]:
     inputs = {*model.table.inputs}
 
     def is_module(line: Line, weight: str) -> bool:
-        if not is_linear(line, weight) or line.tag.layer in left_out or line.name in chosen_by:
+        if not is_linear(line, weight) or line.meta.layer in left_out or line.name in chosen_by:
             return False
         return not _convolves(line, inputs)
 

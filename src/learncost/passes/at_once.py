@@ -32,7 +32,7 @@ def at_once(table: Table) -> Table:
         readers = [i for i, line in enumerate(lines) if i > place and not arrays.isdisjoint(line.reads)]
         maker = lines[place]
         if isinstance(maker, Loop) and not readers and gradient in {outer for _, outer in maker.keep}:
-            lines[place] = _in_turns(maker, gradient, chain, table)
+            lines[place] = _in_iterations(maker, gradient, chain, table)
         else:
             place = max((place, *readers)) + 1
             lines[place:place] = chain
@@ -100,10 +100,10 @@ def _along(line: Line, axis: str) -> bool:
 
 
 def _updates(line: Statement) -> bool:
-    return isinstance(line, Line) and line.tag.phase == "optimizer_step"
+    return isinstance(line, Line) and line.meta.phase == "optimizer_step"
 
 
-def _in_turns(
+def _in_iterations(
     repeat: Loop, gradient: str, chain: Sequence[Line], table: Table, around: Mapping[str, Value] | None = None
 ) -> Loop:
     """The repeat in whose turns a stack of gradients is made, with the update of the turn's weight in its stead.
@@ -129,7 +129,7 @@ def _in_turns(
     if together:  # several turns' gradients are there, each made in a turn of a repeat inside
         place, maker = next((i, line) for i, line in enumerate(lines) if names[gradient] in line.makes)
         assert isinstance(maker, Loop)
-        lines[place] = _in_turns(
+        lines[place] = _in_iterations(
             maker, names[gradient], [line.renamed(names) for line in chain], table, {**values, **values_inside}
         )
     else:
@@ -149,7 +149,7 @@ def _add(
         axes = term.axes[1:] if term.name in (gradient, *stacks) else term.axes
         return Term(names.get(term.name, term.name), axes)
 
-    turn = [
+    iteration = [
         replace(
             line,
             left=tuple(map(sliced, line.left)),
@@ -161,4 +161,4 @@ def _add(
     reading = (i for i in reversed(range(len(lines))) if not arrays.isdisjoint(lines[i].reads))
     making = (i for i in reversed(range(len(lines))) if names[gradient] in lines[i].makes)
     place = max(next(reading, -1), next(making))
-    lines[place + 1 : place + 1] = turn
+    lines[place + 1 : place + 1] = iteration

@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 
 def checkpointed(table: Table) -> Table:
     """The step with the lines of its checkpoints once more; the table itself where it has none."""
-    if not any(line.tag.again for line, _ in walk(table.lines)):
+    if not any(line.meta.again for line, _ in walk(table.lines)):
         return table
     values = dict(table.values)
     return replace(table, lines=_scope(table.lines, values, set(table.outputs)), values=values)
@@ -54,12 +54,12 @@ class _LineCheckpoint:
 
 def _with_checkpoints(lines: Sequence[Statement], values: Values) -> tuple[Statement, ...]:
     forward = {
-        place: line for place, line in enumerate(lines) if isinstance(line, Line) and line.tag.phase == "forward"
+        place: line for place, line in enumerate(lines) if isinstance(line, Line) and line.meta.phase == "forward"
     }
     reverse = {
         place: line
         for place, line in enumerate(lines)
-        if isinstance(line, Line) and line.tag.phase in ("backward", "weight_update") and line.tag.again
+        if isinstance(line, Line) and line.meta.phase in ("backward", "weight_update") and line.meta.again
     }
     maker = {name: place for place, line in forward.items() for name in line.makes}
     paths = dict.fromkeys(path for line in reverse.values() for path in _prefixes(path_of(line)))
@@ -127,13 +127,16 @@ def _found(path: Path, forward: dict[int, Line], reverse: dict[int, Line], maker
 
 def _keeps(line: Line, name: str, gradient: Line) -> bool:
     """Whether a line keeps an operand for this line of its gradient."""
-    if (line.tag.module, line.tag.operator) != (gradient.tag.module, gradient.tag.operator) or name not in line.reads:
+    if (line.meta.module, line.meta.operator) != (
+        gradient.meta.module,
+        gradient.meta.operator,
+    ) or name not in line.reads:
         return False
     return isinstance(line, Op) or (isinstance(line, Product) and sum(isinstance(t, Term) for t in line.right) > 1)
 
 
 def _marks(line: Line) -> Path:
-    return tuple(filter(None, line.tag.again.split("/")))
+    return tuple(filter(None, line.meta.again.split("/")))
 
 
 def path_of(line: Line) -> Path:

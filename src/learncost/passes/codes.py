@@ -25,7 +25,7 @@ def coded(number: Term, name: str, inside: Sequence[str], values: Values, phase:
     """
     axes = number.declared
     rows = tuple(axis for axis in axes if axis not in inside)
-    tag = Meta(LAYER, phase=phase)
+    meta = Meta(LAYER, phase=phase)
 
     def term(part: str, of: tuple[str, ...], role: Role = "step", dtype: str = "") -> Term:
         values[f"{name}.{part}"] = Value(of, role, dtype=dtype)
@@ -34,10 +34,10 @@ def coded(number: Term, name: str, inside: Sequence[str], values: Values, phase:
     size, most, least = term("size", axes), term("most", rows), term("least", rows)
     scales, parts, places = term("scales", rows, "value"), term("parts", axes), term("places", axes)
     codes = term("codes", axes, "value", "int8")
-    yield Op((size,), (number,), (), tag, "abs", (), "body", ("X",), ("Y",))
-    yield Op((most,), (size,), (), tag, "max", tuple(inside), "body", ("X",), ("Y",))
-    yield Product((least,), (most, Literal(1 / LARGEST)), (), tag)
-    yield Op((scales,), (least, Literal(LEAST)), (), tag, "maximum", (), "body", ("X", "Z"), ("Y",))
-    yield Op((parts,), (number, scales), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
-    yield Sum((places,), (parts, Literal(0.5)), (), tag, (1, 1))
-    yield Op((codes,), (places,), (), tag, "floor", (), "body", ("X",), ("Y",))
+    yield Op((size,), (number,), (), meta, "abs", (), "body", ("X",), ("Y",))
+    yield Op((most,), (size,), (), meta, "max", tuple(inside), "body", ("X",), ("Y",))
+    yield Product((least,), (most, Literal(1 / LARGEST)), (), meta)
+    yield Op((scales,), (least, Literal(LEAST)), (), meta, "maximum", (), "body", ("X", "Z"), ("Y",))
+    yield Op((parts,), (number, scales), (), meta, "divide", (), "body", ("X", "D"), ("Y",))
+    yield Sum((places,), (parts, Literal(0.5)), (), meta, (1, 1))
+    yield Op((codes,), (places,), (), meta, "floor", (), "body", ("X",), ("Y",))

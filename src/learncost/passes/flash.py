@@ -38,7 +38,7 @@ def flash(table: Table) -> Table:
     pairs = scores(once)
     if not pairs:
         return table
-    if any(line.tag.again and line.tag.phase == "recomputation" for line, _ in walk(table.lines)):
+    if any(line.meta.again and line.meta.phase == "recomputation" for line, _ in walk(table.lines)):
         raise InputError(
             "flash makes scores again where a checkpoint of the module does so already: leave torch.utils.checkpoint "
             "out of the module, and say --procedure recompute with --plan flash"
@@ -73,12 +73,12 @@ def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[st
         queries = _queries(softmax, keys, table)
         if queries is None:
             continue
-        turns = tuple(axis for axis in softmax.left[0].declared if axis not in (queries, keys))
+        iterations = tuple(axis for axis in softmax.left[0].declared if axis not in (queries, keys))
         bases = sorted((base(queries), base(keys)))
         for name, axes in line.axes.items():
             own_bases = sorted(base(axis) for axis in axes if base(axis) in bases)
-            if set(turns) <= set(axes) and own_bases == bases and len(set(axes)) == len(axes):
-                score_axes[name] = (turns, queries)
+            if set(iterations) <= set(axes) and own_bases == bases and len(set(axes)) == len(axes):
+                score_axes[name] = (iterations, queries)
     return score_axes
 
 
@@ -111,12 +111,12 @@ def _kernels(
     def close() -> None:
         if group:
             names_of = (name for line in group for name in (*line.makes, *line.reads))
-            turns, queries = next(pairs[name] for name in names_of if name in pairs)
-            wish = f"{group[0].tag.layer or 'attention'}_scores"
-            if any(line.tag.phase == "backward" for line in group):
+            iterations, queries = next(pairs[name] for name in names_of if name in pairs)
+            wish = f"{group[0].meta.layer or 'attention'}_scores"
+            if any(line.meta.phase == "backward" for line in group):
                 wish = f"{wish}_backward"
-            kernel = FusedKernel(names.of(wish), turns, (queries, QUERIES))
-            result.extend(replace(line, tag=replace(line.tag, kernel=kernel)) for line in group)
+            kernel = FusedKernel(names.of(wish), iterations, (queries, QUERIES))
+            result.extend(replace(line, meta=replace(line.meta, kernel=kernel)) for line in group)
             group.clear()
 
     for line in lines:

@@ -54,11 +54,11 @@ def _multiplies(line: Line) -> bool:
 
 def _does(lines: Sequence[Line]) -> str:
     """What the lines do: their layers, and whether they go backward."""
-    layers = list(dict.fromkeys(line.tag.layer for line in lines if line.tag.layer)) or ["sums"]
+    layers = list(dict.fromkeys(line.meta.layer for line in lines if line.meta.layer)) or ["sums"]
     ops = [line.op for line in lines if isinstance(line, Op)]
     if len(layers) == 1 and ops and ops[0] != layers[0] and len(set(ops)) == 1:
         layers.append(ops[0])
-    if any(line.tag.phase in ("backward", "weight_update") for line in lines):
+    if any(line.meta.phase in ("backward", "weight_update") for line in lines):
         layers.append("backward")
     return "_".join(dict.fromkeys(layers))
 
@@ -95,7 +95,7 @@ def _fused(lines: Iterable[Statement], axes: _Axes, names: KernelNames) -> tuple
             continue
         rows = _rows(line, axes)
         last = parts[-1] if parts else None
-        if rows is None or line.tag.kernel:
+        if rows is None or line.meta.kernel:
             parts.append(line)
         elif isinstance(last, _FusionGroup) and last.rows == rows and last.takes(line):
             last.lines.append(line)
@@ -105,7 +105,7 @@ def _fused(lines: Iterable[Statement], axes: _Axes, names: KernelNames) -> tuple
     for part in parts:
         if isinstance(part, _FusionGroup):
             kernel = FusedKernel(names.of(_does(part.lines)), part.rows)
-            result += [replace(line, tag=replace(line.tag, kernel=kernel)) for line in part.lines]
+            result += [replace(line, meta=replace(line.meta, kernel=kernel)) for line in part.lines]
         else:
             result.append(part)
     return tuple(result)
@@ -115,7 +115,7 @@ def _rows(line: Line, axes: _Axes) -> tuple[str, ...] | None:
     """The axes that a kernel of this line takes turns over: those of no weight. None: the line stands alone."""
     if _multiplies(line) or (isinstance(line, Op) and line.op in _APART):
         return None
-    if line.tag.phase == "optimizer_step":
+    if line.meta.phase == "optimizer_step":
         return () if isinstance(line, Op) else None  # element by element
     acted = {*line.axes, *line.chosen} if isinstance(line, Op) else set()
     rows = tuple(axis for axis in line.loops if base(axis) not in axes.features and axis not in acted)
@@ -140,7 +140,7 @@ def _sums_early(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
     result: list[Statement] = []
     for line in lines:
         place = len(result)
-        if isinstance(line, Product) and not _multiplies(line) and not line.tag.kernel:
+        if isinstance(line, Product) and not _multiplies(line) and not line.meta.kernel:
             rows = _rows(line, axes)
             if rows and not set(rows) & set(line.left[0].loops):
                 while place and set(line.reads).isdisjoint(result[place - 1].makes):
@@ -180,8 +180,8 @@ def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
         if isinstance(line, Line) and _waits(line, axes):
             late.append(line)
             continue
-        if isinstance(line, Line) and line.tag.kernel in updated:  # who reads a weight stands before its update
-            old = updated[line.tag.kernel]
+        if isinstance(line, Line) and line.meta.kernel in updated:  # who reads a weight stands before its update
+            old = updated[line.meta.kernel]
             flush({name for waiting in late if not old.isdisjoint(waiting.reads) for name in waiting.makes})
         product = _stands_alone(line)
         if isinstance(line, Loop) or (passed and product):
@@ -198,16 +198,16 @@ def _updated(lines: Sequence[Statement]) -> dict[FusedKernel | None, set[str]]:
     """By the kernels of other plans that have lines of an optimizer: the arrays that these read, and may change."""
     arrays: dict[FusedKernel | None, set[str]] = {}
     for line in lines:
-        if isinstance(line, Line) and line.tag.kernel and line.tag.phase == "optimizer_step":
+        if isinstance(line, Line) and line.meta.kernel and line.meta.phase == "optimizer_step":
             terms = (term for term in line.right if isinstance(term, Term) and term.axes)
-            arrays.setdefault(line.tag.kernel, set()).update(term.name for term in terms)
+            arrays.setdefault(line.meta.kernel, set()).update(term.name for term in terms)
     return arrays
 
 
 def _waits(line: Line, axes: _Axes) -> bool:
-    if line.tag.kernel:
+    if line.meta.kernel:
         return False
-    phase = line.tag.phase
+    phase = line.meta.phase
     if isinstance(line, Sum) and _rows(line, axes) is None:
         return True
     return phase in ("optimizer_step", "recomputation") or (phase == "weight_update" and _multiplies(line))
@@ -218,11 +218,11 @@ def _together(first: Statement, second: Statement) -> bool:
     return (
         isinstance(first, Line)
         and isinstance(second, Line)
-        and first.tag.kernel is not None
-        and first.tag.kernel == second.tag.kernel
+        and first.meta.kernel is not None
+        and first.meta.kernel == second.meta.kernel
     )
 
 
 def _stands_alone(line: Statement) -> bool:
     """A matrix product that no kernel has."""
-    return isinstance(line, Line) and _multiplies(line) and line.tag.kernel is None
+    return isinstance(line, Line) and _multiplies(line) and line.meta.kernel is None

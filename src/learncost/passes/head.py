@@ -33,16 +33,16 @@ def head(table: Table) -> Table:
     begin, end, wide = part
     later = {name for line in table.lines[end:] for name in line.reads} | set(table.outputs)
     try:
-        turns = _ChunkLoop(table, later)
+        iterations = _ChunkLoop(table, later)
         for line in table.lines[begin:end]:
-            turns.line(line)
-        if wide & {name for name, _ in turns.keep}:
+            iterations.line(line)
+        if wide & {name for name, _ in iterations.keep}:
             return table
-        middle = turns.statements()
+        middle = iterations.statements()
     except _OtherFormError:
         return table
-    dropped = turns.made_inside - turns.stacks - later
-    values = {name: value for name, value in table.values.items() if name not in dropped} | turns.outer
+    dropped = iterations.made_inside - iterations.stacks - later
+    values = {name: value for name, value in table.values.items() if name not in dropped} | iterations.outer
     return replace(table, lines=(*table.lines[:begin], *middle, *table.lines[end:]), values=values)
 
 
@@ -51,9 +51,9 @@ def _inside(line: Statement, around: Table) -> Statement:
     if not isinstance(line, Loop):
         return line
     outputs = (*(carry.end for carry in line.carry), *(name for name, _ in line.keep))
-    turn = replace(around, lines=line.lines, values={**around.values, **line.values}, outputs=outputs)
-    turned = head(turn)
-    if turned is turn:
+    iteration = replace(around, lines=line.lines, values={**around.values, **line.values}, outputs=outputs)
+    turned = head(iteration)
+    if turned is iteration:
         return line
     line = replace(line, lines=turned.lines)
     return replace(line, values={name: value for name, value in turned.values.items() if name in line.inside})
@@ -110,8 +110,8 @@ class _ChunkLoop:
 
     def statements(self) -> Sequence[Statement]:
         each = tuple(self.each.items())
-        turns = Loop(BATCH, tuple(self.inside), self.values, tuple(self.carry), each, self.keep)
-        return (*self.before, turns, *self.after)
+        iterations = Loop(BATCH, tuple(self.inside), self.values, tuple(self.carry), each, self.keep)
+        return (*self.before, iterations, *self.after)
 
     def line(self, line: Statement) -> None:
         if isinstance(line, Loop) or any(BATCH in condition.axes for condition in line.where):
@@ -122,20 +122,20 @@ class _ChunkLoop:
         elif BATCH not in line.loops:
             self.before.append(line)
         else:
-            self.turn(line)
+            self.iteration(line)
 
-    def turn(self, line: Line) -> None:
+    def iteration(self, line: Line) -> None:
         """One sequence's share of a line: the same line without the batch, and a sum where it summed over that."""
         left, right = tuple(map(self.sliced, line.left)), tuple(map(self.operand, line.right))
-        turn_line = replace(line, left=left, right=right)
-        if BATCH in turn_line.loops or (isinstance(turn_line, Op) and BATCH in turn_line.axes):
+        iteration_line = replace(line, left=left, right=right)
+        if BATCH in iteration_line.loops or (isinstance(iteration_line, Op) and BATCH in iteration_line.axes):
             raise _OtherFormError
-        self.inside.append(turn_line)
+        self.inside.append(iteration_line)
         for name in line.reads:
             if BATCH in self.table.axes[name] and name not in self.made_inside:
                 self.each[name] = name
-                self.values[name] = self.table.values[name].along(self.of_turn(name))
-        self.values |= {name: self.table.values[name].along(self.of_turn(name)) for name in line.makes}
+                self.values[name] = self.table.values[name].along(self.of_iteration(name))
+        self.values |= {name: self.table.values[name].along(self.of_iteration(name)) for name in line.makes}
         summed = [term for term in line.left if BATCH not in term.declared]
         if not summed:
             self.made_inside |= {*line.makes}
@@ -148,15 +148,15 @@ class _ChunkLoop:
         """A total that the turns carry."""
         name = line.name
         start, end, zero = (f"{name}:{part}" for part in ("sum", "sum.2", "zero"))
-        tag = merging(line.tag, line.tag.phase)
-        self.before.append(Op((Term(zero, axes),), (), (), tag, op="zeros", gives=("Y",)))
-        self.inside.append(Sum((Term(end, axes),), (Term(start, axes), Term(name, axes)), (), tag, (1, 1)))
+        meta = merging(line.meta, line.meta.phase)
+        self.before.append(Op((Term(zero, axes),), (), (), meta, op="zeros", gives=("Y",)))
+        self.inside.append(Sum((Term(end, axes),), (Term(start, axes), Term(name, axes)), (), meta, (1, 1)))
         total = Value(axes, "part", self.table.values[name].of)
         self.values |= {start: total, end: total}
         self.outer[zero] = total
         self.carry.append(Carry(start, end, zero, name))
 
-    def of_turn(self, name: str) -> tuple[str, ...]:
+    def of_iteration(self, name: str) -> tuple[str, ...]:
         """The axes of a value inside of a turn."""
         axes = self.table.axes[name]
         if BATCH not in axes:
@@ -171,7 +171,7 @@ class _ChunkLoop:
     def sliced(self, term: Term) -> Term:
         """A value as a turn knows it, where it has a batch: of one sequence."""
         axes = [axis if isinstance(axis, str) else self.read(axis) for axis in term.axes]
-        if self.of_turn(term.name) != self.table.axes[term.name] and axes.pop(0) != BATCH:
+        if self.of_iteration(term.name) != self.table.axes[term.name] and axes.pop(0) != BATCH:
             raise _OtherFormError
         return Term(term.name, tuple(axes))
 

@@ -61,10 +61,10 @@ def updates(table: Table) -> EpilogueUpdates:
     outside: dict[str, str] = {}
     for scope, handed in _scopes(table.lines, set(table.outputs)):
         for line in scope:
-            if isinstance(line, Op) and line.tag.phase == "optimizer_step" and line.given[:1] == ("W",):
+            if isinstance(line, Op) and line.meta.phase == "optimizer_step" and line.given[:1] == ("W",):
                 weight = line.right[0].names[0]
                 weight = table.known[weight].of or weight if weight in table.known else weight
-                if line.tag.kernel and line.tag.kernel.name.startswith(KERNELS):
+                if line.meta.kernel and line.meta.kernel.name.startswith(KERNELS):
                     inside.append(weight)
                 else:
                     outside[weight] = _reason(scope, handed, line.right[1].names[0])
@@ -79,14 +79,14 @@ def _without_op(table: Table, inside: list[str], outside: dict[str, str]) -> Non
         line = makers.get(table.renewed[weight])
         if weight in (*inside, *outside) or line is None:
             continue
-        if line.tag.kernel and line.tag.kernel.name.startswith(KERNELS):
+        if line.meta.kernel and line.meta.kernel.name.startswith(KERNELS):
             inside.append(weight)
             continue
         lines = [line]
         for update in lines:  # back to what the optimizer does not make
             for name in update.reads:
                 maker = makers.get(name)
-                if maker is not None and table.axes[name] and maker.tag.phase == "optimizer_step":
+                if maker is not None and table.axes[name] and maker.meta.phase == "optimizer_step":
                     lines += [maker] * (maker not in lines)
                 elif maker is not None and table.axes[name]:
                     outside.setdefault(weight, _reason(table.lines, set(table.outputs), name))
@@ -118,7 +118,7 @@ def _within(lines: Sequence[Statement], handed: set[str], names: KernelNames) ->
             continue
         axes = line.left[0].loops
         kernel = FusedKernel(names.of("_".join((KERNELS, *_words(chain)))), axes)
-        together = [replace(member, tag=replace(member.tag, kernel=kernel)) for member in (line, *chain)]
+        together = [replace(member, meta=replace(member.meta, kernel=kernel)) for member in (line, *chain)]
         place = result.index(chain[-1])
         gone = {id(member) for member in (line, *chain)}
         after = [member for member in result[place + 1 :] if id(member) not in gone]
@@ -136,8 +136,8 @@ def _no_gradient(line: Product) -> str:
         return "rows added up at an index"
     if len(line.right) != 2 or not all(isinstance(term, Term) for term in line.right) or not line.sides.are_of_matrices:
         return "a sum over rows, no product of two matrices"
-    if line.where or line.tag.kernel:
-        return "made inside of another kernel" if line.tag.kernel else "a product with a condition"
+    if line.where or line.meta.kernel:
+        return "made inside of another kernel" if line.meta.kernel else "a product with a condition"
     if line.left[0].loops != line.left[0].declared or len({*line.left[0].loops}) < len(line.left[0].loops):
         return "a product that has an axis twice"
     return ""
@@ -151,7 +151,7 @@ def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
     for line in lines:
         if not isinstance(line, Line):
             continue
-        if line.tag.phase != "optimizer_step" and (
+        if line.meta.phase != "optimizer_step" and (
             waiting.isdisjoint(line.reads) or not _scales(line, product, waiting)
         ):
             continue
@@ -159,7 +159,7 @@ def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
         if not waiting.isdisjoint(line.reads):
             chain.append(line)
             waiting |= {*line.makes}
-    if not any(line.tag.phase == "optimizer_step" for line in chain):
+    if not any(line.meta.phase == "optimizer_step" for line in chain):
         return []
     alike = [line for line in steps if line.left[0].loops == product.left[0].loops]
     while True:
@@ -203,7 +203,7 @@ def _reason(scope: Sequence[Statement], handed: Collection[str], name: str) -> s
     while name not in seen:
         seen.add(name)
         maker = next((line for line in scope if name in line.makes), None)
-        if isinstance(maker, Line) and maker.tag.phase == "optimizer_step":  # weight decay: the gradient is the first
+        if isinstance(maker, Line) and maker.meta.phase == "optimizer_step":  # weight decay: the gradient is the first
             name = maker.right[0].names[0]
             continue
         if maker is None or isinstance(maker, Loop):
@@ -211,6 +211,6 @@ def _reason(scope: Sequence[Statement], handed: Collection[str], name: str) -> s
         if isinstance(maker, Sum):
             return f"a sum of {len(maker.right)}"
         if not isinstance(maker, Product):
-            return f"made by {getattr(maker, 'word', 'a word')}"
+            return f"made by {getattr(maker, 'op', 'a word')}"
         return _no_gradient(maker) or _refusal(scope, handed, maker, _chain(scope, maker)) or "made elsewhere"
     return "made elsewhere"

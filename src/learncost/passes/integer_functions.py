@@ -17,37 +17,37 @@ UNIT = -10
 """The power of what stands in the exponent of two."""
 
 
-def exponential(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name: str, tag: Meta) -> ScaledInteger:
+def exponential(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name: str, meta: Meta) -> ScaledInteger:
     """2^(x log2(e)), up to 1: a power of two, and a polynomial from 2^-1/2 to 2^1/2."""
-    steps = _IntegerSteps(scope, name, axes, tag)
-    number = scope.narrow(number, axes, HALF, tag.phase)
+    steps = _IntegerSteps(scope, name, axes, meta)
+    number = scope.narrow(number, axes, HALF, meta.phase)
     factor, power = LOG2_E
     product = steps.times(Term(number.name, axes), factor)
-    amount = scope.scalar(Power(UNIT) - number.power - Power(power), tag)
+    amount = scope.scalar(Power(UNIT) - number.power - Power(power), meta)
     exponent = steps.op("minimum", steps.op("shift", product, amount), Literal(0.0))
     whole = steps.op("shift", exponent, Literal(10.0))
     rest = steps.minus(exponent, steps.times(whole, 1024))
     near = steps.polynomial(rest, (16384, 11356, 3975, 916), 10)
-    scope.op(name, "shift", axes, (near, steps.times(whole, -1)), tag)
+    scope.op(name, "shift", axes, (near, steps.times(whole, -1)), meta)
     return ScaledInteger(name, Power(-14), HALF)
 
 
-def logarithm(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name: str, tag: Meta) -> ScaledInteger:
+def logarithm(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name: str, meta: Meta) -> ScaledInteger:
     """(bits of x, and a polynomial of its highest bits, from 1/2 to 1) times ln(2)."""
-    steps = _IntegerSteps(scope, name, axes, tag)
+    steps = _IntegerSteps(scope, name, axes, meta)
     given = Term(number.name, axes)
     many = steps.op("bits", given)
     highest = steps.op("shift", given, steps.plus(many, Literal(-15.0)))
     middle = steps.plus(highest, Literal(-24576.0))
     near = steps.op("shift", steps.polynomial(middle, (-6800, 31489, -22266, 20375), 15), Literal(4.0))
     total = steps.sum(steps.times(many, 1024), near)
-    power = scope.scalar(number.power, tag)
+    power = scope.scalar(number.power, meta)
     if isinstance(power, Literal):
         total = steps.plus(total, Literal(1024 * power.value)) if power.value else total
     else:
-        total = steps.sum(total, Term(_IntegerSteps(scope, name, (), tag).times(power, 1024).name, ()))
+        total = steps.sum(total, Term(_IntegerSteps(scope, name, (), meta).times(power, 1024).name, ()))
     factor, unit = LN_2
-    scope.emit(Product((Term(name, axes),), (total, Literal(float(factor))), (), tag))
+    scope.emit(Product((Term(name, axes),), (total, Literal(float(factor))), (), meta))
     return ScaledInteger(name, Power(UNIT + unit), WORD)
 
 
@@ -58,22 +58,22 @@ class _IntegerSteps:
     scope: Shifts
     name: str
     axes: tuple[str, ...]
-    tag: Meta
+    meta: Meta
 
     def _made(self) -> Term:
         return Term(self.scope.fresh(self.name), self.axes)
 
     def op(self, op: str, *operands: Operand) -> Term:
-        return self.scope.op(self._made().name, op, self.axes, operands, self.tag)
+        return self.scope.op(self._made().name, op, self.axes, operands, self.meta)
 
     def times(self, term: Operand, factor: int) -> Term:
         made = self._made()
-        self.scope.emit(Product((made,), (term, Literal(float(factor))), (), self.tag))
+        self.scope.emit(Product((made,), (term, Literal(float(factor))), (), self.meta))
         return made
 
     def sum(self, first: Operand, second: Operand, sign: int = 1) -> Term:
         made = self._made()
-        self.scope.emit(Sum((made,), (first, second), (), self.tag, (1, sign)))
+        self.scope.emit(Sum((made,), (first, second), (), self.meta, (1, sign)))
         return made
 
     def plus(self, term: Operand, literal: Literal) -> Term:
@@ -90,7 +90,7 @@ class _IntegerSteps:
             total = self.plus(self.op("shift", total, Literal(float(unit))), Literal(float(factor)))
             if number:
                 made = self._made()
-                self.scope.emit(Product((made,), (total, x), (), self.tag))
+                self.scope.emit(Product((made,), (total, x), (), self.meta))
                 total = made
         return total
 

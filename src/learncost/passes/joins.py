@@ -29,7 +29,7 @@ def join_of(line: Sum) -> Op | None:
         ends.append(AffineTerm(-1, (base(reads[0].axis),)))
     if len(parts) < 2 or line.where or left.indexed or {*line.signs} != {1}:
         return None
-    return Op((left,), tuple(parts), (), line.tag, "join", (along,), "body", ("X", "Z"), ("Y",))
+    return Op((left,), tuple(parts), (), line.meta, "join", (along,), "body", ("X", "Z"), ("Y",))
 
 
 def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
@@ -41,7 +41,7 @@ def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
             yield base(op.axes[0]), [base(str(term.axes[place])) for term in op.right]
 
 
-def read_back(left: Term, value: Operand, tag: Meta) -> Product | None:
+def read_back(left: Term, value: Operand, meta: Meta) -> Product | None:
     """A write at places as a read, where every place has one position: `Y[n=m + 1] = X[m]` is `Y[n] = X[m=n - 1]`.
 
     None where positions meet or leave gaps, as with `y=i + u` and `y=2 i`.
@@ -58,4 +58,4 @@ def read_back(left: Term, value: Operand, tag: Meta) -> Product | None:
             return None
         solved[at.loops[0]] = Read(at.loops[0], place)
     axes = tuple(solved.get(axis, axis) if isinstance(axis, str) else axis for axis in value.axes)
-    return Product((Term(left.name, left.declared),), (Term(value.name, axes),), (), tag)
+    return Product((Term(left.name, left.declared),), (Term(value.name, axes),), (), meta)

@@ -10,7 +10,7 @@ class KernelNames:
     """The names that a table's kernels have, and those that are given out."""
 
     def __init__(self, table: Table) -> None:
-        self._taken = {line.tag.kernel.name for line, _ in walk(table.lines) if line.tag.kernel}
+        self._taken = {line.meta.kernel.name for line, _ in walk(table.lines) if line.meta.kernel}
 
     def of(self, wish: str) -> str:
         """The wish, with a number behind it where another kernel has it."""

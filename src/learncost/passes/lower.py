@@ -128,7 +128,7 @@ class _Lowering:
             if isinstance(line, Loop):
                 result.append(self.repeat(line))
                 continue
-            self.line(replace(line, tag=replace(line.tag, origin=next(self.places))))
+            self.line(replace(line, meta=replace(line.meta, origin=next(self.places))))
             result.extend(self.out)
             self.out = []
         return tuple(result)
@@ -140,8 +140,8 @@ class _Lowering:
         outside = OutsideValues({name: numbers for name, numbers in self.outside.items() if name not in inside})
         for name, stack in line.each:
             if stack in self.outside:
-                turns = 0 if line.part(name, self.axes(stack)) else -1  # a slice has no turn as its first axis
-                outside[name] = moved(self.outside[stack], turns)
+                iterations = 0 if line.part(name, self.axes(stack)) else -1  # a slice has no turn as its first axis
+                outside[name] = moved(self.outside[stack], iterations)
         # In two scopes lines of one name have steps of one name, with other axes.
         outer_values = {name: value for name, value in self.values.items() if value.role != "step"}
         handed = _handed(line.lines) | ends
@@ -156,8 +156,8 @@ class _Lowering:
         body = inner.statements(line.lines)
         for name, stack in line.keep:
             if name in inner.outside:
-                turns = 0 if line.part(name, self.axes(stack)) else 1
-                self.outside[stack] = moved(inner.outside[name], turns)
+                iterations = 0 if line.part(name, self.axes(stack)) else 1
+                self.outside[stack] = moved(inner.outside[name], iterations)
         own_values = {
             name: value for name, value in inner.values.items() if name not in outer_values or name in line.values
         }
@@ -230,7 +230,7 @@ class _Lowering:
 
     def gathered(self, line: Line, term: Term) -> Term:
         left = self.fresh(line, term.loops)
-        self.emit(Product((left,), (term,), (), line.tag))
+        self.emit(Product((left,), (term,), (), line.meta))
         return left
 
     def at_names(self, line: Line, terms: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -256,7 +256,7 @@ class _Lowering:
         if left.indexed:
             plain = left.loops
             if len(line.right) == 1 and set(line.right[0].loops) == set(plain) and not line.where:
-                self.emit(read_back(left, line.right[0], line.tag) or line)
+                self.emit(read_back(left, line.right[0], line.meta) or line)
                 return
             target = self.fresh(line, plain)
         line_where = tuple(c for c in line.where)
@@ -270,18 +270,20 @@ class _Lowering:
             needed = set(target.loops) | {axis for term in rest for axis in term.loops}
             axes = [a for a in dict.fromkeys((*first.loops, *second.loops)) if a in needed]
             middle = self.fresh(line, axes)
-            self.emit(Product((middle,), (first, second), _inside(line_where, (*first.loops, *second.loops)), line.tag))
+            self.emit(
+                Product((middle,), (first, second), _inside(line_where, (*first.loops, *second.loops)), line.meta)
+            )
             factors = [middle, *rest]
         right = tuple(factors)
         missing = [a for a in target.loops if all(a not in term.loops for term in right)]
         if missing and len(right) > 1:
             middle = self.fresh(line, [a for a in target.loops if a not in missing])
-            self.emit(Product((middle,), right, _inside(line_where, middle.loops), line.tag))
+            self.emit(Product((middle,), right, _inside(line_where, middle.loops), line.meta))
             right = (middle,)
         within = tuple(dict.fromkeys(axis for term in (target, *right) for axis in term.loops))
-        self.emit(Product((target,), right, _inside(line_where, within), line.tag))
+        self.emit(Product((target,), right, _inside(line_where, within), line.meta))
         if left.indexed:
-            self.emit(read_back(left, target, line.tag) or Product((left,), (target,), (), line.tag))
+            self.emit(read_back(left, target, line.meta) or Product((left,), (target,), (), line.meta))
 
     def reduced(self, line: Product, i: int, factors: list[Operand], target: Term) -> Operand:
         """The factor with the axes summed that stand in it alone."""
@@ -293,7 +295,7 @@ class _Lowering:
         if len(axes) == len(term.loops):
             return term
         left = self.fresh(line, axes)
-        self.emit(Product((left,), (term,), _inside(line.where, term.loops), line.tag))
+        self.emit(Product((left,), (term,), _inside(line.where, term.loops), line.meta))
         return left
 
     def guarded(self, line: Product, target: Term) -> tuple[Operand, ...]:
@@ -310,7 +312,7 @@ class _Lowering:
                 factors = (*factors[: both[0]], chosen, *factors[both[0] + 1 :])
             else:
                 mask = self.fresh(line, sorted(condition.axes))
-                self.emit(Op((mask,), (), (condition,), line.tag, op="inside", gives=("Y",)))
+                self.emit(Op((mask,), (), (condition,), line.meta, op="inside", gives=("Y",)))
                 factors = (mask, *factors)
         return factors
 
@@ -327,7 +329,7 @@ class _Lowering:
         if terms[0][0] < 0:
             last = len(terms) == 1
             left = line.left[0] if last else self.fresh(line, terms[0][1].loops)
-            self.emit(Product((left,), (terms[0][1], Literal(-1.0)), line.where if last else (), line.tag))
+            self.emit(Product((left,), (terms[0][1], Literal(-1.0)), line.where if last else (), line.meta))
             if last:
                 return
             terms[0] = (1, left)
@@ -336,12 +338,12 @@ class _Lowering:
             axes = dict.fromkeys((*acc.loops, *term.loops))
             middle = self.fresh(line, [a for a in line.left[0].loops if a in axes])
             where = _inside(line.where, middle.loops)
-            self.emit(Sum((middle,), (acc, term), where, line.tag, (1, sign)))
+            self.emit(Sum((middle,), (acc, term), where, line.meta, (1, sign)))
             acc = middle
         if len(terms) == 1:
-            self.emit(Sum(line.left, (acc,), line.where, line.tag, (1,)))
+            self.emit(Sum(line.left, (acc,), line.where, line.meta, (1,)))
         else:
-            self.emit(Sum(line.left, (acc, terms[-1][1]), line.where, line.tag, (1, terms[-1][0])))
+            self.emit(Sum(line.left, (acc, terms[-1][1]), line.where, line.meta, (1, terms[-1][0])))
 
     # Words.
 
@@ -418,9 +420,9 @@ class _Lowering:
         left = tuple(term for term in map(place, body.left) if isinstance(term, Term))
         where = line.where and _inside(line.where, {a for term in (*left, *right) for a in term.loops})
         if isinstance(body, Product):
-            return Product(left, right, where, line.tag)
+            return Product(left, right, where, line.meta)
         if isinstance(body, Sum):
-            return Sum(left, right, where, line.tag, body.signs)
+            return Sum(left, right, where, line.meta, body.signs)
         assert isinstance(body, Op)
         op = entry(body.op)
         defaults = op.defaults[len(right) - len(op.inputs) :] if len(right) < len(op.inputs) else ()
@@ -429,7 +431,7 @@ class _Lowering:
             left,
             (*right, *defaults),
             where,
-            line.tag,
+            line.meta,
             body.op,
             axes,
             body.part,
@@ -476,7 +478,7 @@ class _Lowering:
             numbers = self.outside.get(term.name, {})
             left = self.fresh(line, term.loops)
             select = Op(
-                (left,), (term, Literal(value)), (condition,), line.tag, op="select", given=("X", "Z"), gives=("Y",)
+                (left,), (term, Literal(value)), (condition,), line.meta, op="select", given=("X", "Z"), gives=("Y",)
             )
             self.emit(select)
             self.outside[left.name] = {p: v for p, v in numbers.items() if v is None or v == value} | {at: value}
@@ -498,7 +500,7 @@ class _Lowering:
             for condition in line.where:
                 if condition.axes <= set(term.loops) and self.outside.number_beyond(term, condition) != 0.0:
                     term = self.selected_term(line, term, condition, 0.0)
-            self.emit(Sum((left,), (term,), (), line.tag, (1,)))
+            self.emit(Sum((left,), (term,), (), line.meta, (1,)))
 
 
 def _with_outside(term: Operand, number: float) -> Operand:

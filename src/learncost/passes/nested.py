@@ -56,7 +56,7 @@ class _Groups:
     values: dict[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.groups, self.turns, self.layers = self.nest
+        self.groups, self.iterations, self.layers = self.nest
         self.counts = [int(size_of(repeat.count, self.sizes)) for repeat in (self.groups, self.layers)]
         if self.counts[0] * self.counts[1] > MOST_LAYERS:
             raise InputError(f"layers of groups are written out for this, up to {MOST_LAYERS:,} of them")
@@ -100,11 +100,11 @@ class _Groups:
         before = outer.initial if group == 0 else self.final(group - 1)
         self.values[self.final(group)] = self.layers.values[inner.end]
         carry = Carry(start, handed, before, self.final(group))
-        return Loop(self.turns.count, tuple(lines), values, (carry,), tuple(each))
+        return Loop(self.iterations.count, tuple(lines), values, (carry,), tuple(each))
 
     def stack(self, new: str, stack: str, each: list[tuple[str, str]]) -> str:
         """The array outside that a layer's slice becomes: of a weight the slice itself, of a turn's own a stack."""
-        slices = dict(self.turns.each)
+        slices = dict(self.iterations.each)
         outside = dict(self.groups.each)[slices.get(stack, stack)]
         _, *inner = self.whole.axes[outside]
         if stack in slices:

@@ -65,7 +65,7 @@ def _units(lines: Iterable[Statement]) -> list[tuple[Statement, ...]]:
     units: list[list[Statement]] = []
     kernel = None
     for line in lines:
-        own = line.tag.kernel if isinstance(line, Line) else None
+        own = line.meta.kernel if isinstance(line, Line) else None
         if own and own == kernel:
             units[-1].append(line)
         else:
@@ -77,7 +77,7 @@ def _units(lines: Iterable[Statement]) -> list[tuple[Statement, ...]]:
 def _is_late(lines: Sequence[Statement], soon: Set[str], late: Set[str], handed: Set[str]) -> bool:
     """Whether only gradients of weights follow from lines: they are such, or only such read what they make."""
     makes = {name for line in lines for name in line.makes}
-    phases = {inner.tag.phase for inner, _ in walk(lines)}
+    phases = {inner.meta.phase for inner, _ in walk(lines)}
     if "forward" in phases or not soon.isdisjoint(makes):
         return False
     if phases == {"weight_update"}:
@@ -91,7 +91,7 @@ def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[
 
     soon  names of the scope around it that are read before the last pass
     """
-    if repeat.around or all(inner.tag.phase == "forward" for inner, _ in walk(repeat.lines)):
+    if repeat.around or all(inner.meta.phase == "forward" for inner, _ in walk(repeat.lines)):
         return (repeat,), ()
     handed = {carry.end for carry in repeat.carry} | {name for name, _ in repeat.keep}
     wanted = {carry.end for carry in repeat.carry if carry.final in soon}

@@ -29,18 +29,22 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
            table's lines, as mlp or layer_norm: those; a value, as mlp.G: its line
     Raises `InputError` where a part is none of these.
     """
-    lines = [line for line, turns in walk(table.lines) if turns]
+    lines = [line for line, iterations in walk(table.lines) if iterations]
     if segments := [part for part in parts if part.startswith(SEGMENTS)]:
         rest = tuple(part for part in parts if part not in segments)
-        turns = _turns(segments)
-        return in_segments(recompute(table, rest) if rest else table, turns) if turns > 1 else recompute(table, BLOCK)
+        iterations = _iterations(segments)
+        return (
+            in_segments(recompute(table, rest) if rest else table, iterations)
+            if iterations > 1
+            else recompute(table, BLOCK)
+        )
     names = [canonical(part) for part in parts]
     ops = {part for part in names if any(_begins(entry.name, part) for entry in entries())}
     layers = {part for part in names if part not in ops} - ALL.keys()
     values = {part for part in layers if any(term.name == part for line in lines for term in line.left)}
     layers -= values
-    every = (*shipped(), *dict.fromkeys(line.tag.layer for line in lines))
-    modules = {name for line in lines for name in (*line.tag.module.split("."), line.tag.operator)}
+    every = (*shipped(), *dict.fromkeys(line.meta.layer for line in lines))
+    modules = {name for line in lines for name in (*line.meta.module.split("."), line.meta.operator)}
     for part in layers - modules:
         if not any(_within(layer, part) for layer in every):
             used = dict.fromkeys(line.op for line in lines if isinstance(line, Op) and line.part == "body")
@@ -54,13 +58,13 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
 
     def chosen(line: Line) -> bool:
         makes = {term.name for term in line.left}
-        of_modules = {*line.tag.module.split("."), line.tag.operator}
-        return bool(makes & (acted | values)) or any(_within(line.tag.layer, p) or p in of_modules for p in layers)
+        of_modules = {*line.meta.module.split("."), line.meta.operator}
+        return bool(makes & (acted | values)) or any(_within(line.meta.layer, p) or p in of_modules for p in layers)
 
     return recomputed(table, chosen)
 
 
-def _turns(segments: list[str]) -> int:
+def _iterations(segments: list[str]) -> int:
     """How many blocks a segment has: of `block/3`, 3."""
     number, plans_text = segments[0].removeprefix(SEGMENTS), " and ".join(segments)
     if len(segments) > 1 or not number.isdigit() or int(number) < 1:

@@ -44,7 +44,7 @@ def _once(lines: Sequence[Statement]) -> tuple[Statement, ...]:
     for line in reversed(lines):
         if isinstance(line, Loop):
             result.append(replace(line, lines=_once(line.lines)))
-        elif line.tag.phase != "recomputation" or (line.tag.types and not needed.isdisjoint(line.makes)):
+        elif line.meta.phase != "recomputation" or (line.meta.types and not needed.isdisjoint(line.makes)):
             needed |= set(line.reads)
             result.append(line)
     return tuple(reversed(result))
@@ -139,8 +139,8 @@ def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Line, ...]]
     for line in lines:
         if isinstance(line, Loop):
             continue
-        kernel = line.tag.kernel
-        if kernel and groups and groups[-1][-1].tag.kernel == kernel:
+        kernel = line.meta.kernel
+        if kernel and groups and groups[-1][-1].meta.kernel == kernel:
             groups[-1].append(line)
         else:
             groups.append([line])
@@ -187,12 +187,12 @@ class _Again:
 
 def _of_its_own(line: Line) -> Line:
     """A line of a kernel in another one of the same form: a kernel's name is given once."""
-    kernel = line.tag.kernel
+    kernel = line.meta.kernel
     if kernel is None:
         return line
-    return replace(line, tag=replace(line.tag, kernel=replace(kernel, name=f"{kernel.name}_again")))
+    return replace(line, meta=replace(line.meta, kernel=replace(kernel, name=f"{kernel.name}_again")))
 
 
 def in_phase(lines: Iterable[Statement], phase: str) -> tuple[Line, ...]:
     """Plain lines, labelled as another macro-operation."""
-    return tuple(replace(line, tag=replace(line.tag, phase=phase)) for line in lines if isinstance(line, Line))
+    return tuple(replace(line, meta=replace(line.meta, phase=phase)) for line in lines if isinstance(line, Line))

@@ -124,7 +124,7 @@ class Integers(Shifts):
         if number is None:
             return
         if left.name in self.results:
-            wide = self.shifted(number, Power(RESULTS), left.declared, line.tag, left.name)
+            wide = self.shifted(number, Power(RESULTS), left.declared, line.meta, left.name)
             self.values[left.name] = replace(self.values[left.name], power=RESULTS)
             number = replace(wide, power=Power(RESULTS))
         self.numbers[left.name] = number
@@ -151,7 +151,7 @@ class Integers(Shifts):
         number = self.read(term)
         summed = set(term.loops) - set(left.loops)
         if summed and not term.indexed:
-            number = self.narrow(number, term.declared, HALF, line.tag.phase)
+            number = self.narrow(number, term.declared, HALF, line.meta.phase)
         self.emit(replace(line, left=(left,), right=(self._as(number, term),)))
         meets = left.indexed and not set(term.loops) <= {*left.axes}
         return ScaledInteger(left.name, number.power, WORD if summed or meets else number.bits)
@@ -164,21 +164,21 @@ class Integers(Shifts):
         for one, other, term in ((a, b, second), (b, a, first)):
             if one.name in ("", ONE) and term.loops == left.loops:  # a power of two alone
                 return replace(other, power=other.power + one.power)
-        phase, tag = line.tag.phase, replace(line.tag, locals=())
+        phase, meta = line.meta.phase, replace(line.meta, locals=())
         if line.sides.are_of_matrices or is_whole(line):
             a, b = self.narrow(a, first.declared, CODE, phase), self.narrow(b, second.declared, CODE, phase)
-            self.emit(replace(line, left=(left,), right=(self._as(a, first), self._as(b, second)), tag=tag))
+            self.emit(replace(line, left=(left,), right=(self._as(a, first), self._as(b, second)), meta=meta))
             return ScaledInteger(left.name, a.power + b.power, TOTAL)
         a, b = self.narrow(a, first.declared, HALF, phase), self.narrow(b, second.declared, HALF, phase)
         axes = tuple(dict.fromkeys((*first.loops, *second.loops)))
         right = (self._as(a, first), self._as(b, second))
         if set(axes) == set(left.loops):
-            self.emit(replace(line, left=(left,), right=right, tag=tag))
+            self.emit(replace(line, left=(left,), right=right, meta=meta))
             return ScaledInteger(left.name, a.power + b.power, a.bits + b.bits)
         each = Term(f"{left.name}.each", axes)
-        self.emit(Product((each,), right, (), tag))
+        self.emit(Product((each,), right, (), meta))
         part = self.narrow(ScaledInteger(each.name, a.power + b.power, a.bits + b.bits), axes, HALF, phase)
-        self.emit(Product((left,), (Term(part.name, axes),), (), tag))
+        self.emit(Product((left,), (Term(part.name, axes),), (), meta))
         return ScaledInteger(left.name, part.power, WORD)
 
     def _times(self, line: Product, left: Term, term: Operand, literal: Literal) -> ScaledInteger:
@@ -189,7 +189,7 @@ class Integers(Shifts):
         while value != int(value) and abs(value) < 2**14:
             value, power = value * 2, power - 1
         if abs(value) > 1:
-            number = self.narrow(number, term.declared, HALF, line.tag.phase)
+            number = self.narrow(number, term.declared, HALF, line.meta.phase)
         self.emit(replace(line, left=(left,), right=(self._as(number, term), Literal(float(round(value))))))
         bits = min(WORD, number.bits + round(abs(value)).bit_length())
         return ScaledInteger(left.name, number.power + Power(power), bits)
@@ -215,16 +215,16 @@ class Integers(Shifts):
         power = powers[0]
         if any(other != power for other in powers):
             if any(other.scalars for other in powers):
-                both = [self.scalar(other, line.tag) for other in powers]
+                both = [self.scalar(other, line.meta) for other in powers]
                 both.sort(key=lambda operand: isinstance(operand, Literal))
-                power = Power.of(self.op(f"{name}.power", "maximum", (), both, line.tag).name)
+                power = Power.of(self.op(f"{name}.power", "maximum", (), both, line.meta).name)
             else:
                 power = Power(max(other.number for other in powers))
         power += Power(more)
         right: list[Operand] = []
         for term in line.right:
             number = self.numbers.get(term.name)
-            shifted = number and self.shifted(number, power, term.declared, line.tag)
+            shifted = number and self.shifted(number, power, term.declared, line.meta)
             right.append(Term(shifted.name, term.axes) if shifted else term)
         return tuple(right), power
 
@@ -233,7 +233,7 @@ class Integers(Shifts):
     def _word(self, line: Op) -> ScaledInteger | None:
         if line.op in FUNCTIONS:
             (term,) = line.right
-            return FUNCTIONS[line.op](self, self.read(term), term.loops, self._left(line).name, line.tag)
+            return FUNCTIONS[line.op](self, self.read(term), term.loops, self._left(line).name, line.meta)
         known = line.op in ORDERED or line.op in ("max", "min", "stop_gradient")
         numbers = [
             self.numbers[term.name] for term in line.right if isinstance(term, Term) and term.name in self.numbers

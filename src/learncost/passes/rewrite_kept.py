@@ -40,7 +40,7 @@ def with_kept(table: Table) -> Table:
 
 def is_backward(line: Statement) -> bool:
     """Whether a line goes backward, or comes after."""
-    return line.reverse if isinstance(line, Loop) else line.tag.phase != "forward"
+    return line.reverse if isinstance(line, Loop) else line.meta.phase != "forward"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _CompressedStep:
         self.outputs = {*table.outputs}
         self.table = table
         lines, values = self._alone(table.lines, dict(table.values))
-        lines = self._turns(lines, values)
+        lines = self._iterations(lines, values)
         self.table = replace(table, lines=lines, values=values)
 
     def _keeps(self, line: Line, value: Value) -> bool:
@@ -70,7 +70,7 @@ class _CompressedStep:
             is_backward(line)
             or several
             or of_part(line, "loss")
-            or line.tag.layer == LAYER
+            or line.meta.layer == LAYER
             or line.name in self.conditions
         ):
             return False
@@ -107,7 +107,7 @@ class _CompressedStep:
                 names[name] = _CompressedNames(name)("again")
         return tuple(result), values
 
-    def _turns(self, lines: Sequence[Statement], values: Values) -> tuple[Statement, ...]:
+    def _iterations(self, lines: Sequence[Statement], values: Values) -> tuple[Statement, ...]:
         """Repeats forward that keep codes for those backward that read them."""
         result = list(lines)
         for (before, forward), (after, reverse), elsewhere in pairs(lines, self.outputs):

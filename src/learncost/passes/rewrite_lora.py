@@ -107,7 +107,7 @@ class _LoraScope:
 
     def _meant(self, line: Line) -> tuple[LoraTarget, Term] | None:
         for projection in self.projections:
-            if projection.layers and line.tag.layer not in projection.layers:
+            if projection.layers and line.meta.layer not in projection.layers:
                 continue
             for weight in projection.weights:
                 if is_linear(line, weight) or is_lookup(line, weight):
@@ -139,9 +139,9 @@ class _LoraScope:
         path.append(self._product(line, f"{local_name}.up", up, middle, b))
         path.append(self._product(line, f"{local_name}.scaled", scaled, up, Literal(self.scale)))
         path_sum = Sum(
-            (left,), (base, scaled), line.where, _tag(line, f"{local_name}.sum", left, (base, scaled)), (1, 1)
+            (left,), (base, scaled), line.where, _meta(line, f"{local_name}.sum", left, (base, scaled)), (1, 1)
         )
-        return [replace(line, left=(base,), tag=replace(line.tag, local=f"{line.tag.local}.base")), *path, path_sum]
+        return [replace(line, left=(base,), meta=replace(line.meta, local=f"{line.meta.local}.base")), *path, path_sum]
 
     def _value(self, name: str, axes: tuple[str, ...]) -> Term:
         self.values[name] = Value(axes)
@@ -152,7 +152,7 @@ class _LoraScope:
         self.weights[term.name] = self.values[term.name] = Value(term.declared)
 
     def _product(self, line: Line, path: str, left: Term, *right: Operand) -> Line:
-        return Product((left,), right, (), _tag(line, path, left, right))
+        return Product((left,), right, (), _meta(line, path, left, right))
 
 
 def _out(weight: Term, left: Term) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def _out(weight: Term, left: Term) -> tuple[str, ...]:
     return tuple(axis for axis in weight.axes if isinstance(axis, str) and axis in left.loops)
 
 
-def _tag(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Meta:
+def _meta(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Meta:
     """The path's lines are a layer of their own; `path` says whose line it is, and which.
 
     A checkpoint around the adapted line is around its path, too. Products that its policy keeps are kept in the path.
@@ -168,9 +168,9 @@ def _tag(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Meta:
     binding = tuple((axis, axis) for axis in dict.fromkeys(a for t in (left, *right) for a in t.loops))
     locals_ = tuple(map(_local, right))
     multiplies = all(isinstance(term, Term) for term in right) and left.name.endswith((".low", ".up"))
-    again = line.tag.again if multiplies else line.tag.again.replace("-", "")
+    again = line.meta.again if multiplies else line.meta.again.replace("-", "")
     return Meta(
-        "lora", line.tag.block, local=path, locals=locals_, binding=binding, module=line.tag.module, again=again
+        "lora", line.meta.block, local=path, locals=locals_, binding=binding, module=line.meta.module, again=again
     )
 
 

@@ -144,15 +144,17 @@ class _QuantizedScope:
             )
             left, total = line.left[0], f"{line.name}.sum"
             values[total] = Value(left.declared)
-            tag, local = line.tag, line.tag.local or line.name
-            places = dict(zip(line.right, tag.locals, strict=False))
+            meta, local = line.meta, line.meta.local or line.name
+            places = dict(zip(line.right, meta.locals, strict=False))
             right = tuple(Term(codes.name, term.axes) if term.name == inside else term for term in line.right)
             (weight,) = (term for term in line.right if term.name == inside)
-            summed = replace(line, left=(Term(total, left.axes),), right=right, tag=replace(tag, local=f"{local}.sum"))
+            summed = replace(
+                line, left=(Term(total, left.axes),), right=right, meta=replace(meta, local=f"{local}.sum")
+            )
             out = () if self.kind.powers else tuple(axis for axis in weight.axes if axis in left.loops)
             factors = (Term(total, left.axes), Term(scales.name, out))
             names = (f"{local}.sum", f"{places.get(weight, inside)}.{SCALES}")
-            unsaid = replace(tag, locals=names, equation="", gradients=(), operator="")  # no operator is counted twice
+            unsaid = replace(meta, locals=names, equation="", gradients=(), operator="")  # no operator is counted twice
             scaled = Product(line.left, factors, (), unsaid)
             return [summed, scaled]
         return [line]
@@ -209,7 +211,7 @@ class _QuantizedScope:
             return self._read_of(quantized, array, inside, repeat, values, each)
 
         codes = read_of(quantized.codes)
-        tag = Meta(LAYER, line.tag.block, local=_local(inside), module=line.tag.module)
+        meta = Meta(LAYER, line.meta.block, local=_local(inside), module=line.meta.module)
         dequantizing: list[Line] = []
         first = read_of(quantized.scales[0])
         if quantized.second is None:
@@ -221,15 +223,15 @@ class _QuantizedScope:
             factor = self._at_block(second, out, quantized.second)
             right = (self._level(quantized.second, first), factor)
             types = (self.kind.scales, quantized.second.scales, quantized.second.scales)
-            own_tag = replace(tag, local=_local(scales.name), types=types)
-            dequantizing.append(Product((scales,), right, (), _bound(own_tag, right)))
+            own_meta = replace(meta, local=_local(scales.name), types=types)
+            dequantizing.append(Product((scales,), right, (), _bound(own_meta, right)))
         if self.kind.block:
             scales = self._at_block(scales, summed, self.kind)
         right = (self._level(self.kind, codes), scales)
         wide = quantized.second.scales if quantized.second else self.kind.scales
         dequantizing.append(
             Product(
-                (Term(inside, weight_axes),), right, (), _bound(replace(tag, types=(self.kind.name, wide, "")), right)
+                (Term(inside, weight_axes),), right, (), _bound(replace(meta, types=(self.kind.name, wide, "")), right)
             )
         )
         return dequantizing
@@ -247,9 +249,11 @@ class _QuantizedScope:
         return Term(scales.name, tuple(at if scale_axis == axis else scale_axis for scale_axis in scales.axes))
 
 
-def _bound(tag: Meta, right: tuple[Term, ...]) -> Meta:
+def _bound(meta: Meta, right: tuple[Term, ...]) -> Meta:
     axes = dict.fromkeys(axis for term in right for axis in term.loops)
-    return replace(tag, locals=tuple(_local(term.name) for term in right), binding=tuple((axis, axis) for axis in axes))
+    return replace(
+        meta, locals=tuple(_local(term.name) for term in right), binding=tuple((axis, axis) for axis in axes)
+    )
 
 
 def _local(name: str) -> str:
@@ -262,11 +266,11 @@ def bits_of(line: Line, bits: int) -> dict[str, int]:
     bits   of an element of what has the type of the run
     What says levels and places of blocks is inside of a kernel, and takes nothing.
     """
-    if not line.tag.types:
+    if not line.meta.types:
         return {}
     levels, scales = line.right
-    codes, wide = (_bits(kind, bits) for kind in (line.tag.types[0], line.tag.types[2]))
-    bits_of_name = {line.name: wide, levels.name: 0, scales.name: _bits(line.tag.types[1], bits)}
+    codes, wide = (_bits(kind, bits) for kind in (line.meta.types[0], line.meta.types[2]))
+    bits_of_name = {line.name: wide, levels.name: 0, scales.name: _bits(line.meta.types[1], bits)}
     bits_of_name |= dict.fromkeys(scales.names[1:], 0)
     return bits_of_name | dict.fromkeys(levels.names[1:], codes)
 
@@ -277,12 +281,12 @@ def _bits(kind: str, bits: int) -> int:
 
 def makes_weight(line: Line) -> bool:
     """Whether a line makes a weight, or its scales, of codes."""
-    return line.tag.layer == LAYER
+    return line.meta.layer == LAYER
 
 
 def makes_scales(line: Line) -> bool:
     """Whether a line makes scales, and not a weight: these are as wide as what they are made of."""
-    return makes_weight(line) and line.tag.local == SCALES
+    return makes_weight(line) and line.meta.local == SCALES
 
 
 def made_again(table: Table) -> Table:

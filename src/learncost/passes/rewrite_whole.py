@@ -87,7 +87,7 @@ def _whole(
         elif key not in known:
             name, axes = f"{term.name}.by_{'_'.join(key[1]) or 'all'}", term.declared
             summed = tuple(axis for axis in axes if axis not in key[1])
-            made = list(coded(Term(term.name, axes), name, summed, values, line.tag.phase))
+            made = list(coded(Term(term.name, axes), name, summed, values, line.meta.phase))
             lines += made
             known[key] = made[-1].left[0], Term(f"{name}.scales", key[1])
         codes, scale = known[key]
@@ -97,12 +97,12 @@ def _whole(
     for name in names:
         values[name] = replace(values[line.name], axes=left.declared, role="step", of=line.name)
     made_terms = [*(replace(spread, name=name) for name in names), spread]
-    local = line.tag.local or line.name
-    tags = [replace(line.tag, local=f"{local}.{name.rpartition('.')[2]}") for name in names] + [line.tag]
+    local = line.meta.local or line.name
+    metas = [replace(line.meta, local=f"{local}.{name.rpartition('.')[2]}") for name in names] + [line.meta]
     first = replace(left, name=made_terms[0].name)
-    lines.append(replace(line, left=(first,), right=tuple(factors), tag=replace(tags[0], locals=())))
-    for before, after, tag, scale in zip(made_terms[:-1], made_terms[1:], tags[1:], scales, strict=True):
+    lines.append(replace(line, left=(first,), right=tuple(factors), meta=replace(metas[0], locals=())))
+    for before, after, meta, scale in zip(made_terms[:-1], made_terms[1:], metas[1:], scales, strict=True):
         lines.append(
-            Product((after,), (before, scale), (), replace(tag, locals=(), equation="", gradients=(), operator=""))
+            Product((after,), (before, scale), (), replace(meta, locals=(), equation="", gradients=(), operator=""))
         )
     return lines

@@ -17,7 +17,7 @@ from learncost.ir.value import Value
 from learncost.passes.rematerialization import Values, pairs
 
 
-def in_segments(table: Table, turns: int) -> Table:
+def in_segments(table: Table, iterations: int) -> Table:
     """The step in which every repeat that goes backwards keeps its input once in so many turns.
 
     A repeat over n_layer becomes one over n_layer/3. Raises `InputError` where a count that is a number is no multiple.
@@ -26,17 +26,17 @@ def in_segments(table: Table, turns: int) -> Table:
     values = dict(table.values)
     lines = list(table.lines)
     for (before, forward), (after, reverse), elsewhere in pairs(table.lines, table.outputs):
-        lines[before], lines[after] = _LoopPair(forward, reverse, turns, elsewhere, values).cut()
+        lines[before], lines[after] = _LoopPair(forward, reverse, iterations, elsewhere, values).cut()
     return replace(table, lines=tuple(lines), values=values)
 
 
-def in_groups(repeat: Loop, turns: int, values: Mapping[str, Value]) -> Loop:
+def in_groups(repeat: Loop, iterations: int, values: Mapping[str, Value]) -> Loop:
     """The same turns as a repeat over groups of so many, with the repeat over those of one inside.
 
     values   what is known of the names around it
     Raises `InputError` where a count that is a number is no multiple.
     """
-    return _LoopPair(repeat, repeat, turns, {outer for _, outer in repeat.keep}, dict(values)).grouped()
+    return _LoopPair(repeat, repeat, iterations, {outer for _, outer in repeat.keep}, dict(values)).grouped()
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _LoopPair:
 
     forward: Loop
     reverse: Loop
-    turns: int
+    iterations: int
     elsewhere: set[str]
     values: Values  # of the scope around; receives the stacks of the segments' inputs
 
@@ -72,8 +72,8 @@ class _LoopPair:
         )
 
     def grouped(self) -> Loop:
-        turns = self.forward
-        return self.outer(turns, [self.inner(turns, turns.keep)], turns.each, turns.keep)
+        iterations = self.forward
+        return self.outer(iterations, [self.inner(iterations, iterations.keep)], iterations.each, iterations.keep)
 
     @property
     def pairs_read(self) -> list[tuple[str, str]]:
@@ -83,7 +83,7 @@ class _LoopPair:
     def inner(self, line: Loop, keep: Iterable[tuple[str, str]]) -> Loop:
         """The turns of one segment: stacks are called as those of all turns, of which they are parts."""
         carry = tuple(Carry(carried.start, carried.end, carried.start, carried.end) for carried in line.carry)
-        return replace(line, count=str(self.turns), carry=carry, keep=tuple(keep))
+        return replace(line, count=str(self.iterations), carry=carry, keep=tuple(keep))
 
     def outer(
         self,
@@ -103,18 +103,18 @@ class _LoopPair:
 
     def part(self, stack: str) -> Value:
         """What a segment has of a stack of all turns."""
-        return self.values[stack].along((str(self.turns), *self.values[stack].axes[1:]))
+        return self.values[stack].along((str(self.iterations), *self.values[stack].axes[1:]))
 
     def segments(self, count: str) -> str:
         """How many segments there are: a number, or a part of a size by its name."""
         if not count.isdigit():
-            return f"{count}/{self.turns}"
-        if int(count) % self.turns:
-            raise InputError(f"a repeat of {count} turns cannot be cut in segments of {self.turns}")
-        return str(int(count) // self.turns)
+            return f"{count}/{self.iterations}"
+        if int(count) % self.iterations:
+            raise InputError(f"a repeat of {count} turns cannot be cut in segments of {self.iterations}")
+        return str(int(count) // self.iterations)
 
 
 def _again(line: Line) -> tuple[Line, ...]:
     """A line in its segment's backward turn; a kernel's name is given once."""
-    kernel = line.tag.kernel and replace(line.tag.kernel, name=f"{line.tag.kernel.name}_segment")
-    return (replace(line, tag=replace(line.tag, phase="recomputation", kernel=kernel)),)
+    kernel = line.meta.kernel and replace(line.meta.kernel, name=f"{line.meta.kernel.name}_segment")
+    return (replace(line, meta=replace(line.meta, phase="recomputation", kernel=kernel)),)

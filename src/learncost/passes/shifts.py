@@ -36,7 +36,7 @@ class Shifts:
 
     # Scalars.
 
-    def scalar(self, power: Power, tag: Meta) -> Operand:
+    def scalar(self, power: Power, meta: Meta) -> Operand:
         """A power as an operand: a number, or a scalar that is made."""
         if not power.scalars:
             return Literal(float(power.number))
@@ -54,7 +54,7 @@ class Shifts:
                 total, before = Term(self.fresh("power"), ()), total
                 if isinstance(before, Literal) and isinstance(term, Term) and sign > 0:
                     before, term = term, before
-                self.emit(Sum((total,), (before, term), (), tag, (1, sign)))
+                self.emit(Sum((total,), (before, term), (), meta, (1, sign)))
             self.scalars[power] = total
         return self.scalars[power]
 
@@ -63,24 +63,24 @@ class Shifts:
         names = (f"{name}.{number}" for number in range(1, 10_000))
         return next(free for free in names if free not in self.values)
 
-    def op(self, name: str, op: str, axes: Sequence[str], operands: Sequence[Operand], tag: Meta) -> Term:
+    def op(self, name: str, op: str, axes: Sequence[str], operands: Sequence[Operand], meta: Meta) -> Term:
         """A line with a word."""
         left = Term(name, tuple(axes))
         given = ("X", "Z")[: len(operands)]
-        self.emit(Op((left,), tuple(operands), (), tag, op, (), "body", given, ("Y",)))
+        self.emit(Op((left,), tuple(operands), (), meta, op, (), "body", given, ("Y",)))
         return left
 
     # Other powers.
 
     def shifted(
-        self, number: ScaledInteger, power: Power, axes: tuple[str, ...], tag: Meta, name: str = ""
+        self, number: ScaledInteger, power: Power, axes: tuple[str, ...], meta: Meta, name: str = ""
     ) -> ScaledInteger:
         """The numbers times another power of two."""
         if power == number.power and not name:
             return number
         made = name or self.fresh(number.name)
-        amount = self.scalar(power - number.power, tag)
-        self.op(made, "shift", axes, (Term(number.name, axes), amount), tag)
+        amount = self.scalar(power - number.power, meta)
+        self.op(made, "shift", axes, (Term(number.name, axes), amount), meta)
         return ScaledInteger(made, power, WORD)
 
     def narrow(self, number: ScaledInteger, axes: tuple[str, ...], bits: int, phase: str) -> ScaledInteger:
@@ -88,24 +88,24 @@ class Shifts:
         if number.bits <= bits:
             return number
         if (number.name, bits) not in self.narrowed:
-            tag = Meta(LAYER, phase=phase)
+            meta = Meta(LAYER, phase=phase)
             name, of = number.name, f"{number.name}.{'codes' if bits == CODE else 'part'}"
             most = Term(f"{name}.bits", ())
             if most.name not in self.values:
-                size = self.op(f"{name}.size", "abs", axes, (Term(name, axes),), tag)
+                size = self.op(f"{name}.size", "abs", axes, (Term(name, axes),), meta)
                 if axes:
                     size = Term(f"{name}.most", ())
                     inner = (Term(f"{name}.size", axes),)
-                    self.emit(Op((size,), inner, (), tag, "max", axes, "body", ("X",), ("Y",)))
+                    self.emit(Op((size,), inner, (), meta, "max", axes, "body", ("X",), ("Y",)))
                 # What would be rounded up to one bit more has it: a 128th is more than half of the last place.
-                part = self.op(f"{name}.rest", "shift", (), (size, Literal(7.0)), tag)
+                part = self.op(f"{name}.rest", "shift", (), (size, Literal(7.0)), meta)
                 room = Term(f"{name}.room", ())
-                self.emit(Sum((room,), (size, part), (), tag, (1, 1)))
-                self.op(most.name, "bits", (), (room,), tag)
+                self.emit(Sum((room,), (size, part), (), meta, (1, 1)))
+                self.op(most.name, "bits", (), (room,), meta)
             many, over = Term(f"{of}.many", ()), f"{of}.over"
-            self.emit(Sum((many,), (most, Literal(float(bits))), (), tag, (1, -1)))
-            self.op(over, "maximum", (), (many, Literal(0.0)), tag)
+            self.emit(Sum((many,), (most, Literal(float(bits))), (), meta, (1, -1)))
+            self.op(over, "maximum", (), (many, Literal(0.0)), meta)
             self.values[of] = Value(axes, "value", dtype="int8" if bits == CODE and axes else "")
-            self.op(of, "shift", axes, (Term(name, axes), Term(over, ())), tag)
+            self.op(of, "shift", axes, (Term(name, axes), Term(over, ())), meta)
             self.narrowed[number.name, bits] = ScaledInteger(of, number.power + Power.of(over), bits)
         return self.narrowed[number.name, bits]

@@ -32,13 +32,13 @@ class StageValue(Displayed):
 class Stage(Displayed):
     """One stage: its forward table, which has what is sent to it as inputs and what it sends as outputs.
 
-    turns  of each repeat, by its count, as the sizes of the stage have it
+    iterations of each repeat, by its count, as the sizes of the stage have it
     first  the turn of the whole model that is its first, by the same
     """
 
     number: int
     table: Table
-    turns: Mapping[str, int]
+    iterations: Mapping[str, int]
     first: Mapping[str, int]
 
 
@@ -51,21 +51,21 @@ class Stages(Displayed):
     tied: Mapping[str, tuple[int, ...]]
 
 
-def turns_of(table: Table, sizes: Mapping[str, int]) -> int:
+def iterations_of(table: Table, sizes: Mapping[str, int]) -> int:
     """How many turns the repeats of blocks have together."""
     return sum(int(size_of(line.count, sizes)) for line in table.repeats)
 
 
-def even(turns: int, stages: int) -> tuple[int, ...]:
+def even(iterations: int, stages: int) -> tuple[int, ...]:
     """As many turns in each stage. Raises `InputError` where that is not whole, with what is."""
-    if turns % stages:
-        parts = [number for number in range(1, turns + 1) if turns % number == 0]
-        larger = next((number for number in parts if number > stages), turns)
+    if iterations % stages:
+        parts = [number for number in range(1, iterations + 1) if iterations % number == 0]
+        larger = next((number for number in parts if number > stages), iterations)
         raise InputError(
-            f"{turns} blocks cannot be cut into {stages} equal stages: the next number of stages that divides them is "
-            f"{larger}; or say how many blocks each stage has"
+            f"{iterations} blocks cannot be cut into {stages} equal stages: the next number of stages that divides "
+            f"them is {larger}; or say how many blocks each stage has"
         )
-    return (turns // stages,) * stages
+    return (iterations // stages,) * stages
 
 
 def cut(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> Stages:
@@ -75,9 +75,9 @@ def cut(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> Stages
     layers  how many turns of blocks each stage has, from the first to the last
     Raises `InputError` where they are not all that there are.
     """
-    turns = turns_of(table, sizes)
-    if sum(layers) != turns or min(layers, default=0) < 0:
-        raise InputError(f"stages of {', '.join(map(str, layers))} blocks are not the {turns} that the model has")
+    iterations = iterations_of(table, sizes)
+    if sum(layers) != iterations or min(layers, default=0) < 0:
+        raise InputError(f"stages of {', '.join(map(str, layers))} blocks are not the {iterations} that the model has")
     return _Cut(*_counted_apart(table, sizes), tuple(layers)).stages()
 
 
@@ -103,7 +103,7 @@ class _Cut:
         self.table, self.sizes, self.layers = table, sizes, layers
         self.given = {*table.inputs, *table.weights}
         self.pieces: list[list[Statement]] = [[] for _ in layers]
-        self.turns: list[dict[str, int]] = [{} for _ in layers]
+        self.iterations: list[dict[str, int]] = [{} for _ in layers]
         self.first: list[dict[str, int]] = [{} for _ in layers]
         self.made: dict[str, int] = {}  # the stage that makes a value
         self.sent: dict[tuple[str, str, int], StageValue] = {}
@@ -158,7 +158,7 @@ class _Cut:
                 f"what {count} blocks keep for later ones, {', '.join(stack for _, stack in repeat.keep)}, is of all "
                 "of them, so that they cannot be cut: let a stage begin before them or after them"
             )
-        for place, (stage, turns, begun) in enumerate(pieces):
+        for place, (stage, iterations, begun) in enumerate(pieces):
             last = place == len(pieces) - 1
             carry = carried if last else tuple(replace(c, final=self._between(c, place)) for c in carried)
             if place:
@@ -170,7 +170,7 @@ class _Cut:
                 self.sent[c.initial, c.initial, stage] = StageValue(c.initial, c.initial, pieces[place - 1][0], stage)
                 self.made[c.initial] = stage
             self._put(replace(repeat, carry=carry), stage, lazy)
-            self.turns[stage][count] = turns * int(parts or 1)
+            self.iterations[stage][count] = iterations * int(parts or 1)
             self.first[stage][count] = begun * int(parts or 1)
 
     def _between(self, carry: Carry, place: int) -> str:
@@ -198,7 +198,7 @@ class _Cut:
                         (*sends, *(name for name in outputs if name not in sends)),
                         title=self.table.title,
                     ),
-                    self.turns[number],
+                    self.iterations[number],
                     self.first[number],
                 )
             )

@@ -41,7 +41,7 @@ class Accumulated:
 
 def accumulated(step: Table) -> Accumulated:
     """A step with an optimizer in two halves. One addition an element of a gradient and microbatch comes in."""
-    last = tuple(line for line in step.lines if isinstance(line, Line) and line.tag.phase == "optimizer_step")
+    last = tuple(line for line in step.lines if isinstance(line, Line) and line.meta.phase == "optimizer_step")
     first: list[Statement] = [line for line in step.lines if line not in last]
     read = {name for line in last for name in line.reads}
     gradients = {f"d{weight}": f"{weight}.gradient" for weight in (*step.weights, *step.beside) if f"d{weight}" in read}
@@ -49,9 +49,9 @@ def accumulated(step: Table) -> Accumulated:
     for gradient, name in gradients.items():
         shape = values[gradient].axes
         values |= {name: Value(shape, "gathered", values[gradient].of), f"{name}.new": Value(shape, "new", name)}
-        tag = Meta("accumulation", phase="weight_update", local="merge")
+        meta = Meta("accumulation", phase="weight_update", local="merge")
         right = (Term(name, shape), Term(gradient, shape))
-        first.append(Sum((Term(f"{name}.new", shape),), right, (), tag, (1, 1)))
+        first.append(Sum((Term(f"{name}.new", shape),), right, (), meta, (1, 1)))
     sums = tuple(gradients.values())
     with_sums = replace(step, values=values, inputs=(*step.inputs, *sums))
     results = {term.name for line in last for term in line.left}

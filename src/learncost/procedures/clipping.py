@@ -29,7 +29,7 @@ def clipped(table: Table, shared: Mapping[str, int] = {}) -> tuple[Table, str]:
     shared  of a table that is one of several: how many have the same gradient, each of which counts its share of it
     Beside the step it gives the name of the sum of all squares, which several tables have to add up; "" without one.
     """
-    updates = [line for line in table.lines if isinstance(line, Line) and line.tag.phase == "optimizer_step"]
+    updates = [line for line in table.lines if isinstance(line, Line) and line.meta.phase == "optimizer_step"]
     gradients = defined(line for line in table.lines if line not in updates)
     read = {t.name: t for line in updates for t in line.right if isinstance(t, Term) and t.name in gradients}
     if not read:
@@ -61,27 +61,27 @@ def _scaling(gradients: tuple[Term, ...], bound: str, shared: Mapping[str, int])
         return Term(f"{bound}.{name}", ())
 
     def quotient(name: str, above: Term | Literal, below: Term) -> Op:
-        return Op((scalar(name),), (above, below), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
+        return Op((scalar(name),), (above, below), (), meta, "divide", (), "body", ("X", "D"), ("Y",))
 
-    tag = Meta("optimizer", phase="optimizer_step", local="clip")
+    meta = Meta("optimizer", phase="optimizer_step", local="clip")
     squares, lines = list[Term](), list[Line]()
     for gradient in gradients:
         squares.append(Term(f"{gradient.name}.square", ()))
-        lines.append(Product((squares[-1],), (gradient, gradient), (), tag))
+        lines.append(Product((squares[-1],), (gradient, gradient), (), meta))
         if number := shared.get(gradient.name):
             whole, share = squares.pop(), Term(f"{gradient.name}.share", ())
             squares.append(share)
-            lines.append(Product((share,), (whole, Literal(1 / number)), (), tag))
+            lines.append(Product((share,), (whole, Literal(1 / number)), (), meta))
     lines += [
-        Sum((scalar("squares"),), tuple(squares), (), tag, (1,) * len(squares)),
-        Op((scalar("norm"),), (scalar("squares"),), (), tag, "sqrt", (), "body", ("X",), ("Y",)),
-        Sum((scalar("above"),), (scalar("norm"), Literal(EPSILON)), (), tag, (1, 1)),
+        Sum((scalar("squares"),), tuple(squares), (), meta, (1,) * len(squares)),
+        Op((scalar("norm"),), (scalar("squares"),), (), meta, "sqrt", (), "body", ("X",), ("Y",)),
+        Sum((scalar("above"),), (scalar("norm"), Literal(EPSILON)), (), meta, (1, 1)),
         quotient("excess", scalar("above"), Term(bound, ())),
-        Op((scalar("divisor"),), (scalar("excess"), Literal(1.0)), (), tag, "maximum", (), "body", ("X", "Z"), ("Y",)),
+        Op((scalar("divisor"),), (scalar("excess"), Literal(1.0)), (), meta, "maximum", (), "body", ("X", "Z"), ("Y",)),
         quotient("factor", Literal(1.0), scalar("divisor")),
     ]
     lines += [
-        Product((Term(f"{gradient.name}.clipped", gradient.axes),), (gradient, scalar("factor")), (), tag)
+        Product((Term(f"{gradient.name}.clipped", gradient.axes),), (gradient, scalar("factor")), (), meta)
         for gradient in gradients
     ]
     return lines, scalar("squares").name

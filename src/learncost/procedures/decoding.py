@@ -128,7 +128,7 @@ class Decoding:
         """The new positions of a value behind those in the cache."""
         name, place = line.name, self.keys.places[line.name]
         if (name, place) not in self.keys.windows:
-            raise refusal(self.name, f"the tokens of its {line.tag.layer.replace('_', ' ')} see later ones")
+            raise refusal(self.name, f"the tokens of its {line.meta.layer.replace('_', ' ')} see later ones")
         if set(self.keys.of(line)) & {line.left[0].axes[place]}:
             raise refusal(self.name, f"what it caches is made of what it caches, in line: {line}")
         window = self.keys.windows[name, place]
@@ -138,10 +138,10 @@ class Decoding:
         values |= {cache(name): Value(cached, "cache", name), left.name: Value(all_axes, "new", cache(name))}
         self.cached.append((cache(name), True, window))
         self.outputs.append(left.name)
-        local = f"{line.tag.local}.cache"
-        tag = replace(line.tag, equation="", local=local, locals=(local, line.tag.local), cached=None)
+        local = f"{line.meta.local}.cache"
+        meta = replace(line.meta, equation="", local=local, locals=(local, line.meta.local), cached=None)
         right = (Term(cache(name), cached), Term(name, axes))
-        return Op((left,), right, (), tag, "append", (all_axes[place],), "body", ("X", "Z"), ("Y",))
+        return Op((left,), right, (), meta, "append", (all_axes[place],), "body", ("X", "Z"), ("Y",))
 
     def line(self, line: Line, values: Values) -> Iterator[Line]:
         keys = self.keys.of(line)
@@ -165,9 +165,9 @@ class Decoding:
             values[left.name] = Value(values[term.name].axes)
             self.seen[mask] = Value((TOKENS, key), "constant")
             right = (Term(mask, (tokens, key)), term, Literal(float("-inf")))
-            tag = Meta(line.tag.layer, line.tag.block, local="seen", locals=("seen", line.tag.locals[0], ""))
-            tag = replace(tag, binding=line.tag.binding, module=line.tag.module)
-            yield Op((left,), right, (), tag, "select", (), "body", ("C", "X", "Z"), ("Y",))
+            meta = Meta(line.meta.layer, line.meta.block, local="seen", locals=("seen", line.meta.locals[0], ""))
+            meta = replace(meta, binding=line.meta.binding, module=line.meta.module)
+            yield Op((left,), right, (), meta, "select", (), "body", ("C", "X", "Z"), ("Y",))
             line = replace(line, right=(left, *line.right[1:]))
             self.settled.add(line.name)
         elif isinstance(line, Product) and any(term.name in self.settled for term in line.right):
@@ -180,13 +180,13 @@ class Decoding:
 
     def check(self, table: Table) -> None:
         """A token reads nothing of another one but what is cached."""
-        for line, turns in walk(table.lines):
+        for line, iterations in walk(table.lines):
             if isinstance(line, Op) and line.op == "append":
                 continue
             left, right = ({axis for term in side for axis in term.loops} for side in (line.left, line.right))
             tokens = {axis for axis in left | right if base(axis) == TOKENS}
             acts = isinstance(line, Op) and any(base(axis) == TOKENS for axis in line.axes)
             at = any(base(axis.axis) == TOKENS for term in line.right for axis in term.axes if isinstance(axis, Read))
-            if acts or at or len(tokens) > 1 or tokens - left or TOKENS in turns:
-                layer = line.tag.layer.replace("_", " ") or "it"
+            if acts or at or len(tokens) > 1 or tokens - left or TOKENS in iterations:
+                layer = line.meta.layer.replace("_", " ") or "it"
                 raise refusal(self.name, f"{layer} reads other positions and keeps nothing of them, in line: {line}")

@@ -44,7 +44,7 @@ class DifferenceUpdates:
         differences: dict[str, list[Line]] = {}
         result: list[Line] = []
         for update in reverse:
-            if isinstance(update, Loop) or update.tag.phase != "weight_update" or not update.reads:
+            if isinstance(update, Loop) or update.meta.phase != "weight_update" or not update.reads:
                 continue
             names = dict(mirror) if self.mode.modulated_inputs else {}
             for name in update.reads:
@@ -79,12 +79,16 @@ class DifferenceUpdates:
     def difference(self, line: Line, mirror: Mapping[str, str]) -> list[Line]:
         left = Term(line.left[0].name, line.left[0].declared)  # whole, also where the line fills a part of it
         undivided, delta = Term(f"difference.{left.name}", left.axes), Term(f"delta.{left.name}", left.axes)
-        tag = Meta(line.tag.layer, line.tag.block, "weight_update", local=f"{line.tag.local} - {line.tag.local}_mod")
-        tag = replace(tag, module=line.tag.module)
+        meta = Meta(
+            line.meta.layer, line.meta.block, "weight_update", local=f"{line.meta.local} - {line.meta.local}_mod"
+        )
+        meta = replace(meta, module=line.meta.module)
         standard, modulated = Term(left.name, left.axes), Term(mirror[left.name], left.axes)
         return [
-            Sum((undivided,), (standard, modulated), (), tag, (1, -1)),
-            Product((delta,), (undivided, self.inverse_count(left)), (), replace(tag, local=f"delta {line.tag.local}")),
+            Sum((undivided,), (standard, modulated), (), meta, (1, -1)),
+            Product(
+                (delta,), (undivided, self.inverse_count(left)), (), replace(meta, local=f"delta {line.meta.local}")
+            ),
         ]
 
     def inverse_count(self, value: Term) -> Term:
@@ -99,12 +103,12 @@ class DifferenceUpdates:
         assert isinstance(delta, Term)
         total, rows, dense = (Term(f"{update.name}{part}", declared) for part in ("", "^rows", "^dense"))
         scaled = Term(f"{delta.name}^scaled", delta.axes)
-        tag = replace(update.tag, local="e^T delta", equation="")
+        meta = replace(update.meta, local="e^T delta", equation="")
         return [
             replace(update, left=(Term(rows.name, update.left[0].axes),)),
-            Product((scaled,), (delta, self.modulation.strength), (), replace(tag, local="F delta")),
-            Product((dense,), (self.modulation.error_at(read), scaled), (), tag),
-            Sum((total,), (rows, dense), (), replace(tag, local="merge"), (1, 1)),
+            Product((scaled,), (delta, self.modulation.strength), (), replace(meta, local="F delta")),
+            Product((dense,), (self.modulation.error_at(read), scaled), (), meta),
+            Sum((total,), (rows, dense), (), replace(meta, local="merge"), (1, 1)),
         ]
 
     def followed(self, name: str, scope: tuple[Statement, ...]) -> str:
@@ -135,6 +139,6 @@ def _updated(lines: Iterable[Statement]) -> frozenset[str]:
         if isinstance(line, Loop):
             inside = _updated(line.lines)
             names |= inside | {carry.final for carry in line.carry if carry.end in inside}
-        elif line.tag.phase == "weight_update":
+        elif line.meta.phase == "weight_update":
             names |= set(line.makes)
     return frozenset(names)

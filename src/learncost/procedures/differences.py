@@ -106,7 +106,7 @@ class _Differences:
         slices = {inside: outer for inside, outer in line.each if outer in around}
         names_inside = (*(carry.start for carry in line.carry), *slices)
         self.mirror = around | {name: f"{name}^" for name in names_inside}
-        first, lines = self.turn(line.lines, back.lines if back else ())
+        first, lines = self.iteration(line.lines, back.lines if back else ())
         lines += self.updates.of_scope(line.lines, back.lines if back else (), self.mirror)
         makes = defined(lines)
         totals = tuple(carry for carry in back.carry if carry.end in makes) if back else ()
@@ -143,7 +143,9 @@ class _Differences:
         )
         return line, [*zeros, modulated_repeat]
 
-    def turn(self, lines: Iterable[Statement], reverse: Iterable[Statement]) -> tuple[list[Statement], list[Statement]]:
+    def iteration(
+        self, lines: Iterable[Statement], reverse: Iterable[Statement]
+    ) -> tuple[list[Statement], list[Statement]]:
         """The lines of a turn in the standard pass, and in the modulated one."""
         first: list[Statement] = []
         second: list[Statement] = []

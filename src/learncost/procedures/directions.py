@@ -21,7 +21,7 @@ from learncost.procedures.places import LinePlace, places
 NUMBER = "draw"
 """The number of a step that all directions follow from."""
 
-_TAG = Meta("directions", local="draw")
+_META = Meta("directions", local="draw")
 
 
 @dataclass
@@ -57,17 +57,17 @@ class Directions:
                 self.slices.setdefault(scope[:depth], {})[name] = self.values[name].along(counts[depth:])
         return name
 
-    def signs(self, seed: Term, axes: Axes, name: str, tag: Meta = _TAG) -> tuple[list[Line], dict[str, Value]]:
+    def signs(self, seed: Term, axes: Axes, name: str, meta: Meta = _META) -> tuple[list[Line], dict[str, Value]]:
         """The lines that make a direction along axes from a number, and what is known of what they make."""
-        return self._drawn(seed, axes, name, "coin", tag)
+        return self._drawn(seed, axes, name, "coin", meta)
 
-    def numbers(self, seed: Term, axes: Axes, name: str, tag: Meta = _TAG) -> tuple[list[Line], dict[str, Value]]:
+    def numbers(self, seed: Term, axes: Axes, name: str, meta: Meta = _META) -> tuple[list[Line], dict[str, Value]]:
         """As `signs`, of whole numbers below 2^24."""
-        return self._drawn(seed, axes, name, "hashed", tag)
+        return self._drawn(seed, axes, name, "hashed", meta)
 
-    def _drawn(self, seed: Term, axes: Axes, name: str, op: str, tag: Meta) -> tuple[list[Line], dict[str, Value]]:
+    def _drawn(self, seed: Term, axes: Axes, name: str, op: str, meta: Meta) -> tuple[list[Line], dict[str, Value]]:
         values = dict(self.values)
-        lines = self._chain(seed, axes, name, op, tag)
+        lines = self._chain(seed, axes, name, op, meta)
         made = {line.name: self.values[line.name] for line in lines}
         self.values = {key: value for key, value in self.values.items() if key in values or key.startswith("places.")}
         return lines, made
@@ -76,9 +76,9 @@ class Directions:
         self.lines.append(line)
         self.values[line.name] = Value(line.left[0].declared)
 
-    def _chain(self, seed: Term, axes: Axes, name: str, last: str, tag: Meta = _TAG) -> list[Line]:
+    def _chain(self, seed: Term, axes: Axes, name: str, last: str, meta: Meta = _META) -> list[Line]:
         if not axes:
-            only = _word(last, Term(name, seed.axes), seed, seed, tag)
+            only = _word(last, Term(name, seed.axes), seed, seed, meta)
             self.values[name] = Value(seed.loops)
             return [only] if last == "coin" else []
         lines: list[Line] = []
@@ -86,7 +86,7 @@ class Directions:
             at_last = number == len(axes) - 1
             made = Term(name if at_last else f"{name}:{number}", (*seed.loops, axis))
             places_along = Term(self.places(base(axis)), (axis,))
-            lines.append(_word(last if at_last else "hashed", made, seed, places_along, tag))
+            lines.append(_word(last if at_last else "hashed", made, seed, places_along, meta))
             self.values[made.name] = Value(made.loops)
             seed = made
         return lines
@@ -96,13 +96,13 @@ class Directions:
         name = f"places.{axis}"
         if name not in self.values:
             ones = Term(f"{name}:ones", (axis,))
-            self.add(Op((ones,), (), (), _TAG, op="ones", gives=("Y",)))
-            self.add(Op((Term(name, (axis,)),), (ones,), (), _TAG, "cumsum", (axis,), given=("X",), gives=("Y",)))
+            self.add(Op((ones,), (), (), _META, op="ones", gives=("Y",)))
+            self.add(Op((Term(name, (axis,)),), (ones,), (), _META, "cumsum", (axis,), given=("X",), gives=("Y",)))
         return name
 
 
-def _word(op: str, left: Term, first: Term, second: Term, tag: Meta = _TAG) -> Op:
-    return Op((left,), (first, second), (), tag, op, given=("X", "Z"), gives=("Y",))
+def _word(op: str, left: Term, first: Term, second: Term, meta: Meta = _META) -> Op:
+    return Op((left,), (first, second), (), meta, op, given=("X", "Z"), gives=("Y",))
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Site:
     @property
     def counts(self) -> Axes:
         """The turns around that have weights of their own."""
-        return self.place.turns(())
+        return self.place.iterations(())
 
 
 def sites(table: Table, weight: str) -> Iterator[Site]:
@@ -137,12 +137,12 @@ def sites(table: Table, weight: str) -> Iterator[Site]:
     yield from within(by_scope[()], weight)
 
 
-def layer_tags(table: Table, weights: Iterable[str]) -> dict[str, Meta]:
+def layer_metas(table: Table, weights: Iterable[str]) -> dict[str, Meta]:
     """For every weight the tag of an update, of the layer whose line reads it first."""
-    tags: dict[str, Meta] = {}
+    metas: dict[str, Meta] = {}
     for weight in weights:
         for site in sites(table, weight):
             reader = next((line for line in site.place.lines_of_scope if site.name in line.reads), None)
             if reader is not None:
-                tags.setdefault(weight, Meta(reader.tag.layer, reader.tag.block, module=reader.tag.module))
-    return {weight: tags.get(weight, Meta()) for weight in weights}
+                metas.setdefault(weight, Meta(reader.meta.layer, reader.meta.block, module=reader.meta.module))
+    return {weight: metas.get(weight, Meta()) for weight in weights}

@@ -130,8 +130,8 @@ class _Feedback:
             )
             assert isinstance(left, Term)
             local = tuple(term.name for term in line.right if isinstance(term, Term))
-            tag = replace(reader.tag, local=line.name, locals=local, equation="", gradients=(), jacobian="")
-            made_line = replace(line, left=(left,), right=tuple(right), tag=tag)
+            meta = replace(reader.meta, local=line.name, locals=local, equation="", gradients=(), jacobian="")
+            made_line = replace(line, left=(left,), right=tuple(right), meta=meta)
             if isinstance(made_line, Op):
                 op = entry(made_line.op)
                 made_line = replace(made_line, op=op.name, given=op.inputs, gives=op.outputs)
@@ -140,7 +140,7 @@ class _Feedback:
 
 def _summed(line: Line) -> frozenset[str]:
     """The factors of a backward product that have an axis which it sums over."""
-    if not isinstance(line, Product) or line.tag.phase != "backward":
+    if not isinstance(line, Product) or line.meta.phase != "backward":
         return frozenset()
     remaining = set(line.left[0].loops)
     return frozenset(

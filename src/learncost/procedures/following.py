@@ -33,14 +33,14 @@ def with_following(table: Table, name: str, decay: float) -> Table:
         optimizing = lines[at]
         assert isinstance(optimizing, Line)
         right = tuple(left if term.name == weight else term for term in optimizing.right)
-        tag = Meta("optimizer", phase="optimizer_step", local=f"{name} follows")
+        meta = Meta("optimizer", phase="optimizer_step", local=f"{name} follows")
         last, share = Term(f"{other}.new", axes), Literal(1 - decay)
         lines[at : at + 1] = [
-            Product((left,), (Term(weight, axes), share), (), tag),
-            Product((left_there,), (Term(other, axes), share), (), tag),
+            Product((left,), (Term(weight, axes), share), (), meta),
+            Product((left_there,), (Term(other, axes), share), (), meta),
             replace(optimizing, right=right),
-            Sum((step,), (Term(new, axes), left), (), tag, (1, -1)),
-            Sum((last,), (left_there, step), (), tag, (1, 1)),
+            Sum((step,), (Term(new, axes), left), (), meta, (1, -1)),
+            Sum((last,), (left_there, step), (), meta, (1, 1)),
         ]
         values |= {term.name: Value(axes) for term in (left, left_there, step)}
         values[last.name] = Value(axes, "new", other)

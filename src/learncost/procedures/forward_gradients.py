@@ -15,7 +15,7 @@ from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
 from learncost.layers.gradient_overrides import GradientSource, Scope
 from learncost.models.model import Model
-from learncost.procedures.directions import NUMBER, Directions, layer_tags, sites
+from learncost.procedures.directions import NUMBER, Directions, layer_metas, sites
 from learncost.procedures.needed import needed
 from learncost.procedures.places import check_learns, places
 from learncost.procedures.procedure import Procedure
@@ -62,13 +62,13 @@ def by_two_sides(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, s
         passed, known = _moved(model, directions, side, sign * chosen.distance)
         lines += passed
         values |= known
-    tag = Meta("loss", local="both sides")
+    meta = Meta("loss", local="both sides")
     plus, minus = Term("loss.plus", ()), Term("loss.minus", ())
     lines += [
-        Sum((Term("loss.difference", ()),), (plus, minus), (), tag, (1, -1)),
-        Product((Term("loss.slope", ()),), (Term("loss.difference", ()), Literal(0.5 / chosen.distance)), (), tag),
-        Sum((Term("loss.both", ()),), (plus, minus), (), tag, (1, 1)),
-        Product((Term("loss", ()),), (Term("loss.both", ()), Literal(0.5)), (), tag),
+        Sum((Term("loss.difference", ()),), (plus, minus), (), meta, (1, -1)),
+        Product((Term("loss.slope", ()),), (Term("loss.difference", ()), Literal(0.5 / chosen.distance)), (), meta),
+        Sum((Term("loss.both", ()),), (plus, minus), (), meta, (1, 1)),
+        Product((Term("loss", ()),), (Term("loss.both", ()), Literal(0.5)), (), meta),
     ]
     values |= dict.fromkeys(("loss.difference", "loss.slope", "loss.both"), Value(()))
     slope = Term("loss.slope", ())
@@ -110,41 +110,41 @@ def _several(
 ) -> tuple[Table, Mapping[str, str]]:
     """The two sides so many times, each along a direction of its own; the mean of what they say, which turns add up."""
     table, share = model.table, Literal(1 / several)
-    tag, update = Meta("loss", local="mean"), Meta("directions", phase="weight_update", local="merge")
+    meta, update = Meta("loss", local="mean"), Meta("directions", phase="weight_update", local="merge")
     updates, known = _updates(model, directions, Term("loss.slope.share", ()))
-    turn: list[Statement] = [
+    iteration: list[Statement] = [
         *directions.lines,
         *lines,
-        Product((Term("loss.slope.share", ()),), (Term("loss.slope", ()), share), (), tag),
-        Product((Term("loss.share", ()),), (Term("loss", ()), share), (), tag),
+        Product((Term("loss.slope.share", ()),), (Term("loss.slope", ()), share), (), meta),
+        Product((Term("loss.share", ()),), (Term("loss", ()), share), (), meta),
         *updates,
     ]
     inner = {**values, **known, **directions.values, "loss.slope.share": Value(()), "loss.share": Value(())}
     outer, before, carries = dict(table.values), list[Statement](), []
-    totals: dict[str, tuple[str, Axes, Meta]] = {"loss": ("loss.share", (), tag)}
+    totals: dict[str, tuple[str, Axes, Meta]] = {"loss": ("loss.share", (), meta)}
     totals |= {f"d{weight}": (f"d{weight}", table.axes[weight], update) for weight in model.learning}
     for name, (part, axes, of) in totals.items():
         zero, start, end = (Term(f"{name}:{what}", axes) for what in ("zero", "sum", "sum."))
         before.append(Op((zero,), (), (), of, op="zeros", gives=("Y",)))
-        turn.append(Sum((end,), (start, Term(part, axes)), (), of, (1, 1)))
+        iteration.append(Sum((end,), (start, Term(part, axes)), (), of, (1, 1)))
         carries.append(Carry(start.name, end.name, zero.name, name))
         kind = Value(axes) if name == "loss" else Value(axes, "gradient", name.removeprefix("d"))
         inner |= {start.name: kind, end.name: kind}
         outer |= {zero.name: kind, name: kind}
     first, drawn, following = Directions(), directions.drawn_by, f"{directions.drawn_by}.2"
-    turn.append(_next(following, drawn, directions.last))
+    iteration.append(_next(following, drawn, directions.last))
     inner |= {drawn: Value(()), following: Value(())}
     carries.append(Carry(drawn, following, NUMBER, f"{drawn}:last"))
     outer |= {f"{drawn}:last": Value(())}
-    repeat = Loop(str(several), tuple(turn), inner, tuple(carries))
+    repeat = Loop(str(several), tuple(iteration), inner, tuple(carries))
     repeat = replace(repeat, values={name: inner[name] for name in inner if name in repeat.inside})
     return _step(model, first, (*before, repeat), outer)
 
 
 def _next(name: str, drawn: str, last: Term) -> Op:
     """The number that the next pair of sides is drawn by: of the one before and its last seed, as no seed is made."""
-    tag = Meta("directions", local="draw")
-    return Op((Term(name, ()),), (Term(drawn, ()), last), (), tag, "hashed", given=("X", "Z"), gives=("Y",))
+    meta = Meta("directions", local="draw")
+    return Op((Term(name, ()),), (Term(drawn, ()), last), (), meta, "hashed", given=("X", "Z"), gives=("Y",))
 
 
 def check(model: Model, chosen: Procedure) -> None:
@@ -158,16 +158,16 @@ def _updates(model: Model, directions: Directions, slope: Term) -> tuple[list[Li
     """For every weight its direction again, times a number."""
     lines: list[Line] = []
     values: dict[str, Value] = {}
-    tags = layer_tags(model.table, model.learning)
+    metas = layer_metas(model.table, model.learning)
     for weight in model.learning:
         axes = model.table.axes[weight]
         seed = f"{weight}.seed"
         have: Axes = directions.values[seed].axes
-        tag = replace(tags[weight], phase="weight_update", local="draw")
+        meta = replace(metas[weight], phase="weight_update", local="draw")
         name = f"d{weight}:direction"
-        made, known = directions.signs(Term(seed, axes[: len(have)]), axes[len(have) :], name, tag)
+        made, known = directions.signs(Term(seed, axes[: len(have)]), axes[len(have) :], name, meta)
         gradient = Term(f"d{weight}", axes)
-        lines += [*made, Product((gradient,), (Term(name, axes), slope), (), replace(tag, local="dW"))]
+        lines += [*made, Product((gradient,), (Term(name, axes), slope), (), replace(meta, local="dW"))]
         values |= {**known, gradient.name: Value(axes, "gradient", weight)}
     return lines, values
 
@@ -200,9 +200,9 @@ def _moved(
             seed = directions.seed(weight, site.counts, site.place.scope)
             direction, scaled, moved = (Term(f"{site.name}.{part}", axes) for part in ("direction", "step", side))
             lines, values = directions.signs(Term(seed, ()), axes, direction.name)
-            tag = Meta("directions", local=f"W {side}")
-            lines.append(Product((scaled,), (direction, Literal(abs(distance))), (), tag))
-            lines.append(Sum((moved,), (Term(site.name, axes), scaled), (), tag, (1, 1 if distance > 0 else -1)))
+            meta = Meta("directions", local=f"W {side}")
+            lines.append(Product((scaled,), (direction, Literal(abs(distance))), (), meta))
+            lines.append(Sum((moved,), (Term(site.name, axes), scaled), (), meta, (1, 1 if distance > 0 else -1)))
             values |= {scaled.name: Value(axes), moved.name: Value(axes)}
             making.setdefault(site.place.scope, {})[site.name] = (lines, values)
 

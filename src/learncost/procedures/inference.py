@@ -196,8 +196,8 @@ def _keeping(lines: Iterable[Statement], names: Container[str]) -> tuple[tuple[S
         result.append(line)
         if cache(line.name) in names:
             (left,) = line.left
-            tag = Meta(line.tag.layer, line.tag.block, local=f"{line.tag.local}.cache", locals=(line.tag.local,))
-            tag = replace(tag, module=line.tag.module)
-            result.append(Sum((Term(cache(line.name), left.axes),), (left,), (), tag, (1,)))
+            meta = Meta(line.meta.layer, line.meta.block, local=f"{line.meta.local}.cache", locals=(line.meta.local,))
+            meta = replace(meta, module=line.meta.module)
+            result.append(Sum((Term(cache(line.name), left.axes),), (left,), (), meta, (1,)))
             cached[cache(line.name)] = Value(left.declared, "cache", line.name)
     return tuple(result), cached

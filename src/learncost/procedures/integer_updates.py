@@ -28,7 +28,7 @@ from learncost.passes.rewrite_integers import Integers, with_integers
 from learncost.procedures.directions import NUMBER, Directions
 from learncost.procedures.inference import scored
 
-_TAG = Meta("optimizer", phase="optimizer_step", local="rounding")
+_META = Meta("optimizer", phase="optimizer_step", local="rounding")
 
 ROOM = 30
 """The most bits that a step is shifted by: of what is shifted by more, nothing is left but chance."""
@@ -66,7 +66,7 @@ def in_integers(table: Table, model: Model) -> Table:
             _codes(work, line, gradient, rate, Power.of(stored[weight.name]), directions)
         else:
             _fixed(work, line, gradient, rate)
-    drawing = [replace(line, tag=_TAG) for line in directions.lines]
+    drawing = [replace(line, meta=_META) for line in directions.lines]
     lines = (*work.out[:first], *drawing, *work.out[first:])
     values = directions.values | work.values
     return replace(table, lines=lines, values=values, inputs=(*table.inputs, NUMBER))
@@ -82,32 +82,32 @@ def _codes(work: Integers, line: Op, gradient: Term, rate: Term, scale: Power, d
     assert isinstance(codes, Term)
     axes, name = codes.declared, codes.name.removesuffix(".codes")
     found, rated = work.read(gradient), _rate(work, rate)
-    amount = work.scalar(scale.times(2) - found.power - rated.power, _TAG)
+    amount = work.scalar(scale.times(2) - found.power - rated.power, _META)
     # Shifted by ROOM at most; what is too much for that is taken off the rate.
-    away = work.op(f"{name}.away", "minimum", (), (amount, Literal(float(ROOM))), _TAG)
+    away = work.op(f"{name}.away", "minimum", (), (amount, Literal(float(ROOM))), _META)
     many = Term(f"{name}.many", ())
-    work.emit(Sum((many,), (amount, away), (), _TAG, (1, -1)))
-    factor = work.op(f"{name}.rate", "shift", (), (Term(rated.name, ()), many), _TAG)
+    work.emit(Sum((many,), (amount, away), (), _META, (1, -1)))
+    factor = work.op(f"{name}.rate", "shift", (), (Term(rated.name, ()), many), _META)
     behind = Term(f"{name}.behind", ())
-    work.emit(Sum((behind,), (Literal(float(DRAWN)), away), (), _TAG, (1, -1)))
+    work.emit(Sum((behind,), (Literal(float(DRAWN)), away), (), _META, (1, -1)))
     *outer, last = axes
     row = Term(f"{name}.drawn", tuple(outer))
-    drawing, made = directions.numbers(Term(directions.seed(name), ()), tuple(outer), row.name, _TAG)
+    drawing, made = directions.numbers(Term(directions.seed(name), ()), tuple(outer), row.name, _META)
     work.values |= made
     work.out += drawing
     at = Term(directions.places(base(last)), (last,))
     part, sum_, drawn, middle = (Term(f"{name}.{of}", axes) for of in ("part", "sum", "chance", "middle"))
-    work.emit(Product((part,), (Term(found.name, axes), factor), (), _TAG))
-    work.op(drawn.name, "hashed", axes, (row, at), _TAG)
-    work.emit(Sum((middle,), (drawn, Literal(2.0 ** (DRAWN - 1))), (), _TAG, (1, -1)))
-    chance = work.op(f"{name}.rest", "shift", axes, (middle, behind), _TAG)
-    work.emit(Sum((sum_,), (part, chance), (), _TAG, (1, 1)))
-    step = work.op(f"{name}.step", "shift", axes, (sum_, away), _TAG)
+    work.emit(Product((part,), (Term(found.name, axes), factor), (), _META))
+    work.op(drawn.name, "hashed", axes, (row, at), _META)
+    work.emit(Sum((middle,), (drawn, Literal(2.0 ** (DRAWN - 1))), (), _META, (1, -1)))
+    chance = work.op(f"{name}.rest", "shift", axes, (middle, behind), _META)
+    work.emit(Sum((sum_,), (part, chance), (), _META, (1, 1)))
+    step = work.op(f"{name}.step", "shift", axes, (sum_, away), _META)
     stepped = Term(f"{name}.stepped", axes)
-    work.emit(Sum((stepped,), (codes, step), (), _TAG, (1, -1)))
-    least = work.op(f"{name}.least", "maximum", axes, (stepped, Literal(-LARGEST)), _TAG)
+    work.emit(Sum((stepped,), (codes, step), (), _META, (1, -1)))
+    least = work.op(f"{name}.least", "maximum", axes, (stepped, Literal(-LARGEST)), _META)
     work.values[new.name] = replace(work.values[new.name], dtype="int8")
-    work.op(new.name, "minimum", axes, (least, Literal(LARGEST)), _TAG)
+    work.op(new.name, "minimum", axes, (least, Literal(LARGEST)), _META)
 
 
 def _fixed(work: Integers, line: Op, gradient: Term, rate: Term) -> None:
@@ -115,17 +115,17 @@ def _fixed(work: Integers, line: Op, gradient: Term, rate: Term) -> None:
     weight, new = line.right[0], line.left[0]
     assert isinstance(weight, Term)
     axes, number = weight.declared, work.read(weight)
-    found, rated = work.narrow(work.read(gradient), axes, HALF, _TAG.phase), _rate(work, rate)
+    found, rated = work.narrow(work.read(gradient), axes, HALF, _META.phase), _rate(work, rate)
     part = Term(f"{weight.name}.rated", axes)  # `narrow` calls the weight itself .part, where it is multiplied
-    work.emit(Product((part,), (Term(found.name, axes), Term(rated.name, ())), (), _TAG))
-    step = work.shifted(ScaledInteger(part.name, found.power + rated.power, CODE + HALF), number.power, axes, _TAG)
+    work.emit(Product((part,), (Term(found.name, axes), Term(rated.name, ())), (), _META))
+    step = work.shifted(ScaledInteger(part.name, found.power + rated.power, CODE + HALF), number.power, axes, _META)
     stepped = Term(f"{weight.name}.stepped", axes)
-    work.emit(Sum((stepped,), (weight, Term(step.name, axes)), (), _TAG, (1, -1)))
+    work.emit(Sum((stepped,), (weight, Term(step.name, axes)), (), _META, (1, -1)))
     most = 2.0**TOTAL - 1
-    least = work.op(f"{weight.name}.least", "maximum", axes, (stepped, Literal(-most)), _TAG)
+    least = work.op(f"{weight.name}.least", "maximum", axes, (stepped, Literal(-most)), _META)
     work.values[new.name] = replace(work.values[new.name], power=number.power.number)
-    work.op(new.name, "minimum", axes, (least, Literal(most)), _TAG)
+    work.op(new.name, "minimum", axes, (least, Literal(most)), _META)
 
 
 def _rate(work: Integers, rate: Term) -> ScaledInteger:
-    return work.narrow(work.read(rate), (), CODE, _TAG.phase)
+    return work.narrow(work.read(rate), (), CODE, _META.phase)

@@ -31,8 +31,8 @@ class Keys:
 
     def __init__(self, table: Table, name: str) -> None:
         self.name = name
-        line_of = {line.name: line for line, _ in walk(table.lines) if line.tag.cached is not None}
-        self.places = {n: line.tag.cached for n, line in line_of.items() if line.tag.cached is not None}
+        line_of = {line.name: line for line, _ in walk(table.lines) if line.meta.cached is not None}
+        self.places = {n: line.meta.cached for n, line in line_of.items() if line.meta.cached is not None}
         self.grows = {n for n, place in self.places.items() if base(str(line_of[n].left[0].axes[place])) == TOKENS}
         self.windows: dict[tuple[str, int], str] = {}
         self._find(table)

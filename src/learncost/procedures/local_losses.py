@@ -122,8 +122,8 @@ class _Local:
             self.whole |= dict.fromkeys(self.parts[name], f"d{name}")
             return []
         right = tuple(Term(part, axes) for part in self.parts[name])
-        tag = Meta(phase=phase, local="merge")
-        return [Sum((Term(f"d{name}", axes),), right, (), tag, (1,) * len(right))]
+        meta = Meta(phase=phase, local="merge")
+        return [Sum((Term(f"d{name}", axes),), right, (), meta, (1,) * len(right))]
 
     def axes(self, name: str) -> tuple[str, ...]:
         return self.inputs[name].axes if name in self.inputs else self.model.table.axes[name]
@@ -166,8 +166,8 @@ class _Local:
         wanted = [name for name, outer in slices.items() if outer in learning]
         wanted += [name for name in shared if name in self.needed and (name in learning or name not in table.weights)]
         derived = derive(body, wanted=(*wanted, *((carry.start,) if first else ())))
-        turn: list[Statement] = [*derived.forward.lines]
-        turn += (line.renamed({f"d{loss}": "dloss"}) for line in derived.reverse.lines)
+        iteration: list[Statement] = [*derived.forward.lines]
+        iteration += (line.renamed({f"d{loss}": "dloss"}) for line in derived.reverse.lines)
         inner = {**derived.reverse.values}
         before: list[Statement] = []
         carries, keep, each = [*repeat.carry], [*repeat.keep], [*repeat.each, *((name, name) for name in head_weights)]
@@ -179,9 +179,9 @@ class _Local:
                 self.values[stack] = Value(self.axes(outer), "part", outer)
                 self.parts.setdefault(outer, []).append(stack)
             elif name != carry.start:
-                carries.append(self.summed(name, gradient, number, turn, before, inner))
+                carries.append(self.summed(name, gradient, number, iteration, before, inner))
         if first and carry.start in derived.gradients:
-            carries += self.of_first(repeat, derived.gradients[carry.start], turn, before, inner)
+            carries += self.of_first(repeat, derived.gradients[carry.start], iteration, before, inner)
         if not self.has_own_heads:
             last = repeat is self.repeats[-1]
             zero = Term(f"loss:zero{number}", ())
@@ -191,7 +191,7 @@ class _Local:
             final = "loss" if last else f"loss:blocks{number}"
             self.values.setdefault(final, Value(()))
             carries.append(Carry("loss:before", loss, zero.name, final))
-        made = replace(repeat, lines=tuple(turn), carry=tuple(carries), each=tuple(each), keep=tuple(keep))
+        made = replace(repeat, lines=tuple(iteration), carry=tuple(carries), each=tuple(each), keep=tuple(keep))
         return [*before, replace(made, values={name: inner[name] for name in inner if name in made.inside})]
 
     def summed(
@@ -199,17 +199,17 @@ class _Local:
         name: str,
         gradient: str,
         number: int,
-        turn: list[Statement],
+        iteration: list[Statement],
         before: list[Statement],
         inner: dict[str, Value],
     ) -> Carry:
         """The gradient of what all turns read: a carried total."""
         axes = self.axes(name)
         phase = "weight_update" if name in self.model.table.weights else "backward"
-        tag = Meta(phase=phase, local="merge")
+        meta = Meta(phase=phase, local="merge")
         zero, start, end, final = (f"d{name}:{part}{number}" for part in ("zero", "sum", "sum.", "turns"))
-        before.append(Op((Term(zero, axes),), (), (), tag, op="zeros", gives=("Y",)))
-        turn.append(Sum((Term(end, axes),), (Term(start, axes), Term(gradient, axes)), (), tag, (1, 1)))
+        before.append(Op((Term(zero, axes),), (), (), meta, op="zeros", gives=("Y",)))
+        iteration.append(Sum((Term(end, axes),), (Term(start, axes), Term(gradient, axes)), (), meta, (1, 1)))
         inner |= {start: Value(axes, "part", name), end: Value(axes, "part", name)}
         self.values |= {zero: Value(axes, "part", name), final: Value(axes, "part", name)}
         self.parts.setdefault(name, []).append(final)
@@ -219,29 +219,29 @@ class _Local:
         self,
         repeat: Loop,
         gradient: str,
-        turn: list[Statement],
+        iteration: list[Statement],
         before: list[Statement],
         inner: dict[str, Value],
     ) -> list[Carry]:
         """The gradient of what the first turn was handed: a total to which every other turn adds nothing."""
         (carry,) = repeat.carry
-        axes, tag = inner[carry.start].axes, Meta(phase="backward", local="first")
+        axes, meta = inner[carry.start].axes, Meta(phase="backward", local="first")
         zero, start, end, part, final = (
             f"d{carry.initial}:{what}" for what in ("zero", "sum", "sum.", "first", "blocks")
         )
-        first_turn, not_first = Term("first:one", ()), Term("first.2", ())
-        before.append(Op((first_turn,), (), (), tag, op="ones", gives=("Y",)))
-        before.append(Op((Term(zero, axes),), (), (), tag, op="zeros", gives=("Y",)))
+        first_iteration, not_first = Term("first:one", ()), Term("first.2", ())
+        before.append(Op((first_iteration,), (), (), meta, op="ones", gives=("Y",)))
+        before.append(Op((Term(zero, axes),), (), (), meta, op="zeros", gives=("Y",)))
         masked = Term(part, axes)
-        turn.append(Product((masked,), (Term(gradient, axes), Term("first", ())), (), tag))
-        turn.append(Sum((Term(end, axes),), (Term(start, axes), masked), (), tag, (1, 1)))
-        turn.append(Op((not_first,), (), (), tag, op="zeros", gives=("Y",)))
+        iteration.append(Product((masked,), (Term(gradient, axes), Term("first", ())), (), meta))
+        iteration.append(Sum((Term(end, axes),), (Term(start, axes), masked), (), meta, (1, 1)))
+        iteration.append(Op((not_first,), (), (), meta, op="zeros", gives=("Y",)))
         inner |= {name: Value(axes, "part", carry.initial) for name in (start, end, part)}
         inner |= {"first": Value(()), not_first.name: Value(())}
         self.values |= {name: Value(axes, "part", carry.initial) for name in (zero, final)}
-        self.values |= {first_turn.name: Value(()), "first:last": Value(())}
+        self.values |= {first_iteration.name: Value(()), "first:last": Value(())}
         self.parts.setdefault(carry.initial, []).append(final)
-        return [Carry(start, end, zero, final), Carry("first", not_first.name, first_turn.name, "first:last")]
+        return [Carry(start, end, zero, final), Carry("first", not_first.name, first_iteration.name, "first:last")]
 
     def head(self, repeat: Loop, number: int) -> tuple[list[Statement], str, dict[str, Value]]:
         """The head's lines on what a turn hands on, their loss, and the weights that the blocks' own heads have."""

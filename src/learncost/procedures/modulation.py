@@ -63,7 +63,7 @@ class Modulation:
         for line in reverse:
             if isinstance(line, Loop) or set(self.model.table.weights) & set(line.reads):
                 break
-            if line.tag.phase == "backward":
+            if line.meta.phase == "backward":
                 lines.append(line)
         if not lines:
             name = self.model.configuration.name
@@ -73,7 +73,7 @@ class Modulation:
             (Term("e", scores.axes),),
             (scores, Term(self.numbers["count"], ())),
             (),
-            Meta(lines[0].tag.layer, local="e"),
+            Meta(lines[0].meta.layer, local="e"),
         )
         return (*in_phase(lines, "forward"), e)
 
@@ -128,11 +128,11 @@ class Modulation:
         rows = Term(f"{left.name}^rows", left.axes)
         again = replace(again, left=(rows,))
         if read is None or left.name in self.model.projected:
-            return [again, *self.projection(left, rows, line.tag)]
+            return [again, *self.projection(left, rows, line.meta)]
         weight = Term(line.right[0].name, line.right[0].declared)
-        return [again, *self.with_error(left, rows, (self.error_at(read), weight), left.axes, line.tag, "e W")]
+        return [again, *self.with_error(left, rows, (self.error_at(read), weight), left.axes, line.meta, "e W")]
 
-    def projection(self, value: Term, plain: Term, tag: Meta) -> list[Line]:
+    def projection(self, value: Term, plain: Term, meta: Meta) -> list[Line]:
         """A value of the modulated pass to which the error is added through a fixed random matrix, x + strength e F.
 
         It is the same in every sequence and at every position, and has all other axes of the value: an image's pixels.
@@ -143,20 +143,20 @@ class Modulation:
         self.given[fixed.name] = Value(fixed.loops, "projection", value.name)
         axes = tuple(axis for axis in axes_of_value if axis in (*error.loops, *wide))
         return self.with_error(
-            Term(value.name, axes_of_value), plain, (error, fixed), axes, replace(tag, phase="forward"), "F e"
+            Term(value.name, axes_of_value), plain, (error, fixed), axes, replace(meta, phase="forward"), "F e"
         )
 
     def with_error(
-        self, value: Term, plain: Term, by: tuple[Term, Term], axes: tuple[Axis, ...], tag: Meta, local: str
+        self, value: Term, plain: Term, by: tuple[Term, Term], axes: tuple[Axis, ...], meta: Meta, local: str
     ) -> list[Line]:
         """A value of the modulated pass: the plain one, and the error times a matrix and the strength."""
         dense, scaled = (Term(f"{value.name}^{part}", axes) for part in ("dense", "scaled"))
-        tag = replace(tag, local="F e", equation="", locals=())
+        meta = replace(meta, local="F e", equation="", locals=())
         modulated = Term(f"{value.name}^", value.axes)
         return [
-            Product((dense,), by, (), replace(tag, local=local)),
-            Product((scaled,), (dense, self.strength), (), tag),
-            Sum((modulated,), (plain, scaled), (), replace(tag, local="x + F e"), (1, 1)),
+            Product((dense,), by, (), replace(meta, local=local)),
+            Product((scaled,), (dense, self.strength), (), meta),
+            Sum((modulated,), (plain, scaled), (), replace(meta, local="x + F e"), (1, 1)),
         ]
 
     def positions(self, role: Role) -> frozenset[str]:

@@ -54,7 +54,7 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
     numbers = names_of_numbers(table, chosen.scalars, chosen.op)
     values = dict(table.values) | values_of_numbers(numbers)
     lines, states, results = [], [], []
-    modules = {name: line.tag.module for line, _ in reversed([*walk(table.lines)]) for name in line.reads}
+    modules = {name: line.meta.module for line, _ in reversed([*walk(table.lines)]) for name in line.reads}
     for weight, gradient in gradients.items():
         shape = table.axes[weight]
         operands = {"W": Term(weight, shape), "G": Term(gradient, shape)}
@@ -67,9 +67,9 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
         states += own_states
         results += [term.name for term in left]
         right = tuple(operands[name] for name in op.inputs)
-        tag = Meta("optimizer", phase="optimizer_step", local=chosen.op, locals=op.inputs)
-        tag = replace(tag, module=modules.get(weight, ""))
-        lines.append(Op(tuple(left), right, (), tag, chosen.op, (), "body", op.inputs, op.outputs))
+        meta = Meta("optimizer", phase="optimizer_step", local=chosen.op, locals=op.inputs)
+        meta = replace(meta, module=modules.get(weight, ""))
+        lines.append(Op(tuple(left), right, (), meta, chosen.op, (), "body", op.inputs, op.outputs))
     return replace(
         table,
         lines=(*table.lines, *lines),

@@ -39,7 +39,7 @@ class LinePlace:
         """The lines that stand in no repeat inside."""
         return tuple(line for line in self.lines if isinstance(line, Line))
 
-    def turns(self, axes: Iterable[str]) -> tuple[str, ...]:
+    def iterations(self, axes: Iterable[str]) -> tuple[str, ...]:
         """The axes of what every turn has for itself, in one stack."""
         return (*(repeat.count for repeat in self.repeats), *axes)
 
@@ -152,7 +152,7 @@ def scores(model: Model, doing: str) -> str:
     for line in derived.reverse.lines:
         if isinstance(line, Loop) or set(model.table.weights) & set(line.reads):
             break
-        if line.tag.phase == "backward":
+        if line.meta.phase == "backward":
             gradient = line.name
     if not gradient:
         name = model.configuration.name

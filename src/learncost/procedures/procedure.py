@@ -100,7 +100,7 @@ class Procedure:
         return self.moves.get("update of PART", "")
 
     @property
-    def by_turns(self) -> bool:
+    def by_iterations(self) -> bool:
         """Whether one block learns, then another."""
         return "update of blocks by turns" in self.moves
 
@@ -118,7 +118,7 @@ class Procedure:
     @property
     def chooses(self) -> bool:
         """Whether it says itself what learns."""
-        return bool(self.part) or self.by_turns
+        return bool(self.part) or self.by_iterations
 
     @property
     def passes(self) -> dict[str, int]:

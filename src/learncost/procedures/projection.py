@@ -20,7 +20,7 @@ from learncost.procedures.places import linears
 from learncost.procedures.procedure import Procedure
 from learncost.procedures.singular_vectors import singular_vectors
 
-_TAG = Meta("optimizer", phase="optimizer_step", local="projection")
+_META = Meta("optimizer", phase="optimizer_step", local="projection")
 
 
 def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = False) -> Table:
@@ -46,8 +46,10 @@ def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = 
     values, inputs = {**table.values, **projecting.values}, (*table.inputs, *projecting.states)
     outputs = (*table.outputs, *(f"{name}.new" for name in projecting.states if anew))
     if not chosen.finds:
-        first = next(i for i, line in enumerate(lines) if isinstance(line, Line) and line.tag.phase == "optimizer_step")
-        lines[first:first] = [replace(line, tag=_TAG) for line in projecting.directions.lines]
+        first = next(
+            i for i, line in enumerate(lines) if isinstance(line, Line) and line.meta.phase == "optimizer_step"
+        )
+        lines[first:first] = [replace(line, meta=_META) for line in projecting.directions.lines]
         values |= projecting.directions.values
         inputs += (projecting.directions.drawn_by,)
     return replace(table, lines=tuple(lines), values=values, inputs=inputs, outputs=outputs)
@@ -86,7 +88,7 @@ class _Projecting:
 
     def matrix_of(self, line: Statement) -> _ProjectedMatrix | None:
         """The matrix of blocks that a line of the optimizer steps."""
-        stepped = isinstance(line, Op) and line.op in OPTIMIZERS and line.tag.phase == "optimizer_step"
+        stepped = isinstance(line, Op) and line.op in OPTIMIZERS and line.meta.phase == "optimizer_step"
         return self.places.get(line.right[0].name) if stepped and isinstance(line, Op) else None
 
     def stepped(self, line: Op, matrix: _ProjectedMatrix) -> list[Statement]:
@@ -131,12 +133,12 @@ class _Projecting:
             self.values[left.name] = Value(axes)
         return [
             *lines,
-            Product((seen,), (directions, gradient, *_factor(before)), (), _TAG),
-            Op((zero,), (), (), _TAG, op="zeros", gives=("Y",)),
+            Product((seen,), (directions, gradient, *_factor(before)), (), _META),
+            Op((zero,), (), (), _META, op="zeros", gives=("Y",)),
             replace(line, left=(step, *made), right=right),
-            Product((back,), (directions, step, *_factor(after)), (), _TAG),
-            *([Product((left,), (weight, operands["decay"]), (), _TAG)] if kept is left else []),
-            Sum((new,), (kept, back), (), _TAG, (1, 1)),
+            Product((back,), (directions, step, *_factor(after)), (), _META),
+            *([Product((left,), (weight, operands["decay"]), (), _META)] if kept is left else []),
+            Sum((new,), (kept, back), (), _META, (1, 1)),
         ]
 
     def _drawn(self, name: str, axes: Axes, matrix: _ProjectedMatrix) -> tuple[list[Statement], Term]:
@@ -151,7 +153,7 @@ class _Projecting:
             )
         made = Term(f"{name}.P", (*counts, axis, str(self.rank)))
         seed = Term(self.directions.seed(name, counts), counts)
-        lines, known = self.directions.signs(seed, (axis, str(self.rank)), made.name, _TAG)
+        lines, known = self.directions.signs(seed, (axis, str(self.rank)), made.name, _META)
         self.values |= known
         return [*lines], made
 
@@ -177,7 +179,7 @@ class _Projecting:
             return [], kept
         found = Term(f"{name}.P.new", kept.declared)
         rows = side[0] if len(side) == 1 else alone[0]
-        lines, known = singular_vectors(gradient, counts, rows, side, found, _TAG)
+        lines, known = singular_vectors(gradient, counts, rows, side, found, _META)
         self.values |= known
         self.values[found.name] = Value(found.declared, "new", kept.name) if self.states else Value(found.declared)
         return lines, found

@@ -33,7 +33,7 @@ from learncost.passes.codes import LARGEST
 from learncost.passes.quantized import Quantized
 from learncost.procedures.directions import NUMBER, Directions
 
-_TAG = Meta("optimizer", phase="optimizer_step", local="rounding")
+_META = Meta("optimizer", phase="optimizer_step", local="rounding")
 
 
 def with_rounded(table: Table, model: Model) -> Table:
@@ -49,8 +49,8 @@ def with_rounded(table: Table, model: Model) -> Table:
     for line in table.lines:
         weight = next((learned[name] for name in line.makes if name in learned), None)
         lines += [line] if weight is None or not isinstance(line, Op) else _rounded(line, weight, directions, values)
-    first = next(place for place, line in enumerate(lines) if isinstance(line, Line) and line.tag == _TAG)
-    lines[first:first] = [replace(line, tag=_TAG) for line in directions.lines]
+    first = next(place for place, line in enumerate(lines) if isinstance(line, Line) and line.meta == _META)
+    lines[first:first] = [replace(line, meta=_META) for line in directions.lines]
     values = directions.values | values
     return replace(table, lines=tuple(lines), values=values, inputs=(*table.inputs, NUMBER))
 
@@ -68,12 +68,12 @@ def _rounded(line: Op, weight: Quantized, directions: Directions, values: dict[s
         return made
 
     def op(name: str, made: Term, *given: Term | Literal) -> Op:
-        return Op((made,), given, (), _TAG, name, given=_GIVEN[name], gives=("Y",))
+        return Op((made,), given, (), _META, name, given=_GIVEN[name], gives=("Y",))
 
     *outer, last = axes
     row = Term(f"{weight.weight}.drawn", tuple(outer))
     seed = Term(directions.seed(weight.weight), ())
-    drawing, made = directions.numbers(seed, tuple(outer), row.name, _TAG)
+    drawing, made = directions.numbers(seed, tuple(outer), row.name, _META)
     values |= made
     yield from drawing
     places = {name: place for place, name in enumerate(line.given)}

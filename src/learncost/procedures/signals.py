@@ -179,16 +179,16 @@ class _SignalsBuilder:
         """The loss's tangent times the direction along which a value was moved, in the place of its gradient."""
         assert self.directions is not None
         axes, label = self.axes(place, name), f"{name}{len(place.scope) or ''}"
-        seed = self.directions.seed(label, place.turns(()), place.scope)
+        seed = self.directions.seed(label, place.iterations(()), place.scope)
         lines, values = self.directions.signs(Term(seed, ()), axes, f"{name}{MARK}:direction")
         self.along.setdefault(place.scope, {})[name] = GradientSource(f"{name}{MARK}:direction", tuple(lines), values)
-        tag = replace(
-            next(line.tag for line in place.lines_of_scope if name in line.makes), phase="backward", local="draw"
+        meta = replace(
+            next(line.meta for line in place.lines_of_scope if name in line.makes), phase="backward", local="draw"
         )
-        tag = replace(tag, locals=(), equation="", gradients=(), jacobian="")
-        again, values = self.directions.signs(Term(seed, ()), axes, f"d{name}:direction", tag)
+        meta = replace(meta, locals=(), equation="", gradients=(), jacobian="")
+        again, values = self.directions.signs(Term(seed, ()), axes, f"d{name}:direction", meta)
         slope = Term(f"loss{MARK}", self.rows)
-        made = Product((Term(f"d{name}", axes),), (Term(f"d{name}:direction", axes), slope), (), tag)
+        made = Product((Term(f"d{name}", axes),), (Term(f"d{name}:direction", axes), slope), (), meta)
         self.slices = {scope: dict(known) for scope, known in self.directions.slices.items()}
         return GradientSource(f"d{name}", (*again, made), {**values, f"d{name}": Value(axes, "gradient", name)})
 
@@ -235,7 +235,7 @@ class _SignalsBuilder:
         classes = tuple(axis for axis in errors if base(axis) in self.wide and axis not in axes)
         fixed = f"{name}.F" + (str(len(place.scope)) if len(place.scope) > 1 else "")
         of = self.e.removeprefix("d")
-        self.inputs[fixed] = Value(place.turns((*classes, *wide_axes)), "feedback", of)
+        self.inputs[fixed] = Value(place.iterations((*classes, *wide_axes)), "feedback", of)
         for depth in range(1, len(place.repeats) + 1):
             inside = self.inputs[fixed].axes[depth:]
             self.slices.setdefault(place.scope[:depth], {})[fixed] = Value(inside, "feedback", of)
@@ -243,19 +243,19 @@ class _SignalsBuilder:
         factors = self.factors(Term(fixed, inner), errors)
         target = f"d{name}" + (f":{handed}" if handed else "")
         reached = tuple(axis for axis in axes if axis in errors or axis in wide_axes)
-        layer = next((line.tag.layer for line in place.lines_of_scope if name in (*line.makes, *line.reads)), "")
-        tag = Meta(layer, next((line.tag.block for line in place.lines_of_scope), None), "backward", local="F e")
+        layer = next((line.meta.layer for line in place.lines_of_scope if name in (*line.makes, *line.reads)), "")
+        meta = Meta(layer, next((line.meta.block for line in place.lines_of_scope), None), "backward", local="F e")
         values = {fixed: Value(inner, "feedback", of), target: Value(axes, "gradient", name)}
         if reached == axes:
-            return GradientSource(target, (Product((Term(target, axes),), factors, (), tag),), values)
+            return GradientSource(target, (Product((Term(target, axes),), factors, (), meta),), values)
         dense, ones = (
             Term(f"{target}.dense", reached),
             Term(f"{target}.ones", tuple(a for a in axes if a not in reached)),
         )
         values |= {term.name: Value(term.loops, "part", name) for term in (dense, ones)}
-        spread = Product((Term(target, axes),), (dense, ones), (), tag)
-        all_ones = Op((ones,), (), (), tag, op="ones", gives=("Y",))
-        return GradientSource(target, (Product((dense,), factors, (), tag), all_ones, spread), values)
+        spread = Product((Term(target, axes),), (dense, ones), (), meta)
+        all_ones = Op((ones,), (), (), meta, op="ones", gives=("Y",))
+        return GradientSource(target, (Product((dense,), factors, (), meta), all_ones, spread), values)
 
     @property
     def wide(self) -> frozenset[str]:

@@ -19,7 +19,7 @@ _FILE = "singular_vectors.table"
 
 
 def singular_vectors(
-    matrix: Term, stack: Axes, rows: str, side: Axes, made: Term, tag: Meta
+    matrix: Term, stack: Axes, rows: str, side: Axes, made: Term, meta: Meta
 ) -> tuple[list[Statement], dict[str, Value]]:
     """The lines that make `made`, [stack, side, rank], of a matrix: its singular vectors along a side, largest first.
 
@@ -40,12 +40,12 @@ def singular_vectors(
     if first.axes == matrix.axes:
         names["X"] = matrix.name
     else:
-        lines.append(Product((first,), (matrix,), (), tag))
+        lines.append(Product((first,), (matrix,), (), meta))
     for line in table.lines:
         if isinstance(line, Loop):
-            lines.append(_of(made.name, line.renamed(names), tag))
+            lines.append(_of(made.name, line.renamed(names), meta))
         else:
-            lines.append(replace(line.renamed(names, axes), tag=tag))
+            lines.append(replace(line.renamed(names, axes), meta=meta))
     values = {
         names[name]: replace(value, axes=tuple(axes.get(a, a) for a in value.axes), of=names.get(value.of, value.of))
         for name, value in table.values.items()
@@ -72,8 +72,10 @@ def _text() -> str:
     return (files("learncost.procedures") / _FILE).read_text(encoding="utf-8")
 
 
-def _of(owner: str, repeat: Loop, tag: Meta) -> Loop:
+def _of(owner: str, repeat: Loop, meta: Meta) -> Loop:
     """The repeat with names of its own, which no other matrix has: what is executed is told by a line's name."""
-    turns = repeat.with_own({name: f"{owner}:{name}" for name in repeat.inside})
-    lines = (_of(owner, line, tag) if isinstance(line, Loop) else replace(line, tag=tag) for line in turns.lines)
-    return replace(turns, lines=tuple(lines))
+    iterations = repeat.with_own({name: f"{owner}:{name}" for name in repeat.inside})
+    lines = (
+        _of(owner, line, meta) if isinstance(line, Loop) else replace(line, meta=meta) for line in iterations.lines
+    )
+    return replace(iterations, lines=tuple(lines))

@@ -134,8 +134,8 @@ def _summed(table: Table, sent: Iterable[StageValue]) -> Table:
         values |= {term: Value(value.axes, "part", value.of) for term in terms}
         inputs += terms
         right = tuple(Term(term, value.axes) for term in terms)
-        tag = Meta("pipeline", phase="backward", local=name)
-        lines.append(Sum((Term(name, value.axes),), right, (), tag, (1,) * len(terms)))
+        meta = Meta("pipeline", phase="backward", local=name)
+        lines.append(Sum((Term(name, value.axes),), right, (), meta, (1,) * len(terms)))
     if not lines:
         return table
     first = next(place for place, line in enumerate(table.lines) if {*back} & {*line.reads})

@@ -23,12 +23,12 @@ BEGIN = {"mean": 0.0, "variance": 1.0, "count": 0.0}
 
 def has_statistics(table: Table) -> bool:
     """Return whether a step of the table keeps running statistics."""
-    return any(line.tag.running for line, _ in walk(table.lines))
+    return any(line.meta.running for line, _ in walk(table.lines))
 
 
 def statistics_of(table: Table) -> tuple[str, ...]:
     """The names of the running statistics that the lines of a table keep, those of a repeat as stacks."""
-    every = (line.tag.running for line, _ in walk(table.lines))
+    every = (line.meta.running for line, _ in walk(table.lines))
     return tuple(dict.fromkeys(name for running in every if running for name in running.names))
 
 
@@ -40,7 +40,7 @@ def with_statistics(table: Table, forward: Table) -> Table:
     if not has_statistics(forward):
         return table
     added = _Added()
-    names = {line.name for line, _ in walk(forward.lines) if line.tag.running}
+    names = {line.name for line, _ in walk(forward.lines) if line.meta.running}
     lines = tuple(_with_lines(table.lines, added, names))
     kept = added.results
     return replace(
@@ -86,8 +86,8 @@ def _with_lines(lines: Iterable[Statement], added: _Added, names: set[str]) -> I
             added.latest |= {n: Term(t.name, added.given[n].axes) for n, t in inner.latest.items()}
             continue
         yield line
-        running = line.tag.running
-        if running and line.tag.phase == "forward" and line.name in names:
+        running = line.meta.running
+        if running and line.meta.phase == "forward" and line.name in names:
             yield from _NormalizationLines(line, running, added).written()
 
 
@@ -97,7 +97,7 @@ class _NormalizationLines:
     def __init__(self, line: Line, running: RunningStatistics, added: _Added) -> None:
         assert isinstance(line, Op)
         self.line, self.running, self.added = line, running, added
-        self.tag = Meta(line.tag.layer, line.tag.block, local="running", module=line.tag.module)
+        self.meta = Meta(line.meta.layer, line.meta.block, local="running", module=line.meta.module)
         result = line.left[0].axes
         self.batch = tuple(str(axis) for axis in result if axis in line.axes)
         self.each = tuple(str(axis) for axis in result if axis not in line.axes)
@@ -150,17 +150,17 @@ class _NormalizationLines:
         if name in self.added.latest:
             self.added.values[old.name] = Value(axes, "step", self.line.name)
         self.added.latest[name] = new
-        yield Sum((new,), (old, by), (), self.tag, (1, 1))
+        yield Sum((new,), (old, by), (), self.meta, (1, 1))
         return new
 
     def _product(self, name: str, axes: tuple[str, ...], *right: Operand) -> Line:
-        return Product((self._term(name, axes),), right, (), self.tag)
+        return Product((self._term(name, axes),), right, (), self.meta)
 
     def _sum(self, name: str, axes: tuple[str, ...], right: tuple[Operand, ...], signs: tuple[int, ...]) -> Line:
-        return Sum((self._term(name, axes),), right, (), self.tag, signs)
+        return Sum((self._term(name, axes),), right, (), self.meta, signs)
 
     def _quotient(self, name: str, axes: tuple[str, ...], above: Operand, below: Operand) -> Line:
-        return Op((self._term(name, axes),), (above, below), (), self.tag, "divide", (), "body", ("X", "D"), ("Y",))
+        return Op((self._term(name, axes),), (above, below), (), self.meta, "divide", (), "body", ("X", "D"), ("Y",))
 
 
 def over_batch(table: Table) -> str:
@@ -176,12 +176,12 @@ def check_batches(table: Table, sizes: dict[str, int]) -> None:
     Raises `InputError`.
     """
     for line, _ in walk(table.lines):
-        if line.tag.running and isinstance(line, Op):
+        if line.meta.running and isinstance(line, Op):
             points = 1
             for axis in line.axes:
                 points *= sizes[base(axis)]
             if points < 2:
                 raise InputError(
-                    f"{line.tag.module or line.name} needs more than one value for each of its statistics in training: "
-                    "give a larger batch"
+                    f"{line.meta.module or line.name} needs more than one value for each of its statistics in "
+                    "training: give a larger batch"
                 )

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from learncost.models.adaptation import Adaptation
 
 
-def adaptation(chosen: Procedure, turn: int = 0) -> Adaptation | None:
-    """What learns under a procedure that says so itself; `turn` is the number of the block, where they take turns."""
+def adaptation(chosen: Procedure, iteration: int = 0) -> Adaptation | None:
+    """Return the trainable weights that a procedure fixes; `iteration` is the block's number where blocks alternate."""
     if not chosen.chooses:
         return None
     from learncost.models.adaptation import Adaptation  # only where it is asked for: start-up counts
 
-    return Adaptation(layers=str(turn)) if chosen.by_turns else Adaptation((chosen.part,))
+    return Adaptation(layers=str(iteration)) if chosen.by_iterations else Adaptation((chosen.part,))
 
 
-def turns_of(model: Model, chosen: Procedure) -> int:
+def iterations_of(model: Model, chosen: Procedure) -> int:
     """How many blocks take turns; 1 where none do. Raises `InputError` where a model has none."""
-    if not chosen.by_turns:
+    if not chosen.by_iterations:
         return 1
     from learncost.models.parts import NamedParts
 
-    if number := sum(map(NamedParts(model).turns, model.table.repeats)):
+    if number := sum(map(NamedParts(model).iterations, model.table.repeats)):
         return number
     raise _without_blocks(model, chosen)
 
@@ -44,7 +44,7 @@ def _without_blocks(model: Model, chosen: Procedure) -> InputError:
     return InputError(f"{chosen.name} needs one stack of blocks with weights of their own, which {name} does not have")
 
 
-def trained_by(model: Model, name: str | Procedure, turn: int = 0) -> Model:
+def trained_by(model: Model, name: str | Procedure, iteration: int = 0) -> Model:
     """The model with the weights that learn under a procedure: itself, but for one that updates a part.
 
     turn  where blocks take turns, the number of the one that learns
@@ -54,19 +54,19 @@ def trained_by(model: Model, name: str | Procedure, turn: int = 0) -> Model:
         gradients = _reached(Structure(model), chosen)
         learning = tuple(weight for weight in model.learning if weight in gradients)
         return model if learning == model.learning else replace(model, trained=learning)
-    part = adaptation(chosen, turn)
+    part = adaptation(chosen, iteration)
     is_split = any(model.table.values[weight].group for weight in model.table.weights)
-    if part is None or (chosen.by_turns and is_split):  # it is the model of a turn already
+    if part is None or (chosen.by_iterations and is_split):  # it is the model of a turn already
         return model
     from learncost.models.adaptation import adapted
 
     try:
         made = adapted(model, part)
     except InputError as refusal:
-        if not chosen.by_turns:
+        if not chosen.by_iterations:
             raise
         raise _without_blocks(model, chosen) from refusal
-    if chosen.by_turns and not made.learning:
+    if chosen.by_iterations and not made.learning:
         raise _without_blocks(model, chosen)
     return made
 
@@ -93,7 +93,7 @@ def step(
     optimizer_name: str | None = None,
     jacobian: bool = False,
     mode: str = PAPER,
-    turn: int = 0,
+    iteration: int = 0,
 ) -> Table:
     """One training step as a table: passes, updates and, where one is named, the optimizer.
 
@@ -106,7 +106,7 @@ def step(
                step that finds them
     """
     chosen, stepping = procedure(name), optimizer(optimizer_name) if optimizer_name else None
-    model = run_by(trained_by(model, name, turn), name)
+    model = run_by(trained_by(model, name, iteration), name)
     if chosen.compares:
         from learncost.procedures.differences import by_differences  # only where it is asked for: start-up counts
 
@@ -151,7 +151,7 @@ def step(
     if chosen.projected_to:
         from learncost.procedures.projection import with_projection
 
-        table = with_projection(table, model, chosen, bool(turn) or chosen.held == 1)
+        table = with_projection(table, model, chosen, bool(iteration) or chosen.held == 1)
     return table
 
 

@@ -64,13 +64,13 @@ def _twice(repeat: Loop, chain: Chain, values: dict[str, Value]) -> list[Stateme
         else:
             lines.append(line.renamed({carry.start: second}))
     finals, total = (f"{carry.final}|1", f"{carry.final}|2"), f"{carry.final}|both"
-    axes, tag = values[carry.final].axes, Meta("streams", local="mean")
+    axes, meta = values[carry.final].axes, Meta("streams", local="mean")
     values |= {name: Value(axes, "part", carry.final) for name in (*finals, total)}
     ends = zip((carry.start, second), names[-2:], finals, strict=True)
     carries = tuple(Carry(start, end, carry.initial, final) for start, end, final in ends)
     inner = {**repeat.values, second: repeat.values[carry.start]}
     return [
         replace(repeat, lines=tuple(lines), carry=carries, values=inner),
-        Sum((Term(total, axes),), tuple(Term(final, axes) for final in finals), (), tag, (1, 1)),
-        Product((Term(carry.final, axes),), (Term(total, axes), Literal(0.5)), (), tag),
+        Sum((Term(total, axes),), tuple(Term(final, axes) for final in finals), (), meta, (1, 1)),
+        Product((Term(carry.final, axes),), (Term(total, axes), Literal(0.5)), (), meta),
     ]

@@ -24,7 +24,7 @@ def with_weight_decay(table: Table) -> Table:
     for line in table.lines:
         changed = (
             isinstance(line, Op)
-            and line.tag.phase == "optimizer_step"
+            and line.meta.phase == "optimizer_step"
             and "G" in line.given
             and "decay" not in line.given
         )
@@ -44,9 +44,9 @@ def _decayed(line: Line, values: dict[str, Value], share: str) -> list[Line]:
     assert isinstance(gradient, Term)
     pull, decayed = (Term(f"{gradient.name}.{part}", gradient.axes) for part in ("decay", "decayed"))
     values |= {pull.name: Value(pull.loops), decayed.name: values[gradient.name]}
-    tag = replace(line.tag, local="weight_decay", locals=())
+    meta = replace(line.meta, local="weight_decay", locals=())
     return [
-        Product((pull,), (weight, Term(share, ())), (), tag),
-        Sum((decayed,), (gradient, pull), (), tag, (1, 1)),
+        Product((pull,), (weight, Term(share, ())), (), meta),
+        Sum((decayed,), (gradient, pull), (), meta, (1, 1)),
         replace(line, right=(weight, decayed, *line.right[2:])),
     ]

@@ -56,7 +56,7 @@ def mapped(lifetimes: Lifetimes, kind: Callable[[ScheduledArray], str], taken: M
     taken  bytes of each arena, in their order
     """
     begins = dict(zip(taken, accumulate(taken.values(), initial=0), strict=False))
-    phases = [line.tag.phase for line, *_ in lifetimes.lines]
+    phases = [line.meta.phase for line, *_ in lifetimes.lines]
     passes, moment = list[tuple[str, int, int]](), 0
     for phase, calls in groupby(phases):
         number = sum(1 for _ in calls)

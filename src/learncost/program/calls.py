@@ -127,7 +127,7 @@ def _shares(line: Line, values: Values, rules: ScheduleRules) -> Iterator[Aliase
     first = line.right[0] if line.right else None
     if alias(line) and isinstance(first, Term):
         yield AliasedMemory(first.name, line.name, InPlaceSlot.SAME)
-    elif rules.updates and line.tag.phase == "optimizer_step":
+    elif rules.updates and line.meta.phase == "optimizer_step":
         yield from updates((line,), values)
 
 
@@ -144,7 +144,7 @@ def inside_of_kernels(lines: Iterable[Statement], outputs: Iterable[str]) -> fro
     maker: dict[str, str] = {}
     others = set(outputs)
     for line in lines:
-        kernel = line.tag.kernel.name if isinstance(line, Line) and line.tag.kernel else ""
+        kernel = line.meta.kernel.name if isinstance(line, Line) and line.meta.kernel else ""
         others |= {name for name in line.reads if maker.get(name) != kernel}
         if kernel:
             maker |= dict.fromkeys(line.makes, kernel)

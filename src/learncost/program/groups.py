@@ -28,15 +28,15 @@ def groups(items: Iterable[Item], together: Callable[[Sequence[Item], Item], boo
 
 def in_kernels(group: Sequence[Line], line: Line) -> bool:
     """A line of the same kernel."""
-    return line.tag.kernel is not None and line.tag.kernel == group[-1].tag.kernel
+    return line.meta.kernel is not None and line.meta.kernel == group[-1].meta.kernel
 
 
 def in_operators(group: Sequence[Line], line: Line) -> bool:
     """As PyTorch's operators have them: a bias with the product before it, the lines of a norm; and of a kernel."""
     first, last = group[0], group[-1]
-    if line.tag.kernel or first.tag.kernel:
+    if line.meta.kernel or first.meta.kernel:
         return in_kernels(group, line)
-    same = (line.tag.layer, line.tag.module) == (first.tag.layer, first.tag.module)
+    same = (line.meta.layer, line.meta.module) == (first.meta.layer, first.meta.module)
     return is_bias(line, last) or (of_norm(line) and of_norm(first) and same)
 
 
@@ -55,7 +55,7 @@ def is_bias(line: Line, product: Line) -> bool:
 
 def of_norm(line: Line) -> bool:
     """Whether it is a line of a norm; sums of the parts of a gradient are not."""
-    return line.tag.local != "merge" and (is_norm(line.tag.layer) or is_norm(line.tag.operator))
+    return line.meta.local != "merge" and (is_norm(line.meta.layer) or is_norm(line.meta.operator))
 
 
 def leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:

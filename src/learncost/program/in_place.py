@@ -107,7 +107,7 @@ def _call(
     for line in lines:
         if axis := _counted(line):
             raise InputError(f"{line.name} counts places on {axis} from where its device begins, which no kernel does")
-    kernel = first.tag.kernel
+    kernel = first.meta.kernel
     if kernel is None:
         product = product_of(first)
         if product:
@@ -116,8 +116,8 @@ def _call(
             return Call((first,), (), (first.name,))
         if rows := scatter(first):
             return Call((first,), (rows.rows, rows.index), (first.name,), scatter=rows)
-        kernel = FusedKernel(first.tag.layer or "line", _turns(first))
-        lines = [replace(first, tag=replace(first.tag, kernel=kernel))]
+        kernel = FusedKernel(first.meta.layer or "line", _iterations(first))
+        lines = [replace(first, meta=replace(first.meta, kernel=kernel))]
     if others.isdisjoint(defined(lines)):
         others |= {*lines[-1].makes}  # nobody reads it, but the step says that it is done
     function = written(lines, axes, others, kernel.name)
@@ -155,7 +155,7 @@ def _shares(lines: Sequence[Line], pairs: Iterable[tuple[str, str]], values: Val
     return tuple(AliasedMemory(*pair, InPlaceSlot.OVER if pair in must else InPlaceSlot.FREE) for pair in pairs)
 
 
-def _turns(line: Line) -> tuple[str, ...]:
+def _iterations(line: Line) -> tuple[str, ...]:
     """The axes that a line alone takes turns over: those that all factors of a product have, else all but the last."""
     acted = line.axes if isinstance(line, Op) else ()
     plain = [axis for axis in line.left[0].axes if isinstance(axis, str)]  # what is read at an index is no turn's own
@@ -174,7 +174,7 @@ def _sums_in_place(
     makers = {line.name: line for line in lines if isinstance(line, Line) and _can_add(line, product)}
     sums: dict[str, tuple[Line, str]] = {}
     for line in lines:
-        if not isinstance(line, Sum) or line.tag.kernel or line.signs != (1, 1):
+        if not isinstance(line, Sum) or line.meta.kernel or line.signs != (1, 1):
             continue
         first, second = line.right
         if first.axes != second.axes or first.axes != line.left[0].axes:
@@ -187,7 +187,7 @@ def _sums_in_place(
 
 
 def _can_add(line: Line, product: Products) -> bool:
-    if line.tag.kernel or not isinstance(line, Product):
+    if line.meta.kernel or not isinstance(line, Product):
         return False
     return scatter(line) is not None or product(line) is not None
 

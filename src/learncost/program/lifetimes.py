@@ -37,7 +37,7 @@ class ScheduledArray:
     stack    of a turn's part of a stack, the stack's name and axes
     part     the whole that it is a turn's part of, and the turn: it has no memory of its own
     over     the array in whose place it is made
-    macro, layer, block  of the line that makes it; `readers`, the macro-operations that read it
+    phase, layer, block  of the line that makes it; `readers`, the macro-operations that read it
     bytes, place         of itself, and from the beginning of the arena, where arrays are laid out
     """
 
@@ -111,20 +111,26 @@ class LoopIteration:
 Walked: TypeAlias = "Callable[[Loop, int | None], tuple[LoopIteration, ...]]"  # which turns of a repeat are walked
 
 
-def every_turn(repeat: Loop, count: int | None) -> tuple[LoopIteration, ...]:
+def every_iteration(repeat: Loop, count: int | None) -> tuple[LoopIteration, ...]:
     """All turns, in the order in which they run; of a count that is known."""
     assert count is not None
-    turns = tuple(map(LoopIteration, range(count)))
-    return turns[::-1] if repeat.reverse else turns
+    iterations = tuple(map(LoopIteration, range(count)))
+    return iterations[::-1] if repeat.reverse else iterations
 
 
-def some_turns(repeat: Loop, count: int | None) -> tuple[LoopIteration, ...]:
+def some_iterations(repeat: Loop, count: int | None) -> tuple[LoopIteration, ...]:
     """The turns that stand for all; a count that is not known is taken as more than a few."""
     if count is not None and count <= FEW:
-        return every_turn(repeat, count)
+        return every_iteration(repeat, count)
     others = Polynomial.of((repeat.count,)) + Polynomial.of((), -FEW) if count is None else count - FEW
-    turns = LoopIteration(0), LoopIteration(1), LoopIteration(2, False, others), LoopIteration(-2), LoopIteration(-1)
-    return turns[::-1] if repeat.reverse else turns
+    iterations = (
+        LoopIteration(0),
+        LoopIteration(1),
+        LoopIteration(2, False, others),
+        LoopIteration(-2),
+        LoopIteration(-1),
+    )
+    return iterations[::-1] if repeat.reverse else iterations
 
 
 class Lifetimes:
@@ -137,7 +143,7 @@ class Lifetimes:
     pairs   an operand and a result of a call that may be one memory, or are (`over`), and the moment
 
     count   the turns of a repeat, where they are known
-    turns   which of them are walked
+    iterations which of them are walked
     wholes  whether a stack that is read as a whole, or handed out, lies in memory as one
     """
 
@@ -146,10 +152,16 @@ class Lifetimes:
         table: Table,
         items: Iterable[Item],
         count: Callable[[str], int | None],
-        turns: Walked = some_turns,
+        iterations: Walked = some_iterations,
         wholes: bool = False,
     ) -> None:
-        self.table, self.items, self.count, self.turns, self.wholes = table, tuple(items), count, turns, wholes
+        self.table, self.items, self.count, self.iterations, self.wholes = (
+            table,
+            tuple(items),
+            count,
+            iterations,
+            wholes,
+        )
         self.moment = 0
         self.arrays: list[ScheduledArray] = []
         self.lines: list[tuple[Line, Path, int]] = []
@@ -160,7 +172,7 @@ class Lifetimes:
         self._parts: dict[tuple[ScheduledArray, int], ScheduledArray] = {}
         self._walk_all()
 
-    def by_turn(self, loops: tuple[int, ...]) -> list[tuple[Path, dict[str, ScheduledArray]]]:
+    def by_iteration(self, loops: tuple[int, ...]) -> list[tuple[Path, dict[str, ScheduledArray]]]:
         """The arrays that a scope's calls name, turn by turn; `loops` are the numbers of the loops around it."""
         return sorted(
             (path, arrays) for path, arrays in self.fields.items() if tuple(number for number, _ in path) == loops
@@ -168,7 +180,7 @@ class Lifetimes:
 
     def same(self, first: str, second: str, loops: tuple[int, ...]) -> bool:
         """Whether two names of a scope are one memory, in every turn."""
-        return all(f[first].root is f[second].root for _, f in self.by_turn(loops) if first in f and second in f)
+        return all(f[first].root is f[second].root for _, f in self.by_iteration(loops) if first in f and second in f)
 
     def _walk_all(self) -> None:
         axes = dict(self.table.axes)
@@ -219,14 +231,14 @@ class Lifetimes:
                 fields[name] = lifetime
             for array in _arrays(lifetime):
                 self._touch(array)
-                array.readers.add(line.tag.phase)
+                array.readers.add(line.meta.phase)
         same = {share.written: share.read for share in call.shares if share.place is InPlaceSlot.SAME}
         for name in call.writes:
             if name in same:
                 names[name] = names[same[name]]
                 continue
             array = self._new(name, axes[name], self.moment)
-            array.phase, array.layer, array.block = line.tag.phase, line.tag.layer, line.tag.block
+            array.phase, array.layer, array.block = line.meta.phase, line.meta.layer, line.meta.block
             names[name] = fields[name] = array
         for share in call.shares:
             if share.place is not InPlaceSlot.SAME:
@@ -255,23 +267,23 @@ class Lifetimes:
                 wholes[outer] = self._new(outer, axes[outer], self.moment)
             ends[inner] = ends.get(inner, frozenset()) | {max(depth - 1, 0) for depth in depths}
         scope: Names = {}
-        for turn in self.turns(repeat, count):
-            slices = {inner: self._slice(names[outer], turn.number, inner, inside) for inner, outer in repeat.each}
-            if not turn.walked:
+        for iteration in self.iterations(repeat, count):
+            slices = {inner: self._slice(names[outer], iteration.number, inner, inside) for inner, outer in repeat.each}
+            if not iteration.walked:
                 for lifetime in slices.values():
                     for array in _arrays(lifetime):
                         self._touch(array)
-                carried = self._skip(repeat, turn, scope, stacks)
+                carried = self._skip(repeat, iteration, scope, stacks)
                 continue
             scope = {**names, **carried, **slices}
-            self._walk(loop.body, scope, inside, (*path, (number, turn.number)), ends)
+            self._walk(loop.body, scope, inside, (*path, (number, iteration.number)), ends)
             for inner, outer in repeat.keep:
-                stacks[outer].parts[turn.number] = scope[inner]
+                stacks[outer].parts[iteration.number] = scope[inner]
                 for array in _arrays(scope[inner]):
                     if outer in wholes:
                         if array.given or array.part:
                             raise InputError(f"{outer} collects {inner}, which lies elsewhere: it would be a copy")
-                        array.part = (wholes[outer], turn.number)
+                        array.part = (wholes[outer], iteration.number)
                         self._touch(array)
                     elif not (array.given or array.part or self._of_another(array, outer, stacks)):
                         array.stack = (outer, axes.get(outer) or (repeat.count, *array.axes))
@@ -284,7 +296,7 @@ class Lifetimes:
         """Whether it is in another stack of the same repeat, as what left a turn and goes into the next one is."""
         return array.stack is not None and array.stack[0] != outer and array.stack[0] in stacks
 
-    def _skip(self, repeat: Loop, turn: LoopIteration, scope: Names, stacks: Mapping[str, Stack]) -> Names:
+    def _skip(self, repeat: Loop, iteration: LoopIteration, scope: Names, stacks: Mapping[str, Stack]) -> Names:
         """What turns that are not walked keep, and hand on: as the turn before them did, whose names are `scope`."""
         for carry in repeat.carry:
             for array in _arrays(scope[carry.end]):
@@ -299,7 +311,7 @@ class Lifetimes:
         twins: dict[ScheduledArray, ScheduledArray] = {}
         for inner, outer in repeat.keep:
             lifetime = scope[inner]
-            stacks[outer].parts[turn.number] = self._twin(again.get(lifetime, lifetime), turn.times, twins)
+            stacks[outer].parts[iteration.number] = self._twin(again.get(lifetime, lifetime), iteration.times, twins)
         # What is handed on and not kept is one array, whatever those that it stands for are read by.
         return {
             carry.start: twins[end] if (end := scope[carry.end]) in twins else self._twin(end, 1, {}, alike=False)
@@ -324,11 +336,11 @@ class Lifetimes:
             self.arrays.append(twins[original])
         return twins[original]
 
-    def _slice(self, original: ScheduledArray | Stack, turn: int, name: str, axes: Axes) -> ScheduledArray | Stack:
+    def _slice(self, original: ScheduledArray | Stack, iteration: int, name: str, axes: Axes) -> ScheduledArray | Stack:
         """A turn's part of a stack; where that was made by other turns, the whole."""
         if isinstance(original, Stack):
-            return original.parts.get(turn, original)
-        key = (original, turn)
+            return original.parts.get(iteration, original)
+        key = (original, iteration)
         if key not in self._parts:
             self._parts[key] = ScheduledArray(
                 name, axes.get(name, ()), original.first, original.last, part=key, readers=original.readers

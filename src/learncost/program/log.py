@@ -34,7 +34,7 @@ class LoggedLine:
     instant: int
     bytes: int
     loop: int = -1
-    turns: int = 1
+    iterations: int = 1
 
 
 @dataclass
@@ -97,16 +97,16 @@ def _folded(lines: Sequence[LoggedLine]) -> Iterator[LoggedLine]:
     labels = [line.label for line in lines]
     place = loop = 0
     while place < len(lines):
-        period, turns = _repeat(labels, place)
-        if turns == 1:
+        period, iterations = _repeat(labels, place)
+        if iterations == 1:
             yield lines[place]
             place += 1
             continue
         for offset in range(period):
-            several = lines[place + offset : place + period * turns : period]
+            several = lines[place + offset : place + period * iterations : period]
             worst = max(several, key=lambda line: line.bytes)
-            yield LoggedLine(worst.label, worst.instant, worst.bytes, loop, turns)
-        place, loop = place + period * turns, loop + 1
+            yield LoggedLine(worst.label, worst.instant, worst.bytes, loop, iterations)
+        place, loop = place + period * iterations, loop + 1
 
 
 def _repeat(labels: Sequence[str], place: int) -> tuple[int, int]:
@@ -115,9 +115,9 @@ def _repeat(labels: Sequence[str], place: int) -> tuple[int, int]:
     for period in range(1, min(LONGEST, (len(labels) - place) // 2) + 1):
         if labels[place] != labels[place + period]:
             continue
-        stretch, turns = labels[place : place + period], 1
-        while labels[place + turns * period : place + (turns + 1) * period] == stretch:
-            turns += 1
-        if turns > 1 and period * turns > covers:
-            best, covers = (period, turns), period * turns
+        stretch, iterations = labels[place : place + period], 1
+        while labels[place + iterations * period : place + (iterations + 1) * period] == stretch:
+            iterations += 1
+        if iterations > 1 and period * iterations > covers:
+            best, covers = (period, iterations), period * iterations
     return best

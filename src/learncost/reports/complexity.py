@@ -213,15 +213,16 @@ def _kind(name: str, table: str, path: str | None) -> LayerKind:
     layer = shipped_layer(table)
     without = name.endswith("without projections")
     steps = tuple(step for step in _steps(layer) if not (without and step.weighted))
-    turns = max(
-        (Polynomial.of(turns) for _, turns in walk(layer.table.lines)), key=lambda count: max(map(len, count.terms))
+    iterations = max(
+        (Polynomial.of(iterations) for _, iterations in walk(layer.table.lines)),
+        key=lambda count: max(map(len, count.terms)),
     )
     return LayerKind(
         name,
         table,
         total(step.maccs for step in steps),
         Polynomial() if without else lettered(parameters(layer.table)),
-        lettered(turns),
+        lettered(iterations),
         path,
         steps,
         layer.source,

@@ -45,11 +45,11 @@ class Measures:
         result: list[BlockMeasure] = []
         repeats = self.run.model.table.repeats
         for repeat in repeats:
-            softmaxes = [(line, turns) for line, turns in walk([repeat]) if weighs_tokens(line)]
-            kinds, number = len(softmaxes), self.at(total(Polynomial.of(turns) for _, turns in softmaxes))
+            softmaxes = [(line, iterations) for line, iterations in walk([repeat]) if weighs_tokens(line)]
+            kinds, number = len(softmaxes), self.at(total(Polynomial.of(iterations) for _, iterations in softmaxes))
             if not kinds:
                 continue
-            side = softmaxes[0][0].tag.block if self.run.model.two_sided else ""
+            side = softmaxes[0][0].meta.block if self.run.model.two_sided else ""
             first = sum(block.number for block in result if block.title.startswith(side or "block"))
             title = f"{side} block".strip()
             if len(repeats) > (2 if side else 1):
@@ -102,12 +102,13 @@ class Measures:
         """The parameters that one block reads, shared ones too: those of its matrices, and all."""
         table = self.run.model.table
         (repeat,) = (line for line in table.repeats if line.count == block.count)
-        turns = {count for _, counts in walk([repeat]) for count in counts}
+        iterations = {count for _, counts in walk([repeat]) for count in counts}
         lines = [line for line, _ in walk([repeat])]
         read = {name for line in lines for name in line.reads}
         weights = [name for name in table.weights if name in read or block.count in table.axes[name]]
         each = {
-            name: self.at(Polynomial.of(axis for axis in table.axes[name] if axis not in turns)) for name in weights
+            name: self.at(Polynomial.of(axis for axis in table.axes[name] if axis not in iterations))
+            for name in weights
         }
         multiplied = {name for line in lines if isinstance(line, Product) and matrix_maccs(line) for name in line.reads}
         matrices = sum(size for name, size in each.items() if name in multiplied)
@@ -117,12 +118,12 @@ class Measures:
     def additions(self) -> tuple[int, int]:
         """The matrix products of the forward pass: their multiplications, and their additions, one less a sum."""
         multiplied, results = Polynomial(), Polynomial()
-        for line, turns in walk(self.run.model.table.lines):
+        for line, iterations in walk(self.run.model.table.lines):
             if isinstance(line, Product) and (maccs := matrix_maccs(line)):
                 left = line.left[0]
                 assert isinstance(left, Term)
-                multiplied += maccs * Polynomial.of(turns)
-                results += Polynomial.of((*left.loops, *turns))
+                multiplied += maccs * Polynomial.of(iterations)
+                results += Polynomial.of((*left.loops, *iterations))
         return self.at(multiplied), self.at(multiplied) - self.at(results)
 
     def overtaking(self, block: BlockMeasure | None = None) -> Fraction | None:

@@ -16,7 +16,7 @@ from learncost.ir.precision import Precision
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure
 from learncost.passes.plan import planned
-from learncost.passes.stages import turns_of
+from learncost.passes.stages import iterations_of
 from learncost.procedures.optimizer import default_optimizer, without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step
@@ -235,7 +235,7 @@ def over_mesh(
     Of a pipeline each stage has a step of its own: that is refused here.
     """
     several = over_stages(run, procedure, kind, mesh, place_, placement)
-    if several[0].placed.turns:
+    if several[0].placed.iterations:
         refuse_stages(several[0].placed.clauses[0])
     return several[0]
 
@@ -267,7 +267,7 @@ def over_stages(
         return (OverMesh(placed, collectives(placed, sizes, widths), sizes, padded),)
     if procedure != "bp":
         raise InputError(f"a pipeline is of bp: {procedure} cannot be cut into stages")
-    layers = pipeline.layers(turns_of(model.table, sizes))
+    layers = pipeline.layers(iterations_of(model.table, sizes))
     steps = tuple(
         replace(each, table=planned(each.table, run.plan)) for each in staged(model, sizes, layers, optimizer)
     )

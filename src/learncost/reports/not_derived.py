@@ -61,8 +61,8 @@ def not_derived_of(rows: Iterable[PricedLine], sizes: Mapping[str, Any]) -> tupl
     operations: dict[tuple[str, str, Opaque], list[PricedLine]] = {}
     for row in rows:
         if row.opaque is not None and isinstance(row.source, Op):
-            tag = row.source.tag
-            operations.setdefault((tag.operator or row.source.op, tag.module, row.opaque), []).append(row)
+            meta = row.source.meta
+            operations.setdefault((meta.operator or row.source.op, meta.module, row.opaque), []).append(row)
     return tuple(_operation(*key, lines, sizes) for key, lines in operations.items())
 
 

@@ -82,7 +82,7 @@ class PlacedStep(Shown):
         """How many numbers a step's payload has by mesh axis and word, as polynomials; of one that has no stages."""
         counts = {} if self.stages else formulas(self.over.placed, self.over.sizes)
         rows = [(row.mesh_axis, row.op) for row in self.over.sent if (row.mesh_axis, row.op) in counts]
-        return [{"mesh_axis": axis, "word": op, "numbers": str(counts[axis, op])} for axis, op in rows]
+        return [{"mesh_axis": axis, "op": op, "numbers": str(counts[axis, op])} for axis, op in rows]
 
     def statements(self, over: OverMesh | None = None) -> Iterator[tuple[int, Statement, Collective | None]]:
         """Its lines with how deep they stand, and what those that send, send; of a repeat its heading alone.
@@ -112,11 +112,14 @@ class PlacedStep(Shown):
             lines = []
             for depth, line, collective in self.statements(over):
                 text = str(line).partition("\n")[0]
-                why = line.tag.why if isinstance(line, Op) else ""
+                why = line.meta.why if isinstance(line, Op) else ""
                 lines.append({"line": text, "depth": depth, "why": why, "sends": collective is not None})
             return lines
 
-        stages = [{"turns": dict(over.placed.turns), **over.to_dict(), "lines": lines_of(over)} for over in self.stages]
+        stages = [
+            {"iterations": dict(over.placed.iterations), **over.to_dict(), "lines": lines_of(over)}
+            for over in self.stages
+        ]
         return {
             "model": self.model,
             "procedure": self.procedure,
@@ -221,5 +224,5 @@ def place(
         run.axes["B"],
         run.axes["N" if run.model.two_sided else "M"],
         several[0],
-        several if several[0].placed.turns else (),
+        several if several[0].placed.iterations else (),
     )

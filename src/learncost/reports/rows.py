@@ -117,8 +117,8 @@ def lines_by(
         group = tuple(named[name](priced) if name in named else getattr(priced, name) for name in names)
         kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart
         # Parts of a gradient are added in the turns and once more where these end: those are lines of their own.
-        turns = str(priced.repeat) if by == "equation" and priced.line == "merge" else ""
-        groups.setdefault((group, kernel + turns), []).append(priced)
+        iterations = str(priced.repeat) if by == "equation" and priced.line == "merge" else ""
+        groups.setdefault((group, kernel + iterations), []).append(priced)
     order = {name: i for i, name in enumerate(MACRO_OPERATIONS)}
     fields_and_rows = [(dict(zip(names, key, strict=True)), rows) for (key, _), rows in groups.items()]
     return sorted(fields_and_rows, key=lambda pair: order[pair[0]["macro_operation"]])

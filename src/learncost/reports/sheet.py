@@ -269,8 +269,8 @@ class Sheet:
                 cells.append(textwrap.wrap(text, widths[place], initial_indent=indent, subsequent_indent=hanging))
             else:
                 cells.append([indent + text])
-        for turn in range(max(map(len, cells), default=0)):
-            parts = (cell[turn] if turn < len(cell) else "" for cell in cells)
+        for iteration in range(max(map(len, cells), default=0)):
+            parts = (cell[iteration] if iteration < len(cell) else "" for cell in cells)
             texts = (
                 part.ljust(widths[place]) if place in self.left else part.rjust(widths[place])
                 for place, part in zip(places, parts, strict=True)

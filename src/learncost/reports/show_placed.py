@@ -53,7 +53,7 @@ def _stages(step: PlacedStep) -> Sheet:
             way: sum(collective.payload_bytes for collective in sends if (collective.phase == "forward") == way)
             for way in (True, False)
         }
-        blocks = number(sum(over.placed.turns.values()))
+        blocks = number(sum(over.placed.iterations.values()))
         cells = (str(place), blocks, number(weights), *(size_of(n) if n else "" for n in (*to.values(), tied, inside)))
         rows.append(SheetRow(cells))
     notes = (
@@ -93,16 +93,17 @@ def _sent(step: PlacedStep) -> Sheet:
         f"Cut by: {over.cut_by}.",
         f"payload: the larger of what goes in and what comes out, on one device, of all runs; sent: {over.convention}.",
     )
-    columns = ("mesh axis", "word", "runs", "payload", "sent")
+    columns = ("mesh axis", "collective", "runs", "payload", "sent")
     return Sheet(title(step), columns if rows else (), rows, notes, frozenset({0, 1}), over.sentence)
 
 
 def _formulas(step: PlacedStep) -> Iterator[Sheet]:
     """The payload by sizes, as publications print it."""
-    rows = tuple(SheetRow((row["mesh_axis"], row["word"], row["numbers"])) for row in step.formulas)
+    rows = tuple(SheetRow((row["mesh_axis"], row["op"], row["numbers"])) for row in step.formulas)
     notes = ("Numbers, not bytes, of all runs of a step; B/dp is a device's part of B.",)
     if rows:
-        yield Sheet("The payload as formulas", ("mesh axis", "word", "numbers"), rows, notes, frozenset({0, 1, 2}))
+        columns = ("mesh axis", "collective", "numbers")
+        yield Sheet("The payload as formulas", columns, rows, notes, frozenset({0, 1, 2}))
 
 
 def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
@@ -112,8 +113,8 @@ def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
         if isinstance(line, Loop):
             rows.append(SheetRow((str(line).partition("\n")[0], ""), depth=depth))
             continue
-        if line.tag.phase != phase:
-            phase = line.tag.phase
+        if line.meta.phase != phase:
+            phase = line.meta.phase
             rows.append(SheetRow((phase.replace("_", " "), ""), "bold", depth))
         is_moved = isinstance(line, Op) and entry(line.op).kind == "collective"
         rows.append(
@@ -122,7 +123,7 @@ def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
         rows[-1] = SheetRow(rows[-1].cells, "", depth)
         if is_moved:
             times = f" {number(collective.times)} times." if collective and collective.times > 1 else ""
-            why = line.tag.why[:1] + line.tag.why[1:]
+            why = line.meta.why[:1] + line.meta.why[1:]
             rows.append(SheetRow((f"{why}.{times}", ""), "dim", depth + 2))
     notes = ("> moves arrays between devices, or takes a device's part (shard); rules: docs/many-devices.md.",)
     return Sheet(heading, ("line", "payload"), tuple(rows), notes)

@@ -23,15 +23,15 @@ def bucketed(table: Table) -> Table:
     Those outside of repeats are brought together as far as the next repeat: nothing is held over one.
     """
     stretches = groupby(map(_statement, table.lines), key=lambda line: isinstance(line, Loop))
-    lines = (each for is_repeat, stretch in stretches for each in (stretch if is_repeat else _turn([*stretch])))
+    lines = (each for is_repeat, stretch in stretches for each in (stretch if is_repeat else _iteration([*stretch])))
     return replace(table, lines=tuple(lines))
 
 
 def _statement(line: Statement) -> Statement:
-    return replace(line, lines=tuple(_turn([*map(_statement, line.lines)]))) if isinstance(line, Loop) else line
+    return replace(line, lines=tuple(_iteration([*map(_statement, line.lines)]))) if isinstance(line, Loop) else line
 
 
-def _turn(lines: Sequence[Statement]) -> list[Statement]:
+def _iteration(lines: Sequence[Statement]) -> list[Statement]:
     """What is gathered of what a turn is given goes first; what only the optimizer reads, and the optimizer, last."""
     makes = Counter(name for line in lines for name in line.makes)
     if max(makes.values(), default=0) > 1:  # lines that make a value again have their order
@@ -48,4 +48,4 @@ def _turn(lines: Sequence[Statement]) -> list[Statement]:
 
 
 def _updates(line: Statement) -> bool:
-    return not isinstance(line, Loop) and line.tag.phase == "optimizer_step"
+    return not isinstance(line, Loop) and line.meta.phase == "optimizer_step"

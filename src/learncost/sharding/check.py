@@ -164,9 +164,9 @@ class _LineCheck:
         if not begun:
             return
         inner_states |= {carry.start: CUT for carry in begun if _of(line.axes[carry.start], self.mesh_axis) == CUT}
-        turn = dict(inner_states)
-        inner.lines(line.lines, turn)
-        inner_states |= {carry.start: turn[carry.end] for carry in begun}
+        iteration = dict(inner_states)
+        inner.lines(line.lines, iteration)
+        inner_states |= {carry.start: iteration[carry.end] for carry in begun}
 
     def line(self, line: Line, states: States) -> None:
         for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):

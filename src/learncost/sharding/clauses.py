@@ -127,7 +127,7 @@ def as_called(table: Table, chosen: Iterable[Clause]) -> Iterator[Clause]:
     """
     letters: dict[str, set[str]] = {}
     for line, _ in walk(table.lines):
-        for letter, axis in line.tag.binding:
+        for letter, axis in line.meta.binding:
             letters.setdefault(axis, set()).add(letter)
     wide = features(table)
     others = {axis: names for axis, names in letters.items() if axis in wide and axis not in names}
@@ -172,7 +172,9 @@ class ShardSpecs:
         self.clauses = tuple(as_called(table if part_of is None else part_of, chosen))
         self.sizes = {**sizes, **mesh.sizes}
         self.known = table.known
-        self._counts = {base(count).partition("/")[0] for _, turns in walk(table.lines) for count in turns} - {"B"}
+        self._counts = {
+            base(count).partition("/")[0] for _, iterations in walk(table.lines) for count in iterations
+        } - {"B"}
         self._experts = frozenset(_read_at_a_choice(table))
         self._ranks: dict[tuple[str, str], int] = {}
         self._homes: dict[tuple[str, Value, frozenset[str]], Split] = {}

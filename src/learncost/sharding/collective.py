@@ -22,7 +22,7 @@ class Collective:
 
     Attributes
     ----------
-    word
+    op
         all_reduce, all_reduce_max, all_gather, reduce_scatter, all_to_all, dispatch, combine, pass_on, send. What sends
         nothing, shard and receive, is not listed.
     mesh_axis
@@ -95,12 +95,12 @@ def elements(line: Op, sizes: Mapping[str, int]) -> tuple[int, int]:
 def formulas(placed: Placed, sizes: Mapping[str, int]) -> dict[tuple[str, str], Polynomial]:
     """How many numbers the payload of a step has, by mesh axis and word: a polynomial in the sizes of the table."""
     sizes, found = {**sizes, **placed.sizes}, dict[tuple[str, str], Polynomial]()
-    for line, turns in walk(placed.table.lines):
+    for line, iterations in walk(placed.table.lines):
         if sends(line):
             sides = [term.declared for term in (line.left[0], line.right[0])]
             larger = max(sides, key=lambda axes: prod(shape_of(axes, sizes)))
             key = line.axes[0], line.op
-            found[key] = found.get(key, Polynomial()) + Polynomial.of((*turns, *larger))
+            found[key] = found.get(key, Polynomial()) + Polynomial.of((*iterations, *larger))
     return found
 
 
@@ -122,16 +122,16 @@ def collectives(
     for line, _ in walk(table.lines):
         for name in line.reads:
             readers.setdefault(name, line.name)
-    for number, (line, turns) in enumerate(walk(table.lines)):
+    for number, (line, iterations) in enumerate(walk(table.lines)):
         if not sends(line):
             continue
         name = placed.holds.get(line.name, line.name)
         role = kind_of(placed.whole, name, placed.whole.known.get(name, Value(())))[0]
         width = special.get(name) or widths.get(role, 4)
         payload, real = elements(line, sizes)
-        times = prod(shape_of(turns, sizes))
+        times = prod(shape_of(iterations, sizes))
         meet = line.axes[1:] if line.op.startswith("all_reduce") else ()
-        tag = line.tag
+        meta = line.meta
         result.append(
             Collective(
                 line.op,
@@ -141,13 +141,13 @@ def collectives(
                 line.name,
                 readers.get(line.name, ""),
                 times,
-                tag.phase,
-                tag.layer,
-                tag.block,
+                meta.phase,
+                meta.layer,
+                meta.block,
                 role,
                 len(meet) or placed.mesh.sizes[line.axes[0]],
                 number,
-                tag.why,
+                meta.why,
             )
         )
     return tuple(result)

@@ -190,7 +190,7 @@ class Cutting:
         right = tuple(self.operand(term, reason) for term in line.right)
         left = tuple(self.term(term, term.name, reason) for term in line.left)
         where = tuple(self.condition(condition) for condition in line.where)
-        names = {"left": left, "right": right, "where": where, "tag": self.tag()}
+        names = {"left": left, "right": right, "where": where, "meta": self.meta()}
         if isinstance(line, Op):
             names["axes"] = tuple(map(self.axis, line.axes))
         scope.out.append(replace(line, **names))  # type: ignore[arg-type]
@@ -213,14 +213,14 @@ class Cutting:
         scope.steps[term.name] = Value(tuple(str(axis) for axis in term.axes), "step", line.name, dtype=of.dtype)
         scope.readers[term.name] += 1
         place_line(scope, replace(line, left=(term,)))
-        place_line(scope, Product((left,), (term,), (), line.tag))
+        place_line(scope, Product((left,), (term,), (), line.meta))
 
-    def tag(self) -> object:
-        tag = self.line.tag
-        if tag.kernel is None:
-            return tag
-        blocks = tag.kernel.blocks and (self._queries(tag.kernel.blocks[0]), tag.kernel.blocks[1])
-        return replace(tag, kernel=replace(tag.kernel, axes=tuple(map(self.axis, tag.kernel.axes)), blocks=blocks))
+    def meta(self) -> object:
+        meta = self.line.meta
+        if meta.kernel is None:
+            return meta
+        blocks = meta.kernel.blocks and (self._queries(meta.kernel.blocks[0]), meta.kernel.blocks[1])
+        return replace(meta, kernel=replace(meta.kernel, axes=tuple(map(self.axis, meta.kernel.axes)), blocks=blocks))
 
     def _queries(self, axis: str) -> str:
         """The axis of queries as it is cut: a line may read pairs the other way round, its keys called as queries."""

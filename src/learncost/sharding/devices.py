@@ -171,7 +171,7 @@ def run_placed(
 def of_stage(array: Array, stage: Placed, name: str) -> Array:
     """What a stage has of an array of the whole: of a stack the slices of its own turns."""
     count = counted(stage, name)
-    return array[stage.first[count] : stage.first[count] + stage.turns[count]] if count else array
+    return array[stage.first[count] : stage.first[count] + stage.iterations[count]] if count else array
 
 
 def counted(stage: Placed, name: str) -> str:

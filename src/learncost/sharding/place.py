@@ -37,7 +37,7 @@ class Placed:
         How the arrays of the outermost scope are held, by their names in the table.
     holds
         Of the arrays that collectives make, in every scope, the value that they hold.
-    turns, first
+    iterations, first
         Of a stage of a pipeline: how many turns of each repeat it has, by its count, and which is the first of them.
     undivided
         By the axis of the mesh the weights that stay whole, as they are single numbers.
@@ -51,7 +51,7 @@ class Placed:
     clauses: tuple[Clause, ...]
     layouts: Mapping[str, ShardLayout]
     holds: Mapping[str, str]
-    turns: Mapping[str, int] = field(default_factory=dict)
+    iterations: Mapping[str, int] = field(default_factory=dict)
     first: Mapping[str, int] = field(default_factory=dict)
     undivided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     filled: Mapping[str, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Placed:
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes that its table has beside those of the whole: of the mesh, of turns, and of parts filled up."""
-        return {**self.turns, **self.mesh.sizes, **self.filled}
+        return {**self.iterations, **self.mesh.sizes, **self.filled}
 
     def sizes_at(self, where: Mapping[str, int]) -> dict[str, int]:
         """The same, and where a device stands on each axis of the mesh."""

@@ -114,7 +114,7 @@ class _Rings:
         self.taken |= {*placed.known} | {name for line, _ in walk(placed.lines) for name in line.makes}
         scope = _RingScope([*placed.lines], {**placed.values})
         self.scope(scope)
-        is_pass = any(line.tag.phase == "forward" for line, _ in walk(self.whole.lines))
+        is_pass = any(line.meta.phase == "forward" for line, _ in walk(self.whole.lines))
         if not self.number and not self.stays and is_pass and self.mesh.devices > 1:
             raise InputError(
                 f"the plan ring finds nothing over {self.mesh} that can go round: "

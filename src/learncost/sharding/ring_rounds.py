@@ -17,7 +17,7 @@ from learncost.sharding.ring_turn import (
     makes_shares,
     of_op,
     sink_of,
-    step_tag,
+    step_meta,
 )
 
 
@@ -56,11 +56,11 @@ class Rounds:
         if not region.scatters:
             own.write()
             initial = {name: own.names[name] for name in region.totals}
-            return [*first, *own.out, *self._turns(own, initial), *self._ends(own)]
+            return [*first, *own.out, *self._iterations(own, initial), *self._ends(own)]
         # The own part comes last, when the gradients of what went round are home.
-        turns = self._turns(own, {})
+        iterations = self._iterations(own, {})
         own.write()
-        return [*first, *turns, *own.out, *self._together(own)]
+        return [*first, *iterations, *own.out, *self._together(own)]
 
     def _linear(self, line: Line) -> None:
         """Note what is linear in shares of which the sum is not there yet."""
@@ -102,12 +102,12 @@ class Rounds:
                 return []
             self.slice_of(total)
             parts.append(ring.step(shares, "correction", rows))
-            tag = replace(step_tag(line.tag, parts[-1].name), phase="backward", kernel=None)
-            out.append(Product((parts[-1],), (Term(total, axes), Term(gradient, axes)), (), tag))
+            meta = replace(step_meta(line.meta, parts[-1].name), phase="backward", kernel=None)
+            out.append(Product((parts[-1],), (Term(total, axes), Term(gradient, axes)), (), meta))
         corrections[shares] = parts[0].name
         if len(parts) > 1:
             whole = ring.step(shares, "correction", rows)
-            out.append(Sum((whole,), tuple(parts), (), replace(tag, local=whole.name), (1,) * len(parts)))
+            out.append(Sum((whole,), tuple(parts), (), replace(meta, local=whole.name), (1,) * len(parts)))
             corrections[shares] = whole.name
         return out
 
@@ -121,14 +121,14 @@ class Rounds:
         if sink is None:
             ring.refuse(line, "the shares whose gradient it is are not made with it")
             return []
-        tag = replace(line.tag, kernel=None)
+        meta = replace(line.meta, kernel=None)
         logarithm, average = (Term(name, left.axes) for name in (self.earlier[shares].logarithm, corrections[shares]))
         less, share, part = (ring.step(shares, what, left.axes) for what in ("sink", "of_sink", "sinks"))
         return [
-            Sum((less,), (sink, logarithm), (), step_tag(tag, less.name), (1, -1)),
-            of_op("exp", share, (less,), tag),
-            Product((part,), (share, average), (), step_tag(tag, part.name)),
-            Product((ring.made(left.name, left.axes, left.name),), (Literal(-1.0), part), (), tag),
+            Sum((less,), (sink, logarithm), (), step_meta(meta, less.name), (1, -1)),
+            of_op("exp", share, (less,), meta),
+            Product((part,), (share, average), (), step_meta(meta, part.name)),
+            Product((ring.made(left.name, left.axes, left.name),), (Literal(-1.0), part), (), meta),
         ]
 
     def _is_gradient(self, name: str, of: str) -> bool:
@@ -137,14 +137,14 @@ class Rounds:
 
     # The turns.
 
-    def _turns(self, own: RingIteration, initial: Mapping[str, str]) -> list[Statement]:
+    def _iterations(self, own: RingIteration, initial: Mapping[str, str]) -> list[Statement]:
         """The repeat; totals begin with what the own part made of them, or with zeros."""
         region, ring = self.region, self.ring
         around, ring.values = ring.values, {}
-        turn = RingIteration(ring, "turn", {}, self.earlier, own.corrections, is_round=True)
-        carries = [self._came(turn, line) for line in region.gathers.values()]
+        iteration = RingIteration(ring, "turn", {}, self.earlier, own.corrections, is_round=True)
+        carries = [self._came(iteration, line) for line in region.gathers.values()]
         begin = dict(initial)
-        starts = {name: self._start(name, turn) for name in (*region.totals, *region.scatters)}
+        starts = {name: self._start(name, iteration) for name in (*region.totals, *region.scatters)}
         for shares, so_far in own.now.items():
             several = {
                 each.name: ring.made(ring.fresh(each.name, "start"), each.axes, each.name)
@@ -154,22 +154,22 @@ class Rounds:
                 ring.values[term.name] = around[name]
             begin |= {name: name for name in several}
             starts |= several
-            turn.before = {**turn.before, shares: SoFar(*several.values())}
-        turn.write()
-        ends = {name: self._total(turn, name, starts[name]).name for name in region.totals}
-        ends |= {name: self._home(turn, line, name, starts[name]).name for name, line in region.scatters.items()}
+            iteration.before = {**iteration.before, shares: SoFar(*several.values())}
+        iteration.write()
+        ends = {name: self._total(iteration, name, starts[name]).name for name in region.totals}
+        ends |= {name: self._home(iteration, line, name, starts[name]).name for name, line in region.scatters.items()}
         for shares, so_far in own.now.items():
-            now = turn.now[shares]
+            now = iteration.now[shares]
             ends |= {so_far.largest.name: now.largest.name, so_far.total.name: now.total.name}
         inside, ring.values = ring.values, around
         out: list[Statement] = []
         for name, start in starts.items():
             axes = tuple(axis.replace(ROUND, "") for axis in start.declared)
             if name not in begin:
-                zeros, first = Term(ring.fresh(name, "zeros"), axes), region.lines[0].tag
+                zeros, first = Term(ring.fresh(name, "zeros"), axes), region.lines[0].meta
                 ring.values[zeros.name] = inside[start.name].along(axes)
-                tag = replace(step_tag(first, zeros.name), kernel=None, phase=self._phase)
-                out.append(of_op("zeros", zeros, (), tag))
+                meta = replace(step_meta(first, zeros.name), kernel=None, phase=self._phase)
+                out.append(of_op("zeros", zeros, (), meta))
                 begin[name] = zeros.name
             self.finals[name] = Term(ring.fresh(name, "all"), axes)
             ring.values[self.finals[name].name] = inside[start.name].along(axes)
@@ -177,18 +177,18 @@ class Rounds:
         for carry in carries[: len(region.gathers)]:
             ring.values[carry.final] = ring.known_of(carry.initial)
         count = str(ring.devices - 1)
-        return [*out, Loop(count, tuple(turn.out), inside, tuple(carries), around=region.mesh_axis)]
+        return [*out, Loop(count, tuple(iteration.out), inside, tuple(carries), around=region.mesh_axis)]
 
     @property
     def _phase(self) -> str:
-        return next((line.tag.phase for line in self.region.scatters.values()), self.region.lines[0].tag.phase)
+        return next((line.meta.phase for line in self.region.scatters.values()), self.region.lines[0].meta.phase)
 
-    def _came(self, turn: RingIteration, line: Op) -> Carry:
+    def _came(self, iteration: RingIteration, line: Op) -> Carry:
         """What a part is handed on as, from the device before to this one."""
         ring, source = self.ring, line.right[0]
         axes = list(source.declared)
         place = self.region.at[line.name]
-        axes[place] = turn.axis(axes[place])
+        axes[place] = iteration.axis(axes[place])
         start, came = (ring.step(source.name, what, axes) for what in ("before", "pass_on"))
         for term in (start, came):
             ring.values[term.name] = ring.known_of(source.name).along(term.declared)
@@ -196,42 +196,44 @@ class Rounds:
         named = base(self.region.gathered).partition("/")[0]
         sums = ", ".join(dict.fromkeys(ring.holds.get(name, name) for name in self.region.totals))
         why = f"{value} is cut on {named} over {over}, and {sums} sums over all of it, a part in every turn (rule 9)"
-        turn.out.append(self._passed(came, start, line, value, why))
-        turn.names[line.name] = came.name
+        iteration.out.append(self._passed(came, start, line, value, why))
+        iteration.names[line.name] = came.name
         return Carry(start.name, came.name, source.name, ring.fresh(source.name, "last"))
 
     def _passed(self, left: Term, right: Term, line: Op, value: str, why: str) -> Op:
         """An array that goes to the next device."""
         self.ring.holds[left.name] = value
-        tag = Meta(line.tag.layer, line.tag.block, line.tag.phase, local=left.name, module=line.tag.module, why=why)
-        return Op((left,), (right,), (), tag, "pass_on", (self.region.mesh_axis,), "body", ("X",), ("Y",))
+        meta = Meta(
+            line.meta.layer, line.meta.block, line.meta.phase, local=left.name, module=line.meta.module, why=why
+        )
+        return Op((left,), (right,), (), meta, "pass_on", (self.region.mesh_axis,), "body", ("X",), ("Y",))
 
-    def _start(self, name: str, turn: RingIteration) -> Term:
+    def _start(self, name: str, iteration: RingIteration) -> Term:
         """What a turn begins with of a total; of gradients of what goes round, of the part that came."""
         value = self.ring.known[name]
         axes = list(value.axes)
         if name in self.region.at:
-            axes[self.region.at[name]] = turn.axis(axes[self.region.at[name]])
+            axes[self.region.at[name]] = iteration.axis(axes[self.region.at[name]])
         term = Term(self.ring.fresh(name, "start"), tuple(axes))
         self.ring.values[term.name] = value.along(axes)
         return term
 
-    def _total(self, turn: RingIteration, name: str, start: Term) -> Term:
+    def _total(self, iteration: RingIteration, name: str, start: Term) -> Term:
         """A total so far: of what is linear in fresh shares, with what was summed before as below the largest score."""
         line = self.made_by[name]
         (term,) = (term for term in line.left if term.name == name)
-        scale = turn.now[self.of_shares[name]].scale if name in self.total_rows else None
+        scale = iteration.now[self.of_shares[name]].scale if name in self.total_rows else None
         scale = Term(scale.name, self.total_rows[name]) if scale else None
-        add = Term(turn.names[name], term.axes)
-        return turn.so_far(Term(start.name, term.axes), add, scale, turn.tag(line))
+        add = Term(iteration.names[name], term.axes)
+        return iteration.so_far(Term(start.name, term.axes), add, scale, iteration.meta(line))
 
-    def _home(self, turn: RingIteration, line: Op, name: str, start: Term) -> Term:
+    def _home(self, iteration: RingIteration, line: Op, name: str, start: Term) -> Term:
         """The gradient of a part that came round, with what this device adds to it, on its way home."""
-        add = Term(turn.names[name], start.axes)
-        so_far = turn.so_far(start, add, None, line.tag)
+        add = Term(iteration.names[name], start.axes)
+        so_far = iteration.so_far(start, add, None, line.meta)
         moved = self.ring.step(so_far.name, "pass_on", so_far.axes)
         why = f"{name} is summed over the parts of the others, and is home after the last turn (rule 9)"
-        turn.out.append(self._passed(moved, so_far, line, self.ring.holds.get(name, name), why))
+        iteration.out.append(self._passed(moved, so_far, line, self.ring.holds.get(name, name), why))
         return moved
 
     # What comes of them.
@@ -242,11 +244,11 @@ class Rounds:
         ring, sums = self.ring, dict[str, Term]()
         for line in self.fresh:
             largest, total = (self.finals[each.name] for each in (own.now[line.name].largest, own.now[line.name].total))
-            tag = replace(line.tag, kernel=None)
+            meta = replace(line.meta, kernel=None)
             least, log, logarithm = (ring.step(line.name, w, total.axes) for w in ("least", "log", "logarithm"))
-            out.append(of_op("maximum", least, (total, Literal(1.0)), tag))
-            out.append(of_op("log", log, (least,), tag))
-            out.append(Sum((logarithm,), (largest, log), (), step_tag(tag, logarithm.name), (1, 1)))
+            out.append(of_op("maximum", least, (total, Literal(1.0)), meta))
+            out.append(of_op("log", log, (least,), meta))
+            out.append(Sum((logarithm,), (largest, log), (), step_meta(meta, logarithm.name), (1, 1)))
             sums[line.name] = least
             linear = tuple(name for name in self.total_rows if self.of_shares[name] == line.name)
             ring.normalizers[line.name] = Normalizer(logarithm.name, linear)
@@ -254,12 +256,12 @@ class Rounds:
             maker = self.made_by[name]
             (term,) = (term for term in maker.left if term.name == name)
             final, left = Term(self.finals[name].name, term.axes), ring.made(name, term.axes, name)
-            tag = replace(step_tag(maker.tag, name), kernel=None)
+            meta = replace(step_meta(maker.meta, name), kernel=None)
             if name in self.total_rows:
                 below = Term(sums[self.of_shares[name]].name, self.total_rows[name])
-                out.append(replace(of_op("divide", left, (final, below), tag), tag=tag))
+                out.append(replace(of_op("divide", left, (final, below), meta), meta=meta))
             else:
-                out.append(Sum((left,), (final,), (), tag, (1,)))
+                out.append(Sum((left,), (final,), (), meta, (1,)))
         return out
 
     def _together(self, own: RingIteration) -> list[Statement]:
@@ -269,6 +271,6 @@ class Rounds:
             final, scatter = self.finals[name], self.region.scatters.get(name)
             left = Term(name, final.axes) if scatter is None else scatter.left[0]
             self.ring.made(left.name, left.axes, left.name)
-            tag = replace(step_tag((scatter or self.made_by[name]).tag, left.name), kernel=None)
-            out.append(Sum((left,), (final, Term(own.names[name], final.axes)), (), tag, (1, 1)))
+            meta = replace(step_meta((scatter or self.made_by[name]).meta, left.name), kernel=None)
+            out.append(Sum((left,), (final, Term(own.names[name], final.axes)), (), meta, (1, 1)))
         return out

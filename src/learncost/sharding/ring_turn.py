@@ -88,22 +88,22 @@ def makes_shares(line: Line) -> TypeGuard[Op]:
     return isinstance(line, Op) and entry(line.op).makes == "shares"
 
 
-def step_tag(tag: Meta, name: str) -> Meta:
+def step_meta(meta: Meta, name: str) -> Meta:
     """The tag of a line that stands beside another one, and makes a name."""
-    return Meta(tag.layer, tag.block, tag.phase, local=name, kernel=tag.kernel, module=tag.module)
+    return Meta(meta.layer, meta.block, meta.phase, local=name, kernel=meta.kernel, module=meta.module)
 
 
 def of_op(
     op: str,
     left: Term,
     right: tuple[Operand, ...],
-    tag: Meta,
+    meta: Meta,
     axes: tuple[str, ...] = (),
     where: tuple[Condition, ...] = (),
 ) -> Op:
     """A line that is a word."""
     row = entry(op)
-    return Op((left,), right, where, step_tag(tag, left.name), op, axes, "body", row.inputs, row.outputs)
+    return Op((left,), right, where, step_meta(meta, left.name), op, axes, "body", row.inputs, row.outputs)
 
 
 @dataclass
@@ -154,30 +154,30 @@ class RingIteration:
         left = self.ring.fresh(name, "part")
         self.ring.values[left] = value.along(axes)
         self.ring.holds[left] = self.ring.holds.get(name, name)
-        first = region.lines[0].tag
+        first = region.lines[0].meta
         why = f"{name} is along all of {base(value.axes[place])}, and a turn reads a part of it (rule 9)"
-        tag = Meta(first.layer, first.block, first.phase, local=left, module=first.module, why=why)
+        meta = Meta(first.layer, first.block, first.phase, local=left, module=first.module, why=why)
         terms = (Term(left, tuple(axes)),), (Term(name, value.axes),)
-        self.out.append(Op(*terms, (), tag, "part", (region.mesh_axis,), "body", ("X",), ("Y",)))
+        self.out.append(Op(*terms, (), meta, "part", (region.mesh_axis,), "body", ("X",), ("Y",)))
         self.names[name] = left
 
     def axis(self, axis: str) -> str:
         """What it calls the gathered axis of a line: `M/cp'` of `M'`, and `M/cp~'` of a part that came round."""
         return base(self.ring.region.gathered) + (ROUND if self.is_round else "") + axis[len(base(axis)) :]
 
-    def tag(self, line: Line) -> Meta:
+    def meta(self, line: Line) -> Meta:
         """The tag of a line here: a kernel is one of its own."""
-        kernel = line.tag.kernel
-        return replace(line.tag, kernel=kernel and replace(kernel, name=f"{kernel.name}_{self.suffix}"))
+        kernel = line.meta.kernel
+        return replace(line.meta, kernel=kernel and replace(kernel, name=f"{kernel.name}_{self.suffix}"))
 
-    def so_far(self, start: Term, add: Term, scale: Term | None, tag: Meta) -> Term:
+    def so_far(self, start: Term, add: Term, scale: Term | None, meta: Meta) -> Term:
         """What was summed before and what is added, multiplied before where the largest score is another one now."""
         if scale is not None:
             scaled = self.ring.step(add.name, "scaled", add.axes)
-            self.out.append(Product((scaled,), (start, scale), (), step_tag(tag, scaled.name)))
+            self.out.append(Product((scaled,), (start, scale), (), step_meta(meta, scaled.name)))
             start = scaled
         end = self.ring.step(add.name, "so_far", add.axes)
-        self.out.append(Sum((end,), (start, add), (), step_tag(tag, end.name), (1, 1)))
+        self.out.append(Sum((end,), (start, add), (), step_meta(meta, end.name), (1, 1)))
         return end
 
     def _line(self, line: Line) -> None:
@@ -185,7 +185,7 @@ class RingIteration:
         new = line.renamed(self.names, {axis: self.axis(axis)})
         # Numbers that are sizes stay those of the whole.
         right = tuple(old if isinstance(old, Literal) else t for old, t in zip(line.right, new.right, strict=True))
-        new = new.with_changed(right=right, tag=self.tag(line))
+        new = new.with_changed(right=right, meta=self.meta(line))
         for old, term in zip(line.left, new.left, strict=True):
             if old.name not in self.ring.region.rows:
                 self.ring.made(term.name, term.axes, old.name)
@@ -203,38 +203,38 @@ class RingIteration:
         """Shares, or the exponentials that they are shares of: of scores below a number of their row."""
         left, scores, where = line.left[0], line.right[0], line.where
         less = self.ring.step(left.name, "below", left.axes)
-        self.out.append(Sum((less,), (scores, below), where, step_tag(line.tag, less.name), (1, -1)))
-        self.out.append(of_op("exp", left, (less,), line.tag, where=where))
+        self.out.append(Sum((less,), (scores, below), where, step_meta(line.meta, less.name), (1, -1)))
+        self.out.append(of_op("exp", left, (less,), line.meta, where=where))
 
     def _sums(self, line: Op, shares: str) -> None:
         """The largest score so far, and the exponentials below it in place of shares, with their sum."""
-        left, where, tag, ring = line.left[0], line.where, line.tag, self.ring
+        left, where, meta, ring = line.left[0], line.where, line.meta, self.ring
         rows = tuple(axis for axis in left.axes if axis not in line.axes)
         before = self.before.get(shares)
         largest, below = (ring.step(left.name, what, rows) for what in ("largest", "max"))
-        self.out.append(of_op("max", largest, line.right[:1], tag, line.axes, where))
+        self.out.append(of_op("max", largest, line.right[:1], meta, line.axes, where))
         sink = sink_of(line)
         least = Term(before.largest.name, rows) if before else sink or LOWEST
-        self.out.append(of_op("maximum", below, (largest, least), tag))
+        self.out.append(of_op("maximum", below, (largest, least), meta))
         self._exponentials(line, below)
         total = ring.step(left.name, "sum", rows)
-        self.out.append(Product((total,), (left,), where, step_tag(tag, total.name)))
+        self.out.append(Product((total,), (left,), where, step_meta(meta, total.name)))
         if sink and not before:
-            total = self._with_sink(sink, below, total, tag)
+            total = self._with_sink(sink, below, total, meta)
         self.now[shares] = SoFar(below, total)
         if before:
             less, scale = (ring.step(left.name, what, rows) for what in ("less", "scale"))
-            self.out.append(Sum((less,), (least, below), (), step_tag(tag, less.name), (1, -1)))
-            self.out.append(of_op("exp", scale, (less,), tag))
+            self.out.append(Sum((less,), (least, below), (), step_meta(meta, less.name), (1, -1)))
+            self.out.append(of_op("exp", scale, (less,), meta))
             start = Term(before.total.name, rows)
-            self.now[shares] = SoFar(below, self.so_far(start, total, scale, tag), scale)
+            self.now[shares] = SoFar(below, self.so_far(start, total, scale, meta), scale)
 
-    def _with_sink(self, sink: Term, below: Term, total: Term, tag: Meta) -> Term:
+    def _with_sink(self, sink: Term, below: Term, total: Term, meta: Meta) -> Term:
         """The sum of exponentials with that of the sink."""
         less, share, whole = (self.ring.step(total.name, what, total.axes) for what in ("sink", "of_sink", "in_all"))
-        self.out.append(Sum((less,), (sink, below), (), step_tag(tag, less.name), (1, -1)))
-        self.out.append(of_op("exp", share, (less,), tag))
-        self.out.append(Sum((whole,), (total, share), (), step_tag(tag, whole.name), (1, 1)))
+        self.out.append(Sum((less,), (sink, below), (), step_meta(meta, less.name), (1, -1)))
+        self.out.append(of_op("exp", share, (less,), meta))
+        self.out.append(Sum((whole,), (total, share), (), step_meta(meta, whole.name), (1, 1)))
         return whole
 
     def _gradient(self, new: Op, old: Op) -> None:
@@ -246,6 +246,6 @@ class RingIteration:
             return
         rows = tuple(axis for axis in left.axes if axis not in new.axes)
         more, correction = self.ring.step(left.name, "more", left.axes), Term(self.corrections[shares], rows)
-        step = step_tag(new.tag, more.name)
+        step = step_meta(new.meta, more.name)
         self.out.append(Sum((more,), (given["dY"], correction), new.where, step, (1, -1)))
-        self.out.append(Product((left,), (given["Y"], more), new.where, new.tag))
+        self.out.append(Product((left,), (given["Y"], more), new.where, new.meta))

@@ -101,7 +101,7 @@ def _is_in(line: Statement, lines: Iterable[Line]) -> bool:
 def _copy(line: Line, names: Mapping[str, str]) -> Line:
     """A line once more: no part of the kernel that the first one is in."""
     copy = line.renamed(names)
-    return copy.with_changed(tag=replace(line.tag, kernel=None, phase="recomputation", local=copy.name))
+    return copy.with_changed(meta=replace(line.meta, kernel=None, phase="recomputation", local=copy.name))
 
 
 def _part(
@@ -143,4 +143,4 @@ def _same(first: Iterable[Line], last: Iterable[Line]) -> dict[str, str]:
 def _plain(line: Line, numbers: Mapping[str, str]) -> Line:
     """A line without what it is for, and without the names that it makes."""
     places = {name: f"#{place}" for place, name in enumerate(line.makes)}
-    return line.with_changed(tag=Meta("")).renamed({**numbers, **places})
+    return line.with_changed(meta=Meta("")).renamed({**numbers, **places})

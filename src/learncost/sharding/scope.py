@@ -57,7 +57,7 @@ class ShardingScope:
 
     def statements(self, lines: Iterable[Statement]) -> None:
         from learncost.sharding.cutting import place_line
-        from learncost.sharding.turns import place_repeat
+        from learncost.sharding.loops import place_repeat
 
         for line in lines:
             if isinstance(line, Loop):
@@ -135,8 +135,10 @@ class ShardingScope:
             left = Term(self.fresh(name, move.op), move.layout.cut(axes))
             right = Term(array, start.cut(axes))
             why = f"{self.why(name, start, move, reason)} (rule {reason.rule}){self.filled_up(left, right)}"
-            tag = Meta(line.tag.layer, line.tag.block, line.tag.phase, local=left.name, module=line.tag.module, why=why)
-            self.out.append(Op((left,), (right,), (), tag, move.op, (move.mesh_axis,), "body", ("X",), ("Y",)))
+            meta = Meta(
+                line.meta.layer, line.meta.block, line.meta.phase, local=left.name, module=line.meta.module, why=why
+            )
+            self.out.append(Op((left,), (right,), (), meta, move.op, (move.mesh_axis,), "body", ("X",), ("Y",)))
             self.give(name, move.layout, left.name)
             self.holds[left.name] = name
             start, array = move.layout, left.name
@@ -202,9 +204,11 @@ class ShardingScope:
 
     def sends(self, op: str, left: Term, right: tuple[Term, Term], choice: RowChoice, line: Line, why: str) -> None:
         """Add a line that sends rows."""
-        tag = Meta(line.tag.layer, line.tag.block, line.tag.phase, local=left.name, module=line.tag.module, why=why)
+        meta = Meta(
+            line.meta.layer, line.meta.block, line.meta.phase, local=left.name, module=line.meta.module, why=why
+        )
         acted = (choice.mesh_axis, choice.read)
-        self.out.append(Op((left,), right, (), tag, op, acted, "body", ("X", "I"), ("Y",)))
+        self.out.append(Op((left,), right, (), meta, op, acted, "body", ("X", "I"), ("Y",)))
 
     def combined(self, name: str, reason: CollectiveReason) -> str:
         """The array that holds a value whose rows were sent, where they came from."""

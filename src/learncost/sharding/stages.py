@@ -52,9 +52,9 @@ class Pipeline:
     said: Clause
     blocks: tuple[int, ...] = ()
 
-    def layers(self, turns: int) -> tuple[int, ...]:
+    def layers(self, iterations: int) -> tuple[int, ...]:
         """How many of all blocks each stage has: as the clause says, or as many. Raises `InputError`."""
-        return self.blocks or even(turns, self.stages)
+        return self.blocks or even(iterations, self.stages)
 
 
 def pipeline_of(table: Table, mesh: Mesh, chosen: Iterable[Clause]) -> Pipeline | None:
@@ -97,21 +97,23 @@ def place_stages(
 
     whole  the step of all stages together, which the clauses are about
     """
-    turns = [dict(step.stage.turns) for step in steps]
+    iterations = [dict(step.stage.iterations) for step in steps]
     every = [
-        place(step.table, pipeline.mesh, pipeline.clauses, {**sizes, **stage_turns}, whole)
-        for step, stage_turns in zip(steps, turns, strict=True)
+        place(step.table, pipeline.mesh, pipeline.clauses, {**sizes, **stage_iterations}, whole)
+        for step, stage_iterations in zip(steps, iterations, strict=True)
     ]
     order = [
         {name: at for at, line in enumerate(placed.table.lines) for name in line.makes} for placed in every
     ]  # what a stage sends comes in the order in which it is made
     result = []
-    for step, placed, stage_turns in zip(steps, every, turns, strict=True):
+    for step, placed, stage_iterations in zip(steps, every, iterations, strict=True):
         received = sorted(step.receives, key=lambda sent: order[sent.source][sent.made])
         table = _with_sends(placed, step, {sent.read: sent for sent in received}, pipeline.axis)
         said = (pipeline.said, *placed.clauses)
         result.append(
-            replace(placed, table=table, mesh=mesh, clauses=said, turns=stage_turns, first=dict(step.stage.first))
+            replace(
+                placed, table=table, mesh=mesh, clauses=said, iterations=stage_iterations, first=dict(step.stage.first)
+            )
         )
     return tuple(result)
 
@@ -132,12 +134,12 @@ def _with_sends(placed: Placed, step: StageProgram, received: Mapping[str, Stage
         axes = values[operand or name].axes
         values[name] = replace(values[operand or name], axes=axes)
         right = (Term(operand, axes),) if operand else ()
-        tag = Meta("pipeline", phase=phase, local=name, why=why)
+        meta = Meta("pipeline", phase=phase, local=name, why=why)
         given = ("X",) if operand else ()
-        return Op((Term(name, axes),), right, (), tag, op, (axis, *map(str, places)), "body", given, ("Y",))
+        return Op((Term(name, axes),), right, (), meta, op, (axis, *map(str, places)), "body", given, ("Y",))
 
     for last in table.lines:
-        phase = next(inner for inner, _ in walk((last,))).tag.phase
+        phase = next(inner for inner, _ in walk((last,))).meta.phase
         phase = phase if phase in ("forward", "optimizer_step") else "backward"  # whatever stands beside them
         for name, sent in list(waiting.items()):
             if phase == "forward" and not step.stage.table.known.get(name):

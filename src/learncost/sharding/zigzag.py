@@ -56,10 +56,10 @@ def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> Table:
 
 
 def _balanced(line: Line, axes: Collection[str]) -> Line:
-    kernel = line.tag.kernel
+    kernel = line.meta.kernel
     if kernel is None or kernel.blocks is None or base(whole(kernel.blocks[0])) not in axes:
         return line
-    return replace(line, tag=replace(line.tag, kernel=replace(kernel, zigzag=True)))
+    return replace(line, meta=replace(line.meta, kernel=replace(kernel, zigzag=True)))
 
 
 def _statements(lines: Iterable[Statement]) -> Iterator[Statement]:

@@ -103,7 +103,7 @@ def time(
         raise InputError(f"time needs every size: give {', '.join(missing)}")
     several = list(works(rows, sizes, dtype, rates.operators, rates.ops, updated))
     taken = parts(several, rates)
-    flops = sum(work.turns * work.share * product.flops for work in several for product in work.products)
+    flops = sum(work.iterations * work.share * product.flops for work in several for product in work.products)
     least = float(flops) / rates.most if rates.most else 0.0
     return Time(taken, rates.step + waits(taken), rates.low, rates.high, least)
 
@@ -135,11 +135,11 @@ def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seco
     return Seconds(
         work.rows,
         work.main,
-        work.turns * compute,
-        work.turns * memory,
-        work.turns * launch,
-        work.turns * new * rates.fresh,
-        work.turns * sum(work.bytes.values()),
+        work.iterations * compute,
+        work.iterations * memory,
+        work.iterations * launch,
+        work.iterations * new * rates.fresh,
+        work.iterations * sum(work.bytes.values()),
         work.share,
         rates.queues,
     )
@@ -168,14 +168,14 @@ def _ago(parts: Sequence[Work]) -> list[dict[str, Any]]:
     Within one turn of a loop they are counted, with those of the work itself; else it was a whole step ago, or as good
     as that.
     """
-    step = 1.0 * sum(work.turns * sum(work.bytes.values()) for work in parts)
+    step = 1.0 * sum(work.iterations * sum(work.bytes.values()) for work in parts)
     result = []
     last: dict[str, tuple[int, Any]] = {}
     now: Any = 0.0
-    body, turns = 0, None
+    body, iterations = 0, None
     for work in parts:
-        if not _alike(work.turns, turns):
-            body, turns = body + 1, work.turns
+        if not _alike(work.iterations, iterations):
+            body, iterations = body + 1, work.iterations
         bytes_touched = 1.0 * sum(work.bytes.values())
         ages = {}
         for name in work.bytes:
@@ -188,14 +188,16 @@ def _ago(parts: Sequence[Work]) -> list[dict[str, Any]]:
     return result
 
 
-def _alike(turns: Any, others: Any) -> bool:
-    same = turns == others
+def _alike(iterations: Any, others: Any) -> bool:
+    same = iterations == others
     return bool(same.all()) if hasattr(same, "all") else bool(same)
 
 
 def _new(parts: Sequence[Work]) -> list[Any]:
     """Of each work, how many bytes of its results lie in new memory; the optimizer's lie where the old ones are."""
-    gradients = sum(work.turns * sum(work.result_bytes.values()) for work in parts if work.phase == "weight_update")
+    gradients = sum(
+        work.iterations * sum(work.result_bytes.values()) for work in parts if work.phase == "weight_update"
+    )
     result = []
     for work in parts:
         several = (work.phase == "weight_update") & (gradients > FRESH)

@@ -112,7 +112,7 @@ class Rates(Displayed):
     inner      of products inside of a kernel or a batch, of one thread
     bandwidth  bytes a second, read and written, by the bytes that were touched since the same bytes were touched last
     fresh      seconds a byte more where an operator's result is in new memory, as what is larger than `FRESH` is
-    words      seconds a point, by word and primitive; `word'` is a gradient; what is missing is made of primitives, and
+    ops        seconds a point, by word and primitive; `word'` is a gradient; what is missing is made of primitives, and
                a primitive that is missing takes no time
     launch     seconds that a kernel or a product takes to be called, `launch_backward` in the backward pass
     optimizer  seconds that the update of one weight takes to be called

@@ -67,7 +67,7 @@ class Work:
     """Lines that run at once: one kernel, one product, one operator. All numbers are of one turn.
 
     rows      the places of its lines among the priced ones; `main`, of the one with the most operations
-    turns     how often it runs in a step
+    iterations how often it runs in a step
     products  its matrix products; `share` of them and of the points lies inside of what is visible
     points    how often each word or primitive is computed
     bytes     of each array that it reads or writes whole, by name
@@ -78,7 +78,7 @@ class Work:
 
     rows: tuple[int, ...]
     main: int
-    turns: Any
+    iterations: Any
     phase: str
     products: tuple[MatmulShape, ...]
     points: Mapping[str, Any]
@@ -154,7 +154,7 @@ class WorkAxes:
         operations = [line.operations(sizes) for line in self.lines] if len(self.lines) > 1 else [0.0]
         share: Any = 1.0
         together: Any = 0
-        turns = self.repeat.at(sizes)
+        iterations = self.repeat.at(sizes)
         if self.kernel is not None:
             together = _points_of(self.kernel, sizes)
             if self.blocks:
@@ -165,7 +165,7 @@ class WorkAxes:
         return Work(
             rows=tuple(line.place for line in self.lines),
             main=main.place,
-            turns=turns if hasattr(turns, "shape") else int(turns),
+            iterations=iterations if hasattr(iterations, "shape") else int(iterations),
             phase=self.phase,
             products=products,
             points=points,
@@ -203,7 +203,7 @@ def works_axes(
 
     operators  put lines together as PyTorch's operators do: a bias with the product before it, a norm's lines; else
                only those of one kernel run at once
-    words      those whose time is known as a whole; others count by the primitives of their bodies
+    ops        those whose time is known as a whole; others count by the primitives of their bodies
     updated    bytes of a number of arrays that the optimizer reads and writes, where they are not those of `dtype`
     """
     check_derived((row.source for row in rows if isinstance(row.source, Line)), "nobody knows how long it takes")
@@ -213,16 +213,16 @@ def works_axes(
     for group, leaves in zip(several, names, strict=True):
         lines = [line for _, line in group]
         packed, arrays = _packed(lines, 8 * width), _arrays(lines, leaves)
-        if updated and lines[0].tag.phase == "optimizer_step":
+        if updated and lines[0].meta.phase == "optimizer_step":
             packed = {**packed, **{name: 8 * updated[name] for name in arrays if name in updated}}
-        kernel = lines[0].tag.kernel
+        kernel = lines[0].meta.kernel
         yield WorkAxes(
             lines=tuple(
                 LineAxes(place, *_operations(line, group, op_names, operators), _of_choices(line))
                 for place, line in group
             ),
             repeat=rows[group[0][0]].repeat,
-            phase=lines[0].tag.phase,
+            phase=lines[0].meta.phase,
             bits={name: packed.get(name, 8 * width) for name in arrays},
             bytes=arrays,
             made={term.name: (term.declared, 1) for line in lines for term in line.left if term.name in leaves},
@@ -270,7 +270,7 @@ def _beside_kernels(rows: Sequence[Priced]) -> list[_Numbered]:
             else:
                 result.insert(first, (number, line))
             continue
-        is_next = first < len(result) and line.tag.kernel == result[-1][1].tag.kernel
+        is_next = first < len(result) and line.meta.kernel == result[-1][1].meta.kernel
         if behind and (not is_next or {name for _, other in behind for name in other.makes} & {*line.reads}):
             result += behind
             behind = []
@@ -281,10 +281,10 @@ def _beside_kernels(rows: Sequence[Priced]) -> list[_Numbered]:
 def _begin(lines: Sequence[_Numbered], rows: Sequence[Priced], row: Priced) -> int:
     """Where the kernel begins that lines end with, in the turns of a row; their end where they end with none."""
     first = len(lines)
-    kernel = lines[-1][1].tag.kernel if lines else None
+    kernel = lines[-1][1].meta.kernel if lines else None
     while kernel is not None and first:
         number, line = lines[first - 1]
-        if line.tag.kernel != kernel or rows[number].repeat != row.repeat:
+        if line.meta.kernel != kernel or rows[number].repeat != row.repeat:
             break
         first -= 1
     return first
@@ -363,7 +363,7 @@ def _in_blocks(axes: ProductAxes, blocks: TiledBlocks, sizes: Mapping[str, Any])
     """A product as blocks of queries do it: rows of the scores, of what they are multiplied with, or sums are cut."""
     product, queries = axes.at(sizes), _size(blocks.axis, sizes)
     rows = smaller(blocks.most, queries)
-    turns, m, n, k = larger(1, queries // rows), product.m, product.n, product.k
+    iterations, m, n, k = larger(1, queries // rows), product.m, product.n, product.k
 
     def has_queries(names: Iterable[str]) -> bool:
         return any(base(name) == base(blocks.axis) and not comes_round(name) for name in names)
@@ -376,7 +376,7 @@ def _in_blocks(axes: ProductAxes, blocks: TiledBlocks, sizes: Mapping[str, Any])
         n = n // queries * rows
     else:
         return product  # one of matrices for every query
-    return MatmulShape(product.batch * turns, m, n, k, product.orientation)
+    return MatmulShape(product.batch * iterations, m, n, k, product.orientation)
 
 
 def _seen(blocks: TiledBlocks, sizes: Mapping[str, Any]) -> Any:
@@ -438,7 +438,7 @@ def _points(line: Line, op_names: frozenset[str]) -> Iterator[tuple[str, Extent]
 
 def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
     """Bits of an element of what has another type than the run: codes and scales of weights."""
-    if not any(line.tag.types for line in lines):
+    if not any(line.meta.types for line in lines):
         return {}
     from learncost.passes.rewrite_quantized import bits_of  # only where weights are quantized
 

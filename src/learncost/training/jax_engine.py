@@ -84,7 +84,7 @@ class JaxEngine(NumPyEngine):
             raise InputError(
                 f"--engine jax keeps weights in fp32, and {kind.name} has them in bf16: choose torch or numpy"
             )
-        if find_procedure(options.procedure).by_turns:
+        if find_procedure(options.procedure).by_iterations:
             raise InputError(f"--engine jax makes every array anew, so {options.procedure} is for torch or numpy")
         super().__init__(configuration, options)
 

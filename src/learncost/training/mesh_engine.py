@@ -43,7 +43,7 @@ class MeshEngine(NumPyEngine):
             raise InputError(f"--mesh is for --engine torch, not for --engine {options.engine}")
         if options.budget is not None:
             raise InputError("--budget chooses the plan of one process: leave it out, or leave --mesh out")
-        if find_procedure(options.procedure).by_turns:
+        if find_procedure(options.procedure).by_iterations:
             raise InputError(f"--mesh lays weights out once, so {options.procedure} is for one process")
         check_device(options)
         self._mesh = mesh(options.mesh or "")

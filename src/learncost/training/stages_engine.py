@@ -72,7 +72,7 @@ class StagesEngine(MeshEngine):
         for stage in self._stages:
             for name in (*stage.table.weights, *stage.table.inputs):
                 if name in arrays:
-                    cut = part(of_stage(arrays[name], stage, name), self._cut_as(name), {**here, **stage.turns})
+                    cut = part(of_stage(arrays[name], stage, name), self._cut_as(name), {**here, **stage.iterations})
                     parts.setdefault(name, []).append(cut)
         return {
             name: np.concatenate(several) if len(several) > 1 else np.array(several[0])
@@ -83,7 +83,7 @@ class StagesEngine(MeshEngine):
         parts, begin = list[ArrayPart](), 0
         for stage in self._stages:
             if name in {*stage.table.weights, *stage.table.inputs} and (count := counted(stage, name)):
-                end = begin + stage.turns[count]
+                end = begin + stage.iterations[count]
                 where = (stage.first[count], *first[1:])
                 parts.append(ArrayPart(np.ascontiguousarray(real[begin:end]), where, self._whole[name]))
                 begin = end

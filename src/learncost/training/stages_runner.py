@@ -139,7 +139,7 @@ class _StagesStep:
             for name in (*stage.table.weights, *stage.table.inputs):
                 if count := counted(stage, name):
                     begins[number, name] = ends.get(name, 0)
-                    ends[name] = begins[number, name] + stage.turns[count]
+                    ends[name] = begins[number, name] + stage.iterations[count]
         return begins
 
     def __call__(self, prepared: Prepared) -> Values:
@@ -195,4 +195,4 @@ class _StagesStep:
         if (number, name) not in self._begin:
             return tensor
         stage = self._placed[number]
-        return tensor.narrow(0, self._begin[number, name], stage.turns[counted(stage, name)])
+        return tensor.narrow(0, self._begin[number, name], stage.iterations[counted(stage, name)])

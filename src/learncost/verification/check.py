@@ -183,13 +183,13 @@ def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]
     products: dict[int, int] = {}  # of each line: the products that it has made and not summed
 
     def watch(line: Line, values: MutableMapping[str, Array]) -> None:
-        counts = numbered[line.tag.origin]
+        counts = numbered[line.meta.origin]
         counts[0] += Tally.units
         counts[1] += Tally.maccs
-        products[line.tag.origin] = Tally.products or products.get(line.tag.origin, 0)
+        products[line.meta.origin] = Tally.products or products.get(line.meta.origin, 0)
         if scattered := _added_up(line):  # a product that is added where an index says is a term of a sum
             size = np.size(values[scattered])
-            counts[1] += size if products[line.tag.origin] == size else 0
+            counts[1] += size if products[line.meta.origin] == size else 0
         Tally.units = Tally.maccs = Tally.products = 0
         for term in line.left:  # what comes from nowhere (zeros, an identity) counts from here on
             values[term.name] = tallied(values[term.name])
@@ -220,8 +220,8 @@ def _moved(name: str, table: Table, values: Values, sizes: Mapping[str, int]) ->
     compared = "bytes of every line with the sizes of the arrays"
     rows = price(table, sizes, dtype="int8").rows
     moved = 0
-    for (line, turns), row in zip(walk(table.lines), rows, strict=True):
-        if turns:
+    for (line, iterations), row in zip(walk(table.lines), rows, strict=True):
+        if iterations:
             continue
         terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
         elements = 0 if alias(line) else sum(_touched(term, values, sizes) for term in terms)

@@ -59,7 +59,7 @@ class ExecutedLines:
     def skips(self, at: int) -> bool:
         """Whether a line's kernel leaves out pairs of positions."""
         line = self.lines[at]
-        return line.tag.kernel is not None and (line.tag.kernel.name, line.name) in self._few
+        return line.meta.kernel is not None and (line.meta.kernel.name, line.name) in self._few
 
     def elements(self, at: int) -> int:
         """The elements of a line's results that lie in memory, in all turns."""
@@ -67,7 +67,7 @@ class ExecutedLines:
         counts = (Polynomial.of(term.declared) * self.rows[at].repeat for term in stored)
         return sum(int(count.at(self._sizes)) for count in counts)
 
-    def turns(self, count: str) -> int:
+    def iterations(self, count: str) -> int:
         """How often a repeat runs."""
         return int(size_of(count, self._sizes))
 

@@ -149,7 +149,7 @@ def note(
         if isinstance(line, Product)
         and not (
             statement.call.function.name in calling
-            and (is_ended(line) or is_library(line, set(line.tag.kernel.axes if line.tag.kernel else ())))
+            and (is_ended(line) or is_library(line, set(line.meta.kernel.axes if line.meta.kernel else ())))
         )
     }
     marks = [statement.mark for statement in expected]
@@ -191,9 +191,9 @@ def _expected(
     loops, numbers = iter(scope.loops), scope.numbers
     for item in items:
         if isinstance(item, CallLoop):
-            turn = list(_expected(item.body, lines, sizes, next(loops)))
-            for _ in range(lines.turns(item.repeat.count)):
-                yield from turn
+            iteration = list(_expected(item.body, lines, sizes, next(loops)))
+            for _ in range(lines.iterations(item.repeat.count)):
+                yield from iteration
             continue
         first = item.lines[0]
         points = _points(first.left[0].declared, sizes)
@@ -241,11 +241,11 @@ def _by_line(
 
 def _asked(line: Line, sizes: Mapping[str, int], skips: bool, makes: set[str]) -> Counter[Shape]:
     """The products that a line of a kernel takes of a library: two axes each, all others one place after another."""
-    kernel = line.tag.kernel
+    kernel = line.meta.kernel
     if not isinstance(line, Product) or len(factors(line)) != 2:
         return Counter()
     factor, other = (set(term.loops) for term in factors(line))
-    left, turns = set(line.left[0].loops), kernel.axes if kernel else ()
+    left, iterations = set(line.left[0].loops), kernel.axes if kernel else ()
     axis, places_ = kernel.blocks if kernel and kernel.blocks else ("", 0)
     # A line may have its own names for the axes of positions; its condition's upper one is that of the queries.
     condition = next((c for c in line.where if c.ordered and base(c.lower) == base(c.upper)), None)
@@ -254,7 +254,7 @@ def _asked(line: Line, sizes: Mapping[str, int], skips: bool, makes: set[str]) -
     queries = condition.upper if condition and axis and not makes.isdisjoint(pairs) else axis
     sides_kept = []
     for side in (factor & left - other, other & left - factor, factor & other - left):
-        axes_of_side = [axis for axis in line.loops if axis in side and axis not in turns]
+        axes_of_side = [axis for axis in line.loops if axis in side and axis not in iterations]
         if not axes_of_side:
             return Counter()
         sides_kept.append(queries if queries in axes_of_side else axes_of_side[-1])

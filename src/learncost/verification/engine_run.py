@@ -123,7 +123,7 @@ def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[
 
 
 def _without_kernel(line: Line) -> tuple[Line]:
-    return (replace(line, tag=replace(line.tag, kernel=None)),)
+    return (replace(line, meta=replace(line.meta, kernel=None)),)
 
 
 def _in_place(table: Table, prepared: Prepared, subject: str) -> Iterator[Check]:

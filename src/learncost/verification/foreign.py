@@ -38,7 +38,7 @@ class Library:
     reduced    max or min along axes
     order      the places of the last axis in the order of the values, of equal ones the first first
     last       words along the last axis: of an array and epsilon
-    words      words of operands of one shape that the module has not, or calls otherwise
+    ops        words of operands of one shape that the module has not, or calls otherwise
     """
 
     full: Callable[[Sequence[int], float], Tensor]
@@ -95,13 +95,13 @@ class _Translation:
     def repeat(self, line: Loop, values: dict[str, Tensor]) -> None:
         carried = {carry.start: values[carry.initial] for carry in line.carry}
         stacks: dict[str, list[Tensor]] = {stack: [] for _, stack in line.keep}
-        for turn in range(self.size(line.count)):
-            inner = {**values, **carried, **{name: values[stack][turn] for name, stack in line.each}}
+        for iteration in range(self.size(line.count)):
+            inner = {**values, **carried, **{name: values[stack][iteration] for name, stack in line.each}}
             self.statements(line.lines, inner)
             carried = {carry.start: inner[carry.end] for carry in line.carry}
             for name, stack in line.keep:
                 stacks[stack].append(inner[name])
-        values.update({stack: self.library.stack(turns) for stack, turns in stacks.items()})
+        values.update({stack: self.library.stack(iterations) for stack, iterations in stacks.items()})
         values.update({carry.final: carried[carry.start] for carry in line.carry})
 
     def size(self, axis: str) -> int:

@@ -377,9 +377,9 @@ def _as_plain(read: Layer, chosen: Callable[[str], bool]) -> Layer:
     """A table whose lines of the chosen operators are those of a plain product."""
 
     def change(line: Line) -> tuple[Line]:
-        if not chosen(line.tag.operator):
+        if not chosen(line.meta.operator):
             return (line,)
-        return (replace(line, tag=replace(line.tag, operator="bmm")),)
+        return (replace(line, meta=replace(line.meta, operator="bmm")),)
 
     return replace(read, table=replace(read.table, lines=each_line(read.table.lines, change)))
 

@@ -22,7 +22,7 @@ from learncost.procedures.places import blocks
 from learncost.procedures.procedure import Procedure
 from learncost.procedures.projection import with_projection
 from learncost.procedures.signals import signals
-from learncost.procedures.step import run_by, step, trained_by, turns_of
+from learncost.procedures.step import iterations_of, run_by, step, trained_by
 from learncost.verification.check import sound_arrays, values_of
 from learncost.verification.known_given import exact, slope_of_activities
 from learncost.verification.report import Check
@@ -82,7 +82,7 @@ def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
                 whole, copy = (
                     Term(name, term.declared) for name in (term.name, f"{term.name}:stopped{len(copies)}:{line.name}")
                 )
-                copies.append(Op((copy,), (whole,), (), line.tag, op="stop_gradient", given=("X",), gives=("Y",)))
+                copies.append(Op((copy,), (whole,), (), line.meta, op="stop_gradient", given=("X",), gives=("Y",)))
                 right[i] = Term(copy.name, term.axes)
         return (*copies, replace(line, right=tuple(right))) if copies else (line,)
 
@@ -157,7 +157,7 @@ def _to(chosen: Procedure, rank: int) -> Procedure:
 def _found(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """What is found has right angles, and the gradient there has for its lengths NumPy's largest singular values."""
     yield from _projected(model, chosen, name)
-    table = step(replace(model, sizes={}), replace(_to(chosen, 2), held=2), "sgd", turn=1)
+    table = step(replace(model, sizes={}), replace(_to(chosen, 2), held=2), "sgd", iteration=1)
     sizes = small_sizes(table)
     values = values_of(table, sound_arrays(table, sizes), sizes)
     lengths, expected = {}, {}
@@ -200,14 +200,16 @@ def _of_smaller_weights(table: Table, arrays: Mapping[str, Any], share: float) -
     return {**arrays, **{key: share * arrays[key] for key in table.weights}}
 
 
-def _turns(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
+def _iterations(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """What the block whose turn it is has for gradients are bp's of that block, and nothing else has one."""
-    plain, last = step(model, "bp"), turns_of(model, chosen) - 1
+    plain, last = step(model, "bp"), iterations_of(model, chosen) - 1
     counts = {
-        repeat.count: NamedParts(model).turns(repeat) for repeat in model.table.repeats if not repeat.count.isdigit()
+        repeat.count: NamedParts(model).iterations(repeat)
+        for repeat in model.table.repeats
+        if not repeat.count.isdigit()
     }
-    for turn in sorted({0, last}):
-        table, learning = step(model, chosen, turn=turn), trained_by(model, chosen, turn).learning
+    for iteration in sorted({0, last}):
+        table, learning = step(model, chosen, iteration=iteration), trained_by(model, chosen, iteration).learning
         sizes = small_sizes(table) | counts
         arrays = sound_arrays(table, sizes)
         stacks: dict[str, list[Any]] = {}
@@ -223,7 +225,7 @@ def _turns(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
             for key in learning
         }
         of_weights = {f"d{key}": results[f"d{key}"] for key in table.weights if f"d{key}" in results}
-        yield held(f"{name}, block {turn}", "its gradients with bp's, and no others", of_weights, expected)
+        yield held(f"{name}, block {iteration}", "its gradients with bp's, and no others", of_weights, expected)
 
 
 def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
@@ -290,7 +292,7 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], _Holds], ...] = (
     ("projected to NUMBER", _BACKWARD, _projected),
     ("projected to NUMBER singular vectors", _BACKWARD, _found),
     ("forward again from outputs", (*_BACKWARD, "forward in two streams"), _inverts),
-    ("update of blocks by turns", _BACKWARD, _turns),
+    ("update of blocks by turns", _BACKWARD, _iterations),
     ("update by tangents", ("forward", "tangents along PLACE"), _slope),
     ("update by both sides", _TWO, _quarter),
 )

@@ -128,11 +128,11 @@ def _given_exactly(model: Model, chosen: Procedure, given: Iterable[_GivenGradie
     inputs: dict[str, Value] = {}
     exactly: dict[tuple[Scope, str], GradientSource] = {}
     for each in given:
-        name, turns = f"{each.stack}:exact", each.place.turns(each.axes)
-        inputs[name] = Value(turns, "gradient", each.name)
+        name, iterations = f"{each.stack}:exact", each.place.iterations(each.axes)
+        inputs[name] = Value(iterations, "gradient", each.name)
         for depth in range(1, len(each.place.repeats) + 1):
-            slices.setdefault(each.place.scope[:depth], {})[name] = inputs[name].along(turns[depth:])
-        copy = Product((Term(each.at.name, each.axes),), (Term(name, each.axes),), (), each.at.lines[0].tag)
+            slices.setdefault(each.place.scope[:depth], {})[name] = inputs[name].along(iterations[depth:])
+        copy = Product((Term(each.at.name, each.axes),), (Term(name, each.axes),), (), each.at.lines[0].meta)
         known = {each.at.name: each.at.values[each.at.name], name: inputs[name].along(each.axes)}
         exactly[each.place.scope, each.name] = replace(each.at, lines=(copy,), values=known)
     given_there, between = (
@@ -163,8 +163,8 @@ def _by_matrices(
     e, matrices = values[scores].reshape(-1), {}
     for each in given:
         shape = shape_of(table.axes[each.matrix], sizes)
-        turns = values[each.stack].reshape(*shape[: len(each.place.repeats)], -1)
-        made = np.einsum("c,...d->...cd", e, turns) / (e @ e)
+        iterations = values[each.stack].reshape(*shape[: len(each.place.repeats)], -1)
+        made = np.einsum("c,...d->...cd", e, iterations) / (e @ e)
         if made.size != np.prod(shape):
             return Check(name, compared, "its sequences are several tokens, which one matrix serves", None)
         matrices[each.matrix] = made.reshape(shape)

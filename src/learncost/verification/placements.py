@@ -23,7 +23,7 @@ from learncost.ops.collectives import sends
 from learncost.passes.joins import joined
 from learncost.passes.plan import planned
 from learncost.passes.rewrite_padded import paddable
-from learncost.passes.stages import turns_of
+from learncost.passes.stages import iterations_of
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step
@@ -185,7 +185,7 @@ def _placed(
 ) -> Placed | tuple[Placed, ...]:
     if pipeline is None:
         return place(table, grid, clauses, sizes)
-    layers = pipeline.layers(turns_of(model.table, sizes))
+    layers = pipeline.layers(iterations_of(model.table, sizes))
     steps = [replace(each, table=planned(each.table, plan)) for each in staged(model, sizes, layers, optimizer)]
     return place_stages(steps, pipeline, grid, sizes, table)
 
@@ -204,7 +204,7 @@ def _uneven(
 
 def _counted(table: Table) -> set[str]:
     """Sizes that are numbers of turns."""
-    return {base(count).partition("/")[0] for _, turns in walk(table.lines) for count in turns}
+    return {base(count).partition("/")[0] for _, iterations in walk(table.lines) for count in iterations}
 
 
 def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) -> dict[str, int]:
@@ -214,7 +214,9 @@ def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) 
     said = sum(pipeline.blocks)
     if said:
         sizes[count] = int(parts or 1)
-    while turns_of(model.table, sizes) < said or (not said and turns_of(model.table, sizes) % pipeline.stages):
+    while iterations_of(model.table, sizes) < said or (
+        not said and iterations_of(model.table, sizes) % pipeline.stages
+    ):
         sizes[count] += int(parts or 1)
     return sizes
 
@@ -231,7 +233,7 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool 
     # Of two numbers a norm leaves the signs, and of gradients nothing but rounding.
     ops = [line for line, _ in walk(table.lines) if isinstance(line, Op) and entry(line.op).makes == "normal"]
     sizes = small_sizes(table, multiples=numbers, least={base(axis): 3 for line in ops for axis in line.axes})
-    counts = {count for _, turns in walk(table.lines) for count in turns}
+    counts = {count for _, iterations in walk(table.lines) for count in iterations}
     for clause in clauses:
         number = grid.sizes.get(clause.mesh, 1)
         for weight in table.weights if clause.largest and largest else ():
@@ -240,8 +242,8 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool 
                 sizes[max(axes, key=lambda axis: sizes[axis])] *= number
     for joined_axis, parts in joined(table):
         sizes[joined_axis] = sum(size_of(part, sizes) for part in parts)
-    for line, turns in walk(table.lines):
-        for count in turns:
+    for line, iterations in walk(table.lines):
+        for count in iterations:
             if "/" in count:
                 sizes[count.partition("/")[0]] = int(count.partition("/")[2]) * 2
         for axis in line.loops:
@@ -277,7 +279,9 @@ class _Outcome:
 
     def _stacked(self, name: str) -> bool:
         """Whether stages have slices of it, each those of its own turns."""
-        return any(stage.turns.keys() & stage.whole.axes[name][:1] for stage in self.stages if name in stage.layouts)
+        return any(
+            stage.iterations.keys() & stage.whole.axes[name][:1] for stage in self.stages if name in stage.layouts
+        )
 
     def whole(self, name: str) -> Any:
         """The array of a name; of a stack the stages' slices together. Raises `AssertionError` where devices differ."""
@@ -287,7 +291,7 @@ class _Outcome:
             if name in stage.layouts:
                 places = zip(self.mesh.places(), self.devices, strict=True)
                 parts = [device[name] for place, device in places if place.get(self.axis, 0) == number]
-                shape = shape_of(stage.whole.axes[name], {**self.sizes, **stage.turns})
+                shape = shape_of(stage.whole.axes[name], {**self.sizes, **stage.iterations})
                 pieces.append(together(parts, stage.layouts[name], inner, shape))
         if self._stacked(name):
             return np.concatenate(pieces)

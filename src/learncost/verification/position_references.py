@@ -62,9 +62,9 @@ def llama3_frequencies(f: Array, factor: Array, low: Array, high: Array, trained
     return np.array(result)
 
 
-def yarn_turns(turns: Array, width: Array, base: Array, trained: Array) -> Array:
+def yarn_turns(iterations: Array, width: Array, base: Array, trained: Array) -> Array:
     """transformers' find_correction_dim."""
-    return width * np.log(trained / (turns * 2 * math.pi)) / (2 * np.log(base))
+    return width * np.log(trained / (iterations * 2 * math.pi)) / (2 * np.log(base))
 
 
 def yarn_frequencies(
@@ -79,7 +79,7 @@ def yarn_frequencies(
     truncates: Array,
 ) -> Array:
     """transformers' _compute_yarn_parameters: what is interpolated and what is not, and how much of each."""
-    low, high = (yarn_turns(turns, width, base, trained) for turns in (fast, slow))
+    low, high = (yarn_turns(iterations, width, base, trained) for iterations in (fast, slow))
     if truncates > 0:
         low, high = np.floor(low), np.ceil(high)
     low, high = max(low, 0), min(high, width - 1)

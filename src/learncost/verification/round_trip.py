@@ -81,7 +81,7 @@ def _operation(line: Line) -> str:
     if isinstance(line, Op):
         return f"gradient of {line.op}" if line.part == "gradient" else line.op
     if isinstance(line, Sum):
-        return "merge" if line.tag.local == "merge" else "add"
+        return "merge" if line.meta.local == "merge" else "add"
     assert isinstance(line, Product)
     if matrix_maccs(line):
         return "product"

@@ -111,7 +111,7 @@ def _others(table: Table, names: Iterable[str]) -> Mapping[str, set[str]]:
         bases = {base(axis) for axis in together} & others.keys()
         for name in bases:
             others[name] |= bases - {name}
-    counts = {count for _, turns in walk(table.lines) for count in turns} & others.keys()
+    counts = {count for _, iterations in walk(table.lines) for count in iterations} & others.keys()
     for count in counts:
         others[count] |= others.keys() - {count}
     return others
@@ -149,7 +149,7 @@ def _names(table: Table) -> list[str]:
     The smallest sizes are those of windows, so that every window leaves something out, and of the two axes under a
     window the upper one's is the smaller, so that something is inside for every place on it.
     """
-    counts = [*windows(table.lines), *(count for _, turns in walk(table.lines) for count in turns)]
+    counts = [*windows(table.lines), *(count for _, iterations in walk(table.lines) for count in iterations)]
     counts += [axis for line, _ in walk(table.lines) for c in line.where if c.window for axis in (c.upper, c.lower)]
     counts += [axis for line, _ in walk(table.lines) if isinstance(line, Op) for axis in line.chosen]
     axes = [axis for array in (*table.inputs, *table.weights) for axis in table.axes[array]]
@@ -161,7 +161,7 @@ def _names(table: Table) -> list[str]:
 
 def grouped(table: Table) -> dict[str, int]:
     """The counts of repeats over groups of turns, and how many are in a group."""
-    parts = (base(count).partition("/") for _, turns in walk(table.lines) for count in turns)
+    parts = (base(count).partition("/") for _, iterations in walk(table.lines) for count in iterations)
     return {name: int(several) for name, _, several in parts if several.isdigit() and not name.isdigit()}
 
 

@@ -32,7 +32,7 @@ def library() -> Library:
         expand=lambda x, form: x.expand(tuple(form)),
         einsum=torch.einsum,
         where=torch.where,
-        stack=lambda turns: torch.stack(tuple(turns)),
+        stack=lambda iterations: torch.stack(tuple(iterations)),
         scattered=scattered,
         module=torch,
         order=lambda x: torch.argsort(x.detach(), dim=-1, stable=True),

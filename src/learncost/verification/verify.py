@@ -193,7 +193,7 @@ def _by_axes(table: Table) -> Table:
     """A table whose lines do not say which operator computes them: the translation multiplies by their axes alone."""
 
     def change(line: Line) -> tuple[Line]:
-        return (replace(line, tag=replace(line.tag, operator="")),)
+        return (replace(line, meta=replace(line.meta, operator="")),)
 
     return replace(table, lines=each_line(table.lines, change))
 

@@ -113,7 +113,8 @@ def _live(live: Live) -> str:
         return _fields(live)
     rows = [SheetRow(("peak", live.peak_line, number(live.peak), size_of(live.peak)), "bold")]
     rows += [
-        SheetRow((array.name, " × ".join(map(str, array.shape)), number(array.bytes), "")) for array in live.witnesses
+        SheetRow((array.name, " × ".join(map(str, array.shape)), number(array.bytes), ""))
+        for array in live.live_at_peak
     ]
     rows += [SheetRow(("kept for later passes", "", number(live.kept_bytes), ""), "bold")]
     rows += [SheetRow((array.name, " × ".join(map(str, array.shape)), number(array.bytes), "")) for array in live.kept]
@@ -175,10 +176,10 @@ _SHOWN: Mapping[type, Callable[[Any], str]] = {
 
 
 def _rows_of_table(table: Table) -> Iterator[dict[str, Any]]:
-    for line, turns in walk(table.lines):
-        tag = line.tag
-        told = {"line": line.name, "layer": tag.layer, "macro_operation": tag.phase, "equation": tag.equation}
-        yield told | {"repeats": " ".join(turns), "text": str(line)}
+    for line, iterations in walk(table.lines):
+        meta = line.meta
+        told = {"line": line.name, "layer": meta.layer, "macro_operation": meta.phase, "equation": meta.equation}
+        yield told | {"repeats": " ".join(iterations), "text": str(line)}
 
 
 def _rows_of_passes(thing: Derived | Inference) -> Iterator[dict[str, Any]]:
@@ -195,7 +196,7 @@ def _rows_of_price(price: Price) -> Iterator[dict[str, Any]]:
 
 
 def _rows_of_live(live: Live) -> Iterator[dict[str, Any]]:
-    for when, arrays in (("peak", live.witnesses), ("kept", live.kept)):
+    for when, arrays in (("peak", live.live_at_peak), ("kept", live.kept)):
         for array in arrays:
             told = {"alive": when, "array": array.name, "shape": array.shape, "bytes": array.bytes}
             yield told | {"layer": array.layer, "block": array.block, "role": array.role}

@@ -159,7 +159,7 @@ def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, 
         }
         if answer.engine == TABLE:
             # What it takes is long to count: a report adds it, where not too many lines run.
-            runs = sum(prod(turns for *_, turns in moment.loops) for moment in answer.curve)
+            runs = sum(prod(iterations for *_, iterations in moment.loops) for moment in answer.curve)
             result["usual"] = {"engine": USUAL, "runs": runs}
             result["stretches"] = _stretches(memory_arguments, sizes)
         if answer.curve and not result.get("stretches"):

@@ -87,7 +87,7 @@ class _MeasuredSlices:
 
     def __init__(self, step: TracedStep, zero: int, weights: frozenset[str]) -> None:
         self.step, self.zero, self.weights = step, zero, weights
-        self.turns: Tally = {}
+        self.iterations: Tally = {}
         self.memory = [(mark.at - zero, mark.memory) for mark in step.marks if mark.memory]
 
     def slice(self) -> Slice:
@@ -96,9 +96,9 @@ class _MeasuredSlices:
         while marks:
             marks, slices = self._function(marks)
             parts += slices
-        for name, turns in self.turns.items():  # the last block comes first on the way back
-            for number, turn in enumerate(reversed(turns) if name.endswith("_backward") else turns):
-                turn.name = f"{name.removesuffix('_backward').replace('_', ' ')} {number}"
+        for name, iterations in self.iterations.items():  # the last block comes first on the way back
+            for number, iteration in enumerate(reversed(iterations) if name.endswith("_backward") else iterations):
+                iteration.name = f"{name.removesuffix('_backward').replace('_', ' ')} {number}"
         start, end = self.step.began - self.zero, self.step.ended - self.zero
         facts = {"step": self.step.number, "seconds": (end - start) / 1e9}
         return Slice(f"step {self.step.number:,}", "step", "step", start, end, facts, list(_in_passes(parts)))
@@ -124,9 +124,9 @@ class _MeasuredSlices:
                 settle(mark.at)
                 rest, parts = self._function(rest)
                 if parts:
-                    turn = Slice(mark.function, "block", _passes(parts), parts[0].start, parts[-1].end, {}, parts)
-                    self.turns.setdefault(mark.function, []).append(turn)
-                    slices.append(turn)
+                    iteration = Slice(mark.function, "block", _passes(parts), parts[0].start, parts[-1].end, {}, parts)
+                    self.iterations.setdefault(mark.function, []).append(iteration)
+                    slices.append(iteration)
                 continue
             rest = rest[1:]
             if mark.event == "return":

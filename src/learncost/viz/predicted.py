@@ -16,7 +16,7 @@ from learncost.ir.table import Table
 from learncost.layers.parts import shown_layer
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.program.groups import groups
-from learncost.program.lifetimes import LoopIteration, Walked, every_turn, some_turns
+from learncost.program.lifetimes import LoopIteration, Walked, every_iteration, some_iterations
 from learncost.reports.timing import Timing
 from learncost.viz.timeline import Pen, TimelineCounter, TimelineProcess, changes
 
@@ -39,7 +39,7 @@ class StepMemory(Protocol):
     def table(self) -> Table:
         """What its lines are."""
 
-    def moments(self, turns: Walked) -> Iterable[tuple[Line, Path, int]]:
+    def moments(self, iterations: Walked) -> Iterable[tuple[Line, Path, int]]:
         """Every line as it runs, with the turns around it, and the bytes that are alive."""
 
 
@@ -98,10 +98,10 @@ class _IterationNames:
     first: int
     several: int
 
-    def of(self, turn: int) -> str:
+    def of(self, iteration: int) -> str:
         if not self.block:
-            return f"turn {turn}"
-        first = self.first + turn * self.several
+            return f"turn {iteration}"
+        first = self.first + iteration * self.several
         return f"{self.block}s {first} to {first + self.several - 1}" if self.several > 1 else f"{self.block} {first}"
 
 
@@ -134,14 +134,14 @@ class _StepDrawing:
         )
 
     def _loop(self, repeat: Loop, rows: Iterator[PricedLine], outermost: bool) -> _DrawnLoop:
-        turns, parts = int(size_of(repeat.count, self.step.axes)), self._nodes(repeat.lines, rows, False)
+        iterations, parts = int(size_of(repeat.count, self.step.axes)), self._nodes(repeat.lines, rows, False)
         blocks = {leaf.row.block for leaf in _leaves(parts)} - {None}
         names = _IterationNames("", 0, 1)
         if outermost and len(blocks) == 1:
-            names = self._blocks(f"{blocks.pop()} block" if self.blocks else "block", repeat, turns)
-        return _DrawnLoop(repeat, parts, turns, names)
+            names = self._blocks(f"{blocks.pop()} block" if self.blocks else "block", repeat, iterations)
+        return _DrawnLoop(repeat, parts, iterations, names)
 
-    def _blocks(self, block: str, repeat: Loop, turns: int) -> _IterationNames:
+    def _blocks(self, block: str, repeat: Loop, iterations: int) -> _IterationNames:
         """Repeats that read the same weights are the same blocks; others of the kind come behind those before."""
         weights_read = frozenset(outer for _, outer in repeat.each if outer in self.known)
         several = max(
@@ -154,15 +154,15 @@ class _StepDrawing:
         )
         if number is None:
             first = sum(many for _, _, many in groups)
-            groups.append((weights_read, first, turns * several))
+            groups.append((weights_read, first, iterations * several))
             return _IterationNames(block, first, several)
         weights, first, many = groups[number]
         groups[number] = weights | weights_read, first, many
-        return _IterationNames(block, first, max(1, many // turns))
+        return _IterationNames(block, first, max(1, many // iterations))
 
     # What is known of a line as it runs.
 
-    def _turns(self, loop: _DrawnLoop | Loop, outermost: bool) -> bool:
+    def _iterations(self, loop: _DrawnLoop | Loop, outermost: bool) -> bool:
         """Whether the turns of a repeat are drawn one by one."""
         return self.outer if outermost else self.inner
 
@@ -172,18 +172,20 @@ class _StepDrawing:
             return {}
         outermost = {id(line) for line in self.step.memory.table.lines}
 
-        def turns(repeat: Loop, many: int | None) -> tuple[LoopIteration, ...]:
-            return (every_turn if self._turns(repeat, id(repeat) in outermost) else some_turns)(repeat, many)
+        def iterations(repeat: Loop, many: int | None) -> tuple[LoopIteration, ...]:
+            return (every_iteration if self._iterations(repeat, id(repeat) in outermost) else some_iterations)(
+                repeat, many
+            )
 
-        moments = self.step.memory.moments(turns)
-        return {(path, line.tag.phase, line.name): level for line, path, level in moments}
+        moments = self.step.memory.moments(iterations)
+        return {(path, line.meta.phase, line.name): level for line, path, level in moments}
 
     def _length(self, row: PricedLine, times: int) -> float:
         """Nanoseconds of a line that runs so many times of its turns."""
-        turns = int(row.repeat.at(self.step.axes))
+        iterations = int(row.repeat.at(self.step.axes))
         if self.step.timing is None:
-            return int(row.flops.at(self.step.axes)) * times / turns / self.step.scale
-        return self.seconds.get(row.place, 0.0) * 1e9 * times / turns
+            return int(row.flops.at(self.step.axes)) * times / iterations / self.step.scale
+        return self.seconds.get(row.place, 0.0) * 1e9 * times / iterations
 
     # Drawing.
 
@@ -215,13 +217,13 @@ class _StepDrawing:
 
     def _loops(self, loop: _DrawnLoop, path: Path, times: int, outermost: bool) -> None:
         passes = ",".join(_ordered(leaf.row.macro_operation for leaf in _leaves(loop.parts)))
-        if not self._turns(loop, outermost):
-            with self.pen.around(f"{loop.count:,} turns", "turn", passes, turns=loop.count):
+        if not self._iterations(loop, outermost):
+            with self.pen.around(f"{loop.count:,} turns", "turn", passes, iterations=loop.count):
                 self._scope(loop.parts, (*path, 0), times * loop.count, False)
             return
-        for turn in reversed(range(loop.count)) if loop.repeat.reverse else range(loop.count):
-            with self.pen.around(loop.names.of(turn), "block" if loop.names.block else "turn", passes):
-                self._scope(loop.parts, (*path, turn), times, False)
+        for iteration in reversed(range(loop.count)) if loop.repeat.reverse else range(loop.count):
+            with self.pen.around(loop.names.of(iteration), "block" if loop.names.block else "turn", passes):
+                self._scope(loop.parts, (*path, iteration), times, False)
 
     def _layer(self, leaves: Sequence[_Leaf], path: Path, times: int) -> None:
         """Lines of a layer; those that run at once in a kernel."""
@@ -249,10 +251,10 @@ class _StepDrawing:
                 self._line(leaf, path, times)
             return
         kernel = self.step.timing.kernels[working[0].row.place]
-        turns = int(kernel.main.repeat.at(self.step.axes))
+        iterations = int(kernel.main.repeat.at(self.step.axes))
         name = ", ".join(_named(leaf) for leaf in working)
         passes = ",".join(_ordered(leaf.row.macro_operation for leaf in working))
-        share = kernel.seconds * times / turns
+        share = kernel.seconds * times / iterations
         with self.pen.around(name, "kernel", passes, seconds=share, bound=kernel.bound):
             for leaf in leaves:
                 self._line(leaf, path, times)
@@ -271,16 +273,16 @@ class _StepDrawing:
     def _facts(self, leaf: _Leaf, times: int) -> dict[str, Any]:
         """What a line costs that runs so many times of its turns, and what it is."""
         row, axes, timing = leaf.row, self.step.axes, self.step.timing
-        turns = int(row.repeat.at(axes))
+        iterations = int(row.repeat.at(axes))
         price = Price("run", (row,), axes, self.step.dtype)
         counts = {"maccs": price.maccs, "flops": price.flops, "bytes": price.bytes}
-        facts: dict[str, Any] = {name: amount * times // turns for name, amount in counts.items()}
+        facts: dict[str, Any] = {name: amount * times // iterations for name, amount in counts.items()}
         if timing is not None:
-            facts["seconds"] = self.seconds.get(row.place, 0.0) * times / turns
+            facts["seconds"] = self.seconds.get(row.place, 0.0) * times / iterations
             if kernel := timing.kernels.get(row.place):
                 facts["bound"] = kernel.bound
         if times > 1:
-            facts["turns"] = times
+            facts["iterations"] = times
         if row.equation:
             facts["equation"] = row.equation
         if alias(leaf.line):
@@ -307,8 +309,8 @@ def _lines(nodes: Iterable[_Node], inner: bool, outer: bool) -> int:
     """Lines as they run, with the turns of outermost repeats, and of those inside of them, or without."""
     lines = 0
     for node in nodes:
-        turns = node.count if isinstance(node, _DrawnLoop) and outer else 1
-        lines += turns * _lines(node.parts, inner, inner) if isinstance(node, _DrawnLoop) else 1
+        iterations = node.count if isinstance(node, _DrawnLoop) and outer else 1
+        lines += iterations * _lines(node.parts, inner, inner) if isinstance(node, _DrawnLoop) else 1
     return lines
 
 

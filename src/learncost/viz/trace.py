@@ -227,8 +227,8 @@ class _InferenceMemory:
     axes: Mapping[str, int]
     precision: str
 
-    def moments(self, turns: Walked) -> Iterator[tuple[Line, tuple[int, ...], int]]:
-        yield from moments(self.table, self.axes, precision_of(self.precision).values, turns=turns)
+    def moments(self, iterations: Walked) -> Iterator[tuple[Line, tuple[int, ...], int]]:
+        yield from moments(self.table, self.axes, precision_of(self.precision).values, iterations=iterations)
 
 
 def _facts(step: PricedStep, precision: str, rates: Rates | None) -> dict[str, str]:

@@ -90,35 +90,37 @@ def kernel(
     """
     lines, sizes = tuple(lines), _ConstantSizes(sizes)
     _check(lines, axes, outputs, dtypes, printer)
-    plan = lines[0].tag.kernel or FusedKernel(name, ())
+    plan = lines[0].meta.kernel or FusedKernel(name, ())
     normal = lowered(lines, axes, outputs, plan.axes)
     names = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
     computed = "fp64" if any(dtypes.get(array) == "fp64" for array in names) else "fp32"
     narrow = frozenset(name for name in outputs if printer.types[dtypes[name]] != printer.types[computed])
     schedule = _scheduled(normal, plan, outputs, dtypes, narrow)
     real = printer.real or printer.types[computed]
-    arrays, turns_of = _routine(schedule.joined(), axes, dtypes, printer, real, lines, sizes)
-    scratch = _scratch(turns_of, sizes, computed, printer) if printer.alone else ()
-    reads = turns_of.arrays("read")
+    arrays, iterations_of = _routine(schedule.joined(), axes, dtypes, printer, real, lines, sizes)
+    scratch = _scratch(iterations_of, sizes, computed, printer) if printer.alone else ()
+    reads = iterations_of.arrays("read")
     makes = [arrays.output(value) for value in arrays.values.values() if value.output]
-    free = [axis for axis in turns_of.sizes if axis not in sizes]
+    free = [axis for axis in iterations_of.sizes if axis not in sizes]
     comment = "\n".join(f"   {line}" for line in lines).replace("*/", "* /")
     parameters = [f"const {array.type} *{array.name}" for array in reads]
     parameters += [f"{array.type} *{array.name}" for array in makes]
-    parameters += [f"{array.type} *{array.name}" for array in (turns_of.arrays("scratch") if scratch else ())]
-    parameters += [f"place {turns_of.sizes[axis]}" for axis in free]
+    parameters += [f"{array.type} *{array.name}" for array in (iterations_of.arrays("scratch") if scratch else ())]
+    parameters += [f"place {iterations_of.sizes[axis]}" for axis in free]
     head = f"{'static ' if printer.alone else ''}void {name}({', '.join(parameters)}) {{"
     head = textwrap.fill(head, 118, subsequent_indent="        ")
-    text = "\n".join((f"/*\n{comment}\n*/", head, *indented(printer.function(turns_of, sizes)), "}\n"))
+    text = "\n".join((f"/*\n{comment}\n*/", head, *indented(printer.function(iterations_of, sizes)), "}\n"))
     given, made = (tuple(array.of for array in of_role) for of_role in (reads, makes))
-    return KernelFunction(name, text, given, made, tuple(free), shared(arrays, turns_of), scratch)
+    return KernelFunction(name, text, given, made, tuple(free), shared(arrays, iterations_of), scratch)
 
 
-def _scratch(turns_of: tree.Routine, sizes: Mapping[str, int], computed: str, printer: Printer) -> tuple[Scratch, ...]:
+def _scratch(
+    iterations_of: tree.Routine, sizes: Mapping[str, int], computed: str, printer: Printer
+) -> tuple[Scratch, ...]:
     """The memory of a call."""
-    known = _ConstantSizes({text: sizes[axis] for axis, text in turns_of.sizes.items() if axis in sizes})
+    known = _ConstantSizes({text: sizes[axis] for axis, text in iterations_of.sizes.items() if axis in sizes})
     dtypes = {printer.types[dtype]: dtype for dtype in ("int64", "bool", computed)}
-    arrays = turns_of.arrays("scratch")
+    arrays = iterations_of.arrays("scratch")
     return tuple(Scratch(array.name, dtypes[array.type], tree.evaluated(array.points, known)) for array in arrays)
 
 
@@ -171,8 +173,8 @@ def _scheduled(
 
     narrow  outputs that are stored in another type than sums are taken in
     """
-    turns = plan.axes
-    if not turns and plan.blocks is None:
+    iterations = plan.axes
+    if not iterations and plan.blocks is None:
         widest = max((line.left[0].declared for line in lines), key=len)
         if not any(line.left[0].indexed for line in lines):
             try:
@@ -181,13 +183,13 @@ def _scheduled(
                 pass
     parts: dict[str, tuple[str, ...]] = {}
     try:
-        schedule = KernelSchedule(lines, turns, plan.blocks, outputs, dtypes)
+        schedule = KernelSchedule(lines, iterations, plan.blocks, outputs, dtypes)
     except InputError:  # products of a library sum over one axis: several that are side by side go as one
-        together = groups(lines, frozenset(turns).union(plan.blocks[:1] if plan.blocks else ()), turns)
+        together = groups(lines, frozenset(iterations).union(plan.blocks[:1] if plan.blocks else ()), iterations)
         if not together:
             raise
         lines, parts = tuple(joined(lines, together)), {" ".join(group): group for group in together.values()}
-        schedule = KernelSchedule(lines, turns, plan.blocks, outputs, dtypes, parts)
+        schedule = KernelSchedule(lines, iterations, plan.blocks, outputs, dtypes, parts)
     late = {
         v.name
         for v in schedule.values.values()
@@ -202,8 +204,8 @@ def _scheduled(
         changed.append(line)
         if left.name in late:
             plain = Term(left.name, left.declared)
-            changed.append(Sum((plain,), (replace(plain, name=f"{left.name}~sum"),), (), line.tag, (1,)))
-    return KernelSchedule(changed, turns, plan.blocks, outputs, dtypes, parts)
+            changed.append(Sum((plain,), (replace(plain, name=f"{left.name}~sum"),), (), line.meta, (1,)))
+    return KernelSchedule(changed, iterations, plan.blocks, outputs, dtypes, parts)
 
 
 def writable(

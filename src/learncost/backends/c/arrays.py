@@ -102,7 +102,7 @@ class Arrays:
     def base(self, phase: int) -> str:
         """The counter of the innermost loop around the rows or products of a phase."""
         inner = (*self.schedule.sequence, *([self.block] if self.block else [])) if phase == MAIN else ()
-        around = (*self.schedule.turns, *inner)
+        around = (*self.schedule.iterations, *inner)
         return self.counter(around[-1]) if around else TURN
 
     def bounds(self, axis: str, phase: int | None) -> tuple[tree.Expression, tree.Expression]:
@@ -170,7 +170,7 @@ class Arrays:
             )
         if value.output:
             return ArrayStorage(self.output(value), axes, self._extents(value.name, axes))
-        axes = tuple(axis for axis in axes if axis not in schedule.turns)
+        axes = tuple(axis for axis in axes if axis not in schedule.iterations)
         if not value.added:
             axes = tuple(axis for axis in axes if axis not in schedule.sequence)
             if not schedule.crosses(value):

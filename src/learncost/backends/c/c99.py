@@ -115,7 +115,7 @@ def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[s
     if fixed:
         yield f"enum {{ {', '.join(fixed)} }};"
     yield from statements(routine.before, C99)
-    yield from statements([routine.turns, *routine.after], C99)
+    yield from statements([routine.iterations, *routine.after], C99)
 
 
 def _product(part: tree.Dot | tree.Pack) -> Iterator[str]:

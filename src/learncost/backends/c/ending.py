@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays, ArrayStorage
-from learncost.backends.c.function import turn
+from learncost.backends.c.function import iteration
 from learncost.backends.c.once import computed_once
 from learncost.backends.c.printer import Printer
 from learncost.backends.c.schedule import KernelSchedule
@@ -43,7 +43,7 @@ def ended(schedule: KernelSchedule) -> Tile | None:
         or not is_library(line, set())
     ):
         return None
-    whole = set(first.axes) == set(schedule.turns) and line.left[0].loops == first.axes
+    whole = set(first.axes) == set(schedule.iterations) and line.left[0].loops == first.axes
     if not whole or line.where or any(schedule.inner(value.space) or value.shared for value in others):
         return None
     sides = sides_within(line, set())
@@ -69,7 +69,7 @@ class Ending(Arrays):
         tile: Tile,
     ) -> None:
         lines = [value.line for value in schedule.values.values() if value.line is not tile.product]
-        behind = KernelSchedule(lines, schedule.turns, None, schedule.outputs, dtypes, schedule.parts)
+        behind = KernelSchedule(lines, schedule.iterations, None, schedule.outputs, dtypes, schedule.parts)
         super().__init__(behind, axes, dtypes, printer, real, lines, sizes)
         self.tile, self.gradient = tile, tile.product.name
         self.extents = extents = printer.tile
@@ -112,16 +112,16 @@ def ending(arrays: Ending) -> tree.Routine:
     """The kernel, tile by tile: turns over blocks of columns in parallel, in each of them over blocks of rows."""
     tile = arrays.tile
     row, column = arrays.sides
-    last = tree.ForLoop(arrays.counter(column), *_edges(arrays, column), tuple(turn(arrays)), independent=True)
+    last = tree.ForLoop(arrays.counter(column), *_edges(arrays, column), tuple(iteration(arrays)), independent=True)
     behind = tree.ForLoop(arrays.counter(row), *_edges(arrays, row), (last,))
     body: list[tree.CStatement] = [_blocks(arrays, row, arrays.extents[0], (*_product(arrays), behind))]
     if len(tile.summed) == 1:
         body[:0] = _packed(arrays)
     for axis in reversed(tile.others):
         body = [arrays.loop(axis, body)]
-    turns = _blocks(arrays, column, arrays.extents[1], body)
-    before, turns, _ = computed_once(turns, arrays.parameters)
-    return tree.Routine(before, turns, (), arrays.count([*dict.fromkeys(tile.product.loops)]))
+    iterations = _blocks(arrays, column, arrays.extents[1], body)
+    before, iterations, _ = computed_once(iterations, arrays.parameters)
+    return tree.Routine(before, iterations, (), arrays.count([*dict.fromkeys(tile.product.loops)]))
 
 
 def _edges(arrays: Ending, axis: str) -> tuple[tree.NameExpression, tree.NameExpression]:

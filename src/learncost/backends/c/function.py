@@ -18,30 +18,30 @@ def routine(arrays: Arrays) -> tree.Routine:
     """The kernel that computes a schedule."""
     schedule, values = arrays.schedule, arrays.values.values()
     added = [value for value in values if value.added and not value.shared]
-    zeros = (zero(arrays, value, [axis for axis in value.axes if axis not in schedule.turns]) for value in added)
+    zeros = (zero(arrays, value, [axis for axis in value.axes if axis not in schedule.iterations]) for value in added)
     shared = [value for value in values if value.shared]
     sums = () if arrays.alone else tuple(_sum(arrays, value) for value in shared)
-    before, turns, sums = computed_once(_turns(arrays, (*zeros, *turn(arrays))), arrays.parameters, sums)
+    before, iterations, sums = computed_once(_iterations(arrays, (*zeros, *iteration(arrays))), arrays.parameters, sums)
     totals = tuple(_total(arrays, value, number) for value, number in zip(shared, sums, strict=False))
     after: tuple[tree.CStatement, ...] = ()
     if arrays.alone:  # added up where they are to lie
         before = (*(zero(arrays, value, value.axes) for value in shared), *before)
         after = tuple(scaled(arrays, value) for value in shared if value.late)
     widest = max(values, key=lambda value: len(value.space))
-    work = arrays.count([*dict.fromkeys((*schedule.turns, *widest.space))])
-    return tree.Routine(before, turns, totals, work if schedule.turns else None, after)
+    work = arrays.count([*dict.fromkeys((*schedule.iterations, *widest.space))])
+    return tree.Routine(before, iterations, totals, work if schedule.iterations else None, after)
 
 
-def turn(arrays: Arrays) -> Iterator[tree.CStatement]:
+def iteration(arrays: Arrays) -> Iterator[tree.CStatement]:
     """What is done in one turn."""
     yield from _phase(arrays, BEFORE)
     yield from _main(arrays)
     yield from _phase(arrays, AFTER)
 
 
-def _turns(arrays: Arrays, body: Sequence[tree.CStatement]) -> tree.ForLoop:
+def _iterations(arrays: Arrays, body: Sequence[tree.CStatement]) -> tree.ForLoop:
     """A turn for all places along all its axes together."""
-    axes = arrays.schedule.turns
+    axes = arrays.schedule.iterations
     counters, counts = [*map(arrays.counter, axes)], [*map(arrays.size, axes)]
     if len(counters) == 1:
         return tree.ForLoop(counters[0], ZERO, counts[0], tuple(body))

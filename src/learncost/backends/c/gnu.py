@@ -38,7 +38,7 @@ def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[s
     if routine.work:
         yield f"#pragma omp parallel if ((double){number(routine.work)} > 50000.0)"
         inside.append(_share_out(routine))
-    inside += statements([routine.turns], GNU)
+    inside += statements([routine.iterations], GNU)
     for i, total in enumerate(totals):
         first = " + ".join([*rooms.values()][:i]) or "0"
         inside += ["#pragma omp for"] if routine.work else []
@@ -52,12 +52,12 @@ def _room(array: tree.ArrayMemory) -> str:
 
 def _share_out(routine: tree.Routine) -> str:
     """How turns go to threads: those with products as threads are free, unless sums have to be the same every time."""
-    body = routine.turns.body
+    body = routine.iterations.body
     flat = all(
         isinstance(statement, tree.Let) or (isinstance(statement, tree.Store) and statement.sign == "=")
         for statement in body
     )
-    simple = flat and not routine.totals and routine.turns.counter != TURN
+    simple = flat and not routine.totals and routine.iterations.counter != TURN
     dynamic = not routine.totals and any(isinstance(part, tree.Dot) for part in routine.parts)
     return f"#pragma omp for {'simd ' if simple else ''}schedule({'dynamic' if dynamic else 'static'})"
 

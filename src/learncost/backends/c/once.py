@@ -9,7 +9,7 @@ from learncost.backends.c import tree
 
 
 def computed_once(
-    turns: tree.ForLoop, used_names: Collection[str], numbers: Collection[tree.Expression] = ()
+    iterations: tree.ForLoop, used_names: Collection[str], numbers: Collection[tree.Expression] = ()
 ) -> tuple[tuple[tree.CStatement, ...], tree.ForLoop, tuple[tree.Expression, ...]]:
     """What comes before all turns, the turns without `Named` and `Once`, and numbers likewise; empty loops are gone.
 
@@ -18,7 +18,7 @@ def computed_once(
     """
     function_scope = _LoopScope(names={*used_names})
     after = tuple(function_scope.number(number)[0] for number in numbers)
-    function_scope.add(turns)
+    function_scope.add(iterations)
     *before, last = function_scope.body
     assert isinstance(last, tree.ForLoop)
     return tuple(before), last, after

@@ -23,7 +23,7 @@ def product(arrays: Arrays, value: ScheduledValue) -> Iterator[tree.CStatement]:
     line = value.line
     assert isinstance(line, Product)
     a, b = (term for term in line.right if isinstance(term, Term))
-    axes = sides_within(line, {*arrays.schedule.turns, *arrays.schedule.sequence})
+    axes = sides_within(line, {*arrays.schedule.iterations, *arrays.schedule.sequence})
     (row,), (column,), (summed,) = axes.rows, axes.columns, axes.summed
     factors = _Factors(arrays, value.at.phase, line)
     c = factors.matrix(arrays.storage(value), row, column)

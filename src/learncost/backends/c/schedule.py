@@ -82,7 +82,7 @@ class ScheduledValue:
 class KernelSchedule:
     """The order of a kernel's lines, which are in normal form and in one scope of axes.
 
-    turns       the axes whose turns are taken in parallel
+    iterations  the axes whose turns are taken in parallel
     sequence    axes of which a turn takes one place after another, for a library product has two axes and no more
     block       the axis of which a turn takes blocks of so many places (0: all), where there are library products
     parts       of an axis that stands for several which are always side by side, these
@@ -91,13 +91,13 @@ class KernelSchedule:
     def __init__(
         self,
         lines: Sequence[Line],
-        turns: tuple[str, ...],
+        iterations: tuple[str, ...],
         blocks: tuple[str, int] | None,
         outputs: frozenset[str],
         dtypes: Mapping[str, str],
         parts: Mapping[str, tuple[str, ...]] = {},
     ) -> None:
-        self.turns = turns
+        self.iterations = iterations
         self.parts = parts
         self.outputs = outputs
         self.dtypes = dtypes
@@ -116,12 +116,12 @@ class KernelSchedule:
     def joined(self) -> KernelSchedule:
         """The same with axes that always stand side by side as one."""
         products = (self.inner(value.space) for value in self.values.values() if value.kind == "product")
-        grouped = groups(self._lines, frozenset(self.steps).union(*products), self.turns)
-        turns = dict.fromkeys(" ".join(grouped.get(axis, (axis,))) for axis in self.turns)
+        grouped = groups(self._lines, frozenset(self.steps).union(*products), self.iterations)
+        iterations = dict.fromkeys(" ".join(grouped.get(axis, (axis,))) for axis in self.iterations)
         parts = {" ".join(group): self._apart(group) for group in grouped.values()}
         kept = {axis: several for axis, several in self.parts.items() if axis not in grouped}
         lines = joined(self._lines, grouped)
-        return KernelSchedule(lines, tuple(turns), self.block, self.outputs, self.dtypes, kept | parts)
+        return KernelSchedule(lines, tuple(iterations), self.block, self.outputs, self.dtypes, kept | parts)
 
     def _apart(self, axes: Iterable[str]) -> tuple[str, ...]:
         """The axes, those that stand for several as these."""
@@ -132,7 +132,7 @@ class KernelSchedule:
     def _axes_of_products(self) -> None:
         """Which axes are taken one place after another, so that every library product has two axes a side."""
         sequence: dict[str, None] = {}
-        fixed = set(self.turns)
+        fixed = set(self.iterations)
         for line in self._lines:
             if not self._is_library(line, fixed):
                 continue
@@ -147,7 +147,7 @@ class KernelSchedule:
             del sequence[self.block[0]]
         self.sequence = tuple(sequence)
         self.steps = frozenset((*self.sequence, *((self.block[0],) if self.block else ())))
-        self.fixed = frozenset((*self.turns, *self.steps))
+        self.fixed = frozenset((*self.iterations, *self.steps))
         fixed |= set(self.sequence)
         self.library = {line.name for line in self._lines if self._is_library(line, fixed)}
 
@@ -183,7 +183,7 @@ class KernelSchedule:
             raise InputError(f"a kernel cannot scatter from one turn into another, in line: {line}")
         if value.kind in ("scan", "choice") and self.fixed & {*self._along(line)}:
             raise InputError(f"a kernel cannot take turns over what is summed up or chosen from, in line: {line}")
-        value.shared = bool(lost & set(self.turns))
+        value.shared = bool(lost & set(self.iterations))
         value.added = bool(lost & self.steps)
         at = self._begin(value)
         touched = bool(self.steps & set(value.space))

@@ -25,7 +25,7 @@ def shared(arrays: Arrays, routine: tree.Routine) -> tuple[tuple[str, str], ...]
     """Pairs, by their names in the table, where every element is read for the last time before it is written."""
     outputs = [value.name for value in arrays.values.values() if value.output]
     pairs = [(read.of, name) for read in routine.arrays("read") for name in outputs if _is_alike(arrays, read.of, name)]
-    uses = [*_uses((routine.before, routine.turns), ())] if pairs else []
+    uses = [*_uses((routine.before, routine.iterations), ())] if pairs else []
     return tuple(pair for pair in pairs if _is_in_time(*pair, uses))
 
 

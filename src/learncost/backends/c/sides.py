@@ -35,11 +35,11 @@ def is_library(line: Line, fixed: set[str]) -> bool:
 
 def is_ended(line: Line) -> bool:
     """Whether the line is a matrix product of a kernel whose turns are its elements: it is then made tile by tile."""
-    turns = set(line.tag.kernel.axes if line.tag.kernel else ())
-    return is_library(line, set()) and turns == {*line.left[0].loops}
+    iterations = set(line.meta.kernel.axes if line.meta.kernel else ())
+    return is_library(line, set()) and iterations == {*line.left[0].loops}
 
 
-def groups(lines: Sequence[Line], apart: frozenset[str], turns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+def groups(lines: Sequence[Line], apart: frozenset[str], iterations: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """Axes that always stand side by side are one axis: for every axis of such a group, the group."""
     following: dict[str, set[str]] = {}
     loose = set(apart)
@@ -66,7 +66,7 @@ def groups(lines: Sequence[Line], apart: frozenset[str], turns: tuple[str, ...])
 
     def follower(axis: str) -> str:
         (after, *more) = following.get(axis, {""})
-        alone = more or not after or axis in loose or after in loose or (axis in turns) != (after in turns)
+        alone = more or not after or axis in loose or after in loose or (axis in iterations) != (after in iterations)
         return "" if alone or before.get(after) != {axis} else after
 
     result: dict[str, tuple[str, ...]] = {}

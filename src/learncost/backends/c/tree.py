@@ -230,20 +230,20 @@ class Routine(CNode):
     """A whole kernel.
 
     before    what is known before all turns
-    turns     the loop whose turns any thread may take
+    iterations the loop whose turns any thread may take
     work      elements that it goes over; nothing where there is a single turn
     after     what is done when all turns are over
     """
 
     before: tuple[CStatement, ...]
-    turns: ForLoop
+    iterations: ForLoop
     totals: tuple[Total, ...]
     work: Expression | None
     after: tuple[CStatement, ...] = ()
 
     @cached_property
     def parts(self) -> tuple[CNode, ...]:
-        return tuple(walk(self.before, self.turns, self.totals, self.work, self.after))
+        return tuple(walk(self.before, self.iterations, self.totals, self.work, self.after))
 
     def arrays(self, role: str) -> tuple[ArrayMemory, ...]:
         """Those of a role, in the order in which they come."""

@@ -65,7 +65,7 @@ def unified(lines: Iterable[Line]) -> tuple[Line, ...]:
 
 
 def lowered(
-    lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], turns: Sequence[str] = ()
+    lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], iterations: Sequence[str] = ()
 ) -> tuple[Line, ...]:
     """The lines in one scope of axes, in normal form, without copies and without what no output needs."""
     lines = unified(lines)
@@ -74,7 +74,7 @@ def lowered(
     values = {name: Value(declared) for name, declared in {**axes, **declared_now}.items()}
     table = lower(Table(lines, values, outputs=tuple(outputs)), joins=False)
     normal = [line for line in table.lines if isinstance(line, Line)]
-    normal = _early(normal, frozenset(turns))
+    normal = _early(normal, frozenset(iterations))
     merged = _without_factors(_without_points(_without_copies(normal, outputs)), defined(lines))
     plain = _without_logarithms(merged)
     return _needed(without_twins(plain, outputs), outputs)
@@ -159,7 +159,7 @@ def _without_points(lines: Sequence[Line]) -> list[Line]:
     return result
 
 
-def _early(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
+def _early(lines: Sequence[Line], iterations: frozenset[str]) -> list[Line]:
     """A sum over turns is known after them: what it is multiplied by becomes a factor of its line, which is late
     (`schedule.Value`), and where it is zero goes to its terms."""
     result: list[Line] = []
@@ -171,7 +171,7 @@ def _early(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
             and total.left[0] == first_factor
             and not total.left[0].indexed
             and line.left[0].axes == total.left[0].axes
-            and bool(turns & {*total.loops} - {*total.left[0].loops})
+            and bool(iterations & {*total.loops} - {*total.left[0].loops})
             and not any(total.name in other.reads for other in lines if other is not line)
         )
         bounded = [condition for condition in line.where if condition.axes <= {*line.loops}]
@@ -211,7 +211,7 @@ def _without_logarithms(lines: Sequence[Line]) -> list[Line]:
                     line.left,
                     (power.left[0], logarithm.right[0]),
                     (),
-                    line.tag,
+                    line.meta,
                     "divide",
                     (),
                     "body",

@@ -181,10 +181,10 @@ class _FirmwareWriter:
             entries.append(self._entry(entry, step))
             entry_of |= {number: entry for number in calls if number not in entry_of}
         tables = [table for step in steps.values() for table in step.tables.values()]
-        turns = [text for step in steps.values() for text in step.texts]
+        iterations = [text for step in steps.values() for text in step.texts]
         kernels = [function.text for function in self.kernels.functions]
         begin = self._begin()
-        body = "\n".join((*tables, *kernels, *turns, *entries, *self._halves(), *begin))
+        body = "\n".join((*tables, *kernels, *iterations, *entries, *self._halves(), *begin))
         check_written(body, self.dtype)
         used = functions(body, self.dtype)
         arenas = [

@@ -12,7 +12,7 @@ from learncost.backends.c99.functions import without_comments
 from learncost.backends.c99.layout import Alone
 from learncost.backends.identifiers import Identifiers
 from learncost.backends.lines import headed
-from learncost.backends.turns import loop_title
+from learncost.backends.loops import loop_title
 from learncost.ir.line import Line, Op
 from learncost.program.calls import Axes, Call, CallLoop, Item, axes_within
 from learncost.program.lifetimes import ScheduledArray
@@ -68,9 +68,9 @@ class StepsWriter:
 
     def _moved(self, scope: _StepScope) -> Iterator[str]:
         """What is made anew elsewhere than where it lies, as in two lines, is moved there at the end of its scope."""
-        by_turn = [fields for _, fields in self.layout.lifetimes.by_turn(scope.path)]
+        by_iteration = [fields for _, fields in self.layout.lifetimes.by_iteration(scope.path)]
         for old, new in scope.renewed.items():
-            if all(new not in fields or self._lies_there(fields[new], old, fields, scope) for fields in by_turn):
+            if all(new not in fields or self._lies_there(fields[new], old, fields, scope) for fields in by_iteration):
                 continue
             copy = "copy_codes" if self.layout.dtypes[new] == CODES else "copy"
             there = self._address(old, scope) if scope.path else self.spell(old)
@@ -110,10 +110,12 @@ class StepsWriter:
         renewed = {part: made[new] for part, stack in repeat.each if (new := scope.renewed.get(stack)) in made}
         inner = _StepScope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number), renewed)
         body = "\n".join(f"    {line}".rstrip() for line in self._statements(inner))
-        needed = [name for name in map(turn, range(depth + 1)) if re.search(rf"\b{name}\b", without_comments(body))]
+        needed = [
+            name for name in map(iteration, range(depth + 1)) if re.search(rf"\b{name}\b", without_comments(body))
+        ]
         parameters = ", ".join(f"place {name}" for name in needed) or "void"
         self.texts.append(f"static void {title}({parameters}) {{\n{body}\n}}\n")
-        count, counter = self.layout.count(repeat.count), turn(depth)
+        count, counter = self.layout.count(repeat.count), iteration(depth)
         order = f"place {counter} = {count} - 1; {counter} >= 0; {counter}--"
         if not repeat.reverse:
             order = f"place {counter} = 0; {counter} < {count}; {counter}++"
@@ -175,12 +177,12 @@ class StepsWriter:
     def _address(self, name: str, scope: _StepScope) -> str:
         """Where an array of a scope lies: a place that follows from the turns, or a table of places."""
         places = {
-            tuple(turn for _, turn in path): self._place(arrays[name])
-            for path, arrays in self.layout.lifetimes.by_turn(scope.path)
+            tuple(iteration for _, iteration in path): self._place(arrays[name])
+            for path, arrays in self.layout.lifetimes.by_iteration(scope.path)
             if name in arrays
         }
         bases = {base for base, _ in places.values()}
-        steps = _affine({turns: place for turns, (_, place) in places.items()}) if len(bases) == 1 else None
+        steps = _affine({iterations: place for iterations, (_, place) in places.items()}) if len(bases) == 1 else None
         if steps is not None:
             (base,) = bases
             return _sum(base, steps)
@@ -190,8 +192,8 @@ class StepsWriter:
         """The memory that an array lies in, and at which of its elements it begins."""
         root, before = array.root, 0
         while root.part is not None:
-            container, turn = root.part
-            before += turn * root.bytes
+            container, iteration = root.part
+            before += iteration * root.bytes
             root = container.root
         base = self.spell(root.given) if root.given else self.layout.arena(root)
         if not root.given and self.layout.dtypes[array.name] == CODES:  # bytes among numbers
@@ -200,9 +202,9 @@ class StepsWriter:
 
     def _table(self, name: str, scope: _StepScope, places: dict[tuple[int, ...], tuple[str, int]]) -> str:
         """Addresses turn by turn, in flash."""
-        counts = [1 + max(turns[depth] for turns in places) for depth in range(len(scope.path))]
+        counts = [1 + max(iterations[depth] for iterations in places) for depth in range(len(scope.path))]
         title = self.identifiers.of(f"{name}.at", f"table {scope.title} {id(self)}")
-        at = "[" + "][".join(turn(depth) for depth in range(len(counts))) + "]"
+        at = "[" + "][".join(iteration(depth) for depth in range(len(counts))) + "]"
         extent = "[" + "][".join(map(str, counts)) + "]"
         elsewhere = next(iter(places.values()))
 
@@ -222,7 +224,7 @@ class StepsWriter:
         return f"{title}{at}"
 
 
-def turn(depth: int) -> str:
+def iteration(depth: int) -> str:
     """What C calls the turn of a loop so deep."""
     return f"turn_{depth + 1}" if depth else "turn"
 
@@ -232,23 +234,23 @@ def _affine(places: dict[tuple[int, ...], int]) -> tuple[int, ...] | None:
     (first, place), *_ = places.items()
     steps = [0] * len(first)
     for depth in range(len(first)):
-        for turns, other in places.items():
-            apart = turns[depth] - first[depth]
-            if apart and all(a == b for i, (a, b) in enumerate(zip(turns, first, strict=True)) if i != depth):
+        for iterations, other in places.items():
+            apart = iterations[depth] - first[depth]
+            if apart and all(a == b for i, (a, b) in enumerate(zip(iterations, first, strict=True)) if i != depth):
                 steps[depth], rest = divmod(other - place, apart)
                 if rest:
                     return None
                 break
-    begin = place - sum(step * turn for step, turn in zip(steps, first, strict=True))
-    for turns, other in places.items():
-        if begin + sum(step * turn for step, turn in zip(steps, turns, strict=True)) != other:
+    begin = place - sum(step * iteration for step, iteration in zip(steps, first, strict=True))
+    for iterations, other in places.items():
+        if begin + sum(step * iteration for step, iteration in zip(steps, iterations, strict=True)) != other:
             return None
     return begin, *steps
 
 
 def _sum(base: str, steps: Sequence[int]) -> str:
     text = base
-    for number, factor in zip(steps, ("", *map(turn, range(len(steps)))), strict=False):
+    for number, factor in zip(steps, ("", *map(iteration, range(len(steps)))), strict=False):
         if not number:
             continue
         sign, size = ("+", number) if number > 0 else ("-", -number)

@@ -16,14 +16,14 @@ from learncost.ir.table import Table
 from learncost.program import arena
 from learncost.program.calls import Axes
 from learncost.program.in_place import calls
-from learncost.program.lifetimes import Lifetimes, ScheduledArray, Stack, every_turn
+from learncost.program.lifetimes import Lifetimes, ScheduledArray, Stack, every_iteration
 from learncost.program.matrix import MatrixProduct, matrix_product
 
 WIDTHS = {**BYTES, "int64": 8, "uint8": 1, "bool": 1}
 """Bytes of an element of every type of array."""
 
 IN_PLACE = Rounding(
-    product=lambda line: matrix_product(line) is not None and line.tag.kernel is None,
+    product=lambda line: matrix_product(line) is not None and line.meta.kernel is None,
     keeps=lambda line: False,  # a kernel computes in fp32 and rounds only what it hands on
 )
 """What a step in place rounds where it is in bf16."""
@@ -48,7 +48,7 @@ class InPlaceLayout:
         calls(table, dtypes, self._noted, self._product)
         self.items = calls(table, dtypes, self._kernel, self._product)
         self.table = self._with_scratch(table)
-        self.lifetimes = Lifetimes(self.table, self.items, self.count, every_turn, wholes=True)
+        self.lifetimes = Lifetimes(self.table, self.items, self.count, every_iteration, wholes=True)
         self._check()
         self.bytes = self._arranged()
 

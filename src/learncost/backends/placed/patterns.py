@@ -53,7 +53,7 @@ def alike(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtypes: M
     names = {name: f"array {number}" for number, name in enumerate(arrays)}
     handed = {name for line in lines for name in line.makes} & {*outputs}
     pattern = Pattern(
-        tuple(_plain(line.renamed(names, places), _kernel(line.tag.kernel, places)) for line in lines),
+        tuple(_plain(line.renamed(names, places), _kernel(line.meta.kernel, places)) for line in lines),
         tuple(
             (tuple(places.get(axis, axis) for axis in axes.get(name, ())), dtypes.get(name), name in handed)
             for name in arrays
@@ -86,8 +86,8 @@ def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:
     def changed(line: Line) -> Line:
         left = tuple(map(over_one, line.left))
         right = tuple(over_one(term) if isinstance(term, Term) else term for term in line.right)
-        kernel = line.tag.kernel and replace(line.tag.kernel, axes=(), blocks=None)
-        return replace(line, left=left, right=right, tag=replace(line.tag, kernel=kernel))
+        kernel = line.meta.kernel and replace(line.meta.kernel, axes=(), blocks=None)
+        return replace(line, left=left, right=right, meta=replace(line.meta, kernel=kernel))
 
     names = {term.name for term in terms if term.axes}
     return [changed(line) for line in lines], {**axes, **dict.fromkeys(names, (together,))}
@@ -111,7 +111,7 @@ def named_by_op(lines: Sequence[Line]) -> Mapping[str, str]:
 
 def _plain(line: Line, kernel: FusedKernel | None) -> Line:
     """The line without what it is for: how it is grouped stays."""
-    return replace(line, tag=Meta(kernel=kernel))
+    return replace(line, meta=Meta(kernel=kernel))
 
 
 def _kernel(kernel: FusedKernel | None, places: Mapping[str, str]) -> FusedKernel | None:
@@ -129,7 +129,7 @@ def _others(line: Line) -> Iterator[str]:
     for operand in (*line.right, *line.left):
         if isinstance(operand, Literal):
             yield from (name for size in operand.sizes for name in names_of_sizes(size))
-    if line.tag.kernel:
-        yield from line.tag.kernel.axes
-        yield from [line.tag.kernel.blocks[0]] if line.tag.kernel.blocks else []
+    if line.meta.kernel:
+        yield from line.meta.kernel.axes
+        yield from [line.meta.kernel.blocks[0]] if line.meta.kernel.blocks else []
     yield from getattr(line, "axes", ())

@@ -14,9 +14,9 @@ from learncost.backends.c import KernelFunction, source
 from learncost.backends.expression import call as written_call
 from learncost.backends.identifiers import Identifiers
 from learncost.backends.lines import comment, headed
+from learncost.backends.loops import loop_title
 from learncost.backends.placed import between
 from learncost.backends.placed.layout import InPlaceLayout, laid_out
-from learncost.backends.turns import loop_title
 from learncost.ir.line import Op
 from learncost.ir.loop import check_derived
 from learncost.ir.table import Table
@@ -186,10 +186,10 @@ class _InPlaceWriter:
         number = self.layout.lifetimes.loops[loop]
         title = self.identifiers.of(loop_title(loop, self.layout.table), f"loop {number}")
         self._scope(_PlacedScope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number), scope.title))
-        turns = f"range({self.layout.count(repeat.count)})"
+        iterations = f"range({self.layout.count(repeat.count)})"
         if repeat.reverse:
-            turns = f"reversed({turns})"
-        return ["", f"for turn in {turns}:", f"    {title}(m.{title}[turn], {self.arguments.removeprefix('m, ')})"]
+            iterations = f"reversed({iterations})"
+        return ["", f"for turn in {iterations}:", f"    {title}(m.{title}[turn], {self.arguments.removeprefix('m, ')})"]
 
     def _cut(self, scope: _PlacedScope) -> None:
         """How products read each array; one that none reads is a vector."""
@@ -255,31 +255,32 @@ class _InPlaceWriter:
             return comment(call.lines[-1])
         axes = list(scope.axes[call.lines[-1].name])
         axes.insert(scope.rows[call.lines[-1].name], "|")
-        equation = call.lines[0].tag.equation
+        equation = call.lines[0].meta.equation
         return f"[{' '.join(axes)}]" + (f"  ({equation})" if equation else "")
 
     # Places.
 
     def _fields(self, scope: _PlacedScope) -> None:
         """Where each array of a scope lies, turn by turn."""
-        turns = self.layout.lifetimes.by_turn(scope.path)
+        iterations = self.layout.lifetimes.by_iteration(scope.path)
         entries: dict[str, str] = {}
-        for name in dict.fromkeys(name for _, arrays in turns for name in arrays):
-            places = [_place(arrays[name], path) for path, arrays in turns]
+        for name in dict.fromkeys(name for _, arrays in iterations for name in arrays):
+            places = [_place(arrays[name], path) for path, arrays in iterations]
             shape = self.layout.shape(scope.axes[name])
             rows = scope.rows.get(name)
             cut = (prod(shape),) if rows is None else (prod(shape[:rows]), prod(shape[rows:]))
             same = all(place == places[0] for place in places)
             place = repr(places[0]) if same else repr(places)
             entries[self._of(name)] = f"({cut}, torch.{TYPES[self.layout.dtypes[name]]}, {place})"
-        self.places[scope.title] = (scope.around, len(turns), entries)
+        self.places[scope.title] = (scope.around, len(iterations), entries)
 
     def _text(self) -> str:
         rows = []
-        for scope, (around, turns, fields) in self.places.items():
+        for scope, (around, iterations, fields) in self.places.items():
             entries = "".join(f'            "{name}": {entry},\n' for name, entry in fields.items())
             rows.append(
-                f'    "{scope}": (\n        "{around}",\n        {turns},\n        {{\n{entries}        }},\n    ),\n'
+                f'    "{scope}": (\n        "{around}",\n        {iterations},\n'
+                f"        {{\n{entries}        }},\n    ),\n"
             )
         head = f'"""{self.title}"""\n\n' if self.title else ""
         places = "# Of each function: what calls it, its turns, its arrays with their shape, type, and place or name.\n"
@@ -304,15 +305,15 @@ def _begin(array: ScheduledArray) -> int:
     """Where an array of the arena begins, or its part of another one, of equal parts."""
     if array.part is None:
         return array.place
-    container, turn = array.part
-    return _begin(container.root) + turn * array.bytes
+    container, iteration = array.part
+    return _begin(container.root) + iteration * array.bytes
 
 
 def _part_of(array: ScheduledArray) -> tuple[str | int | slice, ...]:
     """The array that is given and the indices of its part, turn by turn; slices that stand together are a slice."""
     if array.part is None:
         return (array.given,)
-    container, turn = array.part[0].root, array.part[1]
+    container, iteration = array.part[0].root, array.part[1]
     *index, last = _part_of(container)
     first = 0
     if isinstance(last, slice):
@@ -320,9 +321,9 @@ def _part_of(array: ScheduledArray) -> tuple[str | int | slice, ...]:
     else:
         index.append(last)
     if len(array.axes) < len(container.axes):
-        return (*index, first + turn)
+        return (*index, first + iteration)
     together = int(array.axes[0])
-    return (*index, slice(first + turn * together, first + (turn + 1) * together))
+    return (*index, slice(first + iteration * together, first + (iteration + 1) * together))
 
 
 def _remarked(text: str, remark: str) -> str:

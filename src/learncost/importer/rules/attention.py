@@ -68,7 +68,7 @@ def attention(
     if mask is not None:
         scores = masked(reader, scores, mask)
     if scores.dims[-1]:
-        shares = recorder.line("word", [(scores, out)], out, op="softmax", acts=["N"], where=where, hint="P")
+        shares = recorder.line("op", [(scores, out)], out, op="softmax", acts=["N"], where=where, hint="P")
     else:
         shares = reader.add(reader.multiply(0.0, scores), 1.0)
     return recorder.line(

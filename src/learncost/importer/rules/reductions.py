@@ -137,9 +137,7 @@ def chosen(reader: GraphReader, op: str, x: View, dim: int, count: Any) -> View:
         result = View(stored, (*result.index, slot), tuple(rows), result.spread)
     result.stored.kind = "chosen"
     result.stored.reads = x.dims[dim][0].axis
-    recorder.add(
-        Equation("word", (NamedView(result, tuple(out)),), (NamedView(x, tuple(letters)),), op=op, acts=(dim,))
-    )
+    recorder.add(Equation("op", (NamedView(result, tuple(out)),), (NamedView(x, tuple(letters)),), op=op, acts=(dim,)))
     if count is not None and op != "argsort" and equal(count, 1):  # for those who read it, of one place
         rows = [row if number != dim else () for number, row in enumerate(result.dims)]
         return result.at(result.dims[dim][0], ()).with_dims(rows)
@@ -227,9 +225,7 @@ def softmax(reader: GraphReader, x: Any, dim: int, *_: Any, **__: Any) -> View:
             return _normalized(reader, "softmax", reader.view(x), dim)
         letters = range(count)
         where = DimensionCondition(count - 1, "<=", count - 2, x.mask.window)
-        return reader.recorder.line(
-            "word", [(x.view, letters)], letters, op="softmax", acts=[dim % count], where=[where]
-        )
+        return reader.recorder.line("op", [(x.view, letters)], letters, op="softmax", acts=[dim % count], where=[where])
     return _normalized(reader, "softmax", x, dim)
 
 

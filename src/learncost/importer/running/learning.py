@@ -28,8 +28,8 @@ def learn_only(module: Any, learning: Iterable[str], weights: Iterable[str]) -> 
 
 
 def _of_blocks(name: str, paths: Iterable[str]) -> list[str]:
-    base, _, turns = name.partition("@")
+    base, _, iterations = name.partition("@")
     pattern = re.compile(r"\.".join(r"(\d+)" if part == "each" else re.escape(part) for part in base.split(".")))
     found = sorted((tuple(map(int, match.groups())), path) for path in paths if (match := pattern.fullmatch(path)))
-    first, _, last = turns.partition("-")
-    return [path for _, path in (found[int(first) : int(last or first) + 1] if turns else found)]
+    first, _, last = iterations.partition("-")
+    return [path for _, path in (found[int(first) : int(last or first) + 1] if iterations else found)]

@@ -226,16 +226,16 @@ class CallScope:
         if not self._weight_of(line):
             return None
         value = _other(line, self._weight_of(line))
-        heads = (line.tag.layer, line.tag.module.rpartition(".")[0]) in self.heads
+        heads = (line.meta.layer, line.meta.module.rpartition(".")[0]) in self.heads
         projections: list[Projection] = []
         lines_of: dict[str, tuple[Line, ...]] = {}
         local_names: set[str] = set()
         for reader in self.readers[value][self.readers[value].index(line) :]:
             of_one = isinstance(reader, Line) and _of(reader) == _of(line)
             if isinstance(reader, Line) and of_one and self._weight_of(reader):
-                if reader.tag.local in local_names:  # another block's
+                if reader.meta.local in local_names:  # another block's
                     break
-                local_names.add(reader.tag.local)
+                local_names.add(reader.meta.local)
                 projection, lines = self._projection(reader, value)
                 if not any(reader.name == other.name for other in lines_of.get(projection.makes.name, ())):
                     projections.append(projection)
@@ -325,7 +325,7 @@ class CallScope:
         return Loss(tuple(lines), lines[-1].left[:1], line.right[0].name, targets)
 
     def _attention(self, line: Line) -> Attention | None:
-        apart = line.tag.operator and "attention" not in line.tag.operator  # such as bmm: it is written out
+        apart = line.meta.operator and "attention" not in line.meta.operator  # such as bmm: it is written out
         if apart or not self._is_scores(line):
             return None
         lines: list[Line] = [line]
@@ -421,7 +421,7 @@ class CallScope:
         inward: list[Line] = []
         outward: Line | None = None
         for candidate in self.lines:
-            if not isinstance(candidate, Line) or candidate.tag.layer != line.tag.layer:
+            if not isinstance(candidate, Line) or candidate.meta.layer != line.meta.layer:
                 continue
             if self._is_expert(candidate) and candidate.right[0].name == value:
                 inward.append(candidate)
@@ -470,7 +470,7 @@ class CallScope:
 
 def _of(line: Line) -> tuple[str, str]:
     """The layer and the module whose line it is: a module's products run by themselves."""
-    return line.tag.layer, line.tag.module
+    return line.meta.layer, line.meta.module
 
 
 def _other(line: Line, name: str) -> str:
@@ -498,7 +498,7 @@ def _late(calls: list[OperatorCall | Loop]) -> list[OperatorCall | Loop]:
     starts: dict[str | None, int] = {None: len(calls)}
     for place, call in enumerate(calls):
         if isinstance(call, OperatorCall) and place not in early:
-            starts.setdefault(call.lines[0].tag.block, place)
+            starts.setdefault(call.lines[0].meta.block, place)
     for place in sorted(early, reverse=True):
         places = [min(at[reader], starts.get(_block(calls[reader]), len(calls))) for reader in readers.get(place, ())]
         at[place] = min(places, default=place)
@@ -506,7 +506,7 @@ def _late(calls: list[OperatorCall | Loop]) -> list[OperatorCall | Loop]:
 
 
 def _block(call: OperatorCall | Loop) -> str | None:
-    return call.lines[0].tag.block if isinstance(call, OperatorCall) else None
+    return call.lines[0].meta.block if isinstance(call, OperatorCall) else None
 
 
 def _made(call: OperatorCall | Loop) -> list[str]:
@@ -515,5 +515,5 @@ def _made(call: OperatorCall | Loop) -> list[str]:
 
 def local_name(call: OperatorCall | Loop) -> str:
     """What a call makes, as its layer's table says it."""
-    tag = call.lines[-1].tag if isinstance(call, OperatorCall) else None
-    return f"{tag.layer}.{tag.local}" if tag else ""
+    meta = call.lines[-1].meta if isinstance(call, OperatorCall) else None
+    return f"{meta.layer}.{meta.local}" if meta else ""

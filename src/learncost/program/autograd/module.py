@@ -204,7 +204,7 @@ class Transformers(Module):
     def normed(self, x: TapeTensor, op: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
         """`LlamaRMSNorm`; `GemmaRMSNorm`, whose scale is one more than its weight, in float; `T5LayerNorm`."""
         width = x.width
-        if op.op == "normalize" and op.tag.layer in self.composed:  # DebertaLayerNorm
+        if op.op == "normalize" and op.meta.layer in self.composed:  # DebertaLayerNorm
             hidden = x.in_float()
             mean = hidden.mean(rows)
             deviation = ((hidden + mean).pow().mean(rows) + 1e-6).apply("sqrt")

@@ -60,11 +60,11 @@ class StepState:
                 result |= dict.fromkeys(stacks, (self.numbers[id(repeat)], place))
         return result
 
-    def group(self, block: tuple[int, int], turn: int) -> ParameterGroup:
+    def group(self, block: tuple[int, int], iteration: int) -> ParameterGroup:
         """The weights of a block of a turn."""
         assert self.sharded
         names = [name for name, of in self.blocks.items() if of == block]
-        return self.sharded.group((*block, turn), [self.count(self.table.axes[name][1:]) for name in names])
+        return self.sharded.group((*block, iteration), [self.count(self.table.axes[name][1:]) for name in names])
 
     @cached_property
     def cuts(self) -> int:

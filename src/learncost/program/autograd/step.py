@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from learncost.ir.table import Table
 from learncost.program.account import Allocation
 from learncost.program.autograd.asked import StepOptions
+from learncost.program.autograd.loops import run_lines
 from learncost.program.autograd.names import ScopeNames, Values
 from learncost.program.autograd.operators import INTEGER, TapeTensor
 from learncost.program.autograd.state import ROOT, StepState
 from learncost.program.autograd.tape import Tape, TapeValue
-from learncost.program.autograd.turns import run_lines
 from learncost.program.autograd.wrapped import BUCKETS
 
 

@@ -136,7 +136,7 @@ def _steps(table: Table, topic: Subject) -> Iterator[ExplainedLine]:
                 yield from statements(line.lines, depth + 1)
                 continue
             row = next(rows)
-            bare = replace(line, tag=replace(line.tag, equation=""))
+            bare = replace(line, meta=replace(line.meta, equation=""))
             yield ExplainedLine(
                 write.equation(line),
                 str(bare),
@@ -147,7 +147,7 @@ def _steps(table: Table, topic: Subject) -> Iterator[ExplainedLine]:
                 depth,
                 row.outside_paper,
             )
-            if withdrawn := topic.book.withdrawn.get((line.tag.layer, line.tag.local)):
+            if withdrawn := topic.book.withdrawn.get((line.meta.layer, line.meta.local)):
                 back = next(rows)
                 text = f"the publication's total leaves {write.equation(line)} out"
                 yield ExplainedLine(withdrawn, text, "", "", back.maccs, back.flops, depth)
@@ -162,7 +162,7 @@ def _kept(topic: Subject) -> tuple[SavedValue, ...]:
         return ()
     step = topic.derived.step
     sizes = {base(axis) for axes in step.axes.values() for axis in axes}
-    sizes |= {count for _, turns in walk(step.lines) for count in turns}
+    sizes |= {count for _, iterations in walk(step.lines) for count in iterations}
     kept_arrays = live(topic.derived, dict.fromkeys(sorted(sizes), 2)).kept
     readers: dict[str, list[str]] = {}
     for line, _ in walk(topic.derived.reverse.lines):

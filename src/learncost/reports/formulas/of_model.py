@@ -223,7 +223,7 @@ def _steps(run: PreparedRun, rows: list[PricedLine]) -> Iterator[ExplainedLine]:
         line, first = group[0].source, group[0]
         maccs, flops = total(row.maccs for row in group), total(row.flops for row in group)
         if isinstance(line, Line):
-            bare = replace(line, tag=replace(line.tag, equation=""))
+            bare = replace(line, meta=replace(line.meta, equation=""))
             text, latex, mathml = (
                 str(bare),
                 write.latex(bare, names_known),

@@ -70,6 +70,6 @@ def _steps(lines: Iterable[Line], op: OpDef) -> Iterator[ExplainedLine]:
             moved = replace(moved, given=own_op.inputs, gives=own_op.outputs)
         priced = [executed(part) for part in lower_line(moved)]
         maccs, flops = total(maccs for maccs, _ in priced), total(flops for _, flops in priced)
-        bare = replace(moved, tag=replace(moved.tag, equation=""))
+        bare = replace(moved, meta=replace(moved.meta, equation=""))
         latex, mathml = write.latex(bare, names_known), write.mathml(bare, names_known, display=False)
         yield ExplainedLine("", str(bare), latex, mathml, maccs or Polynomial(), flops or Polynomial())

@@ -44,7 +44,7 @@ class MemoryUse:
     bytes: int
     moment: Moment
     split: Mapping[str, int]
-    witnesses: tuple[LiveArray, ...]
+    live_at_peak: tuple[LiveArray, ...]
     curve: tuple[Moment, ...] = ()
     stays: Iterable[LiveInterval] = ()
     said: str = ""

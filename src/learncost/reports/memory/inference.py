@@ -132,11 +132,11 @@ class Serving:
                 {"weights": self._resident(inference_pass), "cache": inference_pass.grown, "values": 0},
                 inference_pass.table.known,
             )
-            for witness in live(
+            for live_array in live(
                 inference_pass.table, inference_pass.sizes, _NAMES[self.kind.value], self._widths, IN_KERNELS
-            ).witnesses:
-                cached = witness.name in values and values[witness.name].role == "cache"
-                split["weights" if witness.role == "weight" else "cache" if cached else "values"] += witness.bytes
+            ).live_at_peak:
+                cached = live_array.name in values and values[live_array.name].role == "cache"
+                split["weights" if live_array.role == "weight" else "cache" if cached else "values"] += live_array.bytes
             splits.append(split)
         return max(splits, key=lambda split: sum(split.values()))
 

@@ -69,7 +69,7 @@ class Memory(Drawn):
     split
         The peak by what it holds: weights, gradients, optimizer state, activations, workspace; of an engine also its
         arena.
-    witnesses
+    live_at_peak
         The arrays that are alive then, the largest first, with `name`, `shape`, `bytes` and the layer that made them.
     curve
         The bytes at every line, in the order of the lines, and the repeats that it stands in (`loops`); empty where
@@ -115,7 +115,7 @@ class Memory(Drawn):
     >>> found = lc.memory("gpt2", seq_len=64, plan="at-once")
     >>> found.peak == sum(found.split.values())
     True
-    >>> found.witnesses[0].name, found.witnesses[0].shape
+    >>> found.live_at_peak[0].name, found.live_at_peak[0].shape
     ('wte', (50257, 768))
     """
 
@@ -136,7 +136,7 @@ class Memory(Drawn):
     peak: int
     moment: Moment
     split: Mapping[str, int]
-    witnesses: tuple[LiveArray, ...]
+    live_at_peak: tuple[LiveArray, ...]
     curve: tuple[Moment, ...]
     flash: int = 0  # frozen weights that do not lie in RAM
     budget: int | None = None
@@ -175,15 +175,15 @@ class Memory(Drawn):
             result |= {"budget": self.budget, "fits": dict(self.fits or {})}
         if self.unfit:
             result["unfit"] = self.unfit
-        result["witnesses"] = [
+        result["live_at_peak"] = [
             {
-                "name": witness.name,
-                "axes": witness.axes,
-                "shape": witness.shape,
-                "bytes": witness.bytes,
-                "layer": witness.layer,
+                "name": live_array.name,
+                "axes": live_array.axes,
+                "shape": live_array.shape,
+                "bytes": live_array.bytes,
+                "layer": live_array.layer,
             }
-            for witness in self.witnesses
+            for live_array in self.live_at_peak
         ]
         result["curve"] = [
             {
@@ -191,7 +191,7 @@ class Memory(Drawn):
                 "layer": moment.layer,
                 "macro_operation": moment.macro_operation,
                 "bytes": moment.bytes,
-                "turns": prod(turns for *_, turns in moment.loops),
+                "iterations": prod(iterations for *_, iterations in moment.loops),
             }
             for moment in self.curve
         ]
@@ -418,7 +418,7 @@ def memory_on(step: MemoryStep, chosen: ChosenEngine) -> Memory:
         peak=needs.bytes,
         moment=needs.moment,
         split=needs.split,
-        witnesses=needs.witnesses,
+        live_at_peak=needs.live_at_peak,
         curve=needs.curve,
         arrays=tuple(needs.stays),
         flash=step.flash if needs.flash is None else needs.flash,

@@ -92,7 +92,7 @@ def in_place(placed: Placed) -> Table:
     results = {value.of: name for name, value in table.known.items() if value.role == "new" and name in whole.known}
 
     def change(line: Line) -> tuple[Line, ...]:
-        if not isinstance(line, Op) or line.tag.phase != "optimizer_step":
+        if not isinstance(line, Op) or line.meta.phase != "optimizer_step":
             return (line,)
         held = placed.holds.get(line.name, "")
         if entry(line.op).kind == KIND:

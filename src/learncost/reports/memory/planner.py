@@ -128,8 +128,8 @@ def nearly_free(table: Table) -> tuple[str, ...]:
     lines = _of_blocks(table)
     attending = frozenset().union(*attentions(lines))
     ops = [line for line in lines if isinstance(line, Op) and activates(line)]
-    parts = dict.fromkeys(line.op for line in ops if line.tag.layer not in attending)
-    norms = [NORM] if any(is_norm(line.tag.layer) for line in lines) else []
+    parts = dict.fromkeys(line.op for line in ops if line.meta.layer not in attending)
+    norms = [NORM] if any(is_norm(line.meta.layer) for line in lines) else []
     return (f"recompute={'+'.join((*parts, *norms))}",) if parts or norms else ()
 
 
@@ -140,7 +140,7 @@ def _networks(table: Table) -> tuple[str, ...]:
 
 
 def _of_blocks(table: Table) -> list[Line]:
-    return [line for line, turns in walk(table.lines) if turns and line.tag.phase == "forward"]
+    return [line for line, iterations in walk(table.lines) if iterations and line.meta.phase == "forward"]
 
 
 def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ def rows(answer: Memory | MemoryComparison) -> Iterator[dict[str, Any]]:
         else:
             yield from (
                 step | {"name": array.name, "shape": array.shape, "bytes": array.bytes, "layer": array.layer}
-                for array in memory.witnesses
+                for array in memory.live_at_peak
             )
 
 
@@ -39,7 +39,7 @@ def sheets(answer: Memory | MemoryComparison, width: int = WIDTH) -> tuple[Sheet
 
 
 def _alone(memory: Memory) -> Sheet:
-    """The split, the largest witnesses, and the highest level of every macro-operation."""
+    """The split, the largest live arrays at the peak, and the highest level of every macro-operation."""
     rows = [SheetRow(("at the peak", "", number(memory.peak), size_of(memory.peak)), "bold")]
     for name, size in memory.split.items():
         if size:
@@ -47,12 +47,14 @@ def _alone(memory: Memory) -> Sheet:
     if memory.buffers:
         rows.append(SheetRow(("on top: kernel buffers", "", f"0 to {number(memory.buffers)}", size_of(memory.buffers))))
     rows.append(SheetRow(("alive then", "number x bytes" if _executed(memory) else "shape", "", ""), "bold"))
-    witnesses = [witness for witness in memory.witnesses if witness.bytes]
-    for witness in witnesses[:SHOWN]:
-        shape = " x ".join(map(str, witness.shape))
-        rows.append(SheetRow((witness.name.rstrip("*"), shape, number(witness.bytes), size_of(witness.bytes)), depth=1))
-    if rest := sum(witness.bytes for witness in witnesses[SHOWN:]):
-        rows.append(SheetRow((f"{len(witnesses) - SHOWN} more", "", number(rest), size_of(rest)), depth=1))
+    live_at_peak = [live_array for live_array in memory.live_at_peak if live_array.bytes]
+    for live_array in live_at_peak[:SHOWN]:
+        shape = " x ".join(map(str, live_array.shape))
+        rows.append(
+            SheetRow((live_array.name.rstrip("*"), shape, number(live_array.bytes), size_of(live_array.bytes)), depth=1)
+        )
+    if rest := sum(live_array.bytes for live_array in live_at_peak[SHOWN:]):
+        rows.append(SheetRow((f"{len(live_at_peak) - SHOWN} more", "", number(rest), size_of(rest)), depth=1))
     phases = dict.fromkeys(() if _executed(memory) else (moment.macro_operation for moment in memory.curve))
     if phases:
         rows.append(SheetRow(("highest in", "line", "", ""), "bold"))

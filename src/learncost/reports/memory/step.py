@@ -32,7 +32,7 @@ from learncost.procedures.step import step, trained_by
 from learncost.program.autograd.module import module_named
 from learncost.program.autograd.running import RunUsage
 from learncost.program.calls import IN_KERNELS
-from learncost.program.lifetimes import FEW, Walked, every_turn
+from learncost.program.lifetimes import FEW, Walked, every_iteration
 from learncost.program.regions import Region
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX
@@ -124,8 +124,8 @@ class MemoryStep:
         return self._planned()
 
     @cached_property
-    def turns(self) -> Mapping[str, tuple[str, ...]]:
-        return turns_of(self.table)
+    def iterations(self) -> Mapping[str, tuple[str, ...]]:
+        return iterations_of(self.table)
 
     def over_mesh(self, mesh: str, place: str | None, placement: str | None, trains: bool = False) -> MemoryStep:
         """The same as each device of a mesh has it. Raises `InputError` where an axis does not divide.
@@ -161,12 +161,12 @@ class MemoryStep:
         """
         self.table, self.over, self.shares = table, over, shares
         self.quantized = sum(bytes_of_array(array, self.sizes()) for array in self.packed)
-        self.turns = turns_of(table)
+        self.iterations = iterations_of(table)
         sizes, name, widths = over.placed.sizes, _NAMES[self.kind.value], self.widths
 
         @cache
-        def levels_of(turns: _Turns) -> tuple[Polynomial, ...]:
-            several = levels(table, {**dict(turns), **sizes}, name, widths)
+        def levels_of(iterations: _Turns) -> tuple[Polynomial, ...]:
+            several = levels(table, {**dict(iterations), **sizes}, name, widths)
             return tuple({frozenset(level.terms.items()): level for level in several}.values())
 
         self._levels_of = levels_of
@@ -220,12 +220,14 @@ class MemoryStep:
         masters = total(Polynomial.of(table.axes[weight], self.kind.master) for weight in self.model.learning)
         return {"optimizer state": states, "master weights": masters}
 
-    def stretches(self, turns: Sequence[int | None]) -> tuple[tuple[Instant, ...], tuple[SymbolicInterval, ...]]:
+    def stretches(self, iterations: Sequence[int | None]) -> tuple[tuple[Instant, ...], tuple[SymbolicInterval, ...]]:
         """The moments of the step and the arrays over them, for sizes that are left open, without `beside`.
 
-        turns  of repeats, in the order of the sizes of `turns`; None stands for more than `FEW` of them
+        turns  of repeats, in the order of the sizes of `iterations`; None stands for more than `FEW` of them
         """
-        known = {name: several for name, several in zip(self.turns, turns, strict=True) if several is not None}
+        known = {
+            name: several for name, several in zip(self.iterations, iterations, strict=True) if several is not None
+        }
         return stretches(self.table, self.widths, IN_KERNELS, known, BYTES[_NAMES[self.kind.value]])
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
@@ -236,25 +238,27 @@ class MemoryStep:
     def live(self) -> Live:
         return live(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS)
 
-    def moments(self, turns: Walked = every_turn) -> Iterator[tuple[Line, tuple[int, ...], int]]:
+    def moments(self, iterations: Walked = every_iteration) -> Iterator[tuple[Line, tuple[int, ...], int]]:
         """Every line as it runs, with the turns around it and the bytes in memory then, as the table says."""
-        levels_of_lines = moments(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS, turns)
+        levels_of_lines = moments(
+            self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS, iterations
+        )
         for line, path, level in levels_of_lines:
             yield line, path, level + self.beside
 
     def peak(self, sizes: Mapping[str, int]) -> int:
         """The most bytes, as the table says."""
         sizes = {**sizes, **(self.over.placed.sizes if self.over else {})}
-        turns = tuple((name, sizes[name]) for name in self.turns)
-        return max(int(level.at(sizes)) for level in self._levels_of(turns)) + self.beside
+        iterations = tuple((name, sizes[name]) for name in self.iterations)
+        return max(int(level.at(sizes)) for level in self._levels_of(iterations)) + self.beside
 
     def largest(self, budget: int) -> int:
         """The largest batch at which every line fits, as the table says: a polynomial of first degree, solved."""
         sizes = {name: size for name, size in self.sizes().items() if name != "B"}
-        turns = tuple((name, sizes[name]) for name in self.turns if name != "B")
-        levels = (level.with_sizes(sizes) for level in self._levels_of(turns))
+        iterations = tuple((name, sizes[name]) for name in self.iterations if name != "B")
+        levels = (level.with_sizes(sizes) for level in self._levels_of(iterations))
         several = min(_solved(level, budget - self.beside) for level in levels)
-        if "B" in self.turns and several <= FEW:  # the turns of a batch are counted for more than a few alone
+        if "B" in self.iterations and several <= FEW:  # the turns of a batch are counted for more than a few alone
             several = next((batch for batch in range(FEW, 0, -1) if self.peak({**sizes, "B": batch}) <= budget), 0)
         return several * self.accumulate
 
@@ -278,12 +282,12 @@ def _under_plan(structure: Structure, procedure: str, mode: str, plan: str, gath
 
 @lru_cache(maxsize=64)
 def _levels(
-    structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision, turns: _Turns
+    structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision, iterations: _Turns
 ) -> tuple[Polynomial, ...]:
     """The bytes at every line, each once, as polynomials in all sizes but those of the turns of repeats."""
     table = _under_plan(structure, procedure, mode, plan, gathers)
     widths = _widths(structure, _step(structure, procedure, mode), kind)
-    polynomials = levels(table, dict(turns), _NAMES[kind.value], widths)
+    polynomials = levels(table, dict(iterations), _NAMES[kind.value], widths)
     return tuple({frozenset(level.terms.items()): level for level in polynomials}.values())
 
 
@@ -296,15 +300,15 @@ def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, in
 
 def gathering(table: Table) -> Table:
     """A microbatch, whose gradients are added in place to those of the ones before."""
-    inside = any(line.tag.kernel and line.tag.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
-    if inside or any(turns and line.tag.phase == "optimizer_step" for line, turns in walk(table.lines)):
+    inside = any(line.meta.kernel and line.meta.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
+    if inside or any(iterations and line.meta.phase == "optimizer_step" for line, iterations in walk(table.lines)):
         plan = "in-product" if inside else "at-once"
         raise InputError(f"accumulate waits for the gradients of all microbatches: leave the plan {plan} out")
     accumulation = accumulated(table).gather
 
     def in_place(line: Line) -> tuple[Line, ...]:
         ends = line.name in accumulation.renewed.values()
-        return (replace(line, tag=replace(line.tag, phase="optimizer_step")) if ends else line,)
+        return (replace(line, meta=replace(line.meta, phase="optimizer_step")) if ends else line,)
 
     return replace(accumulation, lines=each_line(accumulation.lines, in_place))
 
@@ -312,9 +316,9 @@ def gathering(table: Table) -> Table:
 _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
 
-def turns_of(table: Table) -> dict[str, tuple[str, ...]]:
+def iterations_of(table: Table) -> dict[str, tuple[str, ...]]:
     """The sizes that say how many turns repeats have, in order, each with the counts of those repeats."""
-    counts = sorted({count for _, turns in walk(table.lines) for count in turns if not count.isdigit()})
+    counts = sorted({count for _, iterations in walk(table.lines) for count in iterations if not count.isdigit()})
     sizes = sorted({_counting(count) for count in counts})
     return {size: tuple(count for count in counts if _counting(count) == size) for size in sizes}
 

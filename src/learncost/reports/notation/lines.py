@@ -33,7 +33,7 @@ _EQUAL, _COMMA, _THIN = MathMark("="), MathMark(","), MathMark("thin")
 
 def equation(line: Line) -> str:
     """The number of the printed equation in parentheses, or nothing."""
-    return f"({line.tag.equation})" if line.tag.equation else ""
+    return f"({line.meta.equation})" if line.meta.equation else ""
 
 
 def line_node(line: Line, known: Collection[str] | None = None) -> Node:

@@ -186,8 +186,8 @@ def mathml(node: Node) -> str:
             if below is not None and above is not None:
                 return f"<msubsup>{inner}{mathml(below)}{mathml(above)}</msubsup>"
             if below is not None:
-                tag = "munder" if base == MathMark("∑") else "msub"
-                return f"<{tag}>{inner}{mathml(below)}</{tag}>"
+                meta = "munder" if base == MathMark("∑") else "msub"
+                return f"<{meta}>{inner}{mathml(below)}</{meta}>"
             return f"<msup>{inner}{mathml(above)}</msup>" if above is not None else inner
         case Fraction(top, bottom):
             return f"<mfrac>{mathml(top)}{mathml(bottom)}</mfrac>"

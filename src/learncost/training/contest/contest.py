@@ -20,7 +20,7 @@ from learncost.training.contest.budget import Budget, BudgetShare, share
 from learncost.training.contest.entrant import Entrant, EntrantTraining, Setting, costs
 from learncost.training.contest.problem import RATES
 from learncost.training.contest.trial import LearningRateSearch, StoppedError, TrialOutcome, readied, trained
-from learncost.training.contest.workers import Workers, in_turn
+from learncost.training.contest.workers import Workers, in_iteration
 
 
 class ContestReporter(Protocol):
@@ -98,7 +98,7 @@ def contest(
     report: ContestReporter | None = None,
     stop: Callable[[], bool] = lambda: False,
     finished: Callable[[Contest], None] = lambda contest_run: None,
-    workers: Workers = in_turn,
+    workers: Workers = in_iteration,
 ) -> Contest:
     """Train every entrant once for each seed, with equal budgets.
 
@@ -172,10 +172,10 @@ class _ContestRun:
             result.measured_peak, result.search = peak, chosen
             self._came(self.trials(result) * result.share.steps)
         # The entrants by turns, so that what disturbs the machine disturbs all of them.
-        turns = [(result, seed) for seed in seeds for result in results]
-        trainings = [(r.entrant, r.share, r.search.best, seed) for r, seed in turns if r.search is not None]
+        iterations = [(result, seed) for seed in seeds for result in results]
+        trainings = [(r.entrant, r.share, r.search.best, seed) for r, seed in iterations if r.search is not None]
         for place, result_of_seed in self.workers(trained, setting, trainings, self):
-            result, _ = turns[place]
+            result, _ = iterations[place]
             result.outcomes = tuple(
                 sorted((*result.outcomes, result_of_seed), key=lambda outcome: seeds.index(outcome.seed))
             )

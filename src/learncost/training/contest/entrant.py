@@ -163,6 +163,6 @@ class EntrantTraining(LayerTraining):
             took.append(perf_counter() - began)
         return median(took)
 
-    def _step_table(self, model: Model, turn: int | None = None) -> Table:
+    def _step_table(self, model: Model, iteration: int | None = None) -> Table:
         """The step gives back what a training goes on with, and no gradients."""
-        return without_gradients(super()._step_table(model, turn))
+        return without_gradients(super()._step_table(model, iteration))

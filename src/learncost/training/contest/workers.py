@@ -33,7 +33,7 @@ class Workers(Protocol):
     ) -> Iterator[tuple[int, Any]]: ...
 
 
-def in_turn(
+def in_iteration(
     task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: TrialReporter
 ) -> Iterator[tuple[int, Any]]:
     """In this process, one after the other."""
@@ -59,7 +59,7 @@ def workers(named: str | None, stop: Callable[[], bool]) -> Iterator[Workers]:
     Raises `InputError` for what is neither, where Dask is missing, and where no scheduler answers.
     """
     if named is None:
-        yield in_turn
+        yield in_iteration
         return
     is_number = named.isascii() and named.isdigit()
     if not (is_number and 0 < int(named) < 1000) and not named.startswith(("tcp://", "tls://")):

@@ -170,7 +170,7 @@ def _weights(model: Model) -> dict[_Place, Polynomial]:
                 name = outer[name]
             if name in left:
                 del left[name]
-                place = line.tag.layer, line.tag.block, line.tag.local or line.name
+                place = line.meta.layer, line.meta.block, line.meta.local or line.name
                 counts[place] = counts.get(place, Polynomial()) + Polynomial.of(model.table.axes[name])
     unread = total(Polynomial.of(model.table.axes[name]) for name in left) + Polynomial.of(
         (), model.configuration.unread
@@ -192,7 +192,7 @@ def _text_and_formula(row: PricedLine, axis_names: frozenset[str]) -> tuple[str,
     line = row.source
     if not isinstance(line, Line):
         return str(line), ""
-    bare = replace(line, tag=replace(line.tag, equation=""))
+    bare = replace(line, meta=replace(line.meta, equation=""))
     return str(bare), write.mathml(bare, axis_names)
 
 

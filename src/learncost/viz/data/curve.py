@@ -41,7 +41,7 @@ class MemoryLine:
     block: str | None
     macro_operation: str
     bytes: int
-    turns: int
+    iterations: int
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Bracket:
     depth: int
     count: str
     label: str
-    turns: int = 0
+    iterations: int = 0
 
     @property
     def title(self) -> str:
         """What is said beside it."""
-        return f"{self.label} {self.turns:,} ×"
+        return f"{self.label} {self.iterations:,} ×"
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _line(moment: Moment) -> MemoryLine:
         moment.block,
         moment.macro_operation,
         moment.bytes,
-        prod(turns for *_, turns in moment.loops),
+        prod(iterations for *_, iterations in moment.loops),
     )
 
 
@@ -238,9 +238,9 @@ def _together(array: MemoryArray, other: MemoryArray) -> MemoryArray:
 def _brackets(moments: tuple[Moment, ...]) -> Iterator[Bracket]:
     """The brackets of repeats that turn more than once."""
     for bracket in brackets([(moment.loops, moment.block) for moment in moments]):
-        turns = moments[bracket.first].loops[bracket.depth][-1]
-        if turns > 1:
-            yield replace(bracket, turns=turns)
+        iterations = moments[bracket.first].loops[bracket.depth][-1]
+        if iterations > 1:
+            yield replace(bracket, iterations=iterations)
 
 
 def brackets(lines: Sequence[tuple[tuple[tuple[Any, ...], ...], str | None]]) -> Iterator[Bracket]:
@@ -251,10 +251,10 @@ def brackets(lines: Sequence[tuple[tuple[tuple[Any, ...], ...], str | None]]) ->
             places = list(several)
             if len(loops) > depth:
                 count = loops[depth][1]
-                yield Bracket(places[0], places[-1], depth, count, _turns_text(count, lines[places[0]][1]))
+                yield Bracket(places[0], places[-1], depth, count, _iterations_text(count, lines[places[0]][1]))
 
 
-def _turns_text(count: str, block: str | None) -> str:
+def _iterations_text(count: str, block: str | None) -> str:
     """What turns, by the size that says how often: in a turn of all layers is one block, else there may be several."""
     if block is None or count not in ("n_layer", "n_enc", "n_dec"):
         return "these lines run"

@@ -29,7 +29,7 @@ def stretches(step: MemoryStep) -> dict[str, Any] | None:
     """The arrays of a step over its moments; None where bytes are no polynomials.
 
     few       up to how many turns of a repeat all are walked; of more the first two and the last two
-    turns     the sizes that say how often blocks run, with the counts that are in them: n with n and n/2
+    iterations the sizes that say how often blocks run, with the counts that are in them: n with n and n/2
     lines     every line once: its name, layer, block and pass
     brackets  lines that run in turns
     kinds     of arrays, in the order in which they stand on each other
@@ -40,21 +40,21 @@ def stretches(step: MemoryStep) -> dict[str, Any] | None:
     beside    what is there throughout and in no line, by what it is
     """
     beside = step.beside_by_axes
-    if beside is None or step.accumulate > 1 or "B" in step.turns:
+    if beside is None or step.accumulate > 1 or "B" in step.iterations:
         return None
     monomials, sources, shapes = Monomials(), _Places(), _Places()
     walks, lines = list[dict[str, Any]](), dict[int, Instant]()
-    for turns in _turns(step):
-        instants, arrays = step.stretches(turns)
+    for iterations in _iterations(step):
+        instants, arrays = step.stretches(iterations)
         lines |= {at.place: at for at in instants}
         rows = [_row(step, array, sources, shapes, monomials) for array in arrays]
-        walks.append({"turns": list(turns), "moments": [at.place for at in instants], "arrays": rows})
+        walks.append({"iterations": list(iterations), "moments": [at.place for at in instants], "arrays": rows})
     ordered = [lines[place] for place in sorted(lines)]
     return {
         "few": FEW,
-        "turns": step.turns,
+        "iterations": step.iterations,
         "lines": [_line(at) for at in ordered],
-        "brackets": [asdict(bracket) for bracket in brackets([(at.loops, at.line.tag.block) for at in ordered])],
+        "brackets": [asdict(bracket) for bracket in brackets([(at.loops, at.line.meta.block) for at in ordered])],
         "kinds": list(KINDS),
         "sources": list(sources.of),
         "shapes": list(shapes.of),
@@ -64,21 +64,21 @@ def stretches(step: MemoryStep) -> dict[str, Any] | None:
     }
 
 
-def _turns(step: MemoryStep) -> Iterator[tuple[int | None, ...]]:
+def _iterations(step: MemoryStep) -> Iterator[tuple[int | None, ...]]:
     """Which numbers of turns are walked: as many as there are, more than few, and of one repeat all up to few."""
     sizes = step.sizes()
     as_it_is = tuple(
         None if all(size_of(count, sizes) >= FEW for count in counts) else sizes[name]
-        for name, counts in step.turns.items()
+        for name, counts in step.iterations.items()
     )
     yield from dict.fromkeys((as_it_is, (None,) * len(as_it_is)))
     if len(as_it_is) == 1:
-        yield from ((turns,) for turns in range(1, FEW) if (turns,) != as_it_is)
+        yield from ((iterations,) for iterations in range(1, FEW) if (iterations,) != as_it_is)
 
 
 def _line(at: Instant) -> dict[str, Any]:
-    tag = at.line.tag
-    return {"line": at.line.name, "layer": tag.layer, "block": tag.block, "macro_operation": tag.phase}
+    meta = at.line.meta
+    return {"line": at.line.name, "layer": meta.layer, "block": meta.block, "macro_operation": meta.phase}
 
 
 def _row(

@@ -184,7 +184,9 @@ def _brackets(axes: Any, data: MemoryCurve, across: float) -> None:
             continue
         start, end = bracket.first, bracket.last + 1
         text = fitting(
-            (bracket.title, f"runs {bracket.turns:,} ×", f"{bracket.turns:,} ×"), (end - start) * across + 10, SMALL
+            (bracket.title, f"runs {bracket.iterations:,} ×", f"{bracket.iterations:,} ×"),
+            (end - start) * across + 10,
+            SMALL,
         )
         where = axes.get_xaxis_transform()
         axes.plot(

@@ -225,8 +225,8 @@ function drawBrackets(svg, layout, curve) {
         style: "stroke: var(--faint); stroke-width: 1",
       }),
     );
-    const turns = `${grouped(exact(bracket.turns))} ×`,
-      text = [`${bracket.label} ${turns}`, turns].find((title) => textWidth(title, 12) < to - from);
+    const iterations = `${grouped(exact(bracket.iterations))} ×`,
+      text = [`${bracket.label} ${iterations}`, iterations].find((title) => textWidth(title, 12) < to - from);
     if (text) svg.append(svgText((from + to) / 2, y + 21, text, { class: "faint small", "text-anchor": "middle" }));
   }
 }

@@ -11,16 +11,16 @@ function memoryNow(memory, axes, changed) {
   return { peak: exact(memory.peak), curve: () => memory.curve ?? null };
 }
 
-/** Whether a walk is of these turns: of as many, or of at least a few where it stands for more. */
+/** Whether a walk is of these iterations: of as many, or of at least a few where it stands for more. */
 function isOf(walk, stretches, axes) {
-  return Object.entries(stretches.turns).every(([size, counts], place) =>
-    walk.turns[place] === null
+  return Object.entries(stretches.iterations).every(([size, counts], place) =>
+    walk.iterations[place] === null
       ? counts.every((count) => sizeOf(count, axes) >= BigInt(stretches.few))
-      : axes[size] === BigInt(walk.turns[place]),
+      : axes[size] === BigInt(walk.iterations[place]),
   );
 }
 
-/** What is alive at every moment; every line stands once, with the moment of that of its turns that has most. */
+/** What is alive at every moment; every line stands once, with the moment of that of its iterations that has most. */
 function levelsNow(stretches, axes) {
   const walk = stretches.walks.find((each) => isOf(each, stretches, axes));
   if (!walk) return null;
@@ -45,11 +45,11 @@ function levelsNow(stretches, axes) {
     if (worst[place] === undefined || level > worst[place].bytes) worst[place] = { moment: at + 1, bytes: level };
     if (level > peak) peak = level;
   });
-  return { peak, worst, arrays, beside, turns: Object.fromEntries(stretches.brackets.map(({ count }) => [count, sizeOf(count, axes)])) };
+  return { peak, worst, arrays, beside, iterations: Object.fromEntries(stretches.brackets.map(({ count }) => [count, sizeOf(count, axes)])) };
 }
 
 /** The same as a curve: lines with their bytes, the kinds that make them, and the arrays of a line. */
-function curveOf(stretches, { peak, worst, arrays, beside, turns }) {
+function curveOf(stretches, { peak, worst, arrays, beside, iterations }) {
   const lines = stretches.lines.map((line, place) => ({ ...line, bytes: worst[place].bytes })),
     kinds = {},
     sums = Object.fromEntries(stretches.kinds.map((kind) => [kind, new Array(lines.length).fill(0n)]));
@@ -70,8 +70,8 @@ function curveOf(stretches, { peak, worst, arrays, beside, turns }) {
       }),
   ];
   const brackets = stretches.brackets
-    .filter(({ count }) => turns[count] > 1n)
-    .map((bracket) => ({ ...bracket, turns: turns[bracket.count] }));
+    .filter(({ count }) => iterations[count] > 1n)
+    .map((bracket) => ({ ...bracket, iterations: iterations[bracket.count] }));
   return { lines, brackets, kinds, peak, peak_at: lines.findIndex((line) => line.bytes === peak), alive };
 }
 

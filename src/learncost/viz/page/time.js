@@ -84,7 +84,7 @@ function workAt(work, monomials) {
     made,
     share,
     together,
-    turns: Number(countAt(work.repeat, monomials)),
+    iterations: Number(countAt(work.repeat, monomials)),
     phase: work.phase,
     sum: [...moved.values()].reduce((all, amount) => all + amount, 0),
   };
@@ -99,25 +99,25 @@ function inBlocks(products, blocks, size) {
     share = (queries + rows) / (2 * queries);
     if (blocks.windows.length) share = Math.min(share, (Math.max(...blocks.windows.map(size)) + rows) / queries);
   }
-  const turns = Math.max(1, Math.floor(queries / rows));
+  const iterations = Math.max(1, Math.floor(queries / rows));
   for (const product of products) {
     if (product.m === queries) product.m = rows;
     else if (product.k === queries) product.k = rows;
     else product.n = Math.min(product.n, rows);
-    product.batch *= turns;
+    product.batch *= iterations;
   }
   return share;
 }
 
 /** Of each array of each work, the bytes that were touched since it was touched last: within one turn, else a step. */
 function touchedAgo(works) {
-  const step = works.reduce((all, work) => all + work.turns * work.sum, 0),
+  const step = works.reduce((all, work) => all + work.iterations * work.sum, 0),
     last = new Map();
   let now = 0,
     body = 0,
-    turns = null;
+    iterations = null;
   return works.map((work) => {
-    if (work.turns !== turns) [body, turns] = [body + 1, work.turns];
+    if (work.iterations !== iterations) [body, iterations] = [body + 1, work.iterations];
     const ago = new Map();
     for (const name of work.moved.keys()) {
       const earlier = last.get(name);
@@ -132,7 +132,7 @@ function touchedAgo(works) {
 function newBytes(works, from) {
   const gradients = works
     .filter((work) => work.phase === "weight_update")
-    .reduce((all, work) => all + work.turns * work.made.reduce((sum, amount) => sum + amount, 0), 0);
+    .reduce((all, work) => all + work.iterations * work.made.reduce((sum, amount) => sum + amount, 0), 0);
   return works.map((work) => {
     if (work.phase === "optimizer_step") return 0;
     const several = work.phase === "weight_update" && gradients > from;
@@ -165,7 +165,7 @@ function timesAt(time, axes) {
     }
     const timedTogether = rates.queues && work.together && work.products.length;
     if (!timedTogether)
-      for (const [name, points] of work.points) compute += work.share * points * (rates.words[name] ?? 0);
+      for (const [name, points] of work.points) compute += work.share * points * (rates.ops[name] ?? 0);
     let memory = 0;
     for (const [name, amount] of work.moved) memory += amount / onCurve(rates.bandwidth, ago[place].get(name));
     const launch =
@@ -175,12 +175,12 @@ function timesAt(time, axes) {
           ? rates.launch_backward
           : rates.launch;
     const parts = {
-      compute: work.turns * compute,
-      memory: work.turns * memory + work.turns * fresh[place] * rates.fresh,
-      launch: rates.queues ? 0 : work.turns * launch,
+      compute: work.iterations * compute,
+      memory: work.iterations * memory + work.iterations * fresh[place] * rates.fresh,
+      launch: rates.queues ? 0 : work.iterations * launch,
     };
-    const spent = Math.max(parts.compute, work.turns * memory) + work.turns * fresh[place] * rates.fresh + parts.launch;
-    calls += work.turns * launch;
+    const spent = Math.max(parts.compute, work.iterations * memory) + work.iterations * fresh[place] * rates.fresh + parts.launch;
+    calls += work.iterations * launch;
     busy += spent;
     const limit = Object.keys(parts).reduce((most, name) => (parts[name] > parts[most] ? name : most), "compute");
     total += spent;
@@ -189,7 +189,7 @@ function timesAt(time, axes) {
     const point = points.get(work.main) ?? { line: work.main, seconds: 0, flops: 0, bytes: 0, limits: {} };
     point.seconds += spent;
     point.flops += work.share * Number(countAt(time.works[place].flops, monomials));
-    point.bytes += work.turns * work.sum;
+    point.bytes += work.iterations * work.sum;
     point.limits[limit] = (point.limits[limit] ?? 0) + spent;
     points.set(work.main, point);
     for (const { line } of time.works[place].lines) if (line !== work.main) inside[line] = work.main;

@@ -279,11 +279,11 @@ def _placed(
         return [TextLines(f"The table of every device is not shown: {error}", "bytes", ())]
     rows, phase = list[tuple[int, str, bool, int | None, str]](), ""
     for depth, line, collective in answer.statements():
-        if not isinstance(line, Loop) and line.tag.phase != phase:
-            phase = line.tag.phase
+        if not isinstance(line, Loop) and line.meta.phase != phase:
+            phase = line.meta.phase
             rows.append((0, phase.replace("_", " "), False, None, ""))
         moves = is_collective(line)
-        why = line.tag.why if isinstance(line, Op) else ""
+        why = line.meta.why if isinstance(line, Op) else ""
         times = f", {number(collective.times)} times" if collective and collective.times > 1 else ""
         amount = collective.payload_bytes if collective else None
         rows.append((depth + 1, str(line).partition("\n")[0], moves, amount, f"{why}{times}" if moves else ""))

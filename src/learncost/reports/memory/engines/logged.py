@@ -38,13 +38,13 @@ class Logs:
         start = next((place for place, label in enumerate(labels) if label not in before), len(labels))
         lines = self.log.lines(start)
         again = _again(lines)
-        tags = {term.name: line.tag for line, _ in walk(self.table.lines) for term in line.left}
+        metas = {term.name: line.meta for line, _ in walk(self.table.lines) for term in line.left}
         moments, phases = [], dict[int, str]()
         for place, line in enumerate(lines):
-            tag = tags.get(line.label.removesuffix(BACKWARD).partition("+")[0])
+            meta = metas.get(line.label.removesuffix(BACKWARD).partition("+")[0])
             phase = _phase(line.label, place in again)
-            loops = ((line.loop, self.counts.get(line.turns, ""), line.turns),) if line.turns > 1 else ()
-            layer, block = (tag.layer, tag.block) if tag else ("", None)
+            loops = ((line.loop, self.counts.get(line.iterations, ""), line.iterations),) if line.iterations > 1 else ()
+            layer, block = (meta.layer, meta.block) if meta else ("", None)
             moments.append(Moment(line.label, layer, phase, line.bytes, block, loops))
             phases[place] = phase
         return tuple(moments), tuple(self._stays(lines, phases))

@@ -29,7 +29,7 @@ _PART = {
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     alive, beside = step.live(), step.beside
     split = dict.fromkeys(SPLIT, 0)
-    for array in alive.witnesses:
+    for array in alive.live_at_peak:
         part = part_of(step, array)
         split[part] = split.get(part, 0) + array.bytes
     split["weights"] += step.quantized - step.flash
@@ -37,7 +37,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in alive.curve)
     moment = next(moment_of_peak for moment_of_peak in curve if moment_of_peak.bytes == alive.peak + beside)
     stays = _stays(step, alive, len(curve))
-    return MemoryUse(alive.peak + beside, moment, split, _with_quantized(alive.witnesses, step), curve, stays)
+    return MemoryUse(alive.peak + beside, moment, split, _with_quantized(alive.live_at_peak, step), curve, stays)
 
 
 def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
@@ -62,16 +62,16 @@ def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
             yield throughout(name, size, name)
 
 
-def _with_quantized(witnesses: tuple[LiveArray, ...], step: MemoryStep) -> tuple[LiveArray, ...]:
+def _with_quantized(live_at_peak: tuple[LiveArray, ...], step: MemoryStep) -> tuple[LiveArray, ...]:
     """The arrays that are alive, the largest first, with codes and scales as they are packed in RAM."""
     if step.in_flash or not step.quantized:
-        return witnesses
+        return live_at_peak
     arrays, sizes = step.packed, step.sizes()
     packed = [
         LiveArray(array.name, array.axes, shape_of(array.axes, sizes), bytes_of_array(array, sizes), role="weight")
         for array in arrays
     ]
-    others = [array for array in witnesses if array.name not in quantized_widths(step.model)]
+    others = [array for array in live_at_peak if array.name not in quantized_widths(step.model)]
     return tuple(sorted((*others, *packed), key=lambda array: -array.bytes))
 
 

@@ -59,12 +59,12 @@ class _LoopWriter:
     """One repeat while it is written: what the turn takes, what it gives, and the lists that collect it."""
 
     def __init__(
-        self, turns: LoopsWriter, scope: FunctionScope, line: Loop, around: Sequence[Statement], handed: set[str]
+        self, iterations: LoopsWriter, scope: FunctionScope, line: Loop, around: Sequence[Statement], handed: set[str]
     ) -> None:
         self.around, self.handed = around, handed
-        self.turns, self.scope, self.line, self.names = turns, scope, line, scope.identifiers
-        self.turn, self.number = self.names.of("turn", "loop"), next(turns.numbers)
-        self.title = title(line, turns.table)
+        self.iterations, self.scope, self.line, self.names = iterations, scope, line, scope.identifiers
+        self.iteration, self.number = self.names.of("turn", "loop"), next(iterations.numbers)
+        self.title = title(line, iterations.table)
         slices = {inside: scope.axes[outer][1:] for inside, outer in line.each if outer in scope.axes}
         axes = {**scope.axes, **slices, **line.axes}
         self.inner = FunctionScope(scope.backend, self.names, scope.helpers, axes, low=scope.low, codes=scope.codes)
@@ -92,14 +92,14 @@ class _LoopWriter:
         inner.statements = [*opened]
         handed = {carry.end for carry in line.carry} | {stacked for stacked, _ in line.keep}
         read, scope.read = scope.read, []
-        self.turns.statements(inner, line.lines, handed)
+        self.iterations.statements(inner, line.lines, handed)
         self._gives()
         self._function(len(opened))
         self._loop(read)
 
     def _like(self, lasting: Sequence[str]) -> str:
         """The array whose type numbers have: one that is there to the end, and no index."""
-        line, known = self.line, {**self.turns.table.known, **self.line.values}
+        line, known = self.line, {**self.iterations.table.known, **self.line.values}
         taken = {carry.start for carry in line.carry} | {name for name, _ in line.each} | {*line.shared}
         name_of = {self.names.of(name): name for name in taken & known.keys()}
         texts = (*lasting, *(source.text for source in self.sources), self.scope.like)
@@ -120,9 +120,9 @@ class _LoopWriter:
         """Slices of stacks: weights as one record, kept objects, other arrays; the statements that open the objects."""
         line, inner, opened = self.line, self.inner, list[Made]()
         rest = dict(line.each)
-        for group in self.turns.weights.groups:
+        for group in self.iterations.weights.groups:
             # In a turn that has several blocks' weights together the record itself holds stacks.
-            for stacks in (f"{self.turns.record}.{group.field}", self.turns.record):
+            for stacks in (f"{self.iterations.record}.{group.field}", self.iterations.record):
                 slices = {
                     inside: outer
                     for inside, outer in rest.items()
@@ -132,14 +132,14 @@ class _LoopWriter:
                     break
             if slices:
                 argument = f"{group.record}(*(stack[{self._at(*next(iter(slices.items())))}] for stack in {stacks}))"
-                self.parameters.append(FunctionParameter(self.turns.record, group.record, argument=argument))
+                self.parameters.append(FunctionParameter(self.iterations.record, group.record, argument=argument))
                 inner.paths |= {
-                    inside: f"{self.turns.record}.{self.names.of(outer)}" for inside, outer in slices.items()
+                    inside: f"{self.iterations.record}.{self.names.of(outer)}" for inside, outer in slices.items()
                 }
                 self.sources += [SizeSource(inner.paths[inside], inner.axes[inside]) for inside in slices]
                 rest = {inside: outer for inside, outer in rest.items() if inside not in slices}
         for record in dict.fromkeys(
-            self.turns.kept_objects[outer] for outer in rest.values() if outer in self.turns.kept_objects
+            self.iterations.kept_objects[outer] for outer in rest.values() if outer in self.iterations.kept_objects
         ):
             slices = {outer: inside for inside, outer in rest.items() if outer in record.names}
             opened += self._open(record, slices)
@@ -151,7 +151,7 @@ class _LoopWriter:
     def _at(self, inside: str, outer: str) -> str:
         """Where a turn's slice of a stack lies, or those that it has together."""
         together = self.line.part(inside, self.scope.axes.get(outer, ()))
-        return f"{self.turn} * {together} : ({self.turn} + 1) * {together}" if together else self.turn
+        return f"{self.iteration} * {together} : ({self.iteration} + 1) * {together}" if together else self.iteration
 
     def _joins(self, inside: str, outer: str) -> str:
         """The function that makes a stack of what the turns give: a slice each, or several together."""
@@ -166,7 +166,7 @@ class _LoopWriter:
         inner.layouts |= {inside: layouts[outer] for outer, inside in inside_of.items()}
         freed = (record.backwards or self.line.reverse) and self._readers(record.names)[-1] is self.line
         end = "" if self.line.reverse else "0"  # the stack is in the order of the turns, whichever was made first
-        argument = f"{record.variable}.pop({end})" if freed else f"{record.variable}[{self.turn}]"
+        argument = f"{record.variable}.pop({end})" if freed else f"{record.variable}[{self.iteration}]"
         if not record.record:
             (inside,) = inside_of.values()
             self._take(inside, self.inner.axes[inside], argument)
@@ -190,7 +190,7 @@ class _LoopWriter:
 
     def _gives(self) -> None:
         """Carried values, what it keeps for later loops as one object, gradients of weights as records, the rest."""
-        inner, names, values = self.inner, self.names, self.turns.table.known
+        inner, names, values = self.inner, self.names, self.iterations.table.known
         for carry in self.line.carry:
             self.returned.append(inner.settled(carry.end).text)
             self.targets.append(names.of(carry.final))
@@ -202,7 +202,7 @@ class _LoopWriter:
             together.setdefault(tuple(map(id, self._readers((pair[1],)))), []).append(pair)
         for place, pairs in enumerate(together.values()):
             self._keep(pairs, f"{self.number}.{place}" if place else f"{self.number}")
-        for group in self.turns.weights.groups:
+        for group in self.iterations.weights.groups:
             gradient_of = {values[outer].of: outer for outer in rest if values[outer].role == "gradient"}
             if gradient_of.keys() >= set(group.names):
                 outers = [gradient_of[name] for name in group.names]
@@ -215,7 +215,7 @@ class _LoopWriter:
 
     def _collect(self, variable: str, name: str, value: str) -> None:
         self.returned.append(value)
-        self.targets.append(f"{variable}[{self.turn}]")
+        self.targets.append(f"{variable}[{self.iteration}]")
         self.lists[variable] = name
 
     def _keep(self, pairs: Sequence[Pair], key: str) -> None:
@@ -232,9 +232,9 @@ class _LoopWriter:
             kept_object = SavedList(names.of("kept", f"record {key}"), record, outers, layouts, line.reverse)
             axes = {axes_text: f"[{' '.join(inner.axes[axes_text])}]" for axes_text, _ in pairs}
             fields = tuple((names.of(name), inner.backend.array, axes[name]) for name, _ in pairs)
-            self.turns.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
+            self.iterations.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
             text = call(record, values, indent=4 + len(", ".join(["return", *self.returned])))
-        self.turns.kept_objects |= dict.fromkeys(outers, kept_object)
+        self.iterations.kept_objects |= dict.fromkeys(outers, kept_object)
         self._collect(kept_object.variable, f"record {kept_object.variable}", text)
 
     def _gradients(self, group: WeightGroup, inside_of: Mapping[str, str]) -> None:
@@ -287,7 +287,7 @@ class _LoopWriter:
         self.name = self.names.of(self.title, f"function {self.number}")
         about = f"One turn of {line.count}{', the last one first' if line.reverse else ''}."
         first = [*body[:opened], *sizes, *masks]
-        self.turns.functions.append(function.text(self.name, self.parameters, about, first, body[opened:]))
+        self.iterations.functions.append(function.text(self.name, self.parameters, about, first, body[opened:]))
 
     def _size(self, size: str) -> str:
         """What a turn is told of a size: of a part that comes round, where that of this turn begins."""
@@ -298,7 +298,7 @@ class _LoopWriter:
         for mesh_axis in cuts(axis):
             here, devices = backend.place_along(mesh_axis), backend.devices_along(mesh_axis)
             if mesh_axis == self.line.around:
-                here = Code(f"({here.text} - 1 - {self.turn}) % {devices}", PRODUCT)
+                here = Code(f"({here.text} - 1 - {self.iteration}) % {devices}", PRODUCT)
             outer = Code(f"{place.at(PRODUCT)} * {devices}", PRODUCT)
             place = here if place.text == "0" else binary(outer, "+", here, SUM)
         return f"{place.at(POWER)} * {self.scope.size(axis)}"
@@ -318,11 +318,11 @@ class _LoopWriter:
             scope.put(f"{variable} = [None] * {count.atom}", (name,))
             if name == f"record {variable}":
                 scope.variables[name] = variable
-        turns = f"reversed(range({count.text}))" if line.reverse else f"range({count.text})"
+        iterations = f"reversed(range({count.text}))" if line.reverse else f"range({count.text})"
         arguments = [parameter.argument for parameter in self.parameters]
         call_text = call(self.name, arguments, f"{', '.join(self.targets)} = ", 8).replace("\n", "\n    ")
         scope.read = [*read, *(carry.final for carry in line.carry), *self.lists.values()]
-        scope.put(f"for {self.turn} in {turns}:\n    {call_text}", ())
+        scope.put(f"for {self.iteration} in {iterations}:\n    {call_text}", ())
         side, title, way = self.title.partition(_what(line))
         scope.statements[first].heading = f"the {side.replace('_', ' ')}{title}s{way.replace('_', ', ')}"
         for variable, text in self.stacked.items():
@@ -332,9 +332,9 @@ class _LoopWriter:
 
 def title(line: Loop, table: Table) -> str:
     """What one turn is called: block, decoder_block_backward."""
-    blocks = {inner.tag.block for inner, _ in walk(line.lines) if inner.tag.block}
-    every = {inner.tag.block for inner, _ in walk(table.lines) if inner.tag.block}
-    phases = {inner.tag.phase for inner, _ in walk(line.lines)}
+    blocks = {inner.meta.block for inner, _ in walk(line.lines) if inner.meta.block}
+    every = {inner.meta.block for inner, _ in walk(table.lines) if inner.meta.block}
+    phases = {inner.meta.phase for inner, _ in walk(line.lines)}
     side = f"{blocks.pop()}_" if len(every) > 1 and len(blocks) == 1 else ""
     title = f"{side}{_what(line)}"
     if "backward" in phases:
@@ -348,7 +348,7 @@ def loop_title(loop: CallLoop, table: Table) -> str:
     """What one turn of a scheduled loop is called; of a loop over sequences by the layers in it."""
     if loop.repeat.count != "B":
         return title(loop.repeat, table)
-    layers = dict.fromkeys(line.tag.layer for each in every_call((loop,)) for line in each.lines)
+    layers = dict.fromkeys(line.meta.layer for each in every_call((loop,)) for line in each.lines)
     return "_".join(layer for layer in layers if layer) or "turn"
 
 

@@ -80,29 +80,29 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
         how = ""
     starts_given = [values.pop(carry.initial) for carry in repeat.carry]
     around = {name: names.found(name, values) for name in repeat.shared if names.is_value(name)}
-    turns, stacks = size_of(repeat.count, names.state.sizes), _unbound(names, repeat, values)
+    iterations, stacks = size_of(repeat.count, names.state.sizes), _unbound(names, repeat, values)
     inner = _inside(names, repeat, 0, around, values, stacks)
     parts = [
         (_calls(inner, lines, ends), starts, ends)
         for lines, starts, ends in (blocks_of(repeat, names.state.cuts) if how or sharded else (whole_block(repeat),))
     ]
     kept: list[list[TapeTensor]] = [[] for _ in repeat.keep]
-    for turn in range(turns)[:: -1 if repeat.reverse else 1]:
+    for iteration in range(iterations)[:: -1 if repeat.reverse else 1]:
         for place, (calls, starts, ends) in enumerate(parts):
             if sharded:
-                group = names.state.group((number, place), turn)
+                group = names.state.group((number, place), iteration)
                 sharded.before_forward(group)
                 starts_given = sharded.entered(group, starts_given)
-            inner = _inside(names, repeat, turn, around, values, stacks)
+            inner = _inside(names, repeat, iteration, around, values, stacks)
             if how == "reentrant":
                 given = [*starts, *(name for name, tensor in around.items() if tensor.learns)]
                 inner.around = {name: tensor for name, tensor in inner.around.items() if name not in given}
                 more = [around[name].value for name in given[len(starts) :]]
                 results = tape.reentrant(
-                    _turn(inner, calls, given, ends), [*(tensor.value for tensor in starts_given), *more]
+                    _iteration(inner, calls, given, ends), [*(tensor.value for tensor in starts_given), *more]
                 )
             else:
-                again = _held(_turn(inner, calls, starts, ends), [tensor.value for tensor in starts_given])
+                again = _held(_iteration(inner, calls, starts, ends), [tensor.value for tensor in starts_given])
                 results = tape.checkpoint(again) if how else again()
             starts_given = [TapeTensor(tape, value) for value in results]
             del results
@@ -119,17 +119,17 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
 
 def _unbound(names: ScopeNames, repeat: Loop, values: Values) -> dict[str, list[TapeTensor]]:
     """Every turn's part of the stacks that have gradients, by the names of the parts."""
-    turns, stacks = size_of(repeat.count, names.state.sizes), {}
+    iterations, stacks = size_of(repeat.count, names.state.sizes), {}
     for inside, outer in repeat.each:
         if names.is_value(outer) and (stack := names.found(outer, values)).learns:
-            stacks[inside] = stack.split([stack.elements // turns] * turns)
+            stacks[inside] = stack.split([stack.elements // iterations] * iterations)
     return stacks
 
 
 def _inside(
     names: ScopeNames,
     repeat: Loop,
-    turn: int,
+    iteration: int,
     around: Values,
     values: Values,
     stacks: Mapping[str, Sequence[TapeTensor]],
@@ -138,11 +138,11 @@ def _inside(
     weights, drawn, slices = dict(names.weights), set(names.drawn), Values()
     for inside, outer in repeat.each:
         if outer in names.weights:
-            weights[inside] = (*names.weights[outer], str(turn))
+            weights[inside] = (*names.weights[outer], str(iteration))
         elif outer in names.drawn:
             drawn.add(inside)
         elif inside in stacks:
-            slices[inside] = stacks[inside][turn]
+            slices[inside] = stacks[inside][iteration]
         else:
             stack, elements = names.found(outer, values).value, names.count(repeat.axes[inside])
             slices[inside] = TapeTensor(names.tape, TapeValue(elements, stack.width, stack.room, view=True))
@@ -150,7 +150,7 @@ def _inside(
     return ScopeNames(names.state, {**names.axes, **repeat.axes}, weights, frozenset(drawn), seen)
 
 
-def _turn(
+def _iteration(
     names: ScopeNames, calls: Sequence[OperatorCall | Loop], starts: Sequence[str], ends: Sequence[str]
 ) -> Callable[[Sequence[TapeValue]], list[TapeValue]]:
     """A turn, or a block of one, to be run once or again on what it is given."""

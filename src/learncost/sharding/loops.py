@@ -21,7 +21,7 @@ def place_repeat(scope: ShardingScope, repeat: Loop) -> None:
     _move_shared(scope, repeat, busy)
     totals = {carry.start: _joinable(scope, carry) for carry in repeat.carry}
     while True:
-        inner, ends = _turn(scope, repeat, busy, totals)
+        inner, ends = _iteration(scope, repeat, busy, totals)
         narrower = {start: partial & ends[start] for start, partial in totals.items()}
         if narrower == totals:
             break
@@ -78,7 +78,7 @@ def _carried(scope: ShardingScope, start: str, partial: Partial) -> ShardLayout:
     return replace(home, partial=frozenset((q, how) for q, how in partial if q not in home.over))
 
 
-def _turn(
+def _iteration(
     scope: ShardingScope, repeat: Loop, busy: tuple[str, ...], totals: Mapping[str, Partial]
 ) -> tuple[ShardingScope, dict[str, Partial]]:
     """The lines of a turn, and how what it hands on is partial before it is brought into the layout of the start."""
@@ -88,7 +88,7 @@ def _turn(
         inner.give(carry.start, _carried(inner, carry.start, totals[carry.start]))
     for name, stack in repeat.each:
         layout = _stack_layout(scope, inner, repeat, (name, stack), busy)
-        inner.give(name, replace(layout, split=_of_turn(layout, repeat.part(name, scope.value(stack).axes))))
+        inner.give(name, replace(layout, split=_of_iteration(layout, repeat.part(name, scope.value(stack).axes))))
     inner.statements(repeat.lines)
     return inner, {carry.start: _ending(inner, carry.end) for carry in repeat.carry}
 
@@ -113,7 +113,7 @@ def _stack_layout(
     return layout
 
 
-def _of_turn(layout: ShardLayout, together: int) -> tuple[tuple[str, ...], ...]:
+def _of_iteration(layout: ShardLayout, together: int) -> tuple[tuple[str, ...], ...]:
     return layout.split if together else layout.split[1:]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from learncost.cost_models.book import Book
 from learncost.cost_models.line import kind, row_of
 from learncost.cost_models.row import PricedLine
-from learncost.ir.line import Op, Product
+from learncost.ir.line import Line, Op, Product
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import ZERO, Polynomial
 from learncost.ir.table import Table
@@ -53,6 +53,18 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Pri
             and (not operator or "attention" in operator)
         ):
             maccs = maccs * 2
-        opaque = line.opaque.flops(line.part) if isinstance(line, Op) and line.opaque else None
+        opaque = _opaque(line, book.causal)
         rows.append(row_of(table, line, iterations, maccs, opaque or maccs * 2))
     return tuple(rows)
+
+
+def _opaque(line: Line, causal: str) -> Polynomial | None:
+    """The FLOPs of a line that is not derived, at the pairs of positions that a book counts under a causal mask."""
+    if not isinstance(line, Op) or line.opaque is None:
+        return None
+    flops, visible = line.opaque.flops(line.part), line.opaque.visible
+    if flops is None or not visible or causal not in ("half", "inside"):
+        return flops
+    from fractions import Fraction  # only where a book halves
+
+    return flops * Polynomial.of((), Fraction(1, 2) if causal == "half" else Fraction(visible))

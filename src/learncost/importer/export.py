@@ -63,6 +63,7 @@ class Exported:
     selecting       the nodes by whose values one run selected places, which it hands out behind its results
     changed         by the node that it hands out: the buffers, parameters and inputs that it changes in place
     wants_gradient  whether a float input requires a gradient, by placeholder
+    examples        the example inputs of whole numbers, by placeholder
     unused          products that the module computes and nothing reads, which the graph does not have
     """
 
@@ -75,6 +76,7 @@ class Exported:
     letters: Letters
     wants_gradient: Mapping[str, bool]
     unused: Unused
+    examples: Mapping[str, Any] = field(default_factory=dict)
 
 
 def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
@@ -111,10 +113,17 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
         place: place in graph.asked or bool(getattr(flat.get(name), "requires_grad", False))
         for place, name in inputs_by_place.items()
     }
+    examples = {
+        place: flat[name]
+        for place, name in inputs_by_place.items()
+        if str(getattr(flat.get(name), "dtype", "")).startswith(("torch.int", "torch.uint"))
+    }
     letters = _letters(program, inputs_by_place, symbols)
     weights = _weights(module, signature)
     selected = [name for name in selecting if name]
-    return Exported(program, weights, inputs_by_place, outputs, selected, changed, letters, wants, graph.unused)
+    return Exported(
+        program, weights, inputs_by_place, outputs, selected, changed, letters, wants, graph.unused, examples
+    )
 
 
 SELECTING = "_selecting"

@@ -21,7 +21,7 @@ def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
     """The line of a node: one view, or several in a list. Raises `InputError` for a cost that has to be known."""
     import torch
 
-    known, missing = registered(node)
+    known, missing = registered(node, reader.examples)
     if missing and not reader.allows_unknown:
         what = f"the operator {name_of(node.target)}"
         raise reader.refusal(what, f"; no rule reads it, and {missing}, --unknown zero leaves them out")
@@ -70,7 +70,11 @@ def _letters(view: View) -> tuple[Hashable, ...]:
 def _result(reader: GraphReader, value: Any) -> Any:
     """A value that the operation gives: its axes are nobody else's. Nothing of what has no gradient, such as a code
     that says whether it went well, or is empty."""
-    if value is None or not (value.dtype.is_floating_point or value.dtype.is_complex):
+    import torch
+
+    if not isinstance(value, torch.Tensor):  # a size, or nothing
+        return value
+    if not (value.dtype.is_floating_point or value.dtype.is_complex):
         return None
     sizes = [size_of(size) for size in value.shape]
     if any(equal(size, 0) for size in sizes):

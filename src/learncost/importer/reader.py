@@ -67,6 +67,7 @@ class GraphReader:
     unsettled: Set[Any] = frozenset()
     recorder: Recorder = field(default_factory=Recorder)
     constants: NodeConstants = field(default_factory=lambda: NodeConstants({}))
+    examples: NodeConstants = field(default_factory=lambda: NodeConstants({}))  # with whole numbers of example inputs
     values: dict[Any, Any] = field(default_factory=dict)
     limits: dict[Size, int] = field(default_factory=dict)  # of sizes: how many places there are to look up
     given: dict[Any, StoredValue] = field(default_factory=dict)  # what is given from outside, by node and use

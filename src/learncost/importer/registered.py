@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from learncost.importer.constants import NodeConstants
 from learncost.importer.known_flops import FORMULAS, OpenError
 from learncost.importer.nodes import size_of
+from learncost.importer.sequences import OVER_SEQUENCES, flops, has_offsets, sequences
 from learncost.ir.line import Opaque
 
 
@@ -23,12 +25,18 @@ class _Unknown:
     names: list[str] = field(default_factory=list)
 
 
-def registered(node: Any) -> tuple[Opaque, str]:
+def registered(node: Any, values: NodeConstants) -> tuple[Opaque, str]:
     """What is known of the cost of a node of an exported graph, in the graph's symbols; and of what it is not known.
 
-    The second says what is missing in a clause, and is empty where everything is known.
+    The second says what is missing in a clause, and is empty where everything is known. `values` are the tensors that
+    the module holds and the whole numbers of the example inputs: offsets of sequences among them give their lengths.
     """
     name = name_of(node.target)
+    if name in OVER_SEQUENCES and (over := sequences(node, values)) is not None:
+        forward, backward = map(polynomial, flops(node, over))
+        visible = over.visible
+        share = "" if visible is None else f"{visible.numerator}/{visible.denominator}"
+        return Opaque(forward, backward, f"the products over {over}, with the scores twice in a step", share), ""
     open_before = _open_sizes(node)
     try:
         forward, backward, unknown = _counted(node)
@@ -44,7 +52,7 @@ def registered(node: Any) -> tuple[Opaque, str]:
     packet = getattr(node.target, "_overloadpacket", None)
     textbook = next((row.source for row in FORMULAS if row.packet is packet), "")
     source = textbook or f"the FLOP formula registered for {name}"
-    if any(argument.name.startswith(OFFSETS) for argument in node.target._schema.arguments):
+    if has_offsets(node):
         source += ", with every sequence as long as the longest: an upper bound"
     for count, text, of in zip((forward, backward), texts, ("", "the gradient of "), strict=True):
         if count is not None and text is None:
@@ -53,10 +61,6 @@ def registered(node: Any) -> tuple[Opaque, str]:
     sizes = "at fixed sizes they may be, else " if open_before and texts[0] is not None else ""
     missing = f"the FLOPs of {unknown} are not known: {sizes}register_flop_formula says them" if unknown else ""
     return Opaque() if texts[0] is None else Opaque(texts[0], texts[1], source), missing
-
-
-OFFSETS = ("cu_seq", "cum_seq")
-"""What kernels of attention call the offsets of sequences; no export has their values, which say lengths."""
 
 
 def name_of(target: Any) -> str:

@@ -116,6 +116,7 @@ def read_exported(
     constants = NodeConstants(_tensors(exported, module))
     makes = not exported.weights.paths and not any(exported.wants_gradient.values())
     reader = GraphReader(exported.program.graph, unknown == "zero", makes, unsettled(exported), constants=constants)
+    reader.examples = NodeConstants(_tensors(exported, module) | _whole_examples(exported))
     reader.buffers = dict(exported.program.graph_signature.inputs_to_buffers)
     reader.counted = frozenset(exported.program.graph_signature.buffers_to_mutate.values())
     reader.averages = frozenset(path for path, part in module.named_modules() if getattr(part, "momentum", 0.0) is None)
@@ -185,6 +186,12 @@ def _tensors(exported: Exported, module: Any) -> dict[Any, Any]:
             if tensor is not None and not (spec.target in changed and tensor.is_floating_point()):
                 tensors[nodes[spec.arg.name]] = tensor
     return tensors
+
+
+def _whole_examples(exported: Exported) -> dict[Any, Any]:
+    """The example inputs of whole numbers by the graph's nodes."""
+    nodes = [node for node in exported.program.graph.nodes if node.op == "placeholder"]
+    return {node: exported.examples[node.name] for node in nodes if node.name in exported.examples}
 
 
 def _given(reader: GraphReader, exported: Exported, node: Any, weights: dict[StoredValue, str]) -> Any:

@@ -125,11 +125,13 @@ class Opaque:
     """What is said of the cost of a line that is not derived: FLOPs as polynomials in sizes, and by whom.
 
     forward, backward   of one turn, as `Polynomial.parse` reads them; None: nobody knows
+    visible             the share of them, a fraction, that a causal mask leaves; "" where there is no mask
     """
 
     forward: str | None = None
     backward: str | None = None
     source: str = ""
+    visible: str = ""
 
     def flops(self, part: str) -> Polynomial | None:
         """The FLOPs of a word's part; None where they are not known."""
@@ -142,11 +144,12 @@ class Opaque:
             None if text is None else str(Polynomial.parse(text).rename(names))
             for text in (self.forward, self.backward)
         )
-        return Opaque(forward, backward, self.source)
+        return replace(self, forward=forward, backward=backward)
 
     def __str__(self) -> str:
         known = {"forward": self.forward, "backward": self.backward}
         text = "".join(f" {name} {flops}" for name, flops in known.items() if flops is not None)
+        text += f" visible {self.visible}" if self.visible else ""
         return f'{text} source "{self.source}"' if self.source else text
 
 

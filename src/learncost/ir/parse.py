@@ -18,6 +18,9 @@ from learncost.ir.term import Term
 _ORIGIN = re.compile(
     r"\s@\s+([^\s()\[\]{}=,;]+)(?:\s+(?!again\s+\d)([^\W\d][\w.:]*))?(?:\s+again\s+(\d+!?-?(?:/\d+!?-?)*))?\s*$"
 )
+LONGEST_SHARE = 40
+"""A share is written in up to so many characters."""
+
 _EQUATION = re.compile(r"\s\(([\d][\d, ()\-]*)\)\s*$")
 _HEADER = re.compile(r"^\s*([^\W\d]\w*)\s*\(([^;()]*)(?:;([^()]*))?\)\s*->\s*(.+?)\s*$")
 _REPEAT = re.compile(
@@ -28,7 +31,8 @@ _WHERE = re.compile(r"\swhere\s")
 _SIDE = r"([^\W\d]\w*'*|\d+)"
 _CONDITION = re.compile(rf"{_SIDE}\s*(<=|>=|!=|<|>|=)\s*{_SIDE}(?:\s*<\s*{_SIDE}\s*\+\s*{_SIDE})?")
 _OPAQUE = re.compile(
-    r"(=\s*opaque\s*\([^()]*\))(?:\s+forward\s+(.+?))?(?:\s+backward\s+(.+?))?(?:\s+source\s+\"([^\"]*)\")?\s*$"
+    r"(=\s*opaque\s*\([^()]*\))(?:\s+forward\s+(.+?))?(?:\s+backward\s+(.+?))?(?:\s+visible\s+(\S+))?"
+    r"(?:\s+source\s+\"([^\"]*)\")?\s*$"
 )
 _RUNNING = re.compile(
     r"\srunning\s+([^\s\[\]]+)\[([^\[\]]*)\]\s+([^\s\[\]]+)\[\2\](?:\s+([^\s\[\]]+)\[\])?\s+momentum\s+(\S+)\s*$"
@@ -166,12 +170,22 @@ def _ending(text: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
 
 def _opaque_cost(match: re.Match[str], text: str) -> Opaque:
     """What a line that is not derived says of its cost."""
-    _, forward, backward, source = match.groups()
+    _, forward, backward, visible, source = match.groups()
+    if visible and not _is_share(visible):
+        raise NotationError("`visible` is the share of pairs that a mask leaves, a fraction such as 5/9", text)
     try:
         forward, backward = (None if part is None else str(Polynomial.parse(part)) for part in (forward, backward))
     except InputError as error:
         raise NotationError(str(error), text) from None
-    return Opaque(forward, backward, source or "")
+    return Opaque(forward, backward, source or "", visible or "")
+
+
+def _is_share(text: str) -> bool:
+    """Whether a text is a fraction of whole numbers between 0 and 1."""
+    above, _, below = text.partition("/")
+    if not (above.isdecimal() and below.isdecimal() and len(text) <= LONGEST_SHARE):
+        return False
+    return 0 <= int(above) <= int(below) and int(below) > 0
 
 
 def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term], Line | LayerCall]:

@@ -468,6 +468,11 @@ def test_the_path_of_a_call_stands_before_those_of_its_lines():
         ("frozen: h", "`frozen:` names h, which is no weight of t; there are g"),
         ("unread: some", "a whole number, as in `unread: 4096`"),
         ("unused: some FLOPs/s", "what nothing reads are FLOPs, as in `unused: 2 B M d`"),
+        ("unused: inf B d", "as in `unused: 2 B M d`; 'inf B d' is not finite: inf is no size"),
+        ("unused: 2 B + 3 nan", "as in `unused: 2 B M d`; '2 B + 3 nan' is not finite: nan is no size"),
+        ("unused: -5 B", "as in `unused: 2 B M d`; '-5 B' is negative at all sizes"),
+        ("U[B M d] = opaque(X[B M d]) forward 2 Inf", "'2 Inf' is not finite: Inf is no size"),
+        ("U[B M d] = opaque(X[B M d]) forward 2 B backward - B", "'- B' is negative at all sizes"),
         ("U[B M d] = tanh(X[B M d]) @ a b c", "the module that it is of and what computes it there"),
         ("U[B M d] = tanh(X[B M d]) @", "the module that it is of and what computes it there"),
         ("U[B M d] = rms_norm(X; g) @ a linear", "the lines of rms_norm say themselves what computes them: write @ a"),
@@ -496,3 +501,8 @@ def test_a_share_is_of_answers():
     with pytest.raises(lc.InputError, match=r"Z holds values, and a share is of answers, .*Z: index of v"):
         lc.layer(value)
     assert lc.layer(lines.format(more=" share", role="share: share of Z", read="H[B v=Z[B]]")).name == "net"
+
+
+def test_unused_operations_that_are_no_whole_number_are_said_as_a_fraction():
+    layer = lc.layer("t(X; g) -> Y\n  unused: 1/2\n  Y[B M d] = X[B M d] g[d]")
+    assert "1/2 FLOPs of the forward pass are left out" in " ".join(str(lc.cost(layer, B=1, M=2, d=3)).split())

@@ -174,7 +174,7 @@ def _opaque_cost(match: re.Match[str], text: str) -> Opaque:
     if visible and not _is_share(visible):
         raise NotationError("`visible` is the share of pairs that a mask leaves, a fraction such as 5/9", text)
     try:
-        forward, backward = (None if part is None else str(Polynomial.parse(part)) for part in (forward, backward))
+        forward, backward = (None if part is None else str(Polynomial.operations(part)) for part in (forward, backward))
     except InputError as error:
         raise NotationError(str(error), text) from None
     return Opaque(forward, backward, source or "", visible or "")

@@ -184,10 +184,20 @@ class Polynomial:
                 raise InputError(f"{text!r} is no polynomial of sizes, such as 9 B M d e + 2 B^2")
             number, names = Fraction(1), list[str]()
             for whole, over, name, power in factors:
+                if name.lower() in ("inf", "nan"):
+                    raise InputError(f"{text.strip()!r} is not finite: {name} is no size")
                 number *= Fraction(int(whole), int(over or 1)) if whole else 1
                 names += [name] * int(power or 1) if name else []
             number = -number if sign == "-" else number
             count += Polynomial.of(names, int(number) if number.denominator == 1 else number)
+        return count
+
+    @staticmethod
+    def operations(text: str) -> Polynomial:
+        """The number of operations that a text writes. Raises `InputError`, also for what is negative at all sizes."""
+        count = Polynomial.parse(text)
+        if count.terms and all(coefficient < 0 for coefficient in count.terms.values()):
+            raise InputError(f"{text.strip()!r} is negative at all sizes: it counts nothing")
         return count
 
     def __add__(self, other: Polynomial) -> Polynomial:

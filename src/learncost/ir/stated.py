@@ -183,7 +183,7 @@ class Stated:
         if self.unused is not None:
             raise NotationError("`unused:` stands twice", line)
         try:
-            self.unused = Polynomial.parse(text)
+            self.unused = Polynomial.operations(text)
         except InputError as error:
             raise NotationError(f"what nothing reads are FLOPs, as in `unused: 2 B M d`; {error}", line) from None
 

@@ -207,7 +207,8 @@ def _left_out(layer: Layer) -> Iterator[str]:
     """What a module computes, of which its table says that nothing reads it."""
     if layer.unused.terms:
         flops = layer.unused.with_sizes(layer.sizes)
-        number = f"{flops.terms[()]:,}" if flops.terms.keys() == {()} else str(flops)
+        constant = flops.terms.get(()) if flops.terms.keys() == {()} else None
+        number = f"{constant:,}" if isinstance(constant, int) else str(flops)
         yield f"{number} FLOPs of the forward pass are left out, since nothing reads what they make"
 
 

@@ -47,6 +47,52 @@ def test_distances_cost_what_pytorch_runs(shape, said, centers, named):
     assert max(apart.value, apart.gradient) < 1e-7  # a product of numbers that nearly cancel
 
 
+@pytest.mark.parametrize("centers_learn", [True, False])
+@pytest.mark.parametrize("rows_learn", [True, False])
+def test_distances_with_a_frozen_side_cost_both_gradients_in_the_counter_of_pytorch(rows_learn, centers_learn):
+    module, x = Near(30), torch.randn(20, 6)
+    module.linear.requires_grad_(rows_learn)
+    module.centers.requires_grad_(centers_learn)
+    if not (rows_learn or centers_learn):
+        x.requires_grad_()
+    with FlopCounterMode(display=False) as counter:
+        module(x).sum().backward()
+    layer = lc.from_module(module, (x,))
+    assert lc.cost(layer, price_book="torch-flop-counter").total.flops == counter.get_total_flops()
+    needed = lc.cost(layer, price_book="matmul").total.flops
+    one_gradient = 2 * 20 * 30 * 8
+    assert counter.get_total_flops() - needed == (0 if rows_learn and centers_learn else one_gradient)
+
+
+class Turned(nn.Module):
+    """A matrix for each image, or what a layer makes of it, says where its places are read."""
+
+    def __init__(self, sides, align_corners):
+        super().__init__()
+        dims = len(sides)
+        self.sides, self.align_corners = sides, align_corners
+        self.by = nn.Linear(6, dims * (dims + 1))
+
+    def forward(self, x):
+        theta = self.by(x).unflatten(-1, (len(self.sides), -1))
+        return nn.functional.affine_grid(theta, [len(x), 1, *self.sides], align_corners=self.align_corners)
+
+
+@pytest.mark.parametrize("sides", [(4, 5), (1, 7), (3, 4, 2)])
+@pytest.mark.parametrize("align_corners", [True, False])
+def test_an_affine_grid_is_a_product(sides, align_corners):
+    module, x = Turned(sides, align_corners), torch.randn(3, 6)
+    with FlopCounterMode(display=False) as counter:
+        module(x).sum().backward()
+    assert torch.ops.aten.bmm in counter.get_flop_counts()["Global"]
+    for said, sizes in (("float 3 6", {}), ("float B 6", {"B": 3})):
+        layer = lc.from_module(module, {"x": said})
+        for book in ("matmul", "torch-flop-counter"):
+            assert lc.cost(layer, price_book=book, **sizes).total.flops == counter.get_total_flops()
+    apart = parity(module, (x,), read_module(module, (x,)))
+    assert max(apart.value, apart.gradient) < 1e-6  # PyTorch's places are in single precision
+
+
 class Routed(nn.Module):
     """Two of eight matrices for each token, or for each of those that an input says."""
 

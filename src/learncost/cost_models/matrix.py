@@ -24,6 +24,7 @@ from learncost.layers.products import (
     operator_maccs,
     operator_name,
     skipping,
+    with_a_second_gradient,
 )
 
 
@@ -34,6 +35,7 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Pri
     charge = charges.get(book.causal)
     blocks = book.causal == "blocks"
     few = skipping(table.lines, table.outputs) if blocks else frozenset[tuple[str, str]]()
+    twice = with_a_second_gradient(table.lines) if book.operators else frozenset[str]()
     scores = ScoreGradients()
     rows = []
     for line, iterations in walk(table.lines):
@@ -52,6 +54,8 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Pri
             and scores.again(line, kind(line, table) == "attention")
             and (not operator or "attention" in operator)
         ):
+            maccs = maccs * 2
+        if line.name in twice:
             maccs = maccs * 2
         opaque = _opaque(line, book.causal)
         rows.append(row_of(table, line, iterations, maccs, opaque or maccs * 2))

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from learncost.ir.line import Condition, Line, Op, Product
-from learncost.ir.loop import Loop, Statement, each_line
+from learncost.ir.loop import Loop, Statement, each_line, walk
 from learncost.ir.matmul_dims import sides
 from learncost.ir.polynomial import ZERO, Polynomial, base, total
 from learncost.ir.table import Table
@@ -31,6 +31,7 @@ PRODUCT_OPERATORS = frozenset(
         "tensordot",
         "multi_dot",
         "_euclidean_dist",
+        "affine_grid_generator",
         "convolution",
         "_convolution",
         "cudnn_convolution",
@@ -119,9 +120,15 @@ def operator_name(operator: str) -> str:
     return parts[0] if parts else operator
 
 
-IN_ITS_KERNEL = frozenset({"_euclidean_dist"})
+IN_ITS_KERNEL = frozenset({"_euclidean_dist", "affine_grid_generator"})
 """Operators whose forward kernel multiplies matrices where no counter of operators sees it; of the products of their
-backward pass it does: `cdist` of more than 25 rows (torch 2.13.0, aten/src/ATen/native/Distance.cpp)."""
+backward pass it does: `cdist` of more than 25 rows (torch 2.13.0, aten/src/ATen/native/Distance.cpp), `affine_grid`
+(AffineGridGenerator.cpp there)."""
+
+
+BOTH_GRADIENTS = frozenset({"_euclidean_dist"})
+"""Operators whose backward pass computes the gradients of both factors where one of them learns (torch 2.13.0,
+tools/autograd/derivatives.yaml, _euclidean_dist_backward)."""
 
 
 SEEN_BACKWARD = frozenset({"addbmm"})
@@ -138,6 +145,17 @@ def has_a_formula(line: Line, operators: Collection[str]) -> bool:
 def is_in_a_kernel(line: Product) -> bool:
     """Whether counters of operators see nothing of a product, which a kernel of another name computes."""
     return line.meta.phase in ("forward", "recomputation") and line.meta.operator in IN_ITS_KERNEL
+
+
+def with_a_second_gradient(lines: Iterable[Statement]) -> frozenset[str]:
+    """Return the results of the gradient products that run twice: those of an operator that computes the gradients of
+    both factors, of which the table has one, as the other factor does not learn."""
+    of_gradient: dict[str, list[str]] = {}
+    for line, _ in walk(lines):
+        learns = isinstance(line, Product) and line.meta.phase in ("backward", "weight_update")
+        if learns and line.meta.operator in BOTH_GRADIENTS:
+            of_gradient.setdefault(line.reads[0], []).append(line.name)
+    return frozenset(names[0] for names in of_gradient.values() if len(names) == 1)
 
 
 def in_half(line: Product, maccs: Polynomial) -> Polynomial:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from learncost.importer.axes import AxisClass
+from learncost.importer.deferred_sizes import settled
+from learncost.importer.nodes import shape_of
 from learncost.importer.operands import GivenTensor
 from learncost.importer.reader import GraphReader
 from learncost.importer.rule import rule
@@ -155,6 +159,31 @@ def _paired(reader: GraphReader, reads: Sequence[tuple[View, Sequence[str]]], ou
     if not summed_letters:
         return reader.recorder.line("product", list(reads), out)
     return matrix_product(reader.recorder, x, z, row_x, row_z, out)
+
+
+@rule("affine_grid_generator")
+def affine_grid(reader: GraphReader, theta: Any, _: Any, align_corners: bool = False) -> View:
+    """The places of an image from -1 to 1, with a 1 behind each, times the matrix of each image."""
+    sides = shape_of(reader.node)[1:-1]
+    places = settled(reader, "an affine grid", partial(_places, align_corners), *sides)
+    axes = [AxisClass(size) for size in (*sides, len(sides) + 1)]
+    letters = [f"i{place}" for place in range(len(sides))]
+    grid = (reader.given_numbers(places, *axes), [*letters, "d"])
+    return reader.recorder.line("product", [grid, (reader.view(theta), ["n", "e", "d"])], ["n", *letters, "e"])
+
+
+def _places(align_corners: bool, *sides: int) -> Any:
+    """The places of every point along its sides, the last side first, and 1."""
+
+    def along(side: int, point: int) -> float:
+        return (2 * point - (side - 1)) / max(side - 1 if align_corners else side, 1)
+
+    def rows(point: tuple[int, ...]) -> Any:
+        if len(point) < len(sides):
+            return [rows((*point, each)) for each in range(sides[len(point)])]
+        return [*(along(side, each) for side, each in zip(sides[::-1], point[::-1], strict=True)), 1.0]
+
+    return rows(())
 
 
 @rule("bilinear")

@@ -362,3 +362,20 @@ def test_a_precision_is_that_of_a_mesh_too():
     masters, none = (lc.run_cost("gpt2", "1e9", "DGX H100", dtype=each, **sizes) for each in ("bf16", "bf16-pure"))
     weights = lc.cost("gpt2", seq_len=64, n_layer=2).parameters
     assert masters.spread.step.peak - none.spread.step.peak == 8 * weights
+
+
+@pytest.mark.parametrize(
+    ("name", "called", "peak"),
+    [
+        ("bf16", "bf16", "bf16"),
+        ("bf16-pure", "bf16-pure", "bf16"),
+        ("int8-learned", "int8-learned", "fp32"),
+        ("tf32", "tf32", "tf32"),
+        (None, "bf16", "bf16"),
+    ],
+)
+def test_the_title_is_of_the_precision_and_the_peak_of_its_values(name, called, peak):
+    run = lc.run_cost("gpt2", "1e9", "A100-SXM-80GB", dtype=name, mfu=0.4)
+    assert " ".join(str(run).split("tokens  ")[0].split()).endswith(f"80GB in {called} value interval label")
+    assert run.figures["peak"].source.startswith(f"{peak}, dense")
+    assert (run.to_dict()["precision"], run.to_dict()["dtype"]) == (called, peak)

@@ -36,6 +36,8 @@ class RunCost(Shown):
         The device.
     dtype
         The data type whose peak counts.
+    precision
+        The precision of the step, which may have other types beside it: bf16-pure computes in bf16.
     figures
         The figures by name, each a `Figure`, in the order in which one follows from those before it.
     unknown
@@ -66,6 +68,7 @@ class RunCost(Shown):
     beside: Mapping[str, int] = field(default_factory=dict)
     total_by: str = "mfu"
     spread: Spread | None = None
+    precision: str = ""
 
     @property
     def flops(self) -> int:
@@ -109,6 +112,7 @@ class RunCost(Shown):
             "trained_parameters": self.step.trained_parameters,
             "device": self.device.name,
             "dtype": self.dtype,
+            "precision": self.precision or self.dtype,
             "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
             "unknown": dict(self.unknown),
             "flops_by_price_book": dict(self.beside),

@@ -235,7 +235,8 @@ def run_cost(
     figures["device_hours"] = products.device_hours(figures["time"], number)
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
-    return RunCost(step, machine, kind, figures, unknown, _beside(model, step, count, sizes), total_by, many)
+    others = _beside(model, step, count, sizes)
+    return RunCost(step, machine, kind, figures, unknown, others, total_by, many, precision or kind)
 
 
 def _type(dtype: str | None, precision: str | None) -> tuple[str | None, str | None]:

@@ -95,7 +95,7 @@ def _title(run: RunCost) -> str:
     sides = "" if run.step.target_len is None else f" and {run.step.target_len:,}"
     return (
         f"{model}, {tokens:,} tokens in sequences of {run.step.seq_len:,}{sides} by {run.step.procedure}, "
-        f"on {number:,} x {run.device.name} in {run.dtype}"
+        f"on {number:,} x {run.device.name} in {run.precision or run.dtype}"
     )
 
 

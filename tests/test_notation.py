@@ -262,6 +262,44 @@ def test_texts_of_chance_are_layers_or_refused():
     assert fuzz_tables.fuzz(200, seed=1) == []
 
 
+CANCELS = """drawn(X1 X5 T6 T7 T13; W12) -> Y9 Y14 Y4
+  Y2[b a c] = tanh(X1[b a c])
+  Y3[b a c] = exp(Y2[b a c])
+  Y4[b c a] = swish(Y3[b a c])
+  Y8[z j] = Y2[q z j] Y4[b=T6[] j z] X5[c=T7[q]]
+  Y9[c a] = -0.5[] Y8[a c] #a^0.5[]
+  repeat 3 carry Y8:
+    Y10[a] = #c^0.5[] X5[c] Y8[a c] 2[]
+    Y11[a] = Y10[a] Y10[a]
+    D[a c] = Y11[a] W12[a c] 0.3[]
+    Y8[a c] = Y8[a c] + D[a c]
+  Y14[c s] = softmax[c s](Y8[a=T13[s c] c])"""
+
+
+def test_what_large_numbers_leave_is_held_to_extended_precision(monkeypatch):
+    """Values of 2e9 leave gradients of 1e-7, of which two orders of a sum differ by as much as they are."""
+    assert fuzz_tables.tried(CANCELS) == ""
+    run = fuzz_tables.execute
+
+    def wrong(*arguments):
+        return {name: array + (1e-4 if name == "dX1" else 0) for name, array in run(*arguments).items()}
+
+    monkeypatch.setattr(fuzz_tables, "execute", wrong)
+    assert fuzz_tables.tried(CANCELS) == "the emitted program has another value"
+
+
+def test_products_that_are_stored_at_places_without_a_sum_are_no_maccs():
+    """The gradient of X has a product for each B, M, c and d, and no two of them at one place."""
+    layer = lc.layer("window(X; D) -> Y\n  Z[B M d] = X[B M q=(M + c - #c/2) d] D[c d]\n  Y[B M d] = tanh(Z[B M d])")
+    sizes = {"B": 2, "M": 3, "q": 4, "c": 6, "d": 5}
+    rows = {row.source.name: row for row in lc.price(lc.derive(layer).step, sizes, "run").rows}
+    points = 2 * 3 * 6 * 5
+    gradient = next(row for name, row in rows.items() if name.startswith("dX"))
+    assert (gradient.maccs.at(sizes), gradient.flops.at(sizes)) == (0, points)
+    gradient = next(row for name, row in rows.items() if name.startswith("dD"))
+    assert (gradient.maccs.at(sizes), gradient.flops.at(sizes)) == (points, 2 * points)
+
+
 LONG = "9" * 40
 NUMBERS = ("inf", "-inf", "1e400", "1e308", "1e22", "1e-400", "nan", "infinity", LONG, "9" * 5000, "1e99999999", "²")
 """As no place, no size, no power and no count of turns may be, but the tiny one, which is 0."""
@@ -282,6 +320,8 @@ WRITTEN = (
     "repeat {} carry X:\n    X[B d] = X[B d'] W[d' d]",
     "L[B e] = X[B d] W[d e]\n  sizes: d={}",
     "L[B e] = X[B d] W[d e]\n  unread: {}",
+    "L[B e] = X[B d] W[d e]\n  unused: {} B",
+    "L[B e] = opaque(X[B d], W[d e]) forward {} B",
 )
 
 

@@ -75,7 +75,8 @@ def _together(lines: Iterable[Line]) -> tuple[Polynomial, Polynomial]:
 def _scattered(lines: Iterable[Line]) -> Polynomial:
     """MACCs of products that are summed where an index says, as the gradients of experts' weights are: one a term.
 
-    The normal form multiplies in one line and adds at the index in another, a FLOP a term each.
+    The normal form multiplies in one line and adds at the index in another, a FLOP a term each. Terms that never meet
+    are stored without a sum.
     """
     products: set[str] = set()  # what was multiplied and not summed yet
     count = ZERO
@@ -88,7 +89,7 @@ def _scattered(lines: Iterable[Line]) -> Polynomial:
             continue
         if not left.indexed:
             products.add(line.name)
-        elif {*left.loops}.difference(axis for axis in left.axes if isinstance(axis, str)):
+        elif not left.apart and {*left.loops}.difference(axis for axis in left.axes if isinstance(axis, str)):
             count += Polynomial.of(left.loops)
     return count
 

@@ -295,3 +295,39 @@ def test_paths_of_low_rank_run_again_with_the_line_that_they_adapt(chosen, fold)
     with FlopCounterMode(display=False) as counter:
         module(torch.randn(5, 16)).sum().backward()
     assert ours.total.flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_t5_makes_zeros_that_require_a_gradient(reentrant):
+    """Its layers share a bias; under checkpoints that is zeros which require a gradient that nothing reads."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
+    quiet = {"use_cache": False, "decoder_start_token_id": 0, "dropout_rate": 0.0, "attn_implementation": "eager"}
+    module = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, **quiet)).train()
+    if reentrant is not None:
+        module.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    inputs = {"input_ids": torch.randint(1, 50, (2, 7)), "labels": torch.randint(1, 50, (2, 5))}
+    with FlopCounterMode(display=False) as counter:
+        module(**inputs).loss.backward()
+    cost = lc.cost(lc.from_module(module, inputs), price_book="matmul")
+    assert cost.total.flops == counter.get_total_flops()
+    assert (cost.macro_operations["recomputation"][1].flops > 0) == (reentrant is not None)
+
+
+class Asks(nn.Module):
+    """What it computes of its input, or makes of nothing, is made to require a gradient."""
+
+    def __init__(self, of_input):
+        super().__init__()
+        self.linear, self.of_input = nn.Linear(6, 6), of_input
+
+    def forward(self, x):
+        more = x.detach() * 2 if self.of_input else torch.zeros(6)
+        more.requires_grad = True
+        return self.linear(x) + more
+
+
+def test_what_is_made_of_an_input_may_not_begin_to_require_a_gradient():
+    with pytest.raises(lc.InputError, match="requires_grad is changed in a forward pass"):
+        lc.from_module(Asks(of_input=True), {"x": "float 3 6"})
+    assert lc.cost(lc.from_module(Asks(of_input=False), {"x": "float 3 6"}), price_book="matmul").total.flops == 432

@@ -61,7 +61,7 @@ def learning_kept(module: Any, changes: bool = False) -> Iterator[set[int]]:
         if requires_grad and places:
             asked.update(places)
             return
-        if changes:
+        if changes or _follows_from_nothing(base):
             return
         raise ChangedError(
             "requires_grad is changed in a forward pass, which no export keeps: set that of parameters before, and "
@@ -126,3 +126,22 @@ def learning_kept(module: Any, changes: bool = False) -> Iterator[set[int]]:
         setattr(torch.nn.Module, "to", move)  # noqa: B010
         setattr(torch.Tensor, "requires_grad_", change)  # noqa: B010
         setattr(torch.nn.Parameter, "__new__", make)  # noqa: B010
+
+
+def _follows_from_nothing(tensor: Any) -> bool:
+    """Whether a traced tensor is made of sizes and numbers alone, such as zeros: its gradient reaches nothing."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+    mode: Any = get_proxy_mode()
+    proxy = get_proxy_slot(tensor, mode.tracer, None)
+    if proxy is None:
+        return False
+    left, seen = [proxy.proxy.node], set[Any]()
+    while left:
+        node = left.pop()
+        if node.op in ("placeholder", "get_attr") and isinstance(node.meta.get("val"), torch.Tensor):
+            return False
+        left += [each for each in node.all_input_nodes if each not in seen]
+        seen.update(node.all_input_nodes)
+    return True

@@ -186,6 +186,8 @@ class Polynomial:
             for whole, over, name, power in factors:
                 if name.lower() in ("inf", "nan"):
                     raise InputError(f"{text.strip()!r} is not finite: {name} is no size")
+                if name and not name.isidentifier():
+                    raise InputError(f"{text.strip()!r} is no polynomial of sizes: {name} is no name")
                 number *= Fraction(int(whole), int(over or 1)) if whole else 1
                 names += [name] * int(power or 1) if name else []
             number = -number if sign == "-" else number

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
     set_checkpoint_early_stop,
 )
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 import learncost as lc
 from learncost.autodiff.derive import derive
@@ -331,3 +332,51 @@ def test_what_is_made_of_an_input_may_not_begin_to_require_a_gradient():
     with pytest.raises(lc.InputError, match="requires_grad is changed in a forward pass"):
         lc.from_module(Asks(of_input=True), {"x": "float 3 6"})
     assert lc.cost(lc.from_module(Asks(of_input=False), {"x": "float 3 6"}), price_book="matmul").total.flops == 432
+
+
+KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FUSED = {
+    KERNEL: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda d, q, k, v, *_, **__: (
+        sdpa_backward_flop_count(d, q, k, v)
+    ),
+}
+"""The formulas of PyTorch's kernels of CUDA, for that of a processor, which has none."""
+
+
+class Attention(nn.Module):
+    """Attention under a checkpoint, alone, twice, or with something behind it."""
+
+    def __init__(self, behind, reentrant):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(8, 8)
+        self.behind, self.reentrant = behind, reentrant
+
+    def attend(self, x):
+        q, k, v = self.qkv(x).view(2, -1, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        values = functional.scaled_dot_product_attention(q, k, v)
+        return self.behind(self, q, k, values)
+
+    def forward(self, x):
+        return self.attend(x) if self.reentrant is None else checkpoint(self.attend, x, use_reentrant=self.reentrant)
+
+
+BEHIND = {
+    "nothing": lambda module, q, k, values: values,
+    "a sum": lambda module, q, k, values: values + q,
+    "a product": lambda module, q, k, values: module.out(values),
+    "another": lambda module, q, k, values: functional.scaled_dot_product_attention(q, k, values),
+}
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize("behind", BEHIND)
+def test_attention_at_the_end_of_a_checkpoint_runs_again_as_a_kernel_or_as_its_products(behind, reentrant):
+    module, x = Attention(BEHIND[behind], reentrant), torch.randn(2, 12, 16, requires_grad=True)
+    model = lc.from_module(module, {"x": "float 2 12 16 gradient"})
+    with FlopCounterMode(display=False, custom_mapping=FUSED) as counter:
+        module(x).sum().backward()
+    assert KERNEL in counter.get_flop_counts()["Global"]
+    assert lc.cost(model, price_book="torch-flop-counter").total.flops == counter.get_total_flops()
+    with sdpa_kernel(SDPBackend.MATH):
+        assert lc.cost(model, price_book="matmul").total.flops == counted(module, x)

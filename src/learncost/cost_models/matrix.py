@@ -26,6 +26,8 @@ from learncost.layers.products import (
     skipping,
     with_a_second_gradient,
 )
+from learncost.ops import entry
+from learncost.passes.checkpoints import first_name
 
 
 def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[PricedLine, ...]:
@@ -36,19 +38,28 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Pri
     blocks = book.causal == "blocks"
     few = skipping(table.lines, table.outputs) if blocks else frozenset[tuple[str, str]]()
     twice = with_a_second_gradient(table.lines) if book.operators else frozenset[str]()
+    ends = _ends_of_attention(table) if book.again else {}
     scores = ScoreGradients()
+
+    def charged(line: Line) -> Polynomial:
+        """The MACCs of a line by itself."""
+        operator = operator_name(line.meta.operator) if book.operators else ""
+        if not isinstance(line, Product) or is_in_a_kernel(line):
+            return ZERO
+        if operator and not has_a_formula(line, book.operators):
+            return ZERO
+        maccs = operator_maccs(line) if operator else matrix_maccs(line)
+        kernel = line.meta.kernel
+        if charge and maccs and (not blocks or (kernel and (kernel.name, line.name) in few)):
+            return charge(line, maccs)
+        return maccs
+
     rows = []
     for line, iterations in walk(table.lines):
         operator = operator_name(line.meta.operator) if book.operators else ""
-        maccs = ZERO
-        counted = isinstance(line, Product) and not is_in_a_kernel(line)
-        if counted and (not operator or has_a_formula(line, book.operators)):
-            assert isinstance(line, Product)
-            maccs = operator_maccs(line) if operator else matrix_maccs(line)
-        kernel = line.meta.kernel
-        if charge and maccs and (not blocks or (kernel and (kernel.name, line.name) in few)):
-            assert isinstance(line, Product)
-            maccs = charge(line, maccs)
+        maccs = charged(line)
+        if line.name in ends:
+            maccs += charged(ends[line.name])
         if (
             book.again
             and scores.again(line, kind(line, table) == "attention")
@@ -60,6 +71,24 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Pri
         opaque = _opaque(line, book.causal)
         rows.append(row_of(table, line, iterations, maccs, opaque or maccs * 2))
     return tuple(rows)
+
+
+def _ends_of_attention(table: Table) -> dict[str, Product]:
+    """Return the last products of attention that run again as part of its kernel, by the shares that run again.
+
+    A checkpoint stops at the last value that the gradients of lines read, which are the shares of attention. A fused
+    kernel has no shares: it keeps its result, and computes all of it again.
+    """
+    lines = [line for line, _ in walk(table.lines)]
+    shares = {line.name for line in lines if isinstance(line, Op) and entry(line.op).makes == "shares"}
+    again = {first_name(line.name): line.name for line in lines if line.meta.phase == "recomputation"}
+    ends = {}
+    for line in lines:
+        if isinstance(line, Product) and line.meta.phase == "forward" and "attention" in line.meta.operator:
+            for name in shares.intersection(line.reads):
+                if name in again and line.name not in again:
+                    ends[again[name]] = line
+    return ends
 
 
 def _opaque(line: Line, causal: str) -> Polynomial | None:

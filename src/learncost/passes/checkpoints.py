@@ -7,6 +7,7 @@ its lines is computed. It stops at the last value that autograd kept of it; one 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -156,3 +157,8 @@ def _is_whole(path: Path, line: Line) -> bool:
 def _again(name: str, above: int) -> str:
     """What a value is called that a checkpoint makes again: its own one, or one so many above it."""
     return f"{name}.again{above + 1 if above else ''}"
+
+
+def first_name(name: str) -> str:
+    """Return what the value of a checkpoint is called forward, by its name where it runs again."""
+    return re.sub(r"\.again\d*$", "", name)

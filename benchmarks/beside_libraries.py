@@ -152,7 +152,7 @@ def trainlib_rows(trainlib: Path, folder: Path) -> Iterator[str]:
     yield f"a step on 1 sample: PULP-TrainLib on one core {plain:,} instructions with its plain products"
     yield f"    {step(objects, best):,} with the products {best} of its list"
     yield f"    {8 * WEIGHTS:,} bytes of weights and gradients"
-    for plan in ("at-once", "in-product"):
+    for plan in ("fused-update", "epilogue-update"):
         ours, program = our_step(1, folder, plan)
         contracted, _ = our_step(1, folder, plan, ["-ffp-contract=fast"])
         said = f"{contracted:,} where products and sums are contracted, as theirs are"

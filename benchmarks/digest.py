@@ -70,7 +70,7 @@ def of_tables(preset: str) -> Iterator[Question]:
         yield cost("inference", "--procedure", procedure, "--dtype", "bf16", *equation)
     yield cost("lora", "--lora", "all-linear", *equation, *PLAIN)
     yield cost("head", "--train", "head", *PLAIN)
-    yield cost("plan", "--plan", "flash,head,recompute=gelu+norm", *equation, *PLAIN)
+    yield cost("plan", "--plan", "flash,chunked-loss,recompute=gelu+norm", *equation, *PLAIN)
     yield cost("on", "--on", "A100-SXM-80GB", *equation, *PLAIN)
     for command in ("conventions", "rules", "formulas"):
         yield f"{preset} {command}", (command, preset, "--json")
@@ -83,7 +83,7 @@ def of_tables(preset: str) -> Iterator[Question]:
         yield memory("table", "--procedure", procedure, *PLAIN)
         yield memory("table", "--procedure", procedure, *short, "--dtype", "bf16")
     for procedure in LEARNING[:2]:
-        yield memory("autograd", "--procedure", procedure, *short)
+        yield memory("eager", "--procedure", procedure, *short)
     for engine in ("torch", "torch-operators", "numpy"):
         yield memory(engine, *short, "--num-hidden-layers", "2")
     yield f"{preset} fit", ("fit", preset, "--ram", "24GB", "--optimizer", "adamw", *length, "--json")
@@ -99,7 +99,7 @@ def of_images(preset: str) -> Iterator[Question]:
     """What is asked of a preset that is a table."""
     yield f"{preset} cost run", ("cost", preset, *PLAIN, "--json")
     yield f"{preset} cost matmul", ("cost", preset, "--price-book", "matmul", *PLAIN, "--json")
-    yield f"{preset} memory table", ("memory", preset, "--engine", "table", *PLAIN, "--json")
+    yield f"{preset} memory table", ("memory", preset, "--engine", "graph", *PLAIN, "--json")
 
 
 def of_layers(layer: str) -> Iterator[Question]:

@@ -3,7 +3,7 @@
     python benchmarks/imported_peaks.py [--only linear,llama] [--dtype fp32,bf16]
 
 Needs torch and transformers (extra `test`), and for the rows of their modules torchvision, timm, diffusers and peft
-(extra `zoo`). Each module is read by `lc.from_module`; its memory is `lc.memory(..., engine="autograd")`. Beside it two
+(extra `zoo`). Each module is read by `lc.from_module`; its memory is `lc.memory(..., engine="eager")`. Beside it two
 steps of AdamW (fused) run on a processor, as in peaks.py. bf16 is a module in bf16 throughout. What kernels of products
 take for themselves is apart: the last column has what that adds.
 """
@@ -338,7 +338,7 @@ def train(build: Callable[[], Any], given: Callable[[torch.dtype], dict[str, Any
 
 
 def predicted(
-    build: Callable[[], Any], given: Callable[[torch.dtype], dict[str, Any]], dtype: str, engine: str = "autograd"
+    build: Callable[[], Any], given: Callable[[torch.dtype], dict[str, Any]], dtype: str, engine: str = "eager"
 ) -> int:
     """What `learncost memory` says of the module."""
     inputs = given(torch.float32)

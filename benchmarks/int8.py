@@ -156,7 +156,7 @@ def integers(configuration: Configuration, epochs: int) -> None:
     """Whole numbers alone: here the program in C99 itself learns, on this machine."""
     images, classes = digits()
     learning = {"procedure": "bp", "optimizer": "sgd", "precision": "integer-only"}
-    settings = FirmwareOptions("step", plan="in-product", batch_size=BATCH, dtype="int32")
+    settings = FirmwareOptions("step", plan="epilogue-update", batch_size=BATCH, dtype="int32")
 
     def shares(seed: int, rate: float) -> tuple[float, float]:
         program = program_of(configuration, settings, learning, drawn(seed))

@@ -106,7 +106,7 @@ def modules(given: argparse.Namespace) -> Iterator[Case]:
             for dtype, setting in (("fp32", "plain"), ("bf16", "plain"), ("fp32", "checkpoints")):
                 for shape in ("loss", "block", "optimizer") if setting == "plain" else ("block",):
                     if given.placement in ("", names) and given.dtype in ("", dtype) and model in MODULES:
-                        yield Case(model, names, grid, "autograd", dtype, shape, setting)
+                        yield Case(model, names, grid, "eager", dtype, shape, setting)
 
 
 def wrapped(case: Case, devices: Any) -> Any:
@@ -216,7 +216,7 @@ def main() -> int:
         work(Path(given.meet), [Case(**each) for each in json.loads(given.work)])
         return 0
     chosen, ratios = [*cases(given)], list[float]()
-    chosen += modules(given) if given.engine in ("", "autograd") else ()
+    chosen += modules(given) if given.engine in ("", "eager") else ()
     for number in sorted({mesh(case.mesh).devices for case in chosen}):
         several = [case for case in chosen if mesh(case.mesh).devices == number]
         for case, how, peak, most in on_processes(number, several):

@@ -23,7 +23,7 @@ WIDTHS = (640, 128, 128, 128, 128, 8, 128, 128, 128, 128, 640)
 """Of the autoencoder: its input, nine hidden layers, its output."""
 
 TERM = "their term for the error, one for each of the 640 outputs, is no matrix product"
-STORED = "their rule leaves gradients of weights out: under the plan in-product they are indeed never stored"
+STORED = "their rule leaves gradients of weights out: under the plan epilogue-update they are indeed never stored"
 NOT_DERIVED = "Forward-Forward is no procedure of the tables: it needs negative data, which are another task"
 NO_LAYERS = "the layers of this convolutional network are not in what was read; its tables are not written"
 BESIDE = "32,898 a pass are no products: 28,672 residual sums, 4,096 pooled values, 130 for the softmax"
@@ -59,7 +59,7 @@ def autoencoder(procedure: str, plan: str) -> FirmwareProgram:
 
 def maccs(procedure: str) -> int:
     """Matrix products of a step on one sample, as priced."""
-    program = autoencoder(procedure, "in-product")
+    program = autoencoder(procedure, "epilogue-update")
     return int(lc.price(program.tables["step"], program.sizes, lc.book("matmul")).maccs)
 
 
@@ -140,7 +140,7 @@ def resnet() -> tuple[int, int, int]:
 def executed() -> Iterator[tuple[str, str, int, int, int]]:
     """What the autoencoder takes when it runs in C99, in elements of fp32: weights, arena, all RAM."""
     for procedure in ("bp", "pepita", "mempepita"):
-        for plan in ("at-once", "in-product"):
+        for plan in ("fused-update", "epilogue-update"):
             rooms = autoencoder(procedure, plan).firmware.rooms
             yield procedure, plan, rooms.weights // 4, rooms.arena // 4, rooms.ram // 4
 

@@ -37,15 +37,15 @@ from learncost.reports.memory.planner import memory
 EXAMPLE = {"B": 1, "M": 128, "N": 128, "d": 768, "k": 64, "h": 12, "f": 3072, "v": 30522}
 # Alone, and together.
 EXAMPLE_PLANS = (
-    *("", "flash", "head", "recompute=gelu+norm", "recompute=attention", "recompute=all"),
-    *("recompute=block/4", "at-once", "fused"),
-    "flash,fused,head,at-once",
-    "flash,fused,head,at-once,recompute=gelu+norm",
-    "flash,fused,head,at-once,recompute=all",
-    "flash,fused,head,in-product,recompute=all",
+    *("", "flash", "chunked-loss", "recompute=gelu+norm", "recompute=attention", "recompute=all"),
+    *("recompute=block/4", "fused-update", "fused"),
+    "flash,fused,chunked-loss,fused-update",
+    "flash,fused,chunked-loss,fused-update,recompute=gelu+norm",
+    "flash,fused,chunked-loss,fused-update,recompute=all",
+    "flash,fused,chunked-loss,epilogue-update,recompute=all",
 )
 SEGMENTS = tuple(
-    f"flash,head,at-once{more}"
+    f"flash,chunked-loss,fused-update{more}"
     for more in ("", *(f",recompute=block{part}" for part in ("", "/2", "/3", "/4", "/2+gelu+norm", "/6+all")))
 )
 EXAMPLE_LAYERS = ("embedding", "attention", "add_norm", "feed_forward", "head")

@@ -179,7 +179,7 @@ class Generation:
         inputs |= {"tokens": self.tokens[:, queries]} | ({"source": self.source} if "source" in table.inputs else {})
         return inputs
 
-    def at_once(self):
+    def fused_update(self):
         """The logits of every position by the model's own table."""
         table = self.model.table
         at = np.arange(self.length)

@@ -47,8 +47,9 @@ CHOICES = {
     "train": "all none head embeddings biases attn mlp.fc1 wte q_proj",
     "train_layers": "0 last 0-1 5-2 0,0 99 -1 0-99999999999 first",
     "lora": "all-linear attention feed_forward q_proj,v_proj query,value c_attn q,v WQ wte",
-    "plan": "head at-once flash fused auto head,at-once recompute=gelu+norm recompute=block/2 recompute head,head",
-    "engine": "numpy torch torch-operators autograd autograd-foreach jax",
+    "plan": "recompute chunked-loss fused-update flash auto chunked-loss,fused-update recompute=block/2+norm "
+    "chunked-loss,chunked-loss",
+    "engine": "numpy torch torch-operators eager eager-foreach jax",
     "on": "A100-SXM-40GB H100-SXM here V100-SXM2 nowhere",
     "backend": "numpy torch jax c",
     "phase": "step forward backward",

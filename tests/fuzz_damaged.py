@@ -109,7 +109,7 @@ def made(place: Path) -> list[Case]:
     cases += [Case("cluster.json", over, json.dumps(CLUSTER).encode()), Case("cluster.toml", over, as_toml(CLUSTER))]
     by = f"cost gpt2 {NEEDS} --procedure {{file}}", f"compare gpt2 {NEEDS} --procedure bp,{{file}}"
     cases += [Case("mine.toml", by, PROCEDURE.encode())] * 2
-    read = "cost {file} --B 2 --f 3", "explain {file}", "formulas {file}", "memory {file} --B 2 --f 3 --engine table"
+    read = "cost {file} --B 2 --f 3", "explain {file}", "formulas {file}", "memory {file} --B 2 --f 3 --engine graph"
     emitted = "emit {file} --backend c99 --B 1 --f 2 --output {folder}/out.c"
     cases += [Case("mine.table", (*read, emitted), TABLE.encode())] * 2
     asked = "cost {file}", "memory {folder}", "conventions {file}", "fit {file} --ram 8GB"

@@ -29,7 +29,7 @@ from learncost.models.presets import presets
 ASKED = (
     *("cost {}", "cost {} --seq-len 8", "cost {} --json --by equation", "compare {} --procedures bp,recompute"),
     *(
-        "memory {} --engine table --seq-len 64",
+        "memory {} --engine graph --seq-len 64",
         "conventions {}",
         "rules {}",
         "formulas {}",

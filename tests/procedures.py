@@ -40,11 +40,11 @@ from learncost.procedures.procedure import LEARNING
 EXAMPLES = Path(__file__).parents[1] / "examples" / "procedures"
 FILES = tuple(str(path) for path in sorted(EXAMPLES.glob("*.toml")))
 BACKENDS = {"numpy": ".py", "torch": ".py", "jax": ".py", "c99": ".c"}
-ENGINES = ("table", "numpy", "torch", "c99")
+ENGINES = ("graph", "numpy", "torch", "c99")
 BATCH, TRIED = "--seq-len 6 --batch-size 2", "--seeds 0 --rates 0.01"
 
 LINES = {
-    "cost": [f"cost {{model}} {{lengths}} {flags}" for flags in ("", "--by equation --json", "--plan head")],
+    "cost": [f"cost {{model}} {{lengths}} {flags}" for flags in ("", "--by equation --json", "--plan chunked-loss")],
     "compare": ["compare {model} {lengths}"],
     "memory": [f"memory {{model}} {{lengths}} --engine {engine}" for engine in ENGINES],
     "fit": ["fit {model} {lengths} --ram 200kB"],

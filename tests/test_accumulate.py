@@ -27,22 +27,22 @@ def worst(one, two):
 def test_microbatches_are_one_batch(procedure, model, padding):
     # Sums over sequences do not care which of them are taken first: only the order of additions differs. With padding
     # the microbatches have different numbers of targets, and the share of the loss is that of all of them.
-    at_once, parts = (training(model, procedure, "adamw", weight_decay=0.1, accumulate=k) for k in (1, 3))
+    fused_update, parts = (training(model, procedure, "adamw", weight_decay=0.1, accumulate=k) for k in (1, 3))
     for seed in range(2):
         tokens, extra = batch(model, seed, padding=padding, rows=6)
-        losses = [trained.step(tokens, **extra) for trained in (at_once, parts)]
+        losses = [trained.step(tokens, **extra) for trained in (fused_update, parts)]
         assert losses[0] == pytest.approx(losses[1], abs=EXACT)
     # AdamW divides by the root of squares: its steps blow up differences of gradients that are nearly zero.
-    assert worst(at_once.state, parts.state) < EXACT
-    assert worst(at_once.weights, parts.weights) < 1e-9
+    assert worst(fused_update.state, parts.state) < EXACT
+    assert worst(fused_update.weights, parts.weights) < 1e-9
 
 
 def test_targets_that_only_one_microbatch_has():
-    at_once, parts = (training("gpt2", "bp", "sgd", accumulate=k) for k in (1, 2))
+    fused_update, parts = (training("gpt2", "bp", "sgd", accumulate=k) for k in (1, 2))
     tokens, _ = batch("gpt2", rows=4)
     targets = np.where(np.arange(4)[:, None] < 2, tokens, -1)
-    assert at_once.step(tokens, targets) == pytest.approx(parts.step(tokens, targets), abs=EXACT)
-    assert worst(at_once.weights, parts.weights) < EXACT
+    assert fused_update.step(tokens, targets) == pytest.approx(parts.step(tokens, targets), abs=EXACT)
+    assert worst(fused_update.weights, parts.weights) < EXACT
 
 
 def test_every_microbatch_has_masks_of_its_own():

@@ -63,7 +63,7 @@ def test_engine_and_eager_end_to_end(
     pretended(monkeypatch, tmp_path, "raise ModuleNotFoundError(name='jax')")
     out = tmp_path / "bench.json"
     flags = ["--shape", "3", "7", "--rounds", "2", "--against", "eager,jax", "--procedure", "skip", "--out", str(out)]
-    flags += ["--plan", "fused; fused,in-product"]
+    flags += ["--plan", "fused; fused,epilogue-update"]
     assert main([config, *flags]) == 0
     printed = capsys.readouterr()
     assert "round 2 of 2" in printed.err
@@ -79,11 +79,11 @@ def test_engine_and_eager_end_to_end(
     ratios = [median(way) / median(step) for way, step in zip(skip["rounds"], engine["rounds"], strict=True)]
     assert skip["over_engine"] == pytest.approx(median(ratios))
     assert skip["memory"]["peak"] > 0
-    beside = case["sides"]["engine fused,in-product"]  # the same step under another plan
-    assert (engine["facts"]["plan"], beside["facts"]["plan"]) == ("fused", "fused,in-product")
-    assert beside["plan"] == "fused,in-product"
+    beside = case["sides"]["engine fused,epilogue-update"]  # the same step under another plan
+    assert (engine["facts"]["plan"], beside["facts"]["plan"]) == ("fused", "fused,epilogue-update")
+    assert beside["plan"] == "fused,epilogue-update"
     assert beside["difference"]["gradient"] < 1e-5
-    assert "engine fused,in-product: " in printed.out
+    assert "engine fused,epilogue-update: " in printed.out
     # 8 x (13 + 9) embeddings, 2 blocks of 12 x 8^2 + 13 x 8 parameters, the last norm's 2 x 8.
     assert case["parameters"] == 8 * 22 + 2 * (12 * 64 + 13 * 8) + 16
     # Both start from the same weights and read the same batches: what is left is rounding in fp32.

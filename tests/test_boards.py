@@ -61,20 +61,20 @@ RECURRENCE = """net(X H targets share; W U V) -> loss
   loss[] = T[B] share[B]
 """
 TWELVE = [
-    (MLP, "bp", "adamw", "fused,in-product"),
-    (VIT, "bp", "momentum", "in-product"),
-    (GPT2, "bp", "adamw", "fused,in-product"),
-    (CONVOLUTION, "bp", "momentum", "in-product"),
-    (RECURRENCE, "bp", "sgd", "at-once"),
-    (LLAMA, "recompute", "momentum", "flash,fused,in-product"),
-    (MLP, "mempepita", "momentum", "in-product"),
+    (MLP, "bp", "adamw", "fused,epilogue-update"),
+    (VIT, "bp", "momentum", "epilogue-update"),
+    (GPT2, "bp", "adamw", "fused,epilogue-update"),
+    (CONVOLUTION, "bp", "momentum", "epilogue-update"),
+    (RECURRENCE, "bp", "sgd", "fused-update"),
+    (LLAMA, "recompute", "momentum", "flash,fused,epilogue-update"),
+    (MLP, "mempepita", "momentum", "epilogue-update"),
     (MLP, "pepita", "sgd", ""),
-    (VIT, "recompute", "sgd", "fused,in-product"),
-    (LLAMA, "mempepita", "momentum", "in-product"),
-    (VIT, "bp", "adamw", "at-once"),
+    (VIT, "recompute", "sgd", "fused,epilogue-update"),
+    (LLAMA, "mempepita", "momentum", "epilogue-update"),
+    (VIT, "bp", "adamw", "fused-update"),
     (GPT2, "mempepita", "sgd", ""),
-    (LLAMA, "pepita", "adamw", "in-product"),
-    (GPT2, "recompute", "sgd", "flash,fused,head,in-product"),
+    (LLAMA, "pepita", "adamw", "epilogue-update"),
+    (GPT2, "recompute", "sgd", "flash,fused,chunked-loss,epilogue-update"),
 ]
 
 
@@ -117,9 +117,9 @@ FIFTY = [
     if model is not VIT or procedure in ("bp", "recompute")
     for optimizer, plan, batch in (
         ("sgd", "", 1),
-        ("momentum", "at-once", 3),
-        ("adamw", "in-product", 2),
-        ("sgd", "fused,in-product", 4),
+        ("momentum", "fused-update", 3),
+        ("adamw", "epilogue-update", 2),
+        ("sgd", "fused,epilogue-update", 4),
     )
 ]
 
@@ -139,7 +139,7 @@ def test_codes_of_any_number_leave_nothing_between_arrays(tmp_path: Path) -> Non
     """Matrices of 35, 21 and 6 bytes among numbers of four."""
     configuration = configure(lc.layer(MLP), {"d": 5, "e": 7, "f": 3, "v": 2})
     learning = {"procedure": "bp", "optimizer": "sgd", "precision": "int8-learned"}
-    program = program_of(configuration, FirmwareOptions(plan="in-product", batch_size=3), learning)
+    program = program_of(configuration, FirmwareOptions(plan="epilogue-update", batch_size=3), learning)
     built = build(BOARDS["cortex-m4f"], files(program.firmware, inputs_of(program), 1, tmp_path), tmp_path)
     assert built.ram == program.firmware.rooms.ram
     assert "W1_codes[36]; /* W1.codes[d e], 35 of 36 */" in program.firmware.header
@@ -151,7 +151,7 @@ def test_fifty_configurations_are_there() -> None:
 
 def test_a_wrong_number_is_found(tmp_path: Path) -> None:
     """The same program with one weight changed says other bits."""
-    program = _program(MLP, "bp", "sgd", "in-product")
+    program = _program(MLP, "bp", "sgd", "epilogue-update")
     sources = files(program.firmware, inputs_of(program), 2, tmp_path)
     here = on_host(sources, tmp_path)
     text = sources[1].read_text(encoding="utf-8")
@@ -184,7 +184,7 @@ def test_a_counter_counts_instructions(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
-    program = _program(MLP, "bp", "sgd", "at-once")
+    program = _program(MLP, "bp", "sgd", "fused-update")
     sources = files(program.firmware, inputs_of(program), 1, tmp_path)
     with pytest.raises(InputError, match="RAM") as error:
         build(BOARDS["cortex-m3"], sources, tmp_path, ram=2**15)

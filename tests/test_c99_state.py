@@ -82,7 +82,7 @@ def test_a_state_dict_goes_in_learns_as_in_pytorch_and_comes_out(name: str, tmp_
         "c99",
         optimizer="sgd",
         dtype="fp64",
-        plan="at-once,fused",
+        plan="fused-update,fused",
         batch_size=4,
         learning_rate=RATE,
         weights=str(tmp_path / "begin.safetensors"),
@@ -224,7 +224,7 @@ def test_the_header_says_the_models_name_its_axes_how_it_begins_and_what_is_in_t
 def test_matrices_of_a_table_begin_by_their_inputs() -> None:
     """He et al. 2015: the root of 2 over the elements that a result sums, here 64, 64 and 32; biases at 0."""
     example = Path(__file__).parent.parent / "examples" / "microcontroller" / "net.table"
-    text = str(lc.emit(str(example), "c99", batch_size=4, optimizer="sgd", plan="at-once", prefix="net"))
+    text = str(lc.emit(str(example), "c99", batch_size=4, optimizer="sgd", plan="fused-update", prefix="net"))
     drawn = re.findall(r"draw\(\d+, \(real\)0\.0, \(real\)(\S+), net_seed \+ \d+u, net_(\w+)\)", text)
     assert {name: float(deviation) for deviation, name in drawn} == pytest.approx(
         {"W1": (2 / 64) ** 0.5, "W2": (2 / 64) ** 0.5, "W3": (2 / 32) ** 0.5, "b1": 0, "b2": 0, "b3": 0}

@@ -58,8 +58,8 @@ def test_clipping_costs_a_macc_and_a_flop_a_parameter_and_a_few_numbers():
 
 
 def test_clipping_and_updates_at_once_exclude_each_other():
-    with pytest.raises(InputError, match="leave at-once out"):
-        planned(with_clipping(table_of("gpt2")), "at-once")
+    with pytest.raises(InputError, match="leave fused-update out"):
+        planned(with_clipping(table_of("gpt2")), "fused-update")
 
 
 def test_without_an_optimizer_nothing_is_clipped():

@@ -142,7 +142,7 @@ def test_who_is_named_and_refused_is_left_out_and_the_others_are_compared(tmp_pa
     assert comparison.procedures == ("bp", "pepita")
     assert comparison.left_out == comparison.to_dict()["left_out"] == f"left out: {why}"
     assert "left out: galore" in " ".join(str(comparison).split())
-    held = lc.memory(model, procedure="bp,galore", engine="table", **sizes)
+    held = lc.memory(model, procedure="bp,galore", engine="graph", **sizes)
     assert held.to_dict()["left_out"] == {"galore": reason}
     assert "left out: galore" in " ".join(str(held).split())
     assert lc.sweep(model, "bp,galore").left_out == f"left out: {why}"

@@ -23,7 +23,7 @@ LENGTH, PROMPT = 9, 4
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_and_what_follows_are_the_whole_forward_pass(name, new):
     generation = Generation(MODELS[name](), sizes_of(name), LENGTH, several=new > 1)
-    planned = generation.at_once()
+    planned = generation.fused_update()
     logits, cache = generation.prompt(PROMPT)
     np.testing.assert_allclose(logits, planned[:, PROMPT - 1], rtol=1e-12, atol=1e-12)
     for at in range(PROMPT, LENGTH, new):
@@ -58,7 +58,7 @@ def test_prompts_of_unequal_length():
     generation = Generation(MODELS["multi-head"](), SIZES, LENGTH)
     table, at, last = generation.tables.prefill, np.arange(LENGTH), np.array([2, 6])
     logits = lc.run(table, generation.given(table, at, at) | {"last": last}, generation.counts)["P.L"]
-    np.testing.assert_allclose(logits, generation.at_once()[np.arange(2), last], rtol=1e-12)
+    np.testing.assert_allclose(logits, generation.fused_update()[np.arange(2), last], rtol=1e-12)
 
 
 def test_blocks_of_blocks():
@@ -73,7 +73,7 @@ def test_blocks_of_blocks():
     model = lc.layer(head + "\n".join(["    repeat n_pair carry X:", *inner, *after]))
     generation = Generation(model, SIZES, LENGTH)
     assert [array.axes[:3] for array in generation.tables.cache] == [("n_layer", "n_pair", "B")] * 2
-    planned = generation.at_once()
+    planned = generation.fused_update()
     logits, cache = generation.prompt(PROMPT)
     np.testing.assert_allclose(logits, planned[:, PROMPT - 1], rtol=1e-12, atol=1e-12)
     logits, cache = generation.step(cache, PROMPT, 1)

@@ -102,10 +102,10 @@ CONFIGURATIONS = {
 }
 LENGTHS = {"gpt2": 6, "llama": 6}
 
-PLANS = {"sgd": "at-once,fused", "momentum": "", "adamw": "flash,at-once,fused"}
+PLANS = {"sgd": "fused-update,fused", "momentum": "", "adamw": "flash,fused-update,fused"}
 
 
-def made(name: str, dtype: str = "fp64", plan: str | None = "at-once,fused", **learning: Any) -> FirmwareProgram:
+def made(name: str, dtype: str = "fp64", plan: str | None = "fused-update,fused", **learning: Any) -> FirmwareProgram:
     settings = FirmwareOptions(plan=plan, batch_size=4, seq_len=LENGTHS.get(name), dtype=dtype)
     return program_of(CONFIGURATIONS[name](), settings, {"learning_rate": 0.01, **learning})
 
@@ -126,7 +126,7 @@ CASES += [("gpt2", procedure, "momentum") for procedure in MORE]
 def test_losses_and_weights_are_numpys_where_no_gradient_is_stored(name: str) -> None:
     projected = {"vit": ("image",), "mlp": ("X",)}.get(name, ())
     for procedure in ("bp", *(("pepita",) if projected or name in LENGTHS else ())):
-        program = made(name, plan="in-product", procedure=procedure, optimizer="momentum", projected=projected)
+        program = made(name, plan="epilogue-update", procedure=procedure, optimizer="momentum", projected=projected)
         found = parity(program, 2, ("-O0",))
         assert found.losses <= NEAR, found
         assert found.weights <= NEAR, found
@@ -172,7 +172,7 @@ def test_microbatches_clipping_decay_and_frozen_weights(learning: dict[str, Any]
 
 @pytest.mark.parametrize("learning", [{}, {"train_layers": "1"}], ids=str)
 def test_what_turns_make_anew_elsewhere_than_where_it_lies_is_moved_there(learning: dict[str, Any]) -> None:
-    program = made("llama", plan="at-once", procedure="kolen-pollack", optimizer="sgd", **learning)
+    program = made("llama", plan="fused-update", procedure="kolen-pollack", optimizer="sgd", **learning)
     found = parity(program, 3, ("-O0",))
     assert max(found.losses, found.weights) <= NEAR, found
 
@@ -198,7 +198,7 @@ def test_frozen_codes_are_read_by_products(name: str, learns: dict[str, str]) ->
 @pytest.mark.parametrize("name", ["mlp", "convolution", "gpt2", "vit"])
 def test_activations_wait_for_the_backward_pass_as_codes(name: str) -> None:
     learning = {"precision": "int8-kept", "optimizer": "sgd"}
-    program, plain = (made(name, plan="fused,in-product", **of) for of in (learning, {"optimizer": "sgd"}))
+    program, plain = (made(name, plan="fused,epilogue-update", **of) for of in (learning, {"optimizer": "sgd"}))
     found = parity(program, 2, ("-O0",))
     assert max(found.losses, found.weights) <= NEAR, found
     (layout,) = (layout for entry, layout in program.firmware.layouts.items() if entry == "step")
@@ -221,7 +221,7 @@ def test_products_are_of_whole_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2", marks=pytest.mark.slow), "convolution"])
 def test_every_comparison_of_verify_passes(name: str) -> None:
-    settings = FirmwareOptions(batch_size=3, seq_len=LENGTHS.get(name), plan="at-once,fused")
+    settings = FirmwareOptions(batch_size=3, seq_len=LENGTHS.get(name), plan="fused-update,fused")
     report = [*checks(CONFIGURATIONS[name](), settings, {"procedure": "bp", "optimizer": "sgd"}, 2)]
     on_boards = [check for check in report if "on an emulated" in check.compared]
     assert len(on_boards) == len(BOARDS)
@@ -378,7 +378,7 @@ def test_masks_are_drawn_anew_and_counted() -> None:
 
 def test_two_programs_link_into_one(tmp_path: Any) -> None:
     for prefix, dtype in (("one", "fp32"), ("two", "fp64")):
-        settings = FirmwareOptions(plan="at-once,fused", batch_size=2, prefix=prefix, dtype=dtype)
+        settings = FirmwareOptions(plan="fused-update,fused", batch_size=2, prefix=prefix, dtype=dtype)
         firmware = program_of(CONFIGURATIONS["mlp"](), settings, {"optimizer": "adamw"}).firmware
         (tmp_path / f"{prefix}.c").write_text(firmware.source)
         (tmp_path / f"{prefix}.h").write_text(firmware.header)
@@ -446,7 +446,7 @@ net(seed real share; step begin while) -> loss
 
 
 def test_names_of_c_and_of_the_program_go() -> None:
-    settings = FirmwareOptions(plan="in-product", batch_size=4, prefix="net", dtype="fp64")
+    settings = FirmwareOptions(plan="epilogue-update", batch_size=4, prefix="net", dtype="fp64")
     program = program_of(configure(lc.layer(NAMES), {}), settings, {"optimizer": "sgd", "accumulate": 2})
     found = parity(program, 2, ("-O0",))
     assert max(found.losses, found.weights) <= NEAR, found

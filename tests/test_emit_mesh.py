@@ -74,7 +74,7 @@ CASES = (
     ("llama", "cp=2", "ulysses", "flash"),
     ("mistral", "cp=4", "cp", "flash,ring"),
     ("bart", "tp=2", "megatron", ""),
-    ("gpt2", "dp=2,shard=2", "hsdp", "head"),
+    ("gpt2", "dp=2,shard=2", "hsdp", "chunked-loss"),
     ("gpt2", "dp=3", "zero-2", "flash"),
     ("gpt2", "dp=3,tp=2", "fsdp,megatron-sp", ""),  # parts of parts are filled up
 )

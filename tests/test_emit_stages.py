@@ -52,7 +52,10 @@ def test_a_stage_sends_what_it_carries_and_waits_for_its_gradient():
         ({"mesh": "dp=2", "placement": "ddp", "microbatches": 2}, "are of stages of a pipeline"),
         ({"mesh": None, "placement": None, "seq_len": None, "schedule": "gpipe"}, "are of stages of a pipeline"),
         ({"mesh": "pp=2,cp=2", "placement": "pp,cp", "plan": "zigzag"}, "puts positions in another order"),
-        ({"plan": "at-once"}, "stages update with the gradients of all microbatches: leave the plan at-once out"),
+        (
+            {"plan": "fused-update"},
+            "stages update with the gradients of all microbatches: leave the plan fused-update out",
+        ),
         ({"mesh": "pp=3"}, "4 blocks cannot be cut into 3 equal stages"),
     ],
 )

@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "microcontroller"
 
 def test_its_files_are_what_is_emitted() -> None:
     text = lc.emit(
-        str(EXAMPLE / "net.table"), backend="c99", B=4, optimizer="momentum", plan="fused,in-product", prefix="net"
+        str(EXAMPLE / "net.table"), backend="c99", B=4, optimizer="momentum", plan="fused,epilogue-update", prefix="net"
     )
 
     def code(source: str) -> str:

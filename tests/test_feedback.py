@@ -88,7 +88,7 @@ def test_fixed_matrices_come_from_the_seed_and_are_said(procedure):
         assert matrix.std() == pytest.approx(0.02, rel=0.2)
         assert np.array_equal(matrix, two.fixed[name])
         assert not np.array_equal(matrix, other.fixed[name])
-    memory = lc.memory("gpt2", procedure=procedure, seq_len=8, engine="table")
+    memory = lc.memory("gpt2", procedure=procedure, seq_len=8, engine="graph")
     matrices = 4 * (12 * 12 * 768 * 768 + 50257 * 768)
     assert memory.split["fixed matrices"] == matrices
     assert lc.cost("gpt2", procedure, seq_len=8).parameters == lc.cost("gpt2", seq_len=8).parameters

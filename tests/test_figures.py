@@ -122,7 +122,7 @@ def test_numbers_of_a_figure_are_written_again(tmp_path: Path) -> None:
 def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> None:
     for answer, kinds in (
         (lc.compare("gpt2"), ("procedures", "crossover")),
-        (lc.memory("t5-small", engine="table"), ("memory",)),
+        (lc.memory("t5-small", engine="graph"), ("memory",)),
         (lc.conventions("gpt2"), ("conventions",)),
         (lc.cost("gpt2", by="equation", on="A100-SXM-40GB"), ("roofline", "macro-operations")),
     ):
@@ -192,7 +192,7 @@ def test_answers_are_frames_with_whole_numbers() -> None:
     for frame in (ledger.to_polars(), ledger.to_pandas()):
         assert list(frame["maccs"]) == [row.maccs for row in ledger.rows]
         assert sum(map(int, frame["flops"])) == ledger.total.flops > 2**63
-    answer = lc.memory("gpt2", engine="table", seq_len=8)
+    answer = lc.memory("gpt2", engine="graph", seq_len=8)
     assert list(answer.to_pandas()["bytes"]) == [array.bytes for array in answer.arrays]
     assert answer.to_polars().height == len(answer.arrays)
     sweep = lc.sweep("gpt2", seq_len=[128, 256])
@@ -259,7 +259,7 @@ def on_a_terminal(ops: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 PLOTS = (
     "memory gpt2 --seq-len 64",
-    "memory gpt2 --seq-len 64 --engine table --procedure mempepita",
+    "memory gpt2 --seq-len 64 --engine graph --procedure mempepita",
     "compare gpt2 --procedure bp,pepita",
     "complexity --hidden-size 64",
 )
@@ -320,7 +320,7 @@ def test_numbers_larger_than_64_bits_are_drawn(kind: str, tmp_path: Path) -> Non
 
 
 def test_the_picture_of_memory_is_as_high_as_its_bytes() -> None:
-    answer = lc.memory("gpt2", engine="table", seq_len=1024)
+    answer = lc.memory("gpt2", engine="graph", seq_len=1024)
     rows = terminal.plot(answer, 80).split("\n")[1 : terminal.HIGH + 1]
     heights = [sum(line[8:].ljust(80)[column] != " " for line in rows) for column in range(max(map(len, rows)) - 8)]
     data = curve(answer)

@@ -31,7 +31,7 @@ MODEL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "v
 STEP = """
 import json, resource, sys
 import numpy as np
-from learncost.engines.emitted import Emitted
+from learncost.engines.emitted import EmittedProgram
 from learncost.ir.polynomial import base
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
@@ -42,7 +42,7 @@ batch, room, model = json.loads(sys.argv[1])
 built = build(configure("gpt2", model))
 table = step(built, "bp", "sgd")
 table = type(table)(**{**vars(table), "outputs": tuple(n for n in table.outputs if n[1:] not in table.weights)})
-program = Emitted(table, built.sizes)
+program = EmittedProgram(table, built.sizes)
 
 def run(batch, length):
     sizes = run_sizes(built, batch, length, None)
@@ -95,7 +95,7 @@ def test_the_largest_batch_is_where_the_lines_of_a_bent_peak_meet_the_room():
 
 def test_frozen_weights_lie_in_flash_where_there_is_flash():
     sizes = {**MODEL, "num_hidden_layers": 3}
-    settings = {"procedures": "bp", "seq_len": 16, "train_layers": "last 1", "plan": "", "engine": "table", **sizes}
+    settings = {"procedures": "bp", "seq_len": 16, "train_layers": "last 1", "plan": "", "engine": "graph", **sizes}
     (ram,) = fit("gpt2", "1GB", **settings).rows
     (both,) = fit("gpt2", "1GB", "1GB", **settings).rows
     cost = lc.cost("gpt2", seq_len=16, train_layers="last 1", **sizes)
@@ -250,7 +250,7 @@ def test_why_autograd_was_not_taken_is_said_once():
     reason = lc.memory("gpt2", **settings).convention.partition("has no answer here: it ")[2].rstrip(".")
     assert {row.why for row in answer.rows if row.procedure == "bp" and not row.plan} == {reason}
     assert f"for bp, recompute, as it {reason}" in " ".join(str(answer).split())
-    assert "told by default" not in str(fit("gpt2", "8GB", seq_len=64, procedures="bp", engine="autograd", **MODEL))
+    assert "told by default" not in str(fit("gpt2", "8GB", seq_len=64, procedures="bp", engine="eager", **MODEL))
 
 
 def test_several_lengths_are_one_table(capsys):

@@ -22,12 +22,12 @@ KINDS = {
 ASKED = (
     {},
     {"procedure": "recompute"},
-    {"plan": "flash,fused,at-once"},
+    {"plan": "flash,fused,fused-update"},
     {"dtype": "bf16"},
     {"dtype": "bf16", "lora": "attention", "optimizer": "sgd"},
-    {"dtype": "int8", "optimizer": "lion", "engine": "table"},
+    {"dtype": "int8", "optimizer": "lion", "engine": "graph"},
 )
-LIMITED = ("numpy", "autograd", pytest.param("torch", marks=pytest.mark.slow), "torch-operators")
+LIMITED = ("numpy", "eager", pytest.param("torch", marks=pytest.mark.slow), "torch-operators")
 SAMPLE = ("decoder", "experts")
 SAMPLED = [kind if kind in SAMPLE else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 """Every kind, those that take long or are like others when asked for."""
@@ -88,7 +88,7 @@ def test_so_do_they_of_a_runner_that_is_named(engine):
 @pytest.mark.alike(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_longest_sequence_is_the_longest(kind):
-    for settings in ({}, {"engine": "table"}, {"dtype": "bf16"}):
+    for settings in ({}, {"engine": "graph"}, {"dtype": "bf16"}):
         most = of_memory(kind, settings, batch_size=64).peak
         room = int(0.7 * most)
         length = of_memory(kind, settings, batch_size=64, budget=room).fits["seq_len"]

@@ -9,7 +9,7 @@ from learncost.engines.compiler import compiler
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.models.from_layer import from_layer
-from learncost.passes.in_product import updates
+from learncost.passes.epilogue_update import updates
 from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.optimizer import without_gradients
@@ -44,43 +44,45 @@ def _mlp(optimizer: str = "sgd", procedure: str = "bp") -> Table:
 def test_the_arena_of_a_network_of_three_layers_has_no_gradient_of_a_matrix() -> None:
     """By hand: without gradients of weights, one sample is a few vectors of 64; with them 64 x 64 floats more."""
     sizes = {**SIZES, "B": 1}
-    stored, never = (placed(planned(_mlp(), plan), sizes).bytes for plan in ("at-once", "in-product"))
+    stored, never = (placed(planned(_mlp(), plan), sizes).bytes for plan in ("fused-update", "epilogue-update"))
     assert 64 * 64 * 4 <= stored < 64 * 64 * 4 + 2048
     assert never < 6 * 64 * 4
 
 
 def test_what_is_stored_is_named_with_the_reason() -> None:
-    found = updates(planned(without_gradients(table_of("gpt2")), "in-product"))
+    found = updates(planned(without_gradients(table_of("gpt2")), "epilogue-update"))
     assert {*found.inside} == {"mlp.W1", "mlp.W2", "attn.WQ", "attn.WK", "attn.WV", "attn.WO"}
     assert found.outside["wte"] == "a sum of 2"
     assert found.outside["wpe"] == "rows added up at an index"
     assert found.outside["mlp.b1"].startswith("a sum over rows")
     table = table_of("gpt2")
     assert {*found.inside, *found.outside} == {*table.weights}
-    memory = lc.memory("gpt2", seq_len=16, plan="in-product")
+    memory = lc.memory("gpt2", seq_len=16, plan="epilogue-update")
     assert memory.updates == found
     assert "wte (a sum of 2)" in str(memory.sheets()[0].notes)
     assert memory.to_dict()["updates"]["outside"]["wte"] == "a sum of 2"
 
 
 def test_no_plan_without_its_reason() -> None:
-    with pytest.raises(InputError, match="leave in-product out"):
-        planned(with_clipping(table_of("gpt2")), "in-product")
-    with pytest.raises(InputError, match="leave the plan in-product out"):
-        lc.memory("gpt2", batch_size=2, seq_len=16, accumulate=2, plan="in-product")
+    with pytest.raises(InputError, match="leave epilogue-update out"):
+        planned(with_clipping(table_of("gpt2")), "epilogue-update")
+    with pytest.raises(InputError, match="leave the plan epilogue-update out"):
+        lc.memory("gpt2", batch_size=2, seq_len=16, accumulate=2, plan="epilogue-update")
     with pytest.raises(InputError, match="element by element"):
-        lc.memory("gpt2", seq_len=16, optimizer="muon", plan="in-product")
+        lc.memory("gpt2", seq_len=16, optimizer="muon", plan="epilogue-update")
 
 
 def test_weight_decay_stands_in_the_product_too() -> None:
-    table = planned(without_gradients(with_weight_decay(table_of("llama-2-7b", optimizer="momentum"))), "in-product")
+    table = planned(
+        without_gradients(with_weight_decay(table_of("llama-2-7b", optimizer="momentum"))), "epilogue-update"
+    )
     assert "mlp.WU" in updates(table).inside
 
 
 def test_a_weight_read_later_is_read_as_it_was() -> None:
     """Every line that reads an old weight stands before its update."""
     for model in ("gpt2", "bart-base", "albert-base-v2"):
-        table = planned(without_gradients(table_of(model)), "in-product,fused")
+        table = planned(without_gradients(table_of(model)), "epilogue-update,fused")
         for scope in [table.lines, *(line.lines for line in table.lines if hasattr(line, "lines"))]:
             changed: set[str] = set()
             for line in scope:
@@ -120,7 +122,7 @@ def test_tiles_of_every_order_of_axes(line: str, dtype: str) -> None:
     sizes = {axis: sizes[axis] for axis in sizes if axis in line}
     values = given(table, sizes)
     plain = lc.run(table, values, sizes)
-    rewritten = planned(table, "in-product")
+    rewritten = planned(table, "epilogue-update")
     assert bool(updates(rewritten).inside) == ("G[" not in line)
     kind = {"fp32": np.float32, "fp64": np.float64}[dtype]
     tensors = {name: torch.from_numpy(np.array(values[name], kind)) for name in ("W", "W.V")}
@@ -130,11 +132,11 @@ def test_tiles_of_every_order_of_axes(line: str, dtype: str) -> None:
 
 
 def test_sizes_of_the_planner_take_it_only_where_it_is_needed() -> None:
-    """Under a budget that the plan at-once misses by less than a gradient, nothing runs again."""
+    """Under a budget that the plan fused-update misses by less than a gradient, nothing runs again."""
     from learncost.reports.memory.planner import chosen, memory
 
     table, sizes = _mlp("adamw"), {**SIZES, "B": 64, "M": 1}
-    assert "in-product" not in chosen(table, sizes)
-    least = memory(planned(table, "fused,at-once"), sizes).peak
-    assert memory(planned(table, "fused,in-product"), sizes).peak <= least
+    assert "epilogue-update" not in chosen(table, sizes)
+    least = memory(planned(table, "fused,fused-update"), sizes).peak
+    assert memory(planned(table, "fused,epilogue-update"), sizes).peak <= least
     assert sizes_of("gpt2")["B"]

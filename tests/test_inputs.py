@@ -76,12 +76,12 @@ def test_every_kind_of_answer_counts_as_in_pytorch(family: str) -> None:
 def test_an_image_is_taken_as_it_lies_and_microbatches_share_the_whole_batch() -> None:
     sizes, architecture, _ = KINDS["vit"]
     configuration = configure({"model_type": "vit", "architectures": [architecture], **sizes})
-    at_once, parts = (lc.Training(configuration, "bp", "sgd", seed=3, accumulate=n) for n in (1, 2))
-    data = random_data(at_once.model, 4, 6, 5, seed=1)
+    fused_update, parts = (lc.Training(configuration, "bp", "sgd", seed=3, accumulate=n) for n in (1, 2))
+    data = random_data(fused_update.model, 4, 6, 5, seed=1)
     flat = {"image": data["image"].reshape(4, 2, 8, 8), "labels": data["labels"] * np.array([1, 1, 1, -1])}
-    losses = at_once.step(**(data | {"labels": flat["labels"]})), parts.step(**flat)
+    losses = fused_update.step(**(data | {"labels": flat["labels"]})), parts.step(**flat)
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
-    for name, array in at_once.weights.items():
+    for name, array in fused_update.weights.items():
         np.testing.assert_allclose(parts.weights[name], array, rtol=1e-10, atol=1e-14)
 
 

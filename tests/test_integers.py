@@ -39,7 +39,7 @@ SMALL = """small(X targets share; W1 b1 W2) -> loss
 """
 SHAPES = {"W1": (64, 64), "b1": (64,), "W2": (64, 32), "b2": (32,), "W3": (32, 10), "b3": (10,)}
 INTEGERS = {"procedure": "bp", "optimizer": "sgd", "precision": "integer-only"}
-IN_PRODUCT = FirmwareOptions(plan="in-product", batch_size=4, dtype="int32")
+IN_PRODUCT = FirmwareOptions(plan="epilogue-update", batch_size=4, dtype="int32")
 
 
 def network(text=NET, **sizes):
@@ -174,7 +174,9 @@ def test_what_has_no_room_is_refused():
     with pytest.raises(
         lc.InputError, match="sum of 600 numbers may need more than 32 bits; 512 have room, in line: dW"
     ):
-        program_of(network(SMALL), FirmwareOptions("step", plan="in-product", batch_size=600, dtype="int32"), INTEGERS)
+        program_of(
+            network(SMALL), FirmwareOptions("step", plan="epilogue-update", batch_size=600, dtype="int32"), INTEGERS
+        )
 
 
 OTHERS = {
@@ -257,7 +259,7 @@ def test_other_tables_step_as_numbers_do(name):
         assert np.max(np.abs(step - wanted)) < near, weight
 
 
-@pytest.mark.parametrize("plan", ["", "at-once", "in-product"])
+@pytest.mark.parametrize("plan", ["", "fused-update", "epilogue-update"])
 def test_a_weight_that_multiplies_numbers_one_by_one_learns(plan):
     """It is read in 16 bits, and updated in 32, under every plan."""
     text = SMALL.replace("U[B e] = H[B e] +", "G[B e] = H[B e] g[e]\n  U[B e] = G[B e] +").replace("W1 b1", "W1 g b1")

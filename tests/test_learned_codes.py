@@ -58,17 +58,17 @@ def test_a_step_of_codes_is_that_of_their_numbers_but_for_rounding(optimizer: st
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_codes_that_learn_in_c99_are_numpys(precision: str) -> None:
     learning = {"precision": precision, "optimizer": "momentum"}
-    program = made("mlp", plan="in-product", **learning)
+    program = made("mlp", plan="epilogue-update", **learning)
     found = parity(program, 3, ("-O0",))
     assert max(found.losses, found.weights) <= NEAR, found
-    rooms, plain = program.firmware.rooms, made("mlp", plan="in-product", optimizer="momentum").firmware.rooms
+    rooms, plain = program.firmware.rooms, made("mlp", plan="epilogue-update", optimizer="momentum").firmware.rooms
     codes = [np.size(array) for name, array in program.training.weights.items() if name.endswith(".codes")]
     saved = sum(8 * size - -(-size // 4) * 4 for size in codes)
     assert plain.weights - rooms.weights == saved, "fp64 has eight bytes where a code has one; they fill words"
     assert not [name for name in program.tables["step"].outputs if name.startswith("dW")]
 
 
-@pytest.mark.parametrize("plan", ["", "at-once"])
+@pytest.mark.parametrize("plan", ["", "fused-update"])
 def test_codes_that_are_not_changed_in_their_place_are_moved(plan: str) -> None:
     found = parity(made("mlp", plan=plan, precision="int8-learned", optimizer="sgd"), 2, ("-O0",))
     assert max(found.losses, found.weights) <= NEAR, found
@@ -85,5 +85,5 @@ def test_a_column_of_zeros_can_learn() -> None:
 def test_who_cannot_have_codes_that_learn_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="draws already"):
         lc.Training(lc.layer(MLP), "forward-gradient-activities", "sgd", precision="int8-learned").table()
-    assert main(["memory", "gpt2", "--engine", "autograd", "--dtype", "int8-learned", "--seq-len", "8"]) == 2
+    assert main(["memory", "gpt2", "--engine", "eager", "--dtype", "int8-learned", "--seq-len", "8"]) == 2
     assert "as they are" in capsys.readouterr().err

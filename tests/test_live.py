@@ -126,7 +126,9 @@ def test_blocks_in_a_repeat_take_what_they_take_one_by_one(name, layers):
         assert needs.kept_bytes == oracle.kept_bytes
 
 
-@pytest.mark.parametrize("plan", ["", "flash,fused,at-once,head", "recompute=block/3+all", "recompute=all"])
+@pytest.mark.parametrize(
+    "plan", ["", "flash,fused,fused-update,chunked-loss", "recompute=block/3+all", "recompute=all"]
+)
 @pytest.mark.parametrize("procedure", ["bp", "pepita"])
 def test_the_turns_that_are_walked_stand_for_all(plan, procedure, monkeypatch):
     model = build(configure("gpt2", {"num_hidden_layers": 15}))

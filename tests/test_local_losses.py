@@ -140,7 +140,7 @@ def test_own_heads_learn_and_start_as_heads_do():
 
 def test_nothing_of_a_block_is_kept_for_later():
     def beside(procedure, blocks):
-        answer = lc.memory("gpt2", procedure=procedure, seq_len=1024, engine="table", n_layer=blocks)
+        answer = lc.memory("gpt2", procedure=procedure, seq_len=1024, engine="graph", n_layer=blocks)
         return answer.peak - sum(answer.split[part] for part in ("weights", "gradients", "optimizer state"))
 
     assert beside("local-shared", 12) <= 1.01 * beside("local-shared", 2)
@@ -164,7 +164,7 @@ def test_it_goes_at_once():
     model, sizes, arrays = setting("gpt2")
     table = without_gradients(step(model, "kolen-pollack", "momentum"))
     arrays = sound_arrays(table, sizes)
-    expected, found = (values_of(each, arrays, sizes) for each in (table, planned(table, "at-once")))
+    expected, found = (values_of(each, arrays, sizes) for each in (table, planned(table, "fused-update")))
     assert all(np.array_equal(found[name], expected[name]) for name in table.outputs)
     assert {"attn.WQ.new", "attn.WQ.F.new", "attn.WQ.V.new"} <= set(table.outputs)
 
@@ -192,7 +192,7 @@ def test_heads_of_blocks_take_turns_over_sequences_too(model, procedure):
         return [term for term in terms if {"B", "v"} <= {*term.declared}]
 
     assert wide(table)
-    for text in ("head,at-once", "flash,fused,head,in-product,recompute=gelu+silu+norm"):
+    for text in ("chunked-loss,fused-update", "flash,fused,chunked-loss,epilogue-update,recompute=gelu+silu+norm"):
         turned = planned(table, text)
         assert not wide(turned), text
         computed = results(turned, values, sizes)

@@ -189,7 +189,7 @@ def test_positions_of_a_token_after_those_in_the_cache(family, keys):
     model, draw = build(configuration), np.random.default_rng(0)
     table = model.table
     weights = {name: draw.normal(0, 0.5, shape_of(table.axes[name], model.sizes)) for name in table.weights}
-    stepwise, at_once = (Decoder(configuration, weights, np.float64) for _ in range(2))
+    stepwise, fused_update = (Decoder(configuration, weights, np.float64) for _ in range(2))
     stepwise.begin([1, 2, 3])
     last = [stepwise.next(token) for token in (4, 5, 6, 7)][-1]
-    np.testing.assert_allclose(last, at_once.begin([1, 2, 3, 4, 5, 6, 7]), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(last, fused_update.begin([1, 2, 3, 4, 5, 6, 7]), rtol=0, atol=1e-12)

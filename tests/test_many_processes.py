@@ -122,7 +122,7 @@ def test_microbatches_are_cut_over_processes_too(two, text, tmp_path):
 
 def test_gradients_travel_together():
     model, grid = build(small("gpt2")), mesh("dp=2")
-    table = planned(without_gradients(step(model, "bp", "adamw")), "at-once")
+    table = planned(without_gradients(step(model, "bp", "adamw")), "fused-update")
     sizes = run_sizes(model, 2, 8, None)
     program = placed(bucketed(place(table, grid, chosen(None, "ddp"), sizes).table), sizes | grid.sizes, "fp32")
     calls = [line for line in program.text.splitlines() if line.strip().startswith("all_reduce(")]

@@ -15,7 +15,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, masks_of, run_sizes
 from learncost.models.module import module_of
 from learncost.program.autograd import StepOptions, Tape, run_step
-from learncost.reports.memory.engines import autograd
+from learncost.reports.memory.engines import eager as autograd
 from sampling import sampled
 from unrolled import unrolled
 
@@ -31,7 +31,7 @@ UNROLLED = {
     "mixtral-8x7b": {"num_hidden_layers": 2},
     "deberta-v3-xsmall": {"num_hidden_layers": 2},
 }
-ADAMW = {"autograd": {"fused": True}, "autograd-foreach": {"foreach": True}, "autograd-for-loop": {"foreach": False}}
+ADAMW = {"eager": {"fused": True}, "eager-foreach": {"foreach": True}, "eager-for-loop": {"foreach": False}}
 
 
 def train(configuration, batch, length, procedure, optimizer, engine, dtype, device):
@@ -55,20 +55,20 @@ def train(configuration, batch, length, procedure, optimizer, engine, dtype, dev
 CASES = [
     # Where the loss is the worst moment, where the embedding's gradients are, where the last block is.
     *(
-        (model, sizes | more, batch, length, procedure, "adamw", "autograd", "fp32")
+        (model, sizes | more, batch, length, procedure, "adamw", "eager", "fp32")
         for model, sizes in (("gpt2", SMALL), ("tinyllama-1.1b", LLAMA))
         for batch, length, more in ((8, 128, {}), (1, 32, {"vocab_size": 5000}), (2, 256, {"vocab_size": 50}))
         for procedure in ("bp", "recompute")
     ),
     # many blocks, heads that are not grouped, other activations, a head that is tied
-    ("gpt2", {**SMALL, "num_hidden_layers": 6, "hidden_act": "relu"}, 4, 64, "bp", "adamw", "autograd", "fp32"),
-    ("llama-2-7b", {**LLAMA, "num_key_value_heads": 4}, 4, 64, "bp", "adamw", "autograd", "fp32"),
-    ("tinyllama-1.1b", {**LLAMA, "tie_word_embeddings": True}, 2, 64, "recompute", "adamw", "autograd", "fp32"),
+    ("gpt2", {**SMALL, "num_hidden_layers": 6, "hidden_act": "relu"}, 4, 64, "bp", "adamw", "eager", "fp32"),
+    ("llama-2-7b", {**LLAMA, "num_key_value_heads": 4}, 4, 64, "bp", "adamw", "eager", "fp32"),
+    ("tinyllama-1.1b", {**LLAMA, "tie_word_embeddings": True}, 2, 64, "recompute", "adamw", "eager", "fp32"),
     # where the optimizer's temporaries are the worst moment, and other optimizers
-    ("gpt2", {**SMALL, "vocab_size": 50}, 1, 16, "bp", "adamw", "autograd-foreach", "fp32"),
-    ("gpt2", {**SMALL, "tie_word_embeddings": False}, 1, 16, "bp", "adamw", "autograd-for-loop", "fp32"),
-    ("gpt2", SMALL, 2, 64, "bp", "sgd", "autograd", "fp32"),
-    ("tinyllama-1.1b", LLAMA, 2, 64, "recompute", "momentum", "autograd", "fp64"),
+    ("gpt2", {**SMALL, "vocab_size": 50}, 1, 16, "bp", "adamw", "eager-foreach", "fp32"),
+    ("gpt2", {**SMALL, "tie_word_embeddings": False}, 1, 16, "bp", "adamw", "eager-for-loop", "fp32"),
+    ("gpt2", SMALL, 2, 64, "bp", "sgd", "eager", "fp32"),
+    ("tinyllama-1.1b", LLAMA, 2, 64, "recompute", "momentum", "eager", "fp64"),
 ]  # fmt: skip
 
 
@@ -83,9 +83,9 @@ def test_the_predicted_peak_is_that_of_the_allocator(
 ):
     sizes = {**sizes, "max_position_embeddings": length}
     configuration = configure(model, sizes)
-    if device == "cuda" and engine != "autograd":
+    if device == "cuda" and engine != "eager":
         pytest.skip("on a GPU the optimizer is told that is fused")
-    runner = "autograd-cuda" if device == "cuda" else engine
+    runner = "eager-cuda" if device == "cuda" else engine
     needs = lc.memory(
         configuration, procedure, batch, length, optimizer=optimizer, dtype=dtype, engine=runner, module="plain"
     )
@@ -101,12 +101,12 @@ def test_an_adapter_on_a_part_of_a_packed_matrix_is_taken_alone(capsys):
     """transformers' GPT-2 holds queries, keys and values as one matrix; who adapts some of them takes it apart."""
     small = {"num_hidden_layers": 2, "seq_len": 16}
     few, more, all_three = (lc.memory("gpt2", lora=lora, **small) for lora in ("q_proj", "q_proj,v_proj", "attention"))
-    assert few.engine == more.engine == "autograd"
+    assert few.engine == more.engine == "eager"
     assert few.peak < more.peak < all_three.peak
 
 
 def test_what_is_asked_on_the_command_line(capsys):
-    flags = ["gpt2", "--engine", "autograd", "--batch-size", "4", "--seq-len", "128", "--budget", "8GB"]
+    flags = ["gpt2", "--engine", "eager", "--batch-size", "4", "--seq-len", "128", "--budget", "8GB"]
     assert main(["memory", *flags]) in (0, None)
     out = capsys.readouterr().out
     assert main(["memory", *flags, "--procedure", "recompute"]) in (0, None)
@@ -116,7 +116,7 @@ def test_what_is_asked_on_the_command_line(capsys):
     fitting = [int(text.split("fit ")[1].split(" ")[0].replace(",", "")) for text in (out, again)]
     assert fitting[0] < fitting[1]  # sequences that fit
     for batch, fits in ((fitting[0], True), (fitting[0] + 1, False)):
-        peak = lc.memory("gpt2", "bp", batch, 128, optimizer="adamw", engine="autograd").peak
+        peak = lc.memory("gpt2", "bp", batch, 128, optimizer="adamw", engine="eager").peak
         assert (peak <= 8 * 10**9) == fits
 
 
@@ -135,14 +135,14 @@ def test_what_is_asked_on_the_command_line(capsys):
 )
 def test_what_is_not_known_is_refused(model, given, said):
     with pytest.raises(InputError, match=said):
-        lc.memory(model, **{"seq_len": 16, "engine": "autograd", **given})
+        lc.memory(model, **{"seq_len": 16, "engine": "eager", **given})
 
 
 def test_a_tape_runs_once_for_the_peak_and_once_for_what_it_holds(monkeypatch):
     tapes = []
     run = autograd.run_step
     monkeypatch.setattr(autograd, "run_step", lambda *given: (tapes.append(given), run(*given)))
-    assert lc.memory("gpt2", num_hidden_layers=1, seq_len=8).engine == "autograd"
+    assert lc.memory("gpt2", num_hidden_layers=1, seq_len=8).engine == "eager"
     assert len(tapes) == 2
 
 
@@ -223,6 +223,6 @@ def test_without_a_cache_queries_and_values_stay_views_of_one_product(monkeypatc
 
 def test_a_read_in_another_shape_is_a_view() -> None:
     """DeepSeek-V3's scores in groups of experts: torch's `view`."""
-    answer = lc.memory("deepseek-v3", num_hidden_layers=5, engine="autograd", seq_len=8)
+    answer = lc.memory("deepseek-v3", num_hidden_layers=5, engine="eager", seq_len=8)
     assert not [array.name for array in answer.arrays if array.name.endswith(".grouped")]
     assert [array.name for array in answer.arrays if array.name.endswith(".C.all")]

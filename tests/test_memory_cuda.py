@@ -41,7 +41,7 @@ MEASURED = [
 @pytest.mark.parametrize(("keys", "batch", "length", "asked", "measured"), MEASURED)
 def test_the_predicted_peak_is_the_measured_one(keys, batch, length, asked, measured):
     configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
-    needs = lc.memory(configuration, "bp", batch, length, optimizer="adamw", engine="autograd-cuda", **asked)
+    needs = lc.memory(configuration, "bp", batch, length, optimizer="adamw", engine="eager-cuda", **asked)
     assert needs.peak == pytest.approx(measured, rel=5e-4)
     assert sum(needs.split.values()) == needs.peak
     assert "on a GPU" in needs.convention
@@ -50,5 +50,5 @@ def test_the_predicted_peak_is_the_measured_one(keys, batch, length, asked, meas
 def test_a_module_that_was_read_says_where_it_ran():
     torch = pytest.importorskip("torch")
     layer = lc.from_module(torch.nn.Linear(8, 8), {"input": torch.ones(2, 8)})
-    said = lc.memory(layer, engine="autograd-cuda").convention
+    said = lc.memory(layer, engine="eager-cuda").convention
     assert torch.cuda.is_available() or "Not on a GPU: PyTorch chooses kernels for a GPU where there is one." in said

@@ -78,7 +78,7 @@ def seen(table, sizes, dtype, device=None):
         # many blocks: an object for every array that is kept
         ("gpt2", {**SMALL, "num_hidden_layers": 24}, "bp", "sgd", 4, 16, "fp32", ""),
         # plans are other programs
-        ("gpt2", SMALL, "bp", "sgd", 8, 128, "fp32", "flash,head,at-once,recompute=gelu+norm"),
+        ("gpt2", SMALL, "bp", "sgd", 8, 128, "fp32", "flash,chunked-loss,fused-update,recompute=gelu+norm"),
     ],
 )
 def test_the_predicted_peak_is_that_of_tracemalloc(model, sizes, procedure, optimizer, batch, length, dtype, plan):
@@ -97,7 +97,7 @@ def test_the_predicted_peak_is_that_of_tracemalloc(model, sizes, procedure, opti
         ("dp=3", "fsdp", "gpt2", ""),  # parts are filled up
         ("tp=2", "megatron-sp", "tinyllama-1.1b", ""),
         ("cp=2", "cp", "tinyllama-1.1b", "flash,ring,zigzag"),
-        ("cp=2", "ulysses", "gpt2", "head"),
+        ("cp=2", "ulysses", "gpt2", "chunked-loss"),
         ("dp=2,tp=2", "fsdp,megatron", "tinyllama-1.1b", ""),
         ("ep=2", "ep", "mixtral-8x7b", ""),
     ],

@@ -62,7 +62,7 @@ def test_the_predicted_peak_is_that_of_the_allocator(number, peaks):
     settings = {"module": "plain", "optimizer": optimizer}
     predicted, usual = (
         lc.memory(configuration, "bp", batch, length, engine=engine, **settings)
-        for engine in ("autograd-in-backward", "autograd")
+        for engine in ("eager-in-backward", "eager")
     )
     assert abs(peaks[number] - predicted.peak) < 0.005 * peaks[number]
     assert predicted.peak <= usual.peak

@@ -17,7 +17,7 @@ SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "v
 LLAMA = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 172}
 BERT = {**SMALL, "intermediate_size": 256, "architecture": "BertForMaskedLM"}
 WIDE = {"hidden_size": 384, "num_attention_heads": 6}
-ALL = "flash,fused,head,at-once,recompute=gelu+silu+norm"
+ALL = "flash,fused,chunked-loss,fused-update,recompute=gelu+silu+norm"
 
 
 class Idle:

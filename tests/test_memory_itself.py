@@ -84,7 +84,7 @@ def test_sizes_are_those_that_are_asked_for_and_the_parts_add_up():
     layer = lc.from_module(module, example, {"input": "B 32"})
     small, large = (lc.memory(layer, B=batch) for batch in (8, 800))
     fixed = lc.memory(lc.from_module(module, {"input": torch.randn(800, 32)}))
-    assert (small.engine, small.module, large.peak) == ("autograd", "itself", fixed.peak)
+    assert (small.engine, small.module, large.peak) == ("eager", "itself", fixed.peak)
     assert sum(large.split.values()) == large.peak == sum(live_array.bytes for live_array in large.live_at_peak)
     assert large.split["weights"] == 4 * sum(each.numel() for each in module.parameters())
     assert max(moment.bytes for moment in large.curve) == large.peak
@@ -107,16 +107,16 @@ def test_where_a_module_cannot_run_without_values_its_lines_tell_and_the_page_sa
     assert "Not the module itself: it does not run without values (" in found.convention
     assert "test_memory_itself.py" in found.convention
     with pytest.raises(lc.InputError, match="does not run without values"):
-        lc.memory(layer, module="itself", engine="autograd")
+        lc.memory(layer, module="itself", engine="eager")
 
 
 def test_what_a_module_does_not_run_itself_is_told_by_its_lines():
     layer = lc.from_module(nn.Linear(8, 8), {"input": torch.randn(2, 8)})
     assert lc.memory(layer, "recompute").module == "plain"
     with pytest.raises(lc.InputError, match="--module plain tells"):
-        lc.memory(layer, "recompute", module="itself", engine="autograd")
+        lc.memory(layer, "recompute", module="itself", engine="eager")
     with pytest.raises(lc.InputError, match="is named as FILE"):
-        lc.memory("gpt2", module="itself", seq_len=16, engine="autograd")
+        lc.memory("gpt2", module="itself", seq_len=16, engine="eager")
 
 
 def test_a_file_is_run_for_the_memory_of_its_module(capsys):
@@ -173,7 +173,7 @@ def test_the_module_runs_with_what_is_said_to_learn(chosen):
     assert found.peak == pytest.approx(apart(train)[1], rel=0.002)
 
 
-@pytest.mark.parametrize("engine", ["autograd", "table"])
+@pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_where_nothing_learns_lines_hold_what_the_caller_has_and_no_gradient(engine):
     class Wide(nn.Module):
         def __init__(self):
@@ -190,7 +190,7 @@ def test_where_nothing_learns_lines_hold_what_the_caller_has_and_no_gradient(eng
             module(x)
 
     layer = lc.from_module(Wide(), {"x": "float 512 64"})
-    found = lc.memory(layer, train="none", engine=engine, **({"module": "plain"} if engine == "autograd" else {}))
+    found = lc.memory(layer, train="none", engine=engine, **({"module": "plain"} if engine == "eager" else {}))
     assert found.peak == pytest.approx(apart(answer)[1], rel=0.002)
 
 
@@ -218,7 +218,7 @@ def test_kernel_buffers_are_within_the_range_that_stands_on_top(name, dtype):
     # Of two trainings the lesser: the first one may make what the library keeps.
     whole, without = min(apart(lambda: peaks.train(*peaks.CASES[name], peaks.DTYPES[dtype])) for _ in range(2))
     layer = lc.from_module(peaks.built(peaks.CASES[name][0], inputs := peaks.CASES[name][1](torch.float32)), inputs)
-    found = lc.memory(layer, engine="autograd", optimizer="adamw", precision=peaks.PRECISIONS[dtype])
+    found = lc.memory(layer, engine="eager", optimizer="adamw", precision=peaks.PRECISIONS[dtype])
     assert found.peak == pytest.approx(without, rel=0.002)
     assert whole <= 1.002 * (found.peak + found.buffers)
     assert found.buffers < found.peak

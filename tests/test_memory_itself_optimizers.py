@@ -10,10 +10,10 @@ from learncost.ops.optimizers import OPTIMIZERS
 from sampling import sampled
 
 VARIANTS = {
-    "autograd": {"fused": True},
-    "autograd-foreach": {"foreach": True},
-    "autograd-for-loop": {"foreach": False},
-    "autograd-in-backward": {"fused": True},
+    "eager": {"fused": True},
+    "eager-foreach": {"foreach": True},
+    "eager-for-loop": {"foreach": False},
+    "eager-in-backward": {"fused": True},
 }
 DTYPES = {"fp32": torch.float32, "bf16-pure": torch.bfloat16}
 
@@ -71,7 +71,7 @@ CASES = [
     for name in OPTIMIZERS
     for engine in VARIANTS
     for dtype in DTYPES
-    if (name, engine) != ("rmsprop", "autograd-in-backward")
+    if (name, engine) != ("rmsprop", "eager-in-backward")
 ]
 
 
@@ -84,7 +84,7 @@ def train(module, given, name, engine, dtype):
     finally:
         torch.set_default_dtype(before)
     weights = [weight for weight in network.parameters() if weight.requires_grad]
-    if engine == "autograd-in-backward":
+    if engine == "eager-in-backward":
         several = {weight: optimizer(name, [weight], VARIANTS[engine]) for weight in weights}
 
         def hook(weight):
@@ -120,24 +120,24 @@ def test_variants_differ_by_the_temporaries_of_their_steps():
     peaks = {engine: lc.memory(layer, engine=engine, optimizer="adamw").peak for engine in VARIANTS}
     counts = [weight.numel() for weight in Wide().parameters()]
     held = 4 * (4 * sum(counts) + 4 * 64)  # weights, gradients, two states; the input
-    assert peaks["autograd-foreach"] == held + 4 * sum(counts)
-    assert peaks["autograd-for-loop"] == held + 4 * (counts[-2] + 2 * counts[-1])
-    assert peaks["autograd-in-backward"] < peaks["autograd"] < peaks["autograd-for-loop"]
+    assert peaks["eager-foreach"] == held + 4 * sum(counts)
+    assert peaks["eager-for-loop"] == held + 4 * (counts[-2] + 2 * counts[-1])
+    assert peaks["eager-in-backward"] < peaks["eager"] < peaks["eager-for-loop"]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_page_names_the_optimizer_that_steps(name):
     layer = lc.from_module(Wide(), MODULES["wide"][1](torch.float32))
-    said = lc.memory(layer, engine="autograd-foreach", optimizer=name).convention
+    said = lc.memory(layer, engine="eager-foreach", optimizer=name).convention
     assert type(optimizer(name, [nn.Parameter(torch.ones(1))], {"foreach": True})).__name__ + " with" in said
     assert "with foreach=True" in said
-    fused = lc.memory(layer, engine="autograd", optimizer=name).convention
+    fused = lc.memory(layer, engine="eager", optimizer=name).convention
     assert ("fused=True" in fused) != ("as PyTorch has none fused" in fused)
 
 
 def test_there_is_no_fused_rmsprop_for_a_hook():
     layer = lc.from_module(Wide(), MODULES["wide"][1](torch.float32))
     with pytest.raises(lc.InputError, match="PyTorch has no fused rmsprop"):
-        lc.memory(layer, engine="autograd-in-backward", optimizer="rmsprop")
+        lc.memory(layer, engine="eager-in-backward", optimizer="rmsprop")
     with pytest.raises(TypeError, match="fused"):
         torch.optim.RMSprop([nn.Parameter(torch.ones(1))], fused=True)

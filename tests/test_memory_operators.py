@@ -55,7 +55,7 @@ def most_of_a_step(table, sizes, dtype):
             ("gpt2", SMALL, "pepita", "sgd", 6, 128, "bf16", ""),
             ("gpt2", SMALL, "mempepita", "momentum", 6, 128, "fp32", ""),
             ("gpt2", {**SMALL, "vocab_size": 5000}, "bp", "adamw", 1, 32, "bf16", ""),
-            ("gpt2", SMALL, "bp", "sgd", 8, 64, "fp32", "flash,head,at-once,recompute=gelu+norm"),
+            ("gpt2", SMALL, "bp", "sgd", 8, 64, "fp32", "flash,chunked-loss,fused-update,recompute=gelu+norm"),
             ("tinyllama-1.1b", LLAMA, "bp", "sgd", 6, 128, "fp32", ""),
             ("bert-tiny", {**BERT, "architecture": "BertForMaskedLM"}, "bp", "sgd", 8, 64, "bf16", ""),
             # what cannot be in place: scores by distance, experts, blocks that share their weights

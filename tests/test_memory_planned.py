@@ -13,12 +13,12 @@ def test_the_longest_sequence_of_a_planner_is_under_the_plan_that_it_takes_for_i
     sizes |= {"intermediate_size": 128, "vocab_size": 300}
 
     def asked(plan):
-        return lc.memory("llama-2-7b", seq_len=64, plan=plan, dtype=dtype, budget="4MB", engine="table", **sizes)
+        return lc.memory("llama-2-7b", seq_len=64, plan=plan, dtype=dtype, budget="4MB", engine="graph", **sizes)
 
     planned_needs = asked("auto")
     length = planned_needs.fits["seq_len"]
     assert length > asked(planned_needs.plan).fits["seq_len"], "or the planner would take the same plan for it"
-    assert length == asked("flash,fused,at-once,recompute=all").fits["seq_len"]
+    assert length == asked("flash,fused,fused-update,recompute=all").fits["seq_len"]
 
 
 @pytest.mark.slow
@@ -43,10 +43,10 @@ def test_the_plan_of_a_narrow_type_fits_where_one_does(dtype):
 
 def test_microbatches_wait_for_the_optimizer():
     needs = lc.memory("gpt2", batch_size=8, seq_len=128, plan="auto", accumulate=4)
-    assert "at-once" not in needs.plan
+    assert "fused-update" not in needs.plan
 
 
-@pytest.mark.parametrize("engine", ["table", "torch"])
+@pytest.mark.parametrize("engine", ["graph", "torch"])
 def test_another_name_of_what_stays_inside_of_a_kernel_is_an_array(engine):
     """Mamba's gradient of what a scan kept is one operand of a product that a kernel does not store, transposed."""
     assert lc.memory(small("mamba"), engine=engine, batch_size=2, seq_len=4).peak > 0

@@ -57,7 +57,7 @@ DEEP = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 40, "v
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_mixed_precision_with_adam_takes_16_bytes_a_parameter(dtype):
     # Rajbhandari et al. 2020, ZeRO, section 3.1: 2 + 2 + K with K = 12 (fp32 weights, momentum and variance).
-    needs = lc.memory("gpt2", seq_len=1, optimizer="adamw", dtype=dtype, engine="table", **DEEP)
+    needs = lc.memory("gpt2", seq_len=1, optimizer="adamw", dtype=dtype, engine="graph", **DEEP)
     parameters = lc.cost("gpt2", seq_len=1, **DEEP).parameters
     parts = needs.split
     assert parts["weights"] == 2 * parameters
@@ -92,7 +92,9 @@ def test_what_optimizers_remember_of_a_parameter(optimizer, least, most):
 def saved(layers):
     """The share of PEPITA's RAM that MEMPEPITA saves, exactly: weights and all."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "seq_len": 64, "num_hidden_layers": layers}
-    pepita, mempepita = (lc.memory("gpt2", name, 8, plan="at-once", **sizes).peak for name in ("pepita", "mempepita"))
+    pepita, mempepita = (
+        lc.memory("gpt2", name, 8, plan="fused-update", **sizes).peak for name in ("pepita", "mempepita")
+    )
     return 1 - mempepita / pepita
 
 
@@ -107,7 +109,7 @@ def test_what_mempepita_saves_is_a_matter_of_depth():
 
 def test_a_budget_is_met_by_what_fits_and_by_no_more():
     sizes = {"seq_len": 64, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 500}
-    sizes["engine"] = "table"
+    sizes["engine"] = "graph"
     needs = lc.memory("gpt2", batch_size=2, budget="40MB", **sizes)
     assert needs.fits is not None
     batch, length = needs.fits["batch_size"], needs.fits["seq_len"]
@@ -133,7 +135,7 @@ def test_the_split_and_the_curve_belong_to_the_peak():
         ({"dtype": "fp12"}, "no precision is called 'fp12'"),
         ({"optimizer": "adamm"}, "no optimizer is called 'adamm'"),
         ({"batch_size": 4, "accumulate": 3}, "accumulate must be a divisor of the batch size 4"),
-        ({"batch_size": 4, "accumulate": 2, "plan": "at-once"}, "leave the plan at-once out"),
+        ({"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "leave the plan fused-update out"),
     ],
 )
 def test_refusals(given, line):

@@ -28,15 +28,15 @@ def test_the_parts_of_a_difference_are_the_difference():
 
 
 def test_the_screen_and_the_json(capsys):
-    assert main(["memory", "gpt2", "--seq-len", "64", "--engine", "table,autograd,numpy"]) == 0
+    assert main(["memory", "gpt2", "--seq-len", "64", "--engine", "graph,eager,numpy"]) == 0
     screen = " ".join(capsys.readouterr().out.split())
     assert "new weights and states: beside the old ones, not over the old ones" in screen
-    assert main(["memory", "gpt2", "--seq-len", "64", "--engine", "table,numpy", "--json"]) == 0
+    assert main(["memory", "gpt2", "--seq-len", "64", "--engine", "graph,numpy", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert list(answer["engines"]) == ["table", "numpy"]
+    assert list(answer["engines"]) == ["graph", "numpy"]
     assert answer["engines"]["numpy"]["peak"] == lc.memory("gpt2", seq_len=64, engine="numpy").peak
     parts = answer["differences"]["by_engine"]["numpy"]
-    peaks = [answer["engines"][name]["peak"] for name in ("numpy", "table")]
+    peaks = [answer["engines"][name]["peak"] for name in ("numpy", "graph")]
     assert sum(part["bytes"] for part in parts) == peaks[0] - peaks[1]
 
 
@@ -44,7 +44,7 @@ def test_the_screen_and_the_json(capsys):
     ("engine", "procedures", "said"),
     [
         ("table,table", "bp", "engines must be different names"),
-        ("table,fast", "bp", "no engine is called 'fast'"),
+        ("graph,fast", "bp", "no engine is called 'fast'"),
         ("table,numpy", "bp,recompute", "several engines: give one of the others"),
     ],
 )
@@ -54,15 +54,15 @@ def test_refusals(engine, procedures, said):
 
 
 ADDED = """
-from learncost.reports.memory.engine import RULES, Runner, Taken, at_line
+from learncost.reports.memory.engine import RULES, Engine, MemoryUse, at_line
 
 def takes(step, sizes):
-    return Taken(7, at_line("", 7), {"weights": 7}, ())
+    return MemoryUse(7, at_line("", 7), {"weights": 7}, ())
 
 def peak(step, sizes):
     return 7 * sizes["B"]
 
-RUNNERS = (Runner("seven", peak, takes, dict.fromkeys(RULES, "none"), "Always seven."),)
+RUNNERS = (Engine("seven", peak, takes, dict.fromkeys(RULES, "none"), "Always seven."),)
 """
 
 
@@ -74,7 +74,7 @@ def test_a_runner_is_added_by_one_module(tmp_path, monkeypatch, capsys):
         assert import_module("learncost.reports.memory.engines.seven").RUNNERS[0].name == "seven"
         assert lc.memory("gpt2", engine="seven", **SMALL).peak == 7
         assert lc.fit("gpt2", "1GB", procedures="bp", engine="seven", **SMALL).rows[0].ram == 7
-        assert main(["memory", "gpt2", "--engine", "table,seven", "--seq-len", "8"]) == 0
+        assert main(["memory", "gpt2", "--engine", "graph,seven", "--seq-len", "8"]) == 0
         assert "Always seven." in capsys.readouterr().out
     finally:
         sys.modules.pop("learncost.reports.memory.engines.seven", None)

@@ -72,7 +72,7 @@ def train(name, dtype, placement, checkpoints, devices):
 def predicted(name, dtype, placement, mesh, number, checkpoints):
     keys = {"model_type": name, "architectures": [CLASSES[name]], **KEYS[name]}
     configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
-    flags = {"precision": dtype, "engine": "autograd", "mesh": mesh, "placement": placement, "seq_len": 96}
+    flags = {"precision": dtype, "engine": "eager", "mesh": mesh, "placement": placement, "seq_len": 96}
     return lc.memory(configuration, "recompute" if checkpoints else "bp", 4 * number, optimizer="adamw", **flags)
 
 
@@ -113,14 +113,14 @@ def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator
 )
 def test_what_no_wrapper_of_pytorch_does_is_refused(flags, message):
     with pytest.raises(InputError, match=message):
-        lc.memory("gpt2", engine="autograd", seq_len=16, **flags)
+        lc.memory("gpt2", engine="eager", seq_len=16, **flags)
 
 
 def test_a_module_that_was_read_runs_itself_in_ddp():
     module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1))
     layer = lc.from_module(module, {"input": torch.randn(8, 64)}, {"input": "B 64"})
-    flags = {"engine": "autograd", "mesh": "dp=2"}
-    over, one = lc.memory(layer, B=16, placement="ddp", **flags), lc.memory(layer, B=8, engine="autograd")
+    flags = {"engine": "eager", "mesh": "dp=2"}
+    over, one = lc.memory(layer, B=16, placement="ddp", **flags), lc.memory(layer, B=8, engine="eager")
     buckets = 4 * sum(each.numel() for each in module.parameters())
     assert over.module == one.module == "itself"
     assert over.peak == one.peak + buckets == sum(over.split.values())

@@ -71,7 +71,7 @@ def test_the_published_milliseconds_of_an_autoencoder_lie_in_the_interval() -> N
     """The dense AE of MLCommons-Tiny on an STM32H735: 711,296 MACCs of 3 cycles at 550 MHz, as its authors have it."""
     text = AUTOENCODER.replace("[B k] - X[B k]", "[B k] - X[B a=k]")
     sizes = dict(zip("abcdefghijk", (640, 128, 128, 128, 128, 8, 128, 128, 128, 128, 640), strict=True))
-    step = lc.cost(lc.layer(text), on="STM32H735", optimizer="sgd", plan="in-product", B=1, **sizes)
+    step = lc.cost(lc.layer(text), on="STM32H735", optimizer="sgd", plan="epilogue-update", B=1, **sizes)
     assert step.timing is not None
     low, _, high = (seconds * 1e3 for seconds in (step.timing.time.low, step.timing.time.total, step.timing.time.high))
     assert low <= 3.87979636363636 <= high
@@ -89,7 +89,7 @@ def test_time_and_energy_follow_from_the_clock_and_the_current() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("plan", ["", "at-once", "in-product", "fused,in-product"])
+@pytest.mark.parametrize("plan", ["", "fused-update", "epilogue-update", "fused,epilogue-update"])
 def test_memory_on_c99_is_what_the_emitted_header_says(net: str, plan: str, optimizer: str) -> None:
     found = lc.memory(net, B=4, engine="c99", plan=plan, optimizer=optimizer)
     text = lc.emit(net, backend="c99", B=4, plan=plan, optimizer=optimizer, entry="step")
@@ -102,9 +102,9 @@ def test_fit_names_the_byte_that_is_too_much_and_what_would_help(net: str) -> No
     found = lc.fit(net, on="nrf52840", procedures="bp", optimizer="sgd")
     assert (found.ram, found.flash, found.on) == (2**18, 2**20, "nRF52840")
     best = max(found.rows, key=lambda row: row.largest)
-    assert best.plan == "in-product"
+    assert best.plan == "epilogue-update"
     for batch, fits in ((best.largest, True), (best.largest + 1, False)):
-        peak = lc.memory(net, B=batch, engine="c99", plan="in-product", optimizer="sgd").peak
+        peak = lc.memory(net, B=batch, engine="c99", plan="epilogue-update", optimizer="sgd").peak
         assert (peak <= 2**18 - 4096) == fits  # without the stack, for which the linker asks
     least = min(row.ram for row in found.rows)
     advice = lc.fit(net, least - 1, procedures="bp", optimizer="sgd", engine="c99").advice
@@ -119,9 +119,9 @@ def test_fit_names_the_byte_that_is_too_much_and_what_would_help(net: str) -> No
 def test_the_plan_of_c99_is_the_one_with_the_smallest_arena(net: str) -> None:
     assert from_layer(lc.layer(Path(net).read_text(encoding="utf-8"))).learning
     chosen = lc.memory(net, B=4, engine="c99", optimizer="sgd")
-    assert "in-product" in chosen.plan
+    assert "epilogue-update" in chosen.plan
     assert chosen.split["arena"] == 2628  # 64 x 64 floats less than with the gradient of the largest weight
-    assert lc.memory(net, B=4, engine="c99", optimizer="sgd", plan="at-once").split["arena"] == 17412
+    assert lc.memory(net, B=4, engine="c99", optimizer="sgd", plan="fused-update").split["arena"] == 17412
 
 
 def test_the_memory_of_a_program_that_emit_refuses_says_so():

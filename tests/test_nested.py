@@ -68,14 +68,14 @@ def test_equal_to_what_is_written_out():
 
 
 @pytest.mark.parametrize("procedure", ["bp", "recompute"])
-@pytest.mark.parametrize("plan", ["", "fused,recompute=tanh", "head,at-once,recompute=norm"])
+@pytest.mark.parametrize("plan", ["", "fused,recompute=tanh", "chunked-loss,fused-update,recompute=norm"])
 def test_every_plan_and_backend(procedure, plan):
-    if (procedure, plan) == ("recompute", "head,at-once,recompute=norm"):
+    if (procedure, plan) == ("recompute", "chunked-loss,fused-update,recompute=norm"):
         pytest.skip("the same lines as those of bp")
     table = step(from_layer(lc.layer(NESTED)), procedure, "momentum")
     values = arrays(table)
     expected = results(table, values, SIZES)
-    table = planned(without_gradients(table) if "at-once" in plan else table, plan)
+    table = planned(without_gradients(table) if "fused-update" in plan else table, plan)
     assert worst(results(table, values, SIZES), expected)[1] < 1e-12
     for backend in ("numpy", "torch"):
         computed = {name: array for name, array in execute(table, backend, values, SIZES).items() if name in expected}

@@ -159,14 +159,14 @@ def test_activations_of_a_block_are_those_of_table_2(t, placement, plan, bytes_k
 
 @pytest.mark.parametrize("procedure", ["local", "kolen-pollack"])
 def test_what_a_procedure_has_beside_the_weights_has_its_state_on_every_device(procedure):
-    one = lc.memory("gpt2", procedure=procedure, engine="table", **SIZES)
+    one = lc.memory("gpt2", procedure=procedure, engine="graph", **SIZES)
     several = lc.memory("gpt2", procedure=procedure, mesh="dp=4", placement="ddp", batch_size=4, **SIZES)
     for part in ("weights", "optimizer state", "fixed matrices"):
         assert several.split[part] == one.split[part]
 
 
 def test_memory_of_one_device_is_of_its_part():
-    one = lc.memory("gpt2", engine="table", **SIZES)
+    one = lc.memory("gpt2", engine="graph", **SIZES)
     several = lc.memory("gpt2", mesh="dp=4", placement="zero-3", batch_size=4, **SIZES)
     for part in ("weights", "optimizer state"):
         assert several.split[part] * 4 == one.split[part]
@@ -180,7 +180,7 @@ def test_memory_of_one_device_is_of_its_part():
         ({"placement": "fsdp"}, "give --mesh with it"),
         ({"mesh": "dp=2"}, "say what is cut over the mesh"),
         (
-            {"mesh": "dp=2", "placement": "ddp", "engine": "autograd-in-backward"},
+            {"mesh": "dp=2", "placement": "ddp", "engine": "eager-in-backward"},
             "of one device, as DDP .* give table or",
         ),
         ({"mesh": "tp=5", "placement": "megatron"}, "h is 12 .* the next size that can is 15"),
@@ -245,7 +245,14 @@ def test_a_vocabulary_that_does_not_divide_is_filled_up():
 @pytest.mark.parametrize(("mesh", "placement", "step"), [("dp=2,tp=4", "fsdp,megatron-sp", 2), ("cp=2", "cp", 1)])
 def test_what_fits_each_of_many_devices_is_the_largest(mesh, placement, step):
     """A batch that every device has an equal part of: it fits, the next one does not."""
-    here = {"seq_len": 64, "n_layer": 2, "vocab_size": 257, "plan": "at-once", "mesh": mesh, "placement": placement}
+    here = {
+        "seq_len": 64,
+        "n_layer": 2,
+        "vocab_size": 257,
+        "plan": "fused-update",
+        "mesh": mesh,
+        "placement": placement,
+    }
     (row,) = lc.fit("gpt2", "1GB", procedures="bp", **here).rows
     assert row.largest > step
     assert lc.memory("gpt2", batch_size=row.largest, **here).peak <= 1e9
@@ -254,7 +261,7 @@ def test_what_fits_each_of_many_devices_is_the_largest(mesh, placement, step):
 
 def test_a_budget_over_a_mesh_is_that_of_each_device():
     one, two = (
-        lc.memory("gpt2", n_layer=2, budget="4GB", engine="table", **over).fits["batch_size"] for over in MESHES
+        lc.memory("gpt2", n_layer=2, budget="4GB", engine="graph", **over).fits["batch_size"] for over in MESHES
     )
     assert two % 2 == 0
     assert two >= 2 * one
@@ -290,7 +297,7 @@ def test_what_holds_or_not_is_sent_in_a_byte():
 def test_codes_of_quantized_weights_are_cut_with_them():
     """Half of them lie on each of two devices; scales of blocks of 64 that do not divide stay whole."""
     what = {"precision": "qlora", "lora": "all-linear", "seq_len": 64, "n_layer": 2, "vocab_size": 256}
-    one = lc.memory("gpt2", engine="table", **what).split["weights"]
+    one = lc.memory("gpt2", engine="graph", **what).split["weights"]
     cut = lc.memory("gpt2", mesh="dp=2", placement="fsdp", **what)
     assert one / 2 <= cut.split["weights"] < 0.52 * one
     assert cut.peak == sum(cut.split.values())
@@ -345,7 +352,7 @@ def test_a_step_that_no_kernel_computes_takes_what_operators_take():
 def test_a_vocabulary_that_does_not_divide_is_whole_where_it_is_in_training():
     what = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 65, "seq_len": 16}
     trained, told = (
-        lc.memory("gpt2", engine=engine, mesh="tp=2", placement="megatron", **what) for engine in ("torch", "table")
+        lc.memory("gpt2", engine=engine, mesh="tp=2", placement="megatron", **what) for engine in ("torch", "graph")
     )
     assert trained.over.placed.table.axes["wte"] == ("v", "d")
     assert told.over.placed.table.axes["wte"] == ("v/tp", "d")

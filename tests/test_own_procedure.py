@@ -141,7 +141,7 @@ def test_targets_are_looked_up_where_errors_are_multiplied():
 def test_of_several_losses_none_has_the_scores():
     layer, sizes = "examples/layers/forward_forward.table", {"B": 2, "d": 3, "f": 4, "e": 5}
     with pytest.raises(lc.InputError, match="H2 is in none"):
-        lc.memory(layer, procedure="dfa-linear", engine="table", **sizes)
+        lc.memory(layer, procedure="dfa-linear", engine="graph", **sizes)
     assert lc.cost(layer, "forward-gradient-activities", **sizes).total.flops
 
 

@@ -36,7 +36,7 @@ STEPS = [
     ("gpt2", {"procedure": "recompute"}),
     ("gpt2", {"procedure": "pepita"}),
     ("gpt2", {"procedure": "mempepita", "mode": "stable"}),
-    ("gpt2", {"plan": "head,at-once", "batch_size": 3}),
+    ("gpt2", {"plan": "chunked-loss,fused-update", "batch_size": 3}),
     ("gpt2", {"batch_size": 4, "accumulate": 2}),
     ("llama-3.1-8b", {"precision": "qlora", "lora": "q_proj,v_proj"}),
     ("mixtral-8x7b", {"dtype": "bf16"}),
@@ -45,18 +45,18 @@ STEPS = [
     ("whisper-tiny", {"seq_len": None, "num_hidden_layers": None, "target_len": 9}),
     ("vit-base-patch16-224", {"seq_len": None, "num_hidden_layers": 7}),
     ("gemma-3-1b", {"num_hidden_layers": 26, "seq_len": 16}),
-    ("gpt2", {"engine": "autograd"}),
-    ("gpt2", {"engine": "autograd-foreach", "procedure": "recompute", "batch_size": 2}),
-    ("gpt2", {"engine": "autograd", "procedure": "recompute", "module": "transformers-reentrant"}),
-    ("t5-small", {"engine": "autograd-in-backward", "n_enc": 2, "n_dec": 4, "num_hidden_layers": None}),
-    ("bert-base", {"engine": "autograd-for-loop", "precision": "bf16"}),
+    ("gpt2", {"engine": "eager"}),
+    ("gpt2", {"engine": "eager-foreach", "procedure": "recompute", "batch_size": 2}),
+    ("gpt2", {"engine": "eager", "procedure": "recompute", "module": "transformers-reentrant"}),
+    ("t5-small", {"engine": "eager-in-backward", "n_enc": 2, "n_dec": 4, "num_hidden_layers": None}),
+    ("bert-base", {"engine": "eager-for-loop", "precision": "bf16"}),
 ]
 
 
 @pytest.mark.parametrize(("model", "flags"), STEPS, ids=[f"{name} {flags}" for name, flags in STEPS])
 def test_the_arrays_at_every_line_sum_to_the_curve_and_its_top_is_the_peak(model: str, flags: dict) -> None:
     sizes = {name: value for name, value in (SMALL | flags).items() if value is not None}
-    answer = lc.memory(model, **({"engine": "table"} | sizes))
+    answer = lc.memory(model, **({"engine": "graph"} | sizes))
     memory_curve = curve(answer)
     sums = [
         sum(array.bytes for array in memory_curve.arrays if array.first <= place <= array.last)
@@ -68,14 +68,14 @@ def test_the_arrays_at_every_line_sum_to_the_curve_and_its_top_is_the_peak(model
     parts = Counter[str]()
     for array in memory_curve.alive(memory_curve.peak_at):
         parts[array.part] += array.bytes
-    if answer.engine == "table":  # autograd's account says what an array becomes: a gradient from its first moment on
+    if answer.engine == "graph":  # autograd's account says what an array becomes: a gradient from its first moment on
         assert {name: size for name, size in parts.items() if size} == {k: v for k, v in answer.split.items() if v}
     assert sum(array.bytes for array in memory_curve.alive(memory_curve.peak_at)) == answer.peak
     assert json.loads(json.dumps(memory_curve.to_dict()))["peak"] == json.loads(answer.show("json"))["peak"]
 
 
 def test_live_arrays_at_the_peak_are_those_found_otherwise() -> None:
-    answer = lc.memory("gpt2", engine="table", **SMALL)
+    answer = lc.memory("gpt2", engine="graph", **SMALL)
     at_peak = Counter[str]()
     for live_array in curve(answer).alive(curve(answer).peak_at):
         at_peak[live_array.name] += live_array.bytes
@@ -107,7 +107,7 @@ def test_a_fold_keeps_the_worst_of_every_turn() -> None:
 
 def test_who_runs_a_step_by_default_has_a_curve_and_programs_have_none() -> None:
     answer = lc.memory("gpt2", seq_len=16)
-    assert answer.engine == "autograd"
+    assert answer.engine == "eager"
     assert curve(answer).peak == max(moment.bytes for moment in answer.curve) == answer.peak
     passes = list(dict.fromkeys(line.macro_operation for line in curve(answer).lines))
     assert passes[:2] == ["forward", "backward"]
@@ -116,7 +116,7 @@ def test_who_runs_a_step_by_default_has_a_curve_and_programs_have_none() -> None
 
 
 def test_brackets_say_how_often_lines_run() -> None:
-    memory_curve = curve(lc.memory("t5-small", engine="table", seq_len=8, n_enc=2, n_dec=4))
+    memory_curve = curve(lc.memory("t5-small", engine="graph", seq_len=8, n_enc=2, n_dec=4))
     assert [bracket.title for bracket in memory_curve.brackets] == [
         "one encoder block, runs 2 ×", "one block, runs 4 ×", "one block, runs 4 ×", "one encoder block, runs 2 ×"
     ]  # fmt: skip
@@ -124,12 +124,12 @@ def test_brackets_say_how_often_lines_run() -> None:
         assert {line.iterations for line in memory_curve.lines[bracket.first : bracket.last + 1]} == {
             bracket.iterations
         }
-    mixed = curve(lc.memory("gemma-3-1b", engine="table", seq_len=8))
+    mixed = curve(lc.memory("gemma-3-1b", engine="graph", seq_len=8))
     assert {bracket.title.partition(" run ")[0] for bracket in mixed.brackets} == {"these lines"}  # six kinds in a turn
 
 
 def test_a_weight_is_there_throughout_and_a_value_of_the_forward_pass_until_it_is_read() -> None:
-    memory_curve = curve(lc.memory("gpt2", engine="table", **SMALL))
+    memory_curve = curve(lc.memory("gpt2", engine="graph", **SMALL))
     last = len(memory_curve.lines) - 1
     weights = [array for array in memory_curve.arrays if array.kind == "weights"]
     assert {(weight.first, weight.last) for weight in weights} == {(0, last)}
@@ -239,13 +239,13 @@ def test_the_width_takes_along_what_is_as_wide() -> None:
 
 def test_procedures_have_the_passes_of_compare_and_the_peaks_of_memory() -> None:
     answer = lc.compare("gpt2", **SMALL)
-    peaks = {name: lc.memory("gpt2", name, engine="table", **SMALL) for name in answer.procedures}
+    peaks = {name: lc.memory("gpt2", name, engine="graph", **SMALL) for name in answer.procedures}
     procedures_found = procedures(answer, peaks)
     assert [procedure.name for procedure in procedures_found.procedures] == list(answer.procedures)
     for procedure in procedures_found.procedures:
         cost = lc.cost("gpt2", procedure.name, **SMALL)
         assert sum(pass_.flops for pass_ in procedure.passes) == procedure.flops == cost.total.flops
-        assert procedure.peak == lc.memory("gpt2", procedure.name, engine="table", **SMALL).peak
+        assert procedure.peak == lc.memory("gpt2", procedure.name, engine="graph", **SMALL).peak
         assert procedure.ratio["flops"] == procedure.flops / procedures_found.procedures[0].flops
     assert {pass_.macro_operation for pass_ in procedures_found.procedures[1].passes} >= {"recomputation"}
     assert procedures(answer, price_book="paper").procedures[0].flops == answer.costs["paper"]["bp"].total.flops
@@ -290,8 +290,8 @@ def test_command_and_call_of_a_document_ask_for_the_same(tmp_path: Path, capsys:
         "engine",
         "side_by_side",
     }  # who runs the step, and what stands beside it, are no setting of a cost
-    by_table = document("gpt2", **SMALL, engine="table")
-    by_autograd = document("gpt2", **SMALL, engine="autograd-for-loop", side_by_side="bp,skip")
+    by_table = document("gpt2", **SMALL, engine="graph")
+    by_autograd = document("gpt2", **SMALL, engine="eager-for-loop", side_by_side="bp,skip")
     assert [each["name"] for each in by_autograd["compared"]["procedures"]] == ["bp", "skip"]
     assert by_table["command"] == by_autograd["command"]
     assert by_table["python"] == by_autograd["python"]

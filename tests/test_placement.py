@@ -161,9 +161,9 @@ def test_every_preset_is_clauses():
         ("falcon", "tp=2", "megatron", "flash"),
         ("llama", "cp=4", "cp", "flash,zigzag"),
         ("mistral", "cp=4", "cp", "flash,ring,zigzag"),
-        ("qwen3_moe", "ep=2,tp=2", "ep,megatron-sp", "at-once"),
-        ("llama", "dp=2", "zero-2", "head"),
-        ("bart", "pp=2", "pp", "flash,at-once"),
+        ("qwen3_moe", "ep=2,tp=2", "ep,megatron-sp", "fused-update"),
+        ("llama", "dp=2", "zero-2", "chunked-loss"),
+        ("bart", "pp=2", "pp", "flash,fused-update"),
         ("mixtral", "ep=2,dp=2", "ep,fsdp", "recompute=norm,keep=all_gather+dispatch"),
         ("gpt2", "pp=2,dp=2,tp=2", "pp,zero-1,megatron-sp", ""),
         ("llama", "dp=3,tp=2", "fsdp,megatron-sp", "flash"),
@@ -251,9 +251,9 @@ def test_rows_that_are_as_many_as_are_priced_are_still_rows():
         # Targets are places of what is cut, and no rows of it.
         ("gpt2", "pp=2", "v over pp, B over pp", "flash"),
         # Turns on several devices read their own slices, also of what all devices have.
-        ("llama", "pp=3", "d over pp of weights, B over pp of values", "head"),
+        ("llama", "pp=3", "d over pp of weights, B over pp of values", "chunked-loss"),
         # Of totals that turns carry some are partial, and some are not.
-        ("glm4", "pp=2", "h g f v over pp", "head"),
+        ("glm4", "pp=2", "h g f v over pp", "chunked-loss"),
         # Rows go to the owner of a part of a part, and nothing else sends them elsewhere.
         ("mixtral", "ep=2,tp=2", "e over tp of experts, e over ep of experts, B over ep, B over tp", ""),
         # What turns kept is a list of slices, and is sent all the same.
@@ -342,7 +342,7 @@ def test_a_placed_table_without_one_of_its_collectives_is_refused(family, mesh_t
 def test_turns_on_several_devices_that_read_slices_of_a_whole_are_refused():
     """The targets of a batch of which every device has all are cut before the head takes turns over its sequences."""
     table, sizes, _, _ = whole("llama")
-    table = planned(table, "head", sizes)
+    table = planned(table, "chunked-loss", sizes)
     placed = place(table, mesh("dp=2"), clauses("B over dp of values"), sizes).table
     (cut,) = (line for line in placed.lines if isinstance(line, Op) and line.name == "targets.shard")
     with pytest.raises(InputError, match="read the slices of targets, which all of them have"):

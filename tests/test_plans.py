@@ -51,15 +51,15 @@ def test_what_runs_again_changes_nothing_bit_for_bit(model):
 
 
 TOGETHER = [
-    "head",
-    "at-once",
+    "chunked-loss",
+    "fused-update",
     "flash,fused",
-    "head,at-once,recompute=gelu+silu+norm",
-    "at-once,recompute=block",
-    "in-product",
-    "flash,fused,head,in-product,recompute=gelu+silu+norm",
-    "flash,fused,head,at-once,recompute=gelu+silu+norm",
-    "flash,fused,head,at-once,recompute=all",
+    "chunked-loss,fused-update,recompute=gelu+silu+norm",
+    "fused-update,recompute=block",
+    "epilogue-update",
+    "flash,fused,chunked-loss,epilogue-update,recompute=gelu+silu+norm",
+    "flash,fused,chunked-loss,fused-update,recompute=gelu+silu+norm",
+    "flash,fused,chunked-loss,fused-update,recompute=all",
     "flash,fused,recompute=attention",
 ]
 
@@ -192,7 +192,7 @@ def test_the_head_takes_turns_over_sequences(model):
     table = table_of(model)
     wide = {name for name, axes in made(table) if {"B", "v"} <= set(axes)}
     assert len(wide) >= 4
-    turned = planned(table, "head")
+    turned = planned(table, "chunked-loss")
     assert not any({"B", "v"} <= set(axes) for _, axes in made(turned))
     (iterations,) = [line for line in repeats(turned) if line.count == "B"]
     assert wide <= set(iterations.axes)
@@ -212,7 +212,7 @@ def test_the_head_takes_turns_over_sequences(model):
 
 def test_the_head_is_left_as_it_is_where_its_scores_are_wanted_or_its_loss_is_another():
     table = table_of("gpt2")
-    assert planned(replace(table, outputs=(*table.outputs, "P.L")), "head").lines == table.lines
+    assert planned(replace(table, outputs=(*table.outputs, "P.L")), "chunked-loss").lines == table.lines
     others = [
         ("bert-base", {"architecture": "BertModel"}),
         ("bert-base", {"architecture": "BertForSequenceClassification", "num_labels": 4}),
@@ -220,15 +220,15 @@ def test_the_head_is_left_as_it_is_where_its_scores_are_wanted_or_its_loss_is_an
     ]
     for model, sizes in others:
         table = table_of(model, **sizes)
-        assert planned(table, "head") is table
+        assert planned(table, "chunked-loss") is table
     table = table_of("gpt2", "pepita", "sgd")
-    assert planned(table, "head,recompute=all").lines == table.lines
+    assert planned(table, "chunked-loss,recompute=all").lines == table.lines
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_are_updated_at_once(model):
     table = table_of(model)
-    moved = planned(table, "at-once")
+    moved = planned(table, "fused-update")
     gradients = {f"d{weight}" for weight in table.weights}
     blocks = {outer for line in repeats(table) for _, outer in line.each if outer in table.weights}
     assert {name for name, axes in made(table)} >= gradients
@@ -249,7 +249,12 @@ def test_weights_are_updated_at_once(model):
 def test_the_price_under_a_plan_is_what_numpy_executes(model):
     table, sizes = table_of(model), sizes_of(model)
     values = given(table, sizes)
-    for text in ("head", "at-once", "recompute=gelu+silu+norm", "flash,fused,head,at-once,recompute=all"):
+    for text in (
+        "chunked-loss",
+        "fused-update",
+        "recompute=gelu+silu+norm",
+        "flash,fused,chunked-loss,fused-update,recompute=all",
+    ):
         rewritten = planned(table, text)
         _, units = tally_of(results, rewritten, {name: counting(array) for name, array in values.items()}, sizes)
         assert units == lc.price(rewritten, sizes, lc.book("run")).flops, text
@@ -272,7 +277,9 @@ def test_a_planned_step_is_emitted_as_it_is_defined(model, backend, optimizer):
     values = given(table, sizes)
     plain = results(table, values, sizes)
     jit = (lambda function, _: jax.jit(function)) if backend == "jax" else None
-    executed = execute(planned(table, "head,at-once,recompute=gelu+silu+norm"), backend, values, sizes, jit)
+    executed = execute(
+        planned(table, "chunked-loss,fused-update,recompute=gelu+silu+norm"), backend, values, sizes, jit
+    )
     assert executed.keys() >= plain.keys()
     assert worst({name: executed[name] for name in plain}, plain)[1] < 1e-12
 
@@ -330,7 +337,7 @@ def test_what_is_not_a_plan_is_refused_in_one_line(text, said):
 
 
 def test_the_commands_take_a_plan(capsys):
-    text = "head,at-once,recompute=gelu+norm"
+    text = "chunked-loss,fused-update,recompute=gelu+norm"
     table = planned(step(build(configure("gpt2")), "bp", "adamw"), text)
     ledger = lc.cost("gpt2", batch_size=2, plan=text)
     sizes = run_sizes(build(configure("gpt2")), 2, None, None)
@@ -352,10 +359,10 @@ def test_the_commands_take_a_plan(capsys):
     [
         ("cost gpt2 --plan auto", "learncost memory MODEL --plan auto names the plan"),
         ("cost gpt2 --plan recompte=norm", "no plan is called"),
-        ("cost gpt2 --procedure decode --plan head", "a plan rewrites a training step; decode is none"),
-        ("cost gpt2 --price-book megatron --plan head", "is a formula of whole models"),
-        ("emit attention --plan head", "--plan is for models"),
-        ("compare gpt2 --plan head=3", "takes nothing after it"),
+        ("cost gpt2 --procedure decode --plan chunked-loss", "a plan rewrites a training step; decode is none"),
+        ("cost gpt2 --price-book megatron --plan chunked-loss", "is a formula of whole models"),
+        ("emit attention --plan chunked-loss", "--plan is for models"),
+        ("compare gpt2 --plan chunked-loss=3", "takes nothing after it"),
     ],
 )
 def test_a_plan_that_does_not_apply_is_refused_in_one_line(line, said, capsys):

@@ -23,9 +23,9 @@ def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
     monkeypatch.setitem(PRECISIONS, row.name, row)
     assert row.name in FLAGS["precision"].choices  # which help names
     assert row.name in told(capsys, "list", "precisions")
-    needs = lc.memory("gpt2", precision="mine", engine="table", **SMALL)
+    needs = lc.memory("gpt2", precision="mine", engine="graph", **SMALL)
     assert needs.dtype == row.name
-    usual = lc.memory("gpt2", precision="bf16", engine="table", **SMALL)
+    usual = lc.memory("gpt2", precision="bf16", engine="graph", **SMALL)
     assert 2 * needs.split["optimizer state"] == usual.split["optimizer state"]
     assert {key: needs.split[key] for key in ("weights", "master weights")} == {
         key: usual.split[key] for key in ("weights", "master weights")
@@ -40,7 +40,7 @@ def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
 )
 def test_bytes_of_a_parameter_with_adamw(name, bytes_of_a_parameter):
     """Rajbhandari et al. 2020, section 3.1: 2 + 2 + 12 in mixed precision; else four times the type's."""
-    needs = lc.memory("gpt2", precision=name, engine="table", seq_len=4, **SMALL)
+    needs = lc.memory("gpt2", precision=name, engine="graph", seq_len=4, **SMALL)
     parts = ("weights", "gradients", "master weights", "optimizer state")
     assert sum(needs.split[part] for part in parts) == bytes_of_a_parameter * lc.cost("gpt2", **SMALL).parameters
 
@@ -77,7 +77,7 @@ def test_bytes_of_blocks_are_those_of_the_sources(name, count, size):
 
 
 def test_states_in_eight_bits_take_a_quarter_and_their_scales():
-    narrow, wide = (lc.memory("gpt2", precision=name, engine="table", **SMALL) for name in ("bf16-8bit-states", "fp32"))
+    narrow, wide = (lc.memory("gpt2", precision=name, engine="graph", **SMALL) for name in ("bf16-8bit-states", "fp32"))
     assert "master weights" not in {name for name, size in narrow.split.items() if size}
     assert narrow.split["optimizer state"] < wide.split["optimizer state"] / 2
     assert 2 * narrow.split["weights"] == wide.split["weights"]
@@ -115,7 +115,7 @@ def test_four_bits_beside_fp16_have_masters_of_what_learns_alone():
 
 
 def test_a_dequantized_weight_is_not_kept_for_the_backward_pass():
-    needs = lc.memory("gpt2", precision="nf4", seq_len=16, engine="table", **LORA, **SMALL)
+    needs = lc.memory("gpt2", precision="nf4", seq_len=16, engine="graph", **LORA, **SMALL)
     quantized = {
         name.removesuffix(".codes")
         for name in (live_array.name for live_array in needs.live_at_peak)

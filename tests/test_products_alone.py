@@ -30,7 +30,7 @@ REFUSED = (
     f"cost gpt2 --precision fp8 --procedure prefill --on H100-SXM {SIZES}",
     f"cost gpt2 --dtype fp8 --mesh dp=2 --placement zero-1 --batch-size 2 {SIZES}",
     f"memory gpt2 --dtype fp8 {SIZES}",
-    f"memory gpt2 --precision fp8 --engine table {SIZES}",
+    f"memory gpt2 --precision fp8 --engine graph {SIZES}",
     f"memory gpt2 --precision fp8 --mesh dp=2 --placement zero-1 --batch-size 2 {SIZES}",
     f"fit gpt2 --ram 24GB --dtype fp8 {SIZES}",
     f"place gpt2 --mesh dp=2 --placement zero-1 --batch-size 2 --precision fp8 {SIZES}",

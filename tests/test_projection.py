@@ -55,8 +55,8 @@ def test_its_state_has_the_rank_in_the_place_of_an_axis(own):
     assert training.state["mlp.W2.V"].shape == (2, 3, 8)
     assert training.state["wte.M"].shape == (10, 8)
     training.step(TOKENS)
-    whole = lc.memory("gpt2", seq_len=6, engine="table", **SIZES)
-    held = lc.memory("gpt2", procedure=name, seq_len=6, engine="table", **SIZES)
+    whole = lc.memory("gpt2", seq_len=6, engine="graph", **SIZES)
+    held = lc.memory("gpt2", procedure=name, seq_len=6, engine="graph", **SIZES)
     assert held.split["optimizer state"] == 4 * sum(array.size for array in training.state.values())
     assert held.split["optimizer state"] < whole.split["optimizer state"]
 
@@ -94,14 +94,14 @@ def test_every_count_and_every_plan(own, family, drawn):
     arrays = sound_arrays(table, sizes)
     assert tally(family, table, arrays, sizes).passed
     expected = values_of(table, arrays, sizes)
-    for plan in ("at-once", "in-product"):
+    for plan in ("fused-update", "epilogue-update"):
         found = values_of(planned(table, plan), arrays, sizes)
         assert all(np.array_equal(found[name], expected[name]) for name in table.outputs)
 
 
 def test_a_program_draws_directions_before_the_turns_that_read_them(own):
     name = own('["forward", "backward, update, projected to 3"]')
-    text = lc.emit("gpt2", "numpy", procedure=name, plan="at-once", **SIZES)
+    text = lc.emit("gpt2", "numpy", procedure=name, plan="fused-update", **SIZES)
     assert text.index("places_n_layer = ") < text.index("in reversed(range(n_layer))")
 
 

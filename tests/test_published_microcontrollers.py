@@ -40,8 +40,8 @@ def test_the_tables_count_the_autoencoder_as_its_authors_but_for_their_term(publ
 def test_the_authors_rule_can_be_executed(published: ModuleType) -> None:
     """Without gradients in memory a step takes their weights and buffers, in fp32, and the input beside them."""
     taken = {(procedure, plan): (weights, arena) for procedure, plan, weights, arena, _ in published.executed()}
-    weights, arena = taken["bp", "in-product"]
+    weights, arena = taken["bp", "epilogue-update"]
     assert weights == int(published.figures()["pau-ae-parameters"]["value"])
     assert arena <= published.buffers("bp") + 1
-    assert taken["bp", "at-once"][1] > arena + 640 * 128 - 2 * 640
-    assert arena < taken["pepita", "in-product"][1] < taken["mempepita", "in-product"][1]
+    assert taken["bp", "fused-update"][1] > arena + 640 * 128 - 2 * 640
+    assert arena < taken["pepita", "epilogue-update"][1] < taken["mempepita", "epilogue-update"][1]

@@ -260,7 +260,7 @@ def test_every_price_book_says_one_number_to_all(model):
 
 @pytest.mark.parametrize("model", KINDS)
 def test_the_peak_of_one_sequence_and_the_batch_that_fits(model):
-    settings = {"plan": "at-once", **lengths(model)}
+    settings = {"plan": "fused-update", **lengths(model)}
     needs = lc.memory(model, **settings)
     room = 2 * needs.peak
     (row,) = lc.fit(model, room, procedures="bp", **settings).rows
@@ -337,7 +337,7 @@ def test_a_wrong_optimizer_is_answered_with_all(command, capsys):
 
 
 def test_a_line_of_progress_is_no_wider_than_the_screen(capsys):
-    text = "engine torch, plan flash,fused,at-once,recompute=silu+norm, kernels compiled by cc -O3"
+    text = "engine torch, plan flash,fused,fused-update,recompute=silu+norm, kernels compiled by cc -O3"
     ProgressLines().say(text)
     lines = capsys.readouterr().err.splitlines()
     assert max(map(len, lines)) <= 80

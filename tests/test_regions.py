@@ -154,19 +154,19 @@ def test_the_regions_of_reference_manuals(name: str, kib: list[int]) -> None:
 def test_what_fits_two_regions_links_and_one_sample_more_is_refused(text: str, tmp_path: Path) -> None:
     """A program of more than the larger region alone, with the device's addresses and its own linker script."""
     net = written(tmp_path, text)
-    found = lc.fit(net, on="stm32f407", procedures="bp", optimizer="sgd", plan="in-product")
+    found = lc.fit(net, on="stm32f407", procedures="bp", optimizer="sgd", plan="epilogue-update")
     (row,) = found.rows
     assert found.ram == 192 * KIB
-    source = emitted(net, "stm32f407", B=row.largest, plan="in-product", entry="step")
+    source = emitted(net, "stm32f407", B=row.largest, plan="epilogue-update", entry="step")
     ram = source.program.firmware.rooms.ram
     assert 128 * KIB < ram <= 192 * KIB - STACK
-    remembered = lc.memory(net, on="stm32f407", B=row.largest, optimizer="sgd", plan="in-product")
+    remembered = lc.memory(net, on="stm32f407", B=row.largest, optimizer="sgd", plan="epilogue-update")
     assert (remembered.peak, remembered.unfit) == (ram, "")
     assert remembered.fits
     assert remembered.fits["batch_size"] == row.largest
     with pytest.raises(InputError, match="lies in one region; there are 126,976 in SRAM and 65,536 in CCM"):
-        emitted(net, "stm32f407", B=row.largest + 1, plan="in-product", entry="step")
-    assert lc.memory(net, on="stm32f407", B=row.largest + 1, optimizer="sgd", plan="in-product").unfit
+        emitted(net, "stm32f407", B=row.largest + 1, plan="epilogue-update", entry="step")
+    assert lc.memory(net, on="stm32f407", B=row.largest + 1, optimizer="sgd", plan="epilogue-update").unfit
     needs_board()
     for path, content in source.files(tmp_path / "net.c").items():
         path.write_text(content, encoding="utf-8")
@@ -215,11 +215,11 @@ def test_an_array_larger_than_every_region_is_refused_by_name(
 ) -> None:
     """W1 takes 133,120 bytes of 192 KiB."""
     net = written(tmp_path, WIDE)
-    found = lc.fit(net, on="stm32f407", procedures="bp", optimizer="sgd", plan="in-product")
+    found = lc.fit(net, on="stm32f407", procedures="bp", optimizer="sgd", plan="epilogue-update")
     assert not any(row.fits for row in found.rows)
     assert any(row.ram < 192 * KIB - STACK for row in found.rows)
     assert "cannot be laid out over 126,976 in SRAM and 65,536 in CCM" in " ".join(found.advice)
-    assert lc.fit(net, 192 * KIB, procedures="bp", optimizer="sgd", engine="c99", plan="in-product").rows[0].fits
+    assert lc.fit(net, 192 * KIB, procedures="bp", optimizer="sgd", engine="c99", plan="epilogue-update").rows[0].fits
     for command in ("memory", "emit"):
         options = ["--backend", "c99"] if command == "emit" else []
         assert main([command, net, "--on", "stm32f407", "--optimizer", "sgd", "--B", "1", *options]) == 2
@@ -243,7 +243,7 @@ def test_a_command_writes_the_linker_script_beside(tmp_path: Path, capsys: pytes
     assert "--on is for microcontrollers" in capsys.readouterr().err
     assert main(["memory", net, "--on", "stm32f407", "--budget", "1MB"]) == 2
     assert "give one of them" in capsys.readouterr().err
-    fit = ["fit", net, "--on", "stm32f407", "--optimizer", "sgd", "--procedures", "bp", "--plan", "in-product"]
+    fit = ["fit", net, "--on", "stm32f407", "--optimizer", "sgd", "--procedures", "bp", "--plan", "epilogue-update"]
     assert main([*fit, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["regions"] == {"SRAM": 126976, "CCM": 65536}
 

@@ -86,7 +86,7 @@ def agree(page: Any, chosen: dict[str, int], model: str, procedure: str, on: str
         needs = lc.memory(
             model,
             procedure,
-            engine="table",
+            engine="graph",
             **{**memory_arguments, **chosen, "precision": given.get("precision", step.dtype)},
         )
         assert int(numbers["peak"]) == needs.peak, chosen
@@ -197,7 +197,7 @@ def test_who_drags_a_slider_holds_it_while_everything_follows(opened: Watched, g
     page.mouse.up()
     assert len(lengths) == 4
     length = min(lengths)
-    needs = lc.memory("gpt2", engine="table", precision="bf16", seq_len=length)
+    needs = lc.memory("gpt2", engine="graph", precision="bf16", seq_len=length)
     page.wait_for_function("(peak) => String(page.view.peak) === peak", arg=str(needs.peak))
     page.evaluate("drawSections(true)")
     assert curve(needs).finding == page.text_content("#memory h2")
@@ -314,7 +314,7 @@ def test_keys_walk_the_icicle_and_the_memory(opened: Watched) -> None:
     assert page.text_content(name) == "forward"
     page.keyboard.press("ArrowUp")
     assert page.text_content(name) == "one step"
-    peak = lc.memory("gpt2", engine="table", precision="bf16").peak
+    peak = lc.memory("gpt2", engine="graph", precision="bf16").peak
     slider = page.locator("#memory [role=slider]")
     slider.focus()
     alive = "aliveAt(page.view.memory.curve(), page.view.memory.curve().peak_at)"
@@ -456,7 +456,7 @@ def test_a_report_is_one_small_file_made_soon(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_step_of_many_turns_is_not_run_through_the_usual_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"num_hidden_layers": 2, "seq_len": 4, "procedure": "bp", "output": None}
-    told = '"usual":{"engine":"autograd","runs":'
+    told = '"usual":{"engine":"eager","runs":'
     assert '"peak":' in report("gpt2", **sizes).html.partition(told)[2][:40]
     monkeypatch.setattr("learncost.viz.report.MOST", 3)
     assert '"peak":' not in report("gpt2", **sizes).html.partition(told)[2][:40]

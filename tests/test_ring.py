@@ -72,7 +72,7 @@ def test_a_part_that_came_round_begins_where_its_device_does():
     ("family", "grid", "names", "plan"),
     [
         ("gpt2", "cp=8", "cp", "ring"),
-        ("falcon", "cp=2,tp=2", "cp,megatron", "flash,head,ring"),
+        ("falcon", "cp=2,tp=2", "cp,megatron", "flash,chunked-loss,ring"),
         ("bart", "cp=2", "cp", "flash,ring"),
         ("albert", "cp=2", "cp", "ring"),
         ("bloom", "cp=2", "cp", "flash,ring,zigzag"),

@@ -24,8 +24,8 @@ DEEP = {
 }
 
 SEGMENTS = [
-    "at-once,recompute=block/2",
-    "flash,fused,head,at-once,recompute=block/2+gelu+norm",
+    "fused-update,recompute=block/2",
+    "flash,fused,chunked-loss,fused-update,recompute=block/2+gelu+norm",
     "recompute=block/2+all",
 ]
 
@@ -38,9 +38,9 @@ def test_segments_run_again_bit_for_bit_at_the_price_of_every_block(model, segme
     table, sizes = table_of(model, **DEEP[model]), sizes_of(model, **DEEP[model])
     values = given(table, sizes)
     plain = results(table, values, sizes)
-    blocks = lc.price(planned(table, "at-once,recompute=block"), sizes, lc.book("run"))
+    blocks = lc.price(planned(table, "fused-update,recompute=block"), sizes, lc.book("run"))
     for iterations in segments:
-        again = planned(table, f"at-once,recompute=block/{iterations}")
+        again = planned(table, f"fused-update,recompute=block/{iterations}")
         counted = {name: counting(array) for name, array in values.items()}
         computed, units = tally_of(results, again, counted, sizes)
         assert all(np.asarray(computed[name]).tobytes() == array.tobytes() for name, array in plain.items()), iterations
@@ -84,7 +84,7 @@ def test_segments_take_less_where_there_are_many_blocks():
     # of that size each, where scores are not kept and the feed-forward network is narrow.
     size = {"num_hidden_layers": 96, "n_inner": 2}
     table, sizes = table_of("gpt2", optimizer="sgd", **size), {**sizes_of("gpt2", **size), "B": 500, "M": 2}
-    plans = {iterations: f"flash,head,at-once,recompute=block/{iterations}" for iterations in (1, 4, 48)}
+    plans = {iterations: f"flash,chunked-loss,fused-update,recompute=block/{iterations}" for iterations in (1, 4, 48)}
     predicted = {iterations: memory(planned(table, text), sizes).peak for iterations, text in plans.items()}
     measured = {iterations: executed(planned(table, text), sizes).peak for iterations, text in plans.items()}
     array = 500 * 2 * sizes["d"] * 4
@@ -138,9 +138,9 @@ def test_every_plan_goes_with_segments(model):
     ("model", "backend", "plan"),
     [
         ("gpt2", "numpy", "recompute=block/2"),
-        ("gpt2", "torch", "flash,fused,head,at-once,recompute=block/2+gelu"),
+        ("gpt2", "torch", "flash,fused,chunked-loss,fused-update,recompute=block/2+gelu"),
         pytest.param("gpt2", "jax", "recompute=block/2", marks=pytest.mark.slow),
-        ("bart-base", "torch", "head,recompute=block/2"),
+        ("bart-base", "torch", "chunked-loss,recompute=block/2"),
         ("albert-base-v2", "numpy", "recompute=block/2"),
     ],
 )

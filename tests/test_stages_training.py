@@ -37,7 +37,10 @@ def engine_of(**flags):
         ({"microbatches": 3}, "--batch-size 4 cannot be cut into 3 microbatches .* the next that can is 6"),
         ({"accumulate": 2}, "leave --accumulate out: --microbatches cuts the batch"),
         ({"procedure": "pepita"}, "leave --procedure pepita out"),
-        ({"plan": "at-once"}, "stages update with the gradients of all microbatches: leave the plan at-once out"),
+        (
+            {"plan": "fused-update"},
+            "stages update with the gradients of all microbatches: leave the plan fused-update out",
+        ),
         ({"mesh": "pp=3"}, "4 blocks cannot be cut into 3 equal stages"),
         ({"mesh": "dp=2", "schedule": "1f1b"}, "--schedule and --microbatches are of stages of a pipeline"),
     ],

@@ -57,9 +57,9 @@ def test_a_preset_as_a_table_costs_what_the_preset_costs(gpt2, procedure):
         assert sum(row.bytes for row in table.rows) == sum(row.bytes for row in preset.rows)
 
 
-@pytest.mark.parametrize("engine", ["table", "autograd", "torch", "numpy", "autograd-foreach"])
+@pytest.mark.parametrize("engine", ["graph", "eager", "torch", "numpy", "eager-foreach"])
 def test_a_preset_as_a_table_takes_the_same_memory(gpt2, engine):
-    plain = {"module": "plain"} if "autograd" in engine else {}  # the code of a table is that of its own lines
+    plain = {"module": "plain"} if "eager" in engine else {}  # the code of a table is that of its own lines
     preset = lc.memory("gpt2", **RUN, **SIZES, engine=engine, **plain)
     assert lc.memory(gpt2, B=2, M=16, engine=engine).peak == preset.peak
 
@@ -267,7 +267,7 @@ def test_every_example_of_the_notation_is_a_model_of_every_question(path):
     cost = lc.cost(path, **sizes)
     assert cost.total.flops == sum(row.flops for row in lc.cost(path, by="equation", **sizes).rows) > 0
     assert lc.memory(path, **sizes).peak > 0
-    for engine in ("table", "torch", "numpy", "torch-operators"):
+    for engine in ("graph", "torch", "numpy", "torch-operators"):
         assert lc.memory(path, engine=engine, **sizes).peak > 0
     assert "bp" in lc.compare(path, **sizes).procedures
     assert lc.conventions(path, **sizes)["run"].counts is not None

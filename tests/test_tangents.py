@@ -179,7 +179,7 @@ def test_every_entry_of_every_direction_is_drawn_by_a_number_of_its_own(procedur
 
 def test_nothing_is_kept_between_blocks():
     def beside(procedure, blocks):
-        answer = lc.memory("gpt2", procedure=procedure, seq_len=1024, engine="table", n_layer=blocks)
+        answer = lc.memory("gpt2", procedure=procedure, seq_len=1024, engine="graph", n_layer=blocks)
         return answer.peak - sum(answer.split[part] for part in ("weights", "gradients", "optimizer state"))
 
     assert beside("mezo", 12) <= 1.01 * beside("mezo", 2)

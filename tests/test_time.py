@@ -96,7 +96,7 @@ def test_orientations_are_those_of_a_linear_layer():
     assert shapes == {"Y": ("NN", 1, 16, 32, 16), "dX": ("NT", 1, 16, 16, 32), "dW": ("TN", 1, 16, 32, 16)}
 
 
-@pytest.mark.parametrize("plan", ["", "fused", "fused,at-once"])
+@pytest.mark.parametrize("plan", ["", "fused", "fused,fused-update"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_products_are_those_that_the_matmul_book_counts(kind, plan):
     # The book reads axes by its own rule, and torch's FlopCounterMode agrees with it (test_flop_counter).

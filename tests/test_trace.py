@@ -21,8 +21,8 @@ KINDS = [
     ("gpt2", {"procedure": "mempepita", "optimizer": "sgd"}),
     ("gpt2", {"procedure": "decode", "context": 7, "seq_len": 1}),
     ("gpt2", {"procedure": "prefill"}),
-    ("gpt2", {"plan": "flash,head", "batch_size": 2}),
-    ("gpt2", {"plan": "at-once", "dtype": "bf16"}),
+    ("gpt2", {"plan": "flash,chunked-loss", "batch_size": 2}),
+    ("gpt2", {"plan": "fused-update", "dtype": "bf16"}),
     ("llama-3.2-1b", {"lora": "q_proj,v_proj", "precision": "qlora"}),
     ("t5-small", {"n_layer": None, "target_len": 16}),
     ("bert-base", {}),
@@ -124,7 +124,7 @@ def test_memory_beside_the_lines_has_the_peak_that_memory_says(model, more):
     if keywords.get("procedure") in ("decode", "prefill"):
         return
     keywords = {"optimizer": "adamw", **keywords}
-    assert max(levels) == lc.memory(model, engine="table", **keywords).peak
+    assert max(levels) == lc.memory(model, engine="graph", **keywords).peak
 
 
 def test_blocks_are_counted_as_they_run():
@@ -293,7 +293,7 @@ RUNS = [
     ("numpy", {}),
     ("numpy", {"procedure": "pepita", "accumulate": 2}),
     ("numpy", {"procedure": "recompute"}),
-    ("torch", {"plan": "at-once"}),
+    ("torch", {"plan": "fused-update"}),
     ("numpy", {"dtype": "bf16"}),
 ]
 

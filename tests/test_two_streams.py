@@ -12,7 +12,15 @@ from learncost.procedures.step import run_by, step
 from learncost.verification.check import tally, values_of
 from learncost.verification.stepped import arrays_of, sizes_of
 
-PLANS = ["", "flash", "head", "in-product", "recompute=gelu+norm", "recompute=block/2", "flash,head,at-once,fused"]
+PLANS = [
+    "",
+    "flash",
+    "head",
+    "epilogue-update",
+    "recompute=gelu+norm",
+    "recompute=block/2",
+    "flash,chunked-loss,fused-update,fused",
+]
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -48,7 +56,9 @@ def test_it_costs_what_recompute_costs_and_two_streams_for_one():
 
 def test_no_block_keeps_its_input():
     def beside(procedure, blocks):
-        answer = lc.memory("gpt2", procedure=procedure, seq_len=1024, plan="head", n_layer=blocks, engine="table")
+        answer = lc.memory(
+            "gpt2", procedure=procedure, seq_len=1024, plan="chunked-loss", n_layer=blocks, engine="graph"
+        )
         return answer.peak - sum(answer.split[part] for part in ("weights", "gradients", "optimizer state"))
 
     assert beside("reversible", 24) <= 1.01 * beside("reversible", 2)

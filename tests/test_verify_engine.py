@@ -30,7 +30,7 @@ torch = pytest.importorskip("torch")
 compiled = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C compiler")
 
 GPT2 = ("gpt2", {**SHORT[1], "n_layer": 2, "n_positions": 80})
-ALL = "flash,fused,head,at-once,recompute=gelu+norm"
+ALL = "flash,fused,chunked-loss,fused-update,recompute=gelu+norm"
 
 
 def _checked(model: tuple[str, dict[str, Any]], engine: str = "torch", **options: Any) -> Any:
@@ -53,8 +53,8 @@ def _failures(report: Any) -> list[str]:
         (LLAMA, "fused", "bp"),
         (LLAMA, ALL, "bp"),
         (LLAMA, ALL, "pepita"),
-        (GPT2, "fused,in-product", "bp"),
-        (LLAMA, "in-product", "pepita"),
+        (GPT2, "fused,epilogue-update", "bp"),
+        (LLAMA, "epilogue-update", "pepita"),
     ],
 )
 def test_in_place_executes_what_is_priced(model: Any, plan: str, procedure: str) -> None:
@@ -168,13 +168,13 @@ def test_without_a_compiler_the_operators_are_watched(monkeypatch: pytest.Monkey
     monkeypatch.setattr(compiler, "compiler", lambda: None)
     monkeypatch.setattr("learncost.verification.engine_run.compiler", lambda: None)
     for model in (GPT2, LLAMA):
-        report = _checked(model, plan="head,recompute=gelu+norm", procedure="bp")
+        report = _checked(model, plan="chunked-loss,recompute=gelu+norm", procedure="bp")
         assert not _failures(report)
         assert "on PyTorch's operators" in report.checks[0].subject
 
 
 def test_segments_and_kernels_run() -> None:
-    report = _checked(GPT2, plan="flash,fused,at-once,recompute=block/2", procedure="bp")
+    report = _checked(GPT2, plan="flash,fused,fused-update,recompute=block/2", procedure="bp")
     assert not _failures(report)
 
 

@@ -58,14 +58,14 @@ def test_memory_by_runner_is_that_of_the_command(client):
 
 
 def test_a_runner_that_refuses_says_why(client):
-    several = view(client, "runners", **SMALL, precision="bf16", engine="autograd")
+    several = view(client, "runners", **SMALL, precision="bf16", engine="eager")
     rows = {row["name"]: row for row in chart(several, "bars")["rows"]}
     assert rows["numpy"]["refused"] == "computes in fp32 or fp64"
 
 
 def test_the_page_shows_the_runner_that_is_chosen(client):
-    answer = client.get("/api/document", params={"model": "gpt2", **SMALL, "engine": "autograd"}).json()
-    assert answer["memory"]["peak"] == lc.memory("gpt2", engine="autograd", **SMALL).peak
+    answer = client.get("/api/document", params={"model": "gpt2", **SMALL, "engine": "eager"}).json()
+    assert answer["memory"]["peak"] == lc.memory("gpt2", engine="eager", **SMALL).peak
     assert "--engine" not in answer["command"]
     refused = client.get("/api/document", params={"model": "gpt2", **SMALL, "engine": "numpy", "precision": "bf16"})
     assert refused.status_code == 400

@@ -101,7 +101,7 @@ def test_products_of_codes_are_counted_where_those_of_numbers_are(precision, boo
 @pytest.mark.parametrize("precision", ["int8-products", "int8-learned-products"])
 def test_convolutions_of_codes_in_c99_are_numpys(precision):
     learning = {"optimizer": "sgd", "precision": precision}
-    settings = FirmwareOptions("both", "net", "in-product", 4, dtype="fp64")
+    settings = FirmwareOptions("both", "net", "epilogue-update", 4, dtype="fp64")
     program = program_of(configure(lc.layer(NET)), settings, learning)
     products = [line for line in program.tables["step"].lines if str(line).count(".codes[") == 2]
     assert len([line for line in products if "sum" in line.name]) == 8
@@ -132,7 +132,7 @@ def test_convolutions_in_whole_numbers_take_less_than_in_fp32(text):
     for precision in ("fp32", "integer-only"):
         learning = {"optimizer": "sgd"} | ({"precision": precision} if precision != "fp32" else {})
         settings = FirmwareOptions(
-            "step", "net", "in-product", 4, dtype="int32" if precision == "integer-only" else "fp32"
+            "step", "net", "epilogue-update", 4, dtype="int32" if precision == "integer-only" else "fp32"
         )
         programs[precision] = program_of(configure(lc.layer(text)), settings, learning)
     ram = {precision: compiled(program.firmware).ram for precision, program in programs.items()}

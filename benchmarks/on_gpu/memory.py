@@ -43,7 +43,7 @@ SHAPES = (
 """Plain modules, with sequences in a batch."""
 
 
-ENGINES = {"cpu": "autograd", "cuda": "autograd-cuda"}
+ENGINES = {"cpu": "eager", "cuda": "eager-cuda"}
 """Of `learncost memory`."""
 
 

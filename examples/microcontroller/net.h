@@ -1,7 +1,7 @@
 /*
  * net.table: one step of bp with momentum, by learncost 0.1.0.
  *
- * For B = 4, under the plan fused,in-product; entries: step, predict.
+ * For B = 4, under the plan fused,epilogue-update; entries: step, predict.
  *
  * Matrices are drawn with a deviation of the root of 2 over the inputs of a sum (He et al. 2015), of 0.02 where
  * rows are looked up; biases begin at 0, gains at 1.

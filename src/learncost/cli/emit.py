@@ -88,7 +88,7 @@ def emit(
         What updates the weights: adamw, sgd, momentum, or none, which returns the gradients. The default is adamw for a
         model and none for a layer.
     plan
-        For a model, how its step is rewritten, as head,at-once,recompute=gelu+norm (`learncost list plans`).
+        For a model, how its step is rewritten, as chunked-loss,recompute=gelu+norm (`learncost list plans`).
     phase
         What is written: the step; for a layer also forward or backward alone.
     batch_size

@@ -87,7 +87,7 @@ def in_halves(table: Table, outputs: Collection[str]) -> StageTables:
     """
     last: list[Statement] = []
     if any(iterations and line.meta.phase == "optimizer_step" for line, iterations in walk(table.lines)):
-        raise InputError("stages update with the gradients of all microbatches: leave the plan at-once out")
+        raise InputError("stages update with the gradients of all microbatches: leave the plan fused-update out")
     for line in table.lines:
         updates = not isinstance(line, Loop) and line.meta.phase == "optimizer_step"
         if updates or {*line.reads} & defined(last):

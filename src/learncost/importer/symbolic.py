@@ -24,13 +24,13 @@ def plain_sizes() -> Iterator[None]:
 
     by_dimension = _refs._reshape_view_helper_core_alg
 
-    def at_once(a: Any, shape: Sequence[Any], allow_copy: bool) -> Any:
+    def fused_update(a: Any, shape: Sequence[Any], allow_copy: bool) -> Any:
         """The same places with another shape; that there are as many was asked before."""
         if any(isinstance(size, SymInt) for size in shape) and is_contiguous_or_false(a):
             return a.as_strided(shape, make_contiguous_strides_for(tuple(shape)), a.storage_offset())
         return by_dimension(a, shape, allow_copy)
 
-    _refs._reshape_view_helper_core_alg = at_once
+    _refs._reshape_view_helper_core_alg = fused_update
     try:
         with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
             yield

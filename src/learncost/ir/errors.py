@@ -77,10 +77,29 @@ def in_two_lines(line: str) -> str:
     return in_two_lines(line)
 
 
+RETIRED: Mapping[str, Mapping[str, str]] = {
+    "engine": {
+        "table": "graph",
+        "autograd": "eager",
+        "autograd-foreach": "eager-foreach",
+        "autograd-for-loop": "eager-for-loop",
+        "autograd-in-backward": "eager-in-backward",
+        "autograd-cuda": "eager-cuda",
+    },
+    "plan": {"at-once": "fused-update", "in-product": "epilogue-update", "head": "chunked-loss"},
+}
+"""Names of earlier versions by what they name, each with today's."""
+
+
 def named_one(kind: str, name: object, registry: Mapping[str, Known]) -> Known:
-    """What a registry has under a name; an unknown name is refused with the nearest one and all that exist."""
+    """Return what a registry has under a name.
+
+    Raises `InputError` for a retired name, with today's, and for an unknown one, with the nearest and all that exist.
+    """
     if isinstance(name, str) and name in registry:
         return registry[name]
+    if isinstance(name, str) and name in RETIRED.get(kind, {}):
+        raise InputError(f"the {kind} {name!r} is called {RETIRED[kind][name]!r} now")
     near = difflib.get_close_matches(str(name), registry, n=1)
     hint = f"; the nearest is {near[0]!r}" if near else ""
     raise InputError(f"no {kind} is called {name!r}{hint} (there are {', '.join(registry)})")

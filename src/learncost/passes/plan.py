@@ -1,7 +1,7 @@
 """Plans: named rewritings of a step's table, each Table -> Table, applied in the order of the registry.
 
 A plan changes when and in what order the lines of a step run and what lies in memory meanwhile, never what comes out.
-It is written as a list, `head,at-once,recompute=gelu+norm`.
+It is written as a list, `chunked-loss,fused-update,recompute=gelu+norm`.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ PLANS: Mapping[str, Plan] = {
     for plan in (
         Plan(
             "flash",
-            "scores of attention are never stored: made again in the backward pass, some queries at a time",
+            "FlashAttention: attention scores are never stored, and recomputed backward, some queries at a time",
             "Dao et al. 2022, FlashAttention: fast and memory-efficient exact attention with IO-awareness",
             _found_in("flash"),
         ),
         Plan(
             "ring",
-            "over many devices: keys and values go round, a part in every turn, and their gradients with them",
+            "ring attention over many devices: each passes its shard of keys, values and their gradients on",
             "Liu, Zaharia & Abbeel 2023, Ring attention with blockwise transformers for near-infinite context",
             _found_in("ring"),
         ),
         Plan(
-            "head",
-            "scores, loss and their gradients one sequence after the other: no batch x vocabulary",
+            "chunked-loss",
+            "chunked cross-entropy: logits, loss and their gradients one sequence at a time, never batch x vocabulary",
             "Wijmans et al. 2024, Cut your losses in large-vocabulary language models, which cuts finer",
-            _found_in("head"),
+            _found_in("chunked_loss"),
         ),
         Plan(
             "recompute",
-            "chosen forward lines of every block run again in the backward pass",
+            "activation checkpointing: chosen forward lines of every block run again in the backward pass",
             "Chen et al. 2016, Training deep nets with sublinear memory cost; "
             "Korthikanti et al. 2022, Reducing activation recomputation in large transformer models",
             _found_in("recompute"),
@@ -85,20 +85,20 @@ PLANS: Mapping[str, Plan] = {
             "gelu+norm",
         ),
         Plan(
-            "at-once",
-            "every weight updated as soon as its gradient is there: no stack of gradients",
+            "fused-update",
+            "the optimizer step fused into the backward pass: a weight is updated as soon as its gradient exists",
             "Lv et al. 2023, Full parameter fine-tuning for large language models with limited resources",
-            _found_in("at_once"),
+            _found_in("fused_update"),
         ),
         Plan(
-            "in-product",
-            "at once, and where one product makes a gradient, the optimizer stands in it: it is never stored",
+            "epilogue-update",
+            "fused-update, with the optimizer as the epilogue of the product that makes a gradient: never stored",
             "Lv et al. 2023 (LOMO) update a weight once its whole gradient is there; this goes on, tile by tile of it",
-            _found_in("in_product"),
+            _found_in("epilogue_update"),
         ),
         Plan(
             "fused",
-            "the lines between two matrix products as one kernel, which reads and writes every row once",
+            "the lines between two matrix products fused into one kernel, which reads and writes every row once",
             "Ivanov et al. 2021, Data movement is all you need: a case study on optimizing transformers",
             _found_in("fused"),
         ),

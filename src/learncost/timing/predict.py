@@ -150,8 +150,8 @@ def _product(product: MatmulShape, work: Work, rates: Rates) -> Any:
     kernel = _is_kernel(work)
     if not kernel and not hasattr(product.batch, "shape") and product.batch == 1:
         return rates.products[product.orientation].seconds(*shape)
-    at_once = smaller(rates.threads, work.together if kernel else product.batch)
-    inside = work.share * product.batch * rates.inner.seconds(*shape) / at_once
+    fused_update = smaller(rates.threads, work.together if kernel else product.batch)
+    inside = work.share * product.batch * rates.inner.seconds(*shape) / fused_update
     if kernel or not hasattr(product.batch, "shape"):
         return inside
     alone = product.batch == 1

@@ -81,10 +81,10 @@ PLANS = (
     "recompute=gelu+norm",
     "recompute=block",
     "head",
-    "at-once",
+    "fused-update",
     "flash,zigzag",
     "flash,ring,zigzag",
-    "flash,head,recompute=block,at-once,fused",
+    "flash,chunked-loss,recompute=block,fused-update,fused",
     "keep=all_gather+dispatch+all_to_all",
 )
 """Plans under which they are held."""

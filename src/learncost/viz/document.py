@@ -29,7 +29,7 @@ from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS
 from learncost.reports import notation as write
 from learncost.reports.cost import cost
-from learncost.reports.memory.engines import TABLE, USUAL
+from learncost.reports.memory.engines import GRAPH, USUAL
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.question import flags_of, flags_typed, question
@@ -149,7 +149,7 @@ def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, 
     try:
         if step.cache is not None:
             raise InputError("the memory of inference is told by learncost fit --inference")
-        answer = memory(**memory_arguments, **sizes, engine=runner or TABLE)
+        answer = memory(**memory_arguments, **sizes, engine=runner or GRAPH)
         assert isinstance(answer, Memory)
         result = {
             "peak": answer.peak,
@@ -157,7 +157,7 @@ def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, 
             "convention": answer.convention,
             "engine": answer.engine,
         }
-        if answer.engine == TABLE:
+        if answer.engine == GRAPH:
             # What it takes is long to count: a report adds it, where not too many lines run.
             runs = sum(prod(iterations for *_, iterations in moment.loops) for moment in answer.curve)
             result["usual"] = {"engine": USUAL, "runs": runs}

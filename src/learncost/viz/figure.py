@@ -86,7 +86,7 @@ def figure(
     procedures
         How the model learns: {choices} (`learncost list procedures`); several with commas between.
     engine
-        Who runs the step whose memory is drawn: table, autograd, autograd-foreach and others that have an account of
+        Who runs the step whose memory is drawn: table, autograd, eager-foreach and others that have an account of
         every line. The default is that of `learncost memory`.
     along
         What scaling grows along: length, batch, depth, width, with commas between. The default is all of them.

@@ -251,5 +251,5 @@ def _facts(step: PricedStep, precision: str, rates: Rates | None) -> dict[str, s
         facts["seconds"] = f"{step.timing.seconds!r}, {low:.4g} to {high:.4g}"
         facts["kernels"] = "a kernel's lines share its time by their FLOPs"
     if step.memory is not None:
-        facts["memory"] = "predicted as the table says, line by line, as `learncost memory --engine table` has it"
+        facts["memory"] = "predicted as the table says, line by line, as `learncost memory --engine graph` has it"
     return facts

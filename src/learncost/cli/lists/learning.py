@@ -53,7 +53,7 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
     from learncost.reports.sheet import size_of
 
     def taken(procedure: str) -> tuple[int, int]:
-        held = memory(model, procedure=procedure, engine="table", **sizes)
+        held = memory(model, procedure=procedure, engine="graph", **sizes)
         assert isinstance(held, Memory)
         return int(cost(model, procedure=procedure, **sizes).total.flops), int(held.peak)
 
@@ -70,7 +70,7 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
     notes = [f"{entry['name']}: {entry['refused']}" for entry in entries if entry["refused"]]
     notes.append(
         "One step as learncost cost has it, of one sequence unasked, with adamw, under the price book run; memory: the "
-        "most bytes of the table's arrays at once, as learncost memory --engine table has it."
+        "most bytes of the table's arrays at once, as learncost memory --engine graph has it."
     )
 
     def ratio(key: str) -> Cell:

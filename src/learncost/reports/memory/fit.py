@@ -17,7 +17,7 @@ from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.autograd import module_named
 from learncost.program.regions import Region
-from learncost.reports.memory.engines import TABLE, runners
+from learncost.reports.memory.engines import GRAPH, runners
 from learncost.reports.memory.fit_advice import advice_for, refusal
 from learncost.reports.memory.fit_question import FitQuestion, Fitting
 from learncost.reports.memory.inference import NAME
@@ -160,10 +160,10 @@ class Fit(Drawn):
         if any(row.procedure != NAME and find_procedure(row.procedure).modes for row in self.rows):
             rule += " pepita and mempepita are the paper's, as in learncost memory --mode paper."
         engines = dict.fromkeys(row.engine for row in self.rows)
-        if TABLE in engines:
+        if GRAPH in engines:
             rule += " Run by table: as the step's table says, line by line."
             rule += self._not_by_autograd
-        if others := [name for name in engines if name != TABLE]:
+        if others := [name for name in engines if name != GRAPH]:
             rule += f" Run by {', '.join(others)}: as learncost memory --engine {others[0]} tells"
             rule += f" of the module {self.module}." if self.module else "."
             if "c99" in others:
@@ -293,7 +293,7 @@ def fit(
     over = (mesh, place, placement) if mesh or place or placement else None
     if over:
         _check_over(mesh, engine, flash)
-        engine = engine or TABLE
+        engine = engine or GRAPH
     room = sum(region.bytes for region in regions) or bytes_of("ram", ram)
     question = FitQuestion(
         model, room, None if flash is None else bytes_of("flash", flash), seq_len, target_len,

@@ -11,7 +11,7 @@ from learncost.reports.memory.inference import NAME
 ADVICE = {
     "weights": "a smaller model has fewer, and frozen ones lie in --flash",
     "master weights": "int8 has none, nor have weights that do not learn",
-    "gradients": "the plan at-once keeps few, and weights that do not learn have none",
+    "gradients": "the plan fused-update keeps few, and weights that do not learn have none",
     "optimizer state": "sgd has none, nor have weights that do not learn",
     "activations": "shorter sequences have fewer, and recomputation keeps few",
     "workspace": "the head's scores are as wide as the vocabulary, and the fewer the shorter the sequences",

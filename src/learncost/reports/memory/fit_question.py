@@ -14,7 +14,7 @@ from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region, largest_assigned
 from learncost.reports.memory.engine import TYPES
-from learncost.reports.memory.engines import TABLE, runners
+from learncost.reports.memory.engines import GRAPH, runners
 from learncost.reports.memory.inference import NAME, Serving
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 PLANS = (
     "",
-    "at-once",
-    "flash,fused,at-once",
-    "flash,fused,at-once,recompute=all",
-    "flash,fused,in-product,recompute=all",
+    "fused-update",
+    "flash,fused,fused-update",
+    "flash,fused,fused-update,recompute=all",
+    "flash,fused,epilogue-update,recompute=all",
 )
 """What is tried of every procedure, from what runs the step as it is derived to what takes least."""
 
@@ -142,7 +142,7 @@ class FitQuestion:
         if procedure == NAME:
             return SERVED
         plans = (runners()[self.engine].plans if self.engine else None) or PLANS
-        return plans if self.optimizer in OPTIMIZERS else tuple(plan for plan in plans if "in-product" not in plan)
+        return plans if self.optimizer in OPTIMIZERS else tuple(plan for plan in plans if "epilogue-update" not in plan)
 
     def fits(self, procedure: str) -> bool:
         """Whether a sample fits under any plan that is tried, those that need least first; not where it is refused."""
@@ -164,7 +164,7 @@ class FitQuestion:
             return False
 
     def step(self, run: PreparedRun, procedure: str) -> MemoryStep:
-        runner = runners()[self.engine or TABLE]
+        runner = runners()[self.engine or GRAPH]
         planner = of_part(runner.planner, self.least)
         in_flash = self.flash is not None
         kind, module = precision_of(self.dtype), self.module
@@ -187,13 +187,13 @@ class FitQuestion:
         served = self.serving(run)
         lines = tuple(inference_pass.table.lines for inference_pass in served.passes)
         flash = served.flash
-        if self.engine in ("", TABLE):
+        if self.engine in ("", GRAPH):
             split = served.split()
             most, peak, batch = max(split, key=lambda part: split[part]), served.peak(), served.largest(self.ram)
         else:
             if (peak_of_pass := runners()[self.engine].passes) is None:
                 others = (name for name, runner in runners().items() if runner.passes)
-                raise InputError(f"{NAME} is told by --engine {' or '.join((TABLE, *others))}")
+                raise InputError(f"{NAME} is told by --engine {' or '.join((GRAPH, *others))}")
             stored = runners()[self.engine].stored
             if self.dtype not in TYPES or (self.flash is not None and stored is None):
                 raise InputError(f"--engine {self.engine} computes in {' or '.join(TYPES)}, with all weights in RAM")
@@ -216,8 +216,8 @@ class FitQuestion:
                 sizes = [(inference_pass.whole, inference_pass.sizes) for inference_pass in served.passes]
                 flash = max(stored(table, sizes_of_pass, self.dtype) for table, sizes_of_pass in sizes)
         batch = self.stored(flash) * batch
-        fitting = Fitting(NAME, run.plan, self.engine or TABLE, peak, flash, batch, most)
-        return FitPlan(fitting, lines, lambda: served.longest(self.ram) if self.engine in ("", TABLE) else None)
+        fitting = Fitting(NAME, run.plan, self.engine or GRAPH, peak, flash, batch, most)
+        return FitPlan(fitting, lines, lambda: served.longest(self.ram) if self.engine in ("", GRAPH) else None)
 
     def serving(self, run: PreparedRun) -> Serving:
         """Inference as it is asked."""

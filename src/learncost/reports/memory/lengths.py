@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
 from learncost.models.sizes import check_size
-from learncost.reports.memory.engines import TABLE
+from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.fit import each_of
 from learncost.reports.memory.fit_advice import refusal
 from learncost.reports.memory.fit_question import FitQuestion
@@ -184,7 +184,7 @@ def _learned(
             batches.append(None)
             continue
         batches.append(question.stored(at_length.flash) * largest(at_length, runner, question.ram))
-    most = longest(step, runner, question.ram) if runner.name == TABLE and question.stored(step.flash) else None
+    most = longest(step, runner, question.ram) if runner.name == GRAPH and question.stored(step.flash) else None
     return FitAtLengths(procedure, run.plan, runner.name, tuple(batches), most)
 
 
@@ -197,4 +197,4 @@ def _served(question: FitQuestion, run: Any, lengths: tuple[int, ...], why_not: 
         except InputError as refusal_of_length:
             why_not.setdefault(length, str(refusal_of_length))
             batches.append(None)
-    return FitAtLengths(NAME, run.plan, TABLE, tuple(batches), None)
+    return FitAtLengths(NAME, run.plan, GRAPH, tuple(batches), None)

@@ -19,7 +19,7 @@ from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region
-from learncost.reports.memory.engines import TABLE, USUAL, runners
+from learncost.reports.memory.engines import GRAPH, USUAL, runners
 from learncost.reports.memory.runs import ChosenEngine, largest, longest, runner_of
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.memory.types import bytes_of
@@ -28,7 +28,7 @@ from learncost.reports.run import adaptation_of, possible, prepare
 from learncost.reports.sheet import Drawn
 
 if TYPE_CHECKING:
-    from learncost.passes.in_product import EpilogueUpdates
+    from learncost.passes.epilogue_update import EpilogueUpdates
     from learncost.program.arena import Arena
     from learncost.reports.memory.several import MemoryComparison
     from learncost.reports.mesh_cost import OverMesh
@@ -97,8 +97,8 @@ class Memory(Drawn):
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
     updates
-        Under the plan in-product: which weights are updated `inside` of the product of their gradient, and what the
-        gradient of each one `outside` is; else None.
+        Under the plan epilogue-update: which weights are updated `inside` of the product of their gradient, and what
+        the gradient of each one `outside` is; else None.
     arena
         Where every array lies over the calls of the step, of an engine that gives each its place before it runs (c99);
         else None.
@@ -112,7 +112,7 @@ class Memory(Drawn):
 
     Examples
     --------
-    >>> found = lc.memory("gpt2", seq_len=64, plan="at-once")
+    >>> found = lc.memory("gpt2", seq_len=64, plan="fused-update")
     >>> found.peak == sum(found.split.values())
     True
     >>> found.live_at_peak[0].name, found.live_at_peak[0].shape
@@ -246,8 +246,8 @@ def memory(
     dropout
         The probability of dropout. Above 0 the masks are there.
     plan
-        Rewritings of the step, with commas between: head,at-once,recompute=gelu+norm (`learncost list plans`); auto:
-        the planner's, and what `engine` torch takes where it is left out.
+        Rewritings of the step, with commas between: chunked-loss,fused-update,recompute=gelu+norm (`learncost list
+        plans`); auto: the planner's, and what `engine` torch takes where it is left out.
     accumulate
         Into how many microbatches the batch is cut.
     budget
@@ -256,8 +256,8 @@ def memory(
         A published device (`learncost list devices`) or a file that describes one, whose memory the budget is. On a
         microcontroller the step is that of `engine` c99, and it is shown what lies in which region of its RAM.
     engine
-        Who runs the step: autograd, which is PyTorch's on a processor with AdamW fused, autograd-foreach or
-        autograd-for-loop; autograd-cuda, on a GPU; table, as the step is written; numpy, torch (in place where it can
+        Who runs the step: autograd, which is PyTorch's on a processor with AdamW fused, eager-foreach or
+        eager-for-loop; eager-cuda, on a GPU; table, as the step is written; numpy, torch (in place where it can
         be) or torch-operators, which run this package's programs. The default is autograd where it has an answer, else
         table. Several with commas between stand side by side, with what makes the difference.
     module
@@ -282,7 +282,7 @@ def memory(
     --------
     learncost memory gpt2 --batch-size 4
         The peak of a training step of four sequences, and what makes it.
-    learncost memory gpt2 --engine table,autograd,numpy
+    learncost memory gpt2 --engine graph,eager,numpy
         What the step takes as three runners execute it, and which rules make the difference.
     learncost memory llama-3-8b --mesh dp=8 --placement fsdp --precision bf16
         What each of eight devices takes.
@@ -293,7 +293,8 @@ def memory(
 
     Examples
     --------
-    >>> found = lc.memory("gpt2", batch_size=4, seq_len=256, plan="head,at-once", optimizer="adamw", budget="8GB")
+    >>> plan = "chunked-loss,fused-update"
+    >>> found = lc.memory("gpt2", batch_size=4, seq_len=256, plan=plan, optimizer="adamw", budget="8GB")
     >>> found.peak, found.moment.line
     (2720187404, 'dwte+1:sum.2')
     >>> found.split["weights"], found.split["optimizer state"]
@@ -324,7 +325,7 @@ def memory(
 
         parts = whole_batch(mesh or "", place, placement)
         batch_size = parts if batch_size is None else batch_size
-        engine = engine or TABLE
+        engine = engine or GRAPH
 
     def of_one(procedure: str, engine: str) -> Memory:
         runner = named_one("engine", engine or USUAL, runners())
@@ -455,8 +456,8 @@ def _described(step: MemoryStep) -> dict[str, Any]:
 
 def _updates(step: MemoryStep) -> EpilogueUpdates | None:
     """Which weights are updated in a product, where the plan has that."""
-    if not any(plan.name == "in-product" for plan, _ in plan_of(step.plan)):
+    if not any(plan.name == "epilogue-update" for plan, _ in plan_of(step.plan)):
         return None
-    from learncost.passes.in_product import updates  # only where it is asked for: start-up counts
+    from learncost.passes.epilogue_update import updates  # only where it is asked for: start-up counts
 
     return updates(step.table)

@@ -54,11 +54,17 @@ def chosen(
         plan.append("flash")  # not where more is kept to make scores again than scores are, as in DeBERTa
     if _does(table, "fused"):
         plan.append("fused")  # fewer bytes are moved, for no operation more
-    if _does(table, "at-once"):
-        plan.append("at-once")  # the same operations; refused where clipping or sums over microbatches wait
+    if _does(table, "fused-update"):
+        plan.append("fused-update")  # the same operations; refused where clipping or sums over microbatches wait
     several = sizes["B"] > 1 and sizes["M"] >= ROWS
-    if several and _does(table, "head") and _share(table, plan, ["head"], sizes, dtype, widths) < 1 - SAME:
-        plan.append("head")  # an addition of the head's gradient a sequence, where batch x vocabulary makes the peak
+    if (
+        several
+        and _does(table, "chunked-loss")
+        and _share(table, plan, ["chunked-loss"], sizes, dtype, widths) < 1 - SAME
+    ):
+        plan.append(
+            "chunked-loss"
+        )  # an addition of the head's gradient a sequence, where batch x vocabulary makes the peak
     cheap = nearly_free(table)
     if budget is None:
         is_worth = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype, widths) < 1 - SAME
@@ -67,7 +73,9 @@ def chosen(
     ladder = ["", *cheap, *(choice + networks for choice in cheap if networks), "recompute=all"]
     ladder += segments(table, sizes)
     needs: dict[str, int] = {}
-    endings = ("", "in-product") if "at-once" in plan else ("",)  # no gradient of a product stored, for no FLOP more
+    endings = (
+        ("", "epilogue-update") if "fused-update" in plan else ("",)
+    )  # no gradient of a product stored, for no FLOP more
     for more, ending in product(ladder, endings):
         text = ",".join((*plan, *filter(None, (ending, more))))
         needs[text] = memory(planned(table, text), sizes, dtype, widths).peak
@@ -89,9 +97,13 @@ def smallest(
 
     plan = chosen(table, sizes, dtype, budget, widths)
     names = plan.split(",")
-    other = ",".join(name for name in names if name != "head") if "head" in names else f"{plan},head"
+    other = (
+        ",".join(name for name in names if name != "chunked-loss")
+        if "chunked-loss" in names
+        else f"{plan},chunked-loss"
+    )
     try:
-        if budget is None and "at-once" in names and sizes["B"] > 1:
+        if budget is None and "fused-update" in names and sizes["B"] > 1:
             return min(plan, other, key=lambda text: laid_out(planned(table, text), sizes, dtype).bytes)
     except InputError:
         pass  # what cannot be in place has no arena, and takes the plan as it is
@@ -112,7 +124,11 @@ def frugal(
     from learncost.backends.c99 import alone  # only where it is asked for: start-up counts
 
     usual = chosen(table, sizes, dtype, budget, widths)
-    ended = usual.replace("at-once", "in-product") if "in-product" not in usual else usual.replace(",at-once", "")
+    ended = (
+        usual.replace("fused-update", "epilogue-update")
+        if "epilogue-update" not in usual
+        else usual.replace(",fused-update", "")
+    )
     without = ",".join(item for item in ended.split(",") if item != "fused")
     arenas: dict[str, int] = {}
     for text in dict.fromkeys((ended, without, usual, "")):

@@ -9,7 +9,7 @@ from learncost.models.model import run_sizes
 from learncost.models.tables import has_batch
 from learncost.passes.plan import CHOSEN
 from learncost.reports.memory.engine import Engine
-from learncost.reports.memory.engines import TABLE, USUAL, runners
+from learncost.reports.memory.engines import GRAPH, USUAL, runners
 from learncost.reports.memory.largest import largest_batch, longest_within
 from learncost.reports.memory.step import MemoryStep
 
@@ -42,7 +42,7 @@ def runner_of(step: MemoryStep, engine: str = "") -> ChosenEngine:
             usual.peak(step, step.sizes(step.accumulate))
     except InputError as error:
         why = str(error)
-    return ChosenEngine(runners()[TABLE], why) if why else ChosenEngine(usual)
+    return ChosenEngine(runners()[GRAPH], why) if why else ChosenEngine(usual)
 
 
 def largest(step: MemoryStep, runner: Engine, budget: int) -> int:

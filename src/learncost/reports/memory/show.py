@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ir.precision import precision_of
 from learncost.procedures.optimizer import state_of
-from learncost.reports.memory.engines import TABLE
+from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.types import said_bytes
 from learncost.reports.run import left_out_text
@@ -170,7 +170,7 @@ def _notes(memory: Memory) -> tuple[str, ...]:
     notes.append(memory.convention)
     if memory.over:
         notes += [memory.over.said, memory.over.sentence]
-        notes += [GRADIENTS] if memory.engine == "table" else []
+        notes += [GRADIENTS] if memory.engine == "graph" else []
     return tuple(notes)
 
 
@@ -201,4 +201,4 @@ def _sequences(count: int) -> str:
 
 def _executed(memory: Memory) -> bool:
     """Whether it is an engine's step, and not what the table says."""
-    return memory.engine != TABLE
+    return memory.engine != GRAPH

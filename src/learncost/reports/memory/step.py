@@ -20,7 +20,7 @@ from learncost.models.module import usual_module
 from learncost.models.quantization import quantized_widths
 from learncost.models.wording import counted, shown
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.passes.in_product import KERNELS
+from learncost.passes.epilogue_update import KERNELS
 from learncost.passes.plan import CHOSEN, planned
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
 from learncost.procedures.accumulation import accumulated
@@ -111,9 +111,9 @@ class MemoryStep:
             part = accumulated(table).gather if self.accumulate > 1 else table
             self.plan = planner(part, self.sizes(), _NAMES[kind.value], room, self.widths)
             if optimizer not in OPTIMIZERS:
-                self.plan = self.plan.replace(",in-product", "")
-        if "in-product" in self.plan and optimizer not in OPTIMIZERS:
-            raise InputError(f"the plan in-product goes element by element, by one of {', '.join(OPTIMIZERS)}")
+                self.plan = self.plan.replace(",epilogue-update", "")
+        if "epilogue-update" in self.plan and optimizer not in OPTIMIZERS:
+            raise InputError(f"the plan epilogue-update goes element by element, by one of {', '.join(OPTIMIZERS)}")
         self._levels_of: Callable[[_Turns], tuple[Polynomial, ...]]
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self._planned = partial(_under_plan, structure, procedure, mode, self.plan, self.accumulate > 1)
@@ -302,7 +302,7 @@ def gathering(table: Table) -> Table:
     """A microbatch, whose gradients are added in place to those of the ones before."""
     inside = any(line.meta.kernel and line.meta.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
     if inside or any(iterations and line.meta.phase == "optimizer_step" for line, iterations in walk(table.lines)):
-        plan = "in-product" if inside else "at-once"
+        plan = "epilogue-update" if inside else "fused-update"
         raise InputError(f"accumulate waits for the gradients of all microbatches: leave the plan {plan} out")
     accumulation = accumulated(table).gather
 

@@ -9,7 +9,7 @@ from typing import Any
 from learncost.ir.polynomial import size_of
 from learncost.liveness import Instant, SymbolicInterval
 from learncost.program.lifetimes import FEW
-from learncost.reports.memory.engines.table import part_of
+from learncost.reports.memory.engines.graph import part_of
 from learncost.reports.memory.step import MemoryStep
 from learncost.viz.data.curve import KINDS, brackets, kind_of
 from learncost.viz.data.polynomials import Monomials

@@ -126,7 +126,7 @@ def table_memories(names: Iterable[str], settings: Mapping[str, Any]) -> dict[st
     memories = {}
     for name in names:
         with suppress(InputError):
-            answer = memory(procedure=name, engine="table", **settings)
+            answer = memory(procedure=name, engine="graph", **settings)
             assert isinstance(answer, Memory)
             memories[name] = answer
     return memories

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.reports.memory.engines import TABLE
+from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.question import question
 from learncost.reports.sheet import size_of
@@ -39,7 +39,7 @@ def small_arena(model: Any, **sizes: Any) -> Picture:
 
 def _laid(model: Any, sizes: dict[str, Any], most: int | None = None) -> Picture:
     """The picture of a step that takes at most so many bytes as the table says."""
-    table = memory(model, **sizes, engine=TABLE)
+    table = memory(model, **sizes, engine=GRAPH)
     assert isinstance(table, Memory)
     if why := too_large(table):
         raise InputError(why)

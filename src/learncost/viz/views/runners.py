@@ -6,7 +6,7 @@ from typing import Any
 
 from learncost.devices.rates import rates
 from learncost.ir.errors import InputError
-from learncost.reports.memory.engines import TABLE, runners
+from learncost.reports.memory.engines import GRAPH, runners
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.question import question
 from learncost.reports.sheet import size_of
@@ -35,17 +35,17 @@ def by_runner(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
     """
     if on and not (sizes.get("precision") or sizes.get("dtype")):
         sizes["precision"] = rates(on).dtype
-    table = memory(model, **sizes, engine=TABLE)
+    table = memory(model, **sizes, engine=GRAPH)
     assert isinstance(table, Memory)
     rows = list[BarRow]()
     peaks: dict[str, int] = {}
     for name, runner in runners().items():
-        here = name == (engine or TABLE)
+        here = name == (engine or GRAPH)
         if runner.stored and (why := too_large(table)):
             rows.append(BarRow(name, refused=why, here=here))
             continue
         try:
-            answer = table if name == TABLE else memory(model, **sizes, engine=name)
+            answer = table if name == GRAPH else memory(model, **sizes, engine=name)
         except InputError as error:
             rows.append(BarRow(name, refused=str(error).removeprefix(f"--engine {name} "), here=here))
             continue

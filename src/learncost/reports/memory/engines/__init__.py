@@ -9,15 +9,15 @@ from pkgutil import iter_modules
 
 from learncost.reports.memory.engine import Engine
 
-TABLE = "table"
-"""The runner that answers for every step."""
-USUAL = "autograd"
-"""Who runs a step where nobody is named and it can."""
+GRAPH = "graph"
+"""The engine that answers for every step: the lines of its table."""
+USUAL = "eager"
+"""The engine by default, for every step that it can run."""
 
 
 @cache
 def runners() -> Mapping[str, Engine]:
-    """All of them by name, the table first."""
+    """Return every engine by its name, `graph` first."""
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
     by_name = {runner.name: runner for module in modules for runner in module.RUNNERS}
-    return {TABLE: by_name[TABLE], **by_name}
+    return {GRAPH: by_name[GRAPH], **by_name}

@@ -138,6 +138,12 @@ RUNNERS = (
         passes=_ram,
         arrays=_arrays_of,
         stored=_flash,
-        plans=("", "at-once", "in-product", "fused,in-product", "flash,fused,in-product,recompute=all"),
+        plans=(
+            "",
+            "fused-update",
+            "epilogue-update",
+            "fused,epilogue-update",
+            "flash,fused,epilogue-update,recompute=all",
+        ),
     ),
 )

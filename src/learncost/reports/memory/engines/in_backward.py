@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from learncost.program.autograd.tape import Tape, TapeNode
-from learncost.reports.memory.engines.autograd import OptimizerStepping, runner
+from learncost.reports.memory.engines.eager import OptimizerStepping, runner
 
 
 class _InBackward(Tape):
@@ -37,7 +37,7 @@ class _InBackward(Tape):
 RUNNERS = (
     runner(
         OptimizerStepping(
-            "autograd-in-backward",
+            "eager-in-backward",
             "fused",
             "over the old ones",
             "",

@@ -8,7 +8,7 @@ and what is narrower is cast while it is read. The caching allocator's rounding 
 from __future__ import annotations
 
 from learncost.program.autograd.tape import Tape
-from learncost.reports.memory.engines.autograd import OptimizerStepping, runner
+from learncost.reports.memory.engines.eager import OptimizerStepping, runner
 
 
 class _OnCuda(Tape):
@@ -20,7 +20,7 @@ class _OnCuda(Tape):
 RUNNERS = (
     runner(
         OptimizerStepping(
-            "autograd-cuda",
+            "eager-cuda",
             "fused",
             "over the old ones",
             "Nor are the workspaces that cuBLAS keeps (66 MiB on an H100), nor what the allocator rounds up. ",

@@ -18,7 +18,7 @@ from learncost.ir.term import Term
 from learncost.ir.value import Value
 
 
-def at_once(table: Table) -> Table:
+def fused_update(table: Table) -> Table:
     """The step with the optimizer's lines where the gradients are made; the gradients are then no outputs any more.
 
     Raises `InputError` where a line of the optimizer reads several gradients, as clipping by their norm does.
@@ -59,8 +59,8 @@ def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
         waits |= dict.fromkeys(line.makes, max((waits.get(name, -1) for name in line.reads), default=-1))
         if len(read) > 1 or any(waits[line.name] > waits[name] for name in read):
             raise InputError(
-                "the plan at-once updates a weight as soon as its gradient is there, but here it waits for others: "
-                f"{line.name} is made of {max(2, len(read))} (to clip gradients by their norm, leave at-once out)"
+                "the plan fused-update updates a weight as soon as its gradient exists, but here it waits for others: "
+                f"{line.name} is made of {max(2, len(read))} (to clip gradients by their norm, leave fused-update out)"
             )
         if not read:
             before |= dict.fromkeys(line.makes, line)

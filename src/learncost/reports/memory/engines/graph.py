@@ -87,7 +87,7 @@ def part_of(step: MemoryStep, array: LiveArray | LiveInterval | SymbolicInterval
 
 RUNNERS = (
     Engine(
-        "table",
+        "graph",
         lambda step, sizes: step.peak(sizes),
         _takes,
         {

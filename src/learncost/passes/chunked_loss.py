@@ -20,7 +20,7 @@ from learncost.ops import entry
 BATCH = "B"
 
 
-def head(table: Table) -> Table:
+def chunked_loss(table: Table) -> Table:
     """The step with the head and its loss as a repeat over the batch; left as it is where it has no such form.
 
     That is so where the loss is no sum over positions of a log softmax, and where scores are read by others or wanted.
@@ -52,7 +52,7 @@ def _inside(line: Statement, around: Table) -> Statement:
         return line
     outputs = (*(carry.end for carry in line.carry), *(name for name, _ in line.keep))
     iteration = replace(around, lines=line.lines, values={**around.values, **line.values}, outputs=outputs)
-    turned = head(iteration)
+    turned = chunked_loss(iteration)
     if turned is iteration:
         return line
     line = replace(line, lines=turned.lines)

@@ -262,7 +262,7 @@ def _unwrapped(step: MemoryStep) -> str:
             "tell the others"
         )
     if wrapping.parts > 1 and step.model.configuration.layer is not None:
-        return "knows no blocks of a layer's own module for fully_shard: give --placement ddp, or --engine table"
+        return "knows no blocks of a layer's own module for fully_shard: give --placement ddp, or --engine graph"
     if wrapping.parts > 1 and step.module.endswith("reentrant"):
         return f"by --module {step.module} runs blocks again as fully_shard does not: give --module transformers"
     return "has frozen codes that fully_shard is not told of" if wrapping.parts > 1 and step.model.quantized else ""
@@ -319,7 +319,7 @@ def runner(way: OptimizerStepping) -> Engine:
 
 
 RUNNERS = (
-    runner(OptimizerStepping("autograd", "fused", "over the old ones")),
-    runner(OptimizerStepping("autograd-foreach", "foreach", "over, by copies")),
-    runner(OptimizerStepping("autograd-for-loop", "for-loop", "over, one by one")),
+    runner(OptimizerStepping("eager", "fused", "over the old ones")),
+    runner(OptimizerStepping("eager-foreach", "foreach", "over, by copies")),
+    runner(OptimizerStepping("eager-for-loop", "for-loop", "over, one by one")),
 )

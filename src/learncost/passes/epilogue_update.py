@@ -1,7 +1,7 @@
 """In product: an elementwise optimizer stands where the product that makes a weight's gradient ends.
 
 A sum of the product is complete while it is still in a register: the weight's element and its states are then updated
-there, and the gradient is never stored. It is what `at-once` does for a whole weight, done for a tile of it.
+there, and the gradient is never stored. It is what `fused-update` does for a whole weight, done for a tile of it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.names import named_once
 from learncost.ops import entry
-from learncost.passes.at_once import at_once
+from learncost.passes.fused_update import fused_update
 from learncost.passes.kernels import KernelNames
 
 KERNELS = "in_product"
 """How kernels of this plan begin."""
 
 
-def in_product(table: Table) -> Table:
+def epilogue_update(table: Table) -> Table:
     """The step, at once, with every weight's update in the product that makes its gradient, where that is possible.
 
     Raises `InputError` where a line of the optimizer reads several gradients, as clipping by their norm does.
     """
     try:
-        table = named_once(at_once(table))
+        table = named_once(fused_update(table))
     except InputError as error:
-        raise InputError(str(error).replace("at-once", "in-product")) from None
+        raise InputError(str(error).replace("fused-update", "epilogue-update")) from None
     return replace(table, lines=_within(table.lines, set(table.outputs), KernelNames(table)))
 
 

@@ -315,7 +315,7 @@ CASES: Mapping[str, tuple[Callable[[], Any], Callable[[torch.dtype], dict[str, A
     "resnetv2_50 (timm)": (_timm("resnetv2_50"), _images()),
 }  # fmt: skip
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-PRECISIONS = {"fp32": "fp32", "bf16": "bf16-pure"}
+PRECISIONS = {"fp32": "fp32", "bf16": "bf16-true"}
 
 
 def built(build: Callable[[], Any], inputs: Mapping[str, Any]) -> Any:

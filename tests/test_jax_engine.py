@@ -88,8 +88,8 @@ def test_fp32_is_fp32_goes_on_where_it_stopped_and_gives_its_memory_away():
 
 
 def test_what_it_does_not_have():
-    with pytest.raises(InputError, match="--engine jax keeps weights in fp32, and bf16-pure has them in bf16"):
-        engine(MODELS["gpt2"], options(engine="jax", dtype="bf16-pure"))
+    with pytest.raises(InputError, match="--engine jax keeps weights in fp32, and bf16-true has them in bf16"):
+        engine(MODELS["gpt2"], options(engine="jax", dtype="bf16-true"))
     with pytest.raises(InputError, match="--engine jax keeps states as they are"):
         engine(MODELS["gpt2"], options(engine="jax", dtype="fp32-8bit-states"))
     with pytest.raises(InputError, match="leave --plan out"):

@@ -25,14 +25,14 @@ PHI = {
 MEASURED = [
     # a norm in one kernel
     (PLAIN, 8, 1024, {"module": "plain", "precision": "fp32"}, 14_312_747_316),
-    (PLAIN, 8, 1024, {"module": "plain", "precision": "bf16-pure"}, 7_159_994_864),
+    (PLAIN, 8, 1024, {"module": "plain", "precision": "bf16-true"}, 7_159_994_864),
     # heads in groups: composed attention in fp32, fused in bf16
     (LLAMA, 4, 1024, {"precision": "fp32"}, 11_483_214_536),
-    (LLAMA, 4, 1024, {"precision": "bf16-pure"}, 4_979_530_632),
+    (LLAMA, 4, 1024, {"precision": "bf16-true"}, 4_979_530_632),
     (LLAMA, 4, 1024, {"precision": "fp32", "lora": "q_proj,v_proj"}, 8_457_490_892),
     # masks of dropout as booleans, attention fused all the same
     (GPT2, 4, 1024, {"precision": "fp32", "dropout": 0.1}, 7_534_795_356),
-    (GPT2, 4, 1024, {"precision": "bf16-pure", "dropout": 0.1}, 4_594_777_884),
+    (GPT2, 4, 1024, {"precision": "bf16-true", "dropout": 0.1}, 4_594_777_884),
     # attention in fp32 lies with positions before heads
     (PHI, 4, 128, {"precision": "fp32"}, 77_001_032),
 ]

@@ -15,7 +15,7 @@ VARIANTS = {
     "eager-for-loop": {"foreach": False},
     "eager-in-backward": {"fused": True},
 }
-DTYPES = {"fp32": torch.float32, "bf16-pure": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16-true": torch.bfloat16}
 
 
 def optimizer(name, weights, variant):

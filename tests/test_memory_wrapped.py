@@ -50,7 +50,7 @@ def train(name, dtype, placement, checkpoints, devices):
     from torch.nn.parallel import DistributedDataParallel
 
     config = transformers.AutoConfig.for_model(name, **KEYS[name])
-    kind = torch.bfloat16 if dtype == "bf16-pure" else torch.float32
+    kind = torch.bfloat16 if dtype == "bf16-true" else torch.float32
     module = getattr(transformers, CLASSES[name])._from_config(config, dtype=kind).train()
     if checkpoints:
         module.activation_checkpointing_enable()
@@ -80,7 +80,7 @@ def predicted(name, dtype, placement, mesh, number, checkpoints):
     ("name", "dtype", "placement", "mesh", "checkpoints"),
     [
         ("gpt2", "fp32", "ddp", {"dp": 2}, False),
-        ("llama", "bf16-pure", "ddp", {"dp": 3}, False),
+        ("llama", "bf16-true", "ddp", {"dp": 3}, False),
         ("gpt2", "fp32", "fsdp", {"dp": 2}, False),
         ("llama", "fp32", "zero-3", {"dp": 3}, False),  # parts are filled up
         ("llama", "bf16", "fsdp", {"dp": 2}, False),  # gathered in bf16, summed in fp32

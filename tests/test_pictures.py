@@ -254,7 +254,7 @@ def test_procedures_have_the_passes_of_compare_and_the_peaks_of_memory() -> None
 ASKED_FOR: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "gpt2",
-        {"batch_size": 2, "optimizer": "sgd", "dropout": 0.1, "train": ["head", "biases"], "precision": "bf16-pure"},
+        {"batch_size": 2, "optimizer": "sgd", "dropout": 0.1, "train": ["head", "biases"], "precision": "bf16-true"},
     ),
     (
         "gpt2",

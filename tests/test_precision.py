@@ -36,7 +36,7 @@ def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "bytes_of_a_parameter"),
-    [("fp32", 16), ("bf16", 16), ("fp16", 16), ("bf16-pure", 8), ("fp16-pure", 8), ("fp64", 32), ("int8", 4)],
+    [("fp32", 16), ("bf16", 16), ("fp16", 16), ("bf16-true", 8), ("fp16-true", 8), ("fp64", 32), ("int8", 4)],
 )
 def test_bytes_of_a_parameter_with_adamw(name, bytes_of_a_parameter):
     """Rajbhandari et al. 2020, section 3.1: 2 + 2 + 12 in mixed precision; else four times the type's."""
@@ -96,7 +96,7 @@ LORA = {"lora": "all-linear", "lora_rank": 4}
 
 def test_frozen_weights_in_four_bits_are_counted_as_they_are_packed():
     plain, small, double = (
-        lc.memory("gpt2", precision=name, seq_len=16, **LORA, **SMALL) for name in ("bf16-pure", "nf4", "nf4-double")
+        lc.memory("gpt2", precision=name, seq_len=16, **LORA, **SMALL) for name in ("bf16-true", "nf4", "nf4-double")
     )
     blocks = SMALL["n_layer"] * 12 * SMALL["n_embd"] ** 2
     # QLoRA, section 3: 32/64 bits a number for the scales, with double quantization 8/64 + 32/(64 x 256); here the

@@ -357,9 +357,9 @@ def test_dtype_is_precision_by_every_name(name):
 
 
 def test_a_precision_is_that_of_a_mesh_too():
-    """bf16-pure has no fp32 masters: 12 bytes a weight become 8."""
+    """bf16-true has no fp32 masters: 12 bytes a weight become 8."""
     sizes = {"mesh": "dp=1", "batch_size": 8, "seq_len": 64, "n_layer": 2}
-    masters, none = (lc.run_cost("gpt2", "1e9", "DGX H100", dtype=each, **sizes) for each in ("bf16", "bf16-pure"))
+    masters, none = (lc.run_cost("gpt2", "1e9", "DGX H100", dtype=each, **sizes) for each in ("bf16", "bf16-true"))
     weights = lc.cost("gpt2", seq_len=64, n_layer=2).parameters
     assert masters.spread.step.peak - none.spread.step.peak == 8 * weights
 
@@ -368,7 +368,7 @@ def test_a_precision_is_that_of_a_mesh_too():
     ("name", "called", "peak"),
     [
         ("bf16", "bf16", "bf16"),
-        ("bf16-pure", "bf16-pure", "bf16"),
+        ("bf16-true", "bf16-true", "bf16"),
         ("int8-learned", "int8-learned", "fp32"),
         ("tf32", "tf32", "tf32"),
         (None, "bf16", "bf16"),

@@ -28,7 +28,7 @@ WAYS = [
     {"dtype": "int8-frozen", "train": "biases"},
     {"dtype": "nf4", "lora": "all-linear", "train_layers": "last 1", "accumulate": 2, "clip": 1.0},
     {"dtype": "bf16"},
-    {"dtype": "bf16-pure"},
+    {"dtype": "bf16-true"},
     {"dtype": "bf16-8bit-states"},
 ]
 
@@ -60,7 +60,7 @@ def test_it_learns_and_goes_on_bit_for_bit(way, text, tmp_path):
 
 
 TRAINED = [
-    *("fp32", "fp64", "bf16", "bf16-pure", "bf16-8bit-states", "fp32-8bit-states", "int8-frozen", "int8-frozen-fp32"),
+    *("fp32", "fp64", "bf16", "bf16-true", "bf16-8bit-states", "fp32-8bit-states", "int8-frozen", "int8-frozen-fp32"),
     *("int8-kept", "int8-products", "int8-frozen-products", "nf4", "nf4-double", "int4-frozen"),
 ]
 """Precisions in which a model with blocks is trained; of the others each test below says why not."""
@@ -68,7 +68,7 @@ TRAINED = [
 ELSEWHERE = {"int8-learned", "int8-learned-products", "integer-only"}
 """These train networks without repeated blocks, by lc.Training, which saves nothing."""
 
-REFUSED = {("jax", "bf16-pure"), ("jax", "bf16-8bit-states"), ("jax", "fp32-8bit-states")}
+REFUSED = {("jax", "bf16-true"), ("jax", "bf16-8bit-states"), ("jax", "fp32-8bit-states")}
 
 
 def test_every_precision_that_programs_compute_in_is_resumed_below():
@@ -145,7 +145,7 @@ def test_a_merged_checkpoint_is_one_of_the_plain_model(text, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "accumulate"), [("nf4", 1), ("bf16-pure", 1), ("fp32-8bit-states", 1), ("bf16-pure", 2), ("nf4", 2)]
+    ("name", "accumulate"), [("nf4", 1), ("bf16-true", 1), ("fp32-8bit-states", 1), ("bf16-true", 2), ("nf4", 2)]
 )
 def test_torch_takes_the_steps_of_numpy(name, accumulate, text):
     pytest.importorskip("torch")
@@ -170,7 +170,7 @@ def test_bf16_on_numpy_is_the_same_with_and_without_ml_dtypes(text, monkeypatch)
     for without in (False, True):
         if without:
             monkeypatch.setattr(bfloat16, "two_bytes", lambda: None)
-        own = engine(configuration, asked(text, {"dtype": "bf16-pure"}))
+        own = engine(configuration, asked(text, {"dtype": "bf16-true"}))
         found.append([own.step({"tokens": tokens, "targets": tokens}, 0.01) for _ in range(3)])
         width = own._training.weights["wte"].dtype.itemsize
         assert width == (4 if without else 2)

@@ -25,7 +25,7 @@ from on_gpu.asked import Asked, Row, said, tried
 Case = tuple[str, Callable[[], object], Callable[[], int]]
 """A name, two steps to run, and what is predicted of them."""
 
-DTYPES = {"fp32": (torch.float32, "fp32"), "bf16": (torch.bfloat16, "bf16-pure")}
+DTYPES = {"fp32": (torch.float32, "fp32"), "bf16": (torch.bfloat16, "bf16-true")}
 LARGE = {
     "gpt2": peaks.Kind("GPT2LMHeadModel", {**peaks.GPT, "n_positions": 1024}, "c_attn"),
     "llama": peaks.Kind("LlamaForCausalLM", {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4,

@@ -67,7 +67,7 @@ OPERATORS = Rounding(contraction, lambda line: isinstance(line, Op) and bool(lin
 def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Table, Mapping[str, str]]:
     """The table with the copies that it needs, and the type of every name in it.
 
-    dtype   a precision: fp32 or fp64 for all; bf16: products in bf16, weights and sums in fp32; bf16-pure: all in bf16
+    dtype   a precision: fp32 or fp64 for all; bf16: products in bf16, weights and sums in fp32; bf16-true: all in bf16
     Indices are int64, codes of weights uint8, conditions bool. Every name is given once, since types go by names.
     """
     kind = precision_of(dtype)

@@ -96,7 +96,7 @@ def program(
     title           what the program is, its first lines
     sizes           numbers for sizes that no array has, such as windows; those without one are parameters
     dtype           a precision. bf16: products and activations are rounded, the arrays given and returned are fp32;
-                    bf16-pure: the weights given are bf16 too; None, fp32, fp64: all have the type of the arrays given
+                    bf16-true: the weights given are bf16 too; None, fp32, fp64: all have the type of the arrays given
     Raises `InputError` for an unknown backend, and for a type that it does not have.
     """
     library = backend(backend_name)

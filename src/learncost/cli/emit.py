@@ -97,7 +97,7 @@ def emit(
         With `backend` c and c99, how many tokens are in each. The default is the number of positions that the model
         has.
     precision
-        bf16, with weights in fp32, or bf16-pure; with `backend` c also fp32 (the default) and fp64, with c99 these two.
+        bf16, with weights in fp32, or bf16-true; with `backend` c also fp32 (the default) and fp64, with c99 these two.
         Other programs take the type of their arrays.
     schedule
         With stages of a pipeline (`placement` pp), the order of their passes: gpipe, 1f1b, which is the default, or

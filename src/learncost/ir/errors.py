@@ -86,6 +86,7 @@ RETIRED: Mapping[str, Mapping[str, str]] = {
         "autograd-in-backward": "eager-in-backward",
         "autograd-cuda": "eager-cuda",
     },
+    "precision": {"bf16-pure": "bf16-true", "fp16-pure": "fp16-true"},
     "plan": {"at-once": "fused-update", "in-product": "epilogue-update", "head": "chunked-loss"},
 }
 """Names of earlier versions by what they name, each with today's."""

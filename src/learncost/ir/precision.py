@@ -244,11 +244,11 @@ PRECISIONS: dict[str, Precision] = {
             "Lin et al. 2022, On-device training under 256KB memory: everything in int8",
         ),
         Precision(
-            "bf16-pure", "bf16 throughout, the optimizer's states too",
+            "bf16-true", "bf16 throughout, the optimizer's states too",
             "bf16", "bf16", "bf16", "bf16", "", "fp32", _PURE,
         ),
         Precision(
-            "fp16-pure", "fp16 throughout, the optimizer's states too",
+            "fp16-true", "fp16 throughout, the optimizer's states too",
             "fp16", "fp16", "fp16", "fp16", "", "fp32",
             "torch.nn.Module.half(): every parameter in fp16, no copy beside it",
         ),

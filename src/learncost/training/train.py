@@ -51,7 +51,7 @@ def train(
     Parameters
     ----------
     precision
-        Which type each role of the step has: fp32 (the default), fp64, bf16 with weights in fp32, bf16-pure; with
+        Which type each role of the step has: fp32 (the default), fp64, bf16 with weights in fp32, bf16-true; with
         frozen weights nf4 and others (`learncost list precisions`).
     resume
         Goes on with the run in this folder, from its last checkpoint.

@@ -1,6 +1,7 @@
 """Files of the user's own that build a module: what is typed about them, what is run, what is remembered."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -8,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from learncost import ops
 from learncost.cli.importing.cache import CachePlace, Remembered
 from learncost.cli.importing.user_file import target
+from learncost.importer import walk
 from learncost.importer.inputs import attempts, parse_input, parse_inputs, symbols_of
+from learncost.ir import parse
 from learncost.ir.errors import InputError
+from learncost.layers import layer
 
 torch = pytest.importorskip("torch")
 
@@ -241,6 +246,19 @@ def test_another_version_of_a_package_is_another_table(folder, monkeypatch):
     site = folder / "site-packages"
     (site / "torch-99.0.dist-info").mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
+    assert place(folder).read() is None
+
+
+@pytest.mark.parametrize("of_package", [walk, parse, layer, ops])
+def test_another_state_of_the_code_that_reads_is_another_table(folder, monkeypatch, of_package):
+    remembered(folder)
+    right, file = Path.stat, Path(of_package.__file__)
+
+    def touched(self, **how):
+        found = right(self, **how)
+        return os.stat_result((*found[:6], found.st_size + 1, *found[7:])) if self == file else found
+
+    monkeypatch.setattr(Path, "stat", touched)
     assert place(folder).read() is None
 
 

@@ -98,9 +98,13 @@ def _packages() -> list[str]:
     return sorted(name for name in names if name.endswith((".dist-info", ".egg-info")))
 
 
+READERS = ("importer", "ir", "layers", "ops")
+"""The packages whose code decides what is read of a module."""
+
+
 def _reader() -> list[tuple[str, int, int]]:
     """The files of this package that read modules: a table that another state of them read is read again."""
     package = Path(__file__).parents[2]
-    folders = (package / "models" / "imported", package / "equation", package / "layers", package / "vocabulary")
+    folders = [package / name for name in READERS]
     files = sorted(file for folder in folders for file in folder.rglob("*.py"))
     return [(file.name, stat.st_size, stat.st_mtime_ns) for file in files for stat in (file.stat(),)]

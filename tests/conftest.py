@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +25,19 @@ sys.dont_write_bytecode = False
 # Tables are many small objects without circles: looking for circles after every 700 of them took a seventh of the time.
 gc.set_threshold(100_000, 20, 20)
 
+# What XLA has compiled is kept for other tests, processes and runs: a training that is resumed compiles its step again.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "learncost"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE / "xla-of-tests"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
 # Optimizing every kernel fully takes longer than running it on arrays of a few numbers; `optimized` is what users have.
 os.environ.setdefault("CFLAGS", "-O1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """By default XLA optimizes nothing, which halves the time; `-m slow` compiles with the flags that users have."""
+    if config.option.markexpr == "not slow":
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
 @pytest.fixture

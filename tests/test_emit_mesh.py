@@ -85,7 +85,7 @@ CASES = (
 def test_jax_learns_over_a_mesh_what_one_device_learns(case):
     """In a process of its own, as JAX makes devices of a processor's threads only before it begins."""
     environment = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=6",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=6",
         "JAX_ENABLE_X64": "1",
         "JAX_PLATFORMS": "cpu",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ def built(name: str, seed: int) -> Any:
     return module
 
 
+@cache
+def layer_of(name: str, seed: int) -> Any:
+    """The table of such a module, which is exported once for all tests."""
+    return lc.from_module(built(name, seed), modules.CASES[name].inputs)
+
+
 def trained(module: Any, batches: list[dict[str, Any]]) -> list[float]:
     """The losses of steps of PyTorch's own SGD."""
     optimizer, losses = torch.optim.SGD(module.parameters(), lr=RATE), []
@@ -76,7 +83,7 @@ def test_a_state_dict_goes_in_learns_as_in_pytorch_and_comes_out(name: str, tmp_
     case = modules.CASES[name]
     module = built(name, 3)
     safetensors.save_model(module, str(tmp_path / "begin.safetensors"))
-    read = lc.from_module(built(name, 4), case.inputs)
+    read = layer_of(name, 4)
     source = lc.emit(
         read,
         "c99",
@@ -109,7 +116,7 @@ def test_a_state_dict_goes_in_learns_as_in_pytorch_and_comes_out(name: str, tmp_
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_verify_holds_a_module_with_running_statistics_to_numpy(optimizer: str) -> None:
     """Under AdamW a bias before a norm over the batch moves by rounding alone, and its running mean with it."""
-    read = lc.from_module(built("twice", 2), modules.CASES["twice"].inputs)
+    read = layer_of("twice", 2)
     settings = FirmwareOptions(plan="", batch_size=4, dtype="fp64")
     found = parity(program_of(configure(read, {}), settings, {"optimizer": optimizer}), 3, ("-O0",))
     assert max(found.losses, found.weights, found.scores) <= NEAR, found
@@ -150,7 +157,7 @@ def test_a_file_begins_as_it_is_built_and_its_table_takes_the_state_dict(tmp_pat
 
 
 def test_what_does_not_fit_is_said_in_one_line(tmp_path: Path) -> None:
-    read = lc.from_module(built("convolutions", 1), modules.CASES["convolutions"].inputs)
+    read = layer_of("convolutions", 1)
     state = built("convolutions", 2).state_dict()
     path = tmp_path / "w.safetensors"
 
@@ -163,13 +170,13 @@ def test_what_does_not_fit_is_said_in_one_line(tmp_path: Path) -> None:
     assert "no features.1.running_mean" in refused({n: t for n, t in state.items() if "running_mean" not in n})
     assert "head.weight is (5, 95), but must be (5, 96)" in refused({**state, "head.weight": torch.zeros(5, 95)})
     with pytest.raises(InputError, match="more than one value"):
-        lc.emit(lc.from_module(built("residual", 1), modules.CASES["residual"].inputs), "c99", batch_size=1)
+        lc.emit(layer_of("residual", 1), "c99", batch_size=1)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_memory_says_what_the_program_takes(parts: int) -> None:
     """Running statistics are among what a step has in RAM; each microbatch updates them."""
-    read = lc.from_module(built("blocks", 1), modules.CASES["blocks"].inputs)
+    read = layer_of("blocks", 1)
     source = lc.emit(read, "c99", batch_size=4, optimizer="sgd", entry="step", plan="", accumulate=parts)
     if parts == 1:
         assert lc.memory(read, B=4, optimizer="sgd", engine="c99", plan="").peak == source.program.firmware.rooms.ram
@@ -207,7 +214,7 @@ def test_a_weight_along_positions_goes_where_the_table_fixes_their_number(backen
 
 
 def test_the_header_says_the_models_name_its_axes_how_it_begins_and_what_is_in_the_arena() -> None:
-    read = lc.from_module(built("convolutions", 1), modules.CASES["convolutions"].inputs)
+    read = layer_of("convolutions", 1)
     source = lc.emit(read, "c99", optimizer="sgd", batch_size=4, plan="")
     head = re.sub(r"\n \* ", " ", source.header)
     assert "Classifier: one step of bp with sgd" in head
@@ -257,5 +264,5 @@ def test_a_prediction_that_normalizes_over_its_batch_is_said_so(entry: str, said
     """
     says = "mine has no running statistics: a prediction normalizes H by the mean and variance of the 4"
     assert (says in re.sub(r"\s+\* ", " ", lc.emit(lc.layer(text), "c99", batch_size=4, entry=entry).header)) is said
-    kept = lc.from_module(built("twice", 2), modules.CASES["twice"].inputs)
+    kept = layer_of("twice", 2)
     assert "has no running statistics" not in lc.emit(kept, "c99", batch_size=4, entry=entry).header

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import learncost as lc
+from learncost.importer.traced import _composites_listed_once
 from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
 from learncost.verification.imported import parity, products
@@ -152,3 +153,18 @@ def test_a_size_that_only_a_run_has_is_refused_with_its_line():
         InputError, match=r"test_imported\.py:\d+: `.*set\(lengths\).*` makes a number of a size.*as_run"
     ):
         lc.from_module(Lengths(), inputs)
+
+
+def test_an_operator_that_is_registered_between_two_readings_is_listed():
+    """PyTorch's own listing is the oracle of the one that is kept."""
+    exported = torch.export.exported_program
+    with _composites_listed_once():
+        before = exported._collect_all_valid_cia_ops()
+    library = torch.library.Library("learncost_registered_later", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: 2 * x, "CompositeImplicitAutograd")
+    with _composites_listed_once():
+        after = exported._collect_all_valid_cia_ops()
+        assert exported._collect_all_valid_cia_ops() is after
+    assert after == exported._collect_all_valid_cia_ops()
+    assert after - before == {torch.ops.learncost_registered_later.twice.default}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from learncost.ir.errors import InputError
@@ -126,7 +126,7 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
     ways: dict[str, Any] = {"symbols": symbols, "as_run": as_run, "unknown": unknown}
     text, _ = table_of(module, given, called, fold=fold, **ways)
     origin = Origin(
-        partial(evaluation_of, module, given, called, text, **ways),
+        cache(partial(evaluation_of, module, given, called, text, **ways)),
         partial(values_of, given_module),
         partial(saved_of, given_module),
         f"the {called} that was read has them",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,15 +87,44 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
         check_changes(program, _with_gradient(program, module, given) | asked)
         _stop_gradients(program)
         left_out = unused(program)
-        program = program.run_decompositions({})
-        for _ in range(MOST_ROUNDS):
-            if not (parts := _decompositions(program)):
-                break
-            program = program.run_decompositions(parts)
+        with _composites_listed_once():
+            program = program.run_decompositions({})
+            for _ in range(MOST_ROUNDS):
+                if not (parts := _decompositions(program)):
+                    break
+                program = program.run_decompositions(parts)
     finally:
         hook.remove()
         torch.backends.opt_einsum.enabled = opt_einsum
     return Traced(program, asked, left_out)
+
+
+_LISTED: dict[str, Any] = {}
+"""What was registered when PyTorch last listed its composite operators, and its list of them."""
+
+
+@contextmanager
+def _composites_listed_once() -> Iterator[None]:
+    """Inside, PyTorch lists its composite operators again after another one was registered, not at each decomposition.
+
+    Listing those of all libraries takes longer than the decomposition of a small module.
+    """
+    import torch
+
+    exports: Any = torch.export.exported_program
+
+    def listed() -> Any:
+        registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+        if _LISTED.get("registered") != registered:
+            _LISTED.update(registered=registered, operators=listing())
+        return _LISTED["operators"]
+
+    listing = exports._collect_all_valid_cia_ops
+    exports._collect_all_valid_cia_ops = listed
+    try:
+        yield
+    finally:
+        exports._collect_all_valid_cia_ops = listing
 
 
 def _of_known_types(module: Any, given: Any, results: Any) -> Any:

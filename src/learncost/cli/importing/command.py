@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,6 @@ def layer_of(word: object, how: How) -> Layer | None:
         return None
     known = imported(wanted, how)
     said = f"{wanted} builds them after torch.manual_seed({SEED})"
-    origin = Origin(
-        partial(evaluation, wanted, how, known.text), partial(values, wanted), partial(values, wanted, True), said
-    )
+    in_evaluation = cache(partial(evaluation, wanted, how, known.text))
+    origin = Origin(in_evaluation, partial(values, wanted), partial(values, wanted, True), said)
     return replace(layer(known.text), steps=steps(wanted, how), origin=origin, live=live(wanted, how))

@@ -118,6 +118,24 @@ def test_what_is_wrong_is_one_line(line, said, capsys):
     assert said in refused(line.split(), capsys)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("list", "words", "--of", "\x1b[31m"),
+        ("contest", "\x1b[31m/no"),
+        ("cost", "gpt2", "--output", "\x1b[31m/no/such.json"),
+        ("cost", "\x1b[31m"),
+        ("errata", "\x1b[31m"),
+        ("cost", "gpt2", "--seq-len", "\x1b[31m"),
+        ("cost", "gpt2", "--\x1b[31m", "4"),
+        ("memory", "gpt2", "--plan", "\x1b[31m"),
+        ("train", "\x1b[31m/no.txt"),
+    ],
+)
+def test_what_a_terminal_does_not_show_is_escaped(line, capsys):
+    assert "\\x1b" in refused(line, capsys)
+
+
 @pytest.mark.parametrize("flag", ["--seq-len", "--batch-size", "--hidden-size", "--n_layer", "--voc", "--d-ff", "--h"])
 @pytest.mark.parametrize(
     "value",

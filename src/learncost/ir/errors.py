@@ -23,6 +23,9 @@ class InputError(ValueError):
     seq_len must be a whole number from 1 to 1,000,000,000,000, not 0
     """
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_printable(message))
+
 
 class NotationError(InputError):
     """A line of the notation that is not well formed; the message quotes it. It is an `InputError`.
@@ -46,14 +49,17 @@ class NotationError(InputError):
     """
 
     def __init__(self, message: str, line: str = "") -> None:
-        super().__init__(_printable(f"{message}, in line: {line.strip()}" if line else message))
+        super().__init__(f"{message}, in line: {line.strip()}" if line else message)
 
 
 def _printable(text: str) -> str:
-    """The text as a terminal can show it: what it cannot is escaped as in Python."""
+    """The text in one line as a terminal can show it: what it cannot is escaped as in Python."""
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return "".join(
+        sign if sign.isprintable() else " " if sign in "\r\n\t" else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
 
 
 def advice(line: str) -> str:

@@ -47,14 +47,14 @@ RUN = ("run-cost", *MODEL[1:], "--tokens", "1e6")
 def fuzz(count: int, seed: int = 0) -> list[str]:
     """What went wrong with so many files; the same files for the same seed."""
     chance = random.Random(seed)
-    with _home() as home:
+    with _spec() as spec:
         good = good_calibration()
-        faults = (fault for _ in range(count) if (fault := _tried(chance, good, home)))
+        faults = (fault for _ in range(count) if (fault := _tried(chance, good, spec)))
         return list(faults)
 
 
 @contextmanager
-def _home() -> Iterator[Path]:
+def _spec() -> Iterator[Path]:
     """A folder of its own, in which `here` lies."""
     before = os.environ.get("XDG_DATA_HOME")
     with tempfile.TemporaryDirectory() as folder:
@@ -77,9 +77,9 @@ def good_calibration() -> dict[str, Any]:
     return dict(json.loads(own_file().read_text(encoding="utf-8")))
 
 
-def _tried(chance: random.Random, good: dict[str, Any], home: Path) -> str:
+def _tried(chance: random.Random, good: dict[str, Any], spec: Path) -> str:
     """One file, and what went wrong with it."""
-    path = chance.choice((own_file(), home / "own.json"))
+    path = chance.choice((own_file(), spec / "own.json"))
     kind = _put(chance, good, path)
     on = "here" if path == own_file() else str(path)
     dtype = chance.choice(((), ("--dtype", "fp32"), ("--dtype", "bf16"), ("--dtype", "fp8")))

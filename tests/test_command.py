@@ -431,11 +431,11 @@ def test_answers_show_themselves(found):
         ("cost", "--hidden-size 1200", "--hidden-size 1_200"),
         ("compare", "--procedure bp,pepita", "--procedures BP,Pepita"),
         ("memory", "--procedure bp,pepita --budget 8GB", "--procedures bp,Pepita --ram 8GB"),
-        ("memory", "--engine graph,numpy", "--engine Table,NumPy"),
+        ("memory", "--engine graph,numpy", "--engine Graph,NumPy"),
         (
             "fit",
             "--ram 8GB --procedure bp --plan chunked-loss --engine graph",
-            "--budget 8g --procedures BP --plan HEAD --engine Table",
+            "--budget 8g --procedures BP --plan CHUNKED-LOSS --engine Graph",
         ),
         ("cost", "--train all", "--train ALL"),
         ("cost", "--plan flash,recompute=gelu+norm", "--plan Flash,Recompute=gelu+norm"),

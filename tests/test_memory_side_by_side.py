@@ -11,14 +11,14 @@ import learncost as lc
 from learncost.cli.command import main
 from learncost.reports.memory import engines as package
 from learncost.reports.memory.engine import RULES
-from learncost.reports.memory.engines import runners
+from learncost.reports.memory.engines import memory_engines
 from learncost.reports.memory.several import differences
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 30, "seq_len": 8}
 
 
 def test_the_parts_of_a_difference_are_the_difference():
-    by_runner = {name: lc.memory("gpt2", engine=name, **SMALL) for name in runners()}
+    by_runner = {name: lc.memory("gpt2", engine=name, **SMALL) for name in memory_engines()}
     assert len(by_runner) >= 6
     for first, other in permutations(by_runner, 2):
         parts = list(differences(by_runner[first], by_runner[other]))
@@ -69,7 +69,7 @@ RUNNERS = (Engine("seven", peak, takes, dict.fromkeys(RULES, "none"), "Always se
 def test_a_runner_is_added_by_one_module(tmp_path, monkeypatch, capsys):
     (tmp_path / "seven.py").write_text(ADDED, encoding="utf-8")
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    runners.cache_clear()
+    memory_engines.cache_clear()
     try:
         assert import_module("learncost.reports.memory.engines.seven").RUNNERS[0].name == "seven"
         assert lc.memory("gpt2", engine="seven", **SMALL).peak == 7
@@ -78,4 +78,4 @@ def test_a_runner_is_added_by_one_module(tmp_path, monkeypatch, capsys):
         assert "Always seven." in capsys.readouterr().out
     finally:
         sys.modules.pop("learncost.reports.memory.engines.seven", None)
-        runners.cache_clear()
+        memory_engines.cache_clear()

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 import learncost as lc
 from learncost.ir.errors import InputError
-from learncost.reports.memory.engines import runners
+from learncost.reports.memory.engines import memory_engines
 from learncost.viz.serve.app import application
 from learncost.viz.serve.pool import Here
 from learncost.viz.views import VIEWS, pictures
@@ -49,7 +49,7 @@ def chart(picture: dict[str, Any], kind: str) -> dict[str, Any]:
 
 def test_memory_by_runner_is_that_of_the_command(client):
     rows = {row["name"]: row for row in chart(view(client, "runners", **SMALL, engine="torch"), "bars")["rows"]}
-    assert rows.keys() == runners().keys()
+    assert rows.keys() == memory_engines().keys()
     for name, row in rows.items():
         answer = lc.memory("gpt2", engine=name, **SMALL)
         assert sum(row["parts"].values()) == answer.peak

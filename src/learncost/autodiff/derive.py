@@ -98,7 +98,7 @@ def derive(
     wanted: Iterable[str] | None = None,
     jacobian: bool = False,
     given: Iterable[str] | None = None,
-    cuts: GradientOverrides = NONE,
+    overrides: GradientOverrides = NONE,
 ) -> Derived:
     """The backward pass and the weight update of a layer.
 
@@ -114,7 +114,7 @@ def derive(
         closed form.
     given
         Outputs whose gradients are given; by default all.
-    cuts
+    overrides
         Where gradients do not go on as they would: what a learning procedure stops, or has from elsewhere.
 
     Returns
@@ -143,7 +143,7 @@ def derive(
         if name not in possible:
             raise InputError(f"no gradient of {name!r}: the table has {', '.join(possible)}")
     seeds = table.outputs if given is None else tuple(given)
-    reach = GradientPlan(frozenset(table.weights), cuts=cuts, constants=beside_weights(table))
+    reach = GradientPlan(frozenset(table.weights), overrides=overrides, constants=beside_weights(table))
     reach.needs(table.lines, set(chosen))
     reach.live(table.lines, set(seeds))
     scope = Reverse(table.values, reach, jacobian, table.sizes)

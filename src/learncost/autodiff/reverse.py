@@ -87,7 +87,7 @@ class Reverse:
         """A gradient that comes from elsewhere, made where it is first asked for."""
         if f"d{name}" not in self.derived_values:
             self._make(self._free(name), name)
-            self._elsewhere(self.reach.cuts.given[self.reach.scope][name])
+            self._elsewhere(self.reach.overrides.given[self.reach.scope][name])
         return f"d{name}"
 
     def _elsewhere(self, source: GradientSource) -> str:
@@ -283,7 +283,7 @@ class Reverse:
         }
         names_inside |= inner.stacks.keys()
         read = dict.fromkeys(n for derived in inner.out for n in derived.reads)
-        drawn = {n: v for n, v in self.reach.cuts.slices.get(inner.reach.scope, {}).items() if n in read}
+        drawn = {n: v for n, v in self.reach.overrides.slices.get(inner.reach.scope, {}).items() if n in read}
         inner.derived_values |= drawn
         stacked = dict(line.keep) | dict(line.each)
         stacked_now = tuple((n, f"{n}*") for n in read if n in names_inside and n not in stacked)
@@ -310,7 +310,7 @@ class Reverse:
         Then the gradient of what the first turn was handed is carried beside it, and each turn leaves the later one's.
         """
         wanted = self.reach.wants(c.initial) and inner.reach.wants(c.start)
-        source = self.reach.cuts.between.get(inner.reach.scope, {}).get(c.start)
+        source = self.reach.overrides.between.get(inner.reach.scope, {}).get(c.start)
         unused = f"d{c.initial}:unused"
         if source is not None:
             handed = inner._elsewhere(source)

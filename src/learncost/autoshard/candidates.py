@@ -424,8 +424,8 @@ def _is_apart(reading: StructureCost, shape: Mapping[str, int]) -> bool:
     stages of a pipeline, and the sequences that a context cuts.
     """
     structure = reading.structure
-    cuts = shape[PIPELINE] == 1 and any(shape[axis] > 1 for axis in ("dp", "ep", "cp"))
-    return (structure.zero == "zero-1" or cuts) and (structure.context == WHOLE or reading.attends(shape))
+    sharded_over = shape[PIPELINE] == 1 and any(shape[axis] > 1 for axis in ("dp", "ep", "cp"))
+    return (structure.zero == "zero-1" or sharded_over) and (structure.context == WHOLE or reading.attends(shape))
 
 
 def _moves(way: ParallelConfig) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ class CutSizes:
         return frozenset(map(turns_round, self._rings))
 
     @cached_property
-    def cuts(self) -> tuple[str, ...]:
+    def sharded_over(self) -> tuple[str, ...]:
         """Every axis as it is cut, such as f/tp: what has to divide."""
         table = self.step.placed.table
         axes = {axis for value in table.known.values() for axis in value.axes}
@@ -53,8 +53,8 @@ class CutSizes:
 
     def cut_over(self, mesh_axis: str) -> tuple[str, ...]:
         """What an axis of the mesh has to divide, as clauses cut it by name; what is filled up aside."""
-        named = {axis for clause in self.step.homes.clauses if clause.mesh == mesh_axis for axis in clause.axes}
-        axes = (axis.split("/") for axis in self.cuts)
+        named = {axis for clause in self.step.specs.clauses if clause.mesh == mesh_axis for axis in clause.axes}
+        axes = (axis.split("/") for axis in self.sharded_over)
         names = (name for name, *over in axes if mesh_axis in over and name in named - self.step.paddable)
         return tuple(dict.fromkeys(names))
 
@@ -65,8 +65,8 @@ class CutSizes:
 
     def _parts(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, list[str], int, int]]:
         """Axes that clauses name, over what each is cut, their sizes, and into how many parts."""
-        named = {(axis, clause.mesh) for clause in self.step.homes.clauses for axis in clause.axes}
-        for axis in self.cuts:
+        named = {(axis, clause.mesh) for clause in self.step.specs.clauses for axis in clause.axes}
+        for axis in self.sharded_over:
             name, *over = axis.split("/")
             over = [each for each in over if (name, each) in named]
             stretches = 2 if over and name in (self.step.placed.table.zigzag or ()) else 1
@@ -79,10 +79,10 @@ class CutSizes:
         Of what does not divide it is the largest part.
         """
         filled_sizes = dict(sizes)
-        if self.cuts and self.cuts[0] in filled_sizes:
+        if self.sharded_over and self.sharded_over[0] in filled_sizes:
             return filled_sizes
         filled_sizes |= {turns_round(axis): sizes.get(axis, 1) - 1 for axis in self._rings}
-        for axis in self.cuts:
+        for axis in self.sharded_over:
             name, *over = axis.split("/")
             number: Any = 1
             for each in over:
@@ -94,7 +94,9 @@ class CutSizes:
     @cached_property
     def batch_axes(self) -> tuple[str, ...]:
         """The mesh axes that cut the batch."""
-        return tuple(dict.fromkeys(each for axis in self.cuts if axis.startswith("B/") for each in axis.split("/")[1:]))
+        return tuple(
+            dict.fromkeys(each for axis in self.sharded_over if axis.startswith("B/") for each in axis.split("/")[1:])
+        )
 
     def of_stage(self, sizes: Mapping[str, Any], part: StagePart) -> dict[str, Any]:
         """The sizes of a stage: its turns are those of its repeats."""

@@ -67,20 +67,20 @@ class StepWeights:
             gradient = f"d{weight}"
             learns = weight in states or gradient in whole.values or gradient in whole.known
             axes = table.axes[weight]
-            home = axes
+            spec = axes
             if gradient in whole.known:
                 value = whole.known[gradient]
-                cut = ShardLayout(self.step.homes.home(gradient, value)).cut(value.axes)
+                cut = ShardLayout(self.step.specs.spec(gradient, value)).cut(value.axes)
                 if len(cut) == len(axes):
-                    home = cut
+                    spec = cut
                 elif len(cut) + 1 == len(axes):
-                    home = (axes[0], *cut)
+                    spec = (axes[0], *cut)
             state = table.axes[states[weight][0]] if weight in states else axes
             result.append(
                 StoredWeight(
                     weight,
                     Polynomial.of(axes),
-                    Polynomial.of(home),
+                    Polynomial.of(spec),
                     Polynomial.of(state),
                     tuple(where[weight] or [0]),
                     learns,

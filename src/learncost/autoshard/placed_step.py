@@ -37,7 +37,7 @@ class ShardedStep:
     blocks: tuple[str, ...]
     paddable: frozenset[str]
     placed: Placed
-    homes: ShardSpecs
+    specs: ShardSpecs
 
     def width(self, name: str, role: str) -> int:
         """Bytes of a number of an array of the placed table, by the role of what it holds."""
@@ -92,9 +92,9 @@ def placed_step(
     sizes = {**sizes, "B": mesh.devices * sizes["B"]}
     sizes |= {axis: sizes[axis] + -sizes[axis] % mesh.devices for axis in filled_up & sizes.keys()}
     stepped = planned(without_gradients(step(model, procedure, optimizer)), plan, sizes)
-    homes = ShardSpecs(stepped, mesh, clauses, sizes)
+    specs = ShardSpecs(stepped, mesh, clauses, sizes)
     for name, value in stepped.known.items():
-        homes.winners(name, value)  # refuses what does not divide
+        specs.winners(name, value)  # refuses what does not divide
     large = {axis: size * two.devices if size > 1 else 1 for axis, size in sizes.items()}  # two divide it, whatever
     placed = place(stepped, two, clauses, large)
     return ShardedStep(

@@ -52,7 +52,7 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
             continue
         name = placed.holds.get(line.name, line.name)
         known = placed.whole.known.get(name)
-        role, owner = step.homes.kind(name, known) if known else ("values", name)
+        role, owner = step.specs.kind(name, known) if known else ("values", name)
         if line.meta.phase == "optimizer_step":
             segment = owners.get(owner, segment)
         width = BYTES_OF_AN_INDEX if name in indices else step.width(line.name, role)

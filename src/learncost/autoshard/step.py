@@ -283,7 +283,7 @@ def step_of(
     tokens  of a sequence
     Raises `InputError` for what does not divide, and for a mesh that the cluster has no links for.
     """
-    check_timed(account.step.homes.clauses, way.mesh)
+    check_timed(account.step.specs.clauses, way.mesh)
     way_sizes = sizes_of(account, way, sizes)
     if why := account.sizes.divides(way_sizes):
         raise InputError(why)

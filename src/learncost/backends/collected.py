@@ -7,7 +7,7 @@ from learncost.backends.expression import Code, shape
 from learncost.backends.scope import FunctionScope
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op
-from learncost.ir.polynomial import base, cuts, place_cut
+from learncost.ir.polynomial import base, place_cut, sharded_over
 from learncost.ir.term import Term
 from learncost.ops.collectives import place_changed
 
@@ -75,7 +75,7 @@ def _part(scope: FunctionScope, line: Op) -> Code:
     place = place_changed(line)
     axis, (before,) = line.left[0].declared[place], line.right
     around = before.declared[place]  # cut over other axes of the mesh, it begins where these say
-    first = f"{scope.first(axis)} - {scope.first(around)}" if cuts(around) else scope.first(axis)
+    first = f"{scope.first(axis)} - {scope.first(around)}" if sharded_over(around) else scope.first(axis)
     arguments = [scope.settled(before.name).text, first, scope.size(axis), str(place)]
     return Code(f"{line.op}({', '.join(arguments)})")
 
@@ -89,7 +89,9 @@ def _rows(scope: FunctionScope, line: Op) -> Code:
     chosen = scope.operand(index, index.loops)
     array = scope.operand(before, order)
     around = read.rpartition("/")[0]
-    place = f"{chosen.atom} % {scope.size(around)}" if cuts(around) else chosen.text  # within what other axes cut
+    place = (
+        f"{chosen.atom} % {scope.size(around)}" if sharded_over(around) else chosen.text
+    )  # within what other axes cut
     arguments = [array.text, place, MESH, f'"{mesh_axis}"', scope.size(read)]
     code = Code(f"{line.op}({', '.join(arguments)})")
     if order == after.loops:

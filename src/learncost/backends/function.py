@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from learncost.backends.scope import EmittedStatement, FunctionScope, Mask
-from learncost.ir.polynomial import base, cuts, whole
+from learncost.ir.polynomial import base, sharded_over, whole
 
 COLUMN = 64
 """Where remarks begin, unless the code before is longer."""
@@ -75,7 +75,7 @@ def masks(scope: FunctionScope, chosen: Set[Mask] | None = None) -> list[Emitted
 def _inside(scope: FunctionScope, key: Mask) -> str:
     """Lower <= upper (or <, =, !=), and upper - lower < window."""
     upper, lower, relation, window = key
-    ahead = "".join(f" {sign} {scope.first(axis)}" for sign, axis in (("+", upper), ("-", lower)) if cuts(axis))
+    ahead = "".join(f" {sign} {scope.first(axis)}" for sign, axis in (("+", upper), ("-", lower)) if sharded_over(axis))
     is_in_order = not any(side in scope.zigzag for side in (_size(upper), _size(lower)))
     if relation not in ("<", "<=") or upper.isdigit() or lower.isdigit() or not is_in_order:
         lower_index, upper_index = (_positions(scope, side) for side in (lower, upper))
@@ -96,7 +96,7 @@ def _positions(scope: FunctionScope, side: str) -> str:
     if side.isdigit():
         return side
     text = scope.backend.arange(scope.size(side), scope.like).text
-    text = f"({text} + {scope.first(side)})" if cuts(side) else text
+    text = f"({text} + {scope.first(side)})" if sharded_over(side) else text
     if over := scope.zigzag.get(_size(side)):
         scope.helpers.library("zigzag")
         scope.meets = True

@@ -6,7 +6,7 @@ from learncost.backends.expression import Code, number, shape
 from learncost.backends.scope import FunctionScope
 from learncost.ir.affine import Affine
 from learncost.ir.line import Line, Product
-from learncost.ir.polynomial import cuts
+from learncost.ir.polynomial import sharded_over
 from learncost.ir.term import Read, Term
 
 
@@ -61,7 +61,7 @@ def gathered(scope: FunctionScope, term: Term, want: tuple[str, ...]) -> Code:
 
 def _parts(term: Term) -> list[Read]:
     """The axes that are read or written at an index, of which the device has a part."""
-    return [axis for axis in term.axes if isinstance(axis, Read) and cuts(axis.axis)]
+    return [axis for axis in term.axes if isinstance(axis, Read) and sharded_over(axis.axis)]
 
 
 def is_taken(line: Line) -> bool:

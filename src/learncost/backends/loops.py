@@ -14,7 +14,7 @@ from learncost.backends.records import Record, WeightGroup, WeightRecords
 from learncost.backends.scope import FIRST, FunctionScope, Layout
 from learncost.backends.scope import EmittedStatement as Made
 from learncost.ir.loop import Loop, Statement, walk
-from learncost.ir.polynomial import base, comes_round, cuts
+from learncost.ir.polynomial import base, comes_round, sharded_over
 from learncost.ir.table import Table
 from learncost.ir.value import INDICES
 from learncost.program.calls import CallLoop, every_call
@@ -295,7 +295,7 @@ class _LoopWriter:
             return self.scope.size(size)
         axis, backend, place = base(size.removesuffix(FIRST)), self.scope.backend, Code("0")
         self.scope.meets = True
-        for mesh_axis in cuts(axis):
+        for mesh_axis in sharded_over(axis):
             here, devices = backend.place_along(mesh_axis), backend.devices_along(mesh_axis)
             if mesh_axis == self.line.around:
                 here = Code(f"({here.text} - 1 - {self.iteration}) % {devices}", PRODUCT)

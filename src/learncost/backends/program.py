@@ -25,7 +25,7 @@ from learncost.backends.shard_map import NAME as OVER
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop, Statement, check_derived, walk, windows
-from learncost.ir.polynomial import cuts, size_of, whole
+from learncost.ir.polynomial import sharded_over, size_of, whole
 from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
 from learncost.layers.spelling import condition_names
@@ -194,7 +194,7 @@ class FunctionWriter:
         self.scope = FunctionScope(
             self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low
         )
-        self.scope.filled = frozenset(name for name in self.given if cuts(name))
+        self.scope.filled = frozenset(name for name in self.given if sharded_over(name))
         self.scope.codes = _codes(table)
         self.scope.zigzag = table.zigzag or {}
         self.scope.narrow = frozenset(name for name, value in table.known.items() if value.dtype)
@@ -308,7 +308,7 @@ class FunctionWriter:
         filled = self.scope.filled
         for axis in filled:
             if axis.rpartition("/")[0] in filled:
-                size, over = size_of(whole(axis), self.given), " and ".join(cuts(axis))
+                size, over = size_of(whole(axis), self.given), " and ".join(sharded_over(axis))
                 raise InputError(
                     f"{whole(axis)} is {size:,}, and parts of it over {over} are filled up, and parts of these again: "
                     "no program of jax has that, take --backend torch"
@@ -331,7 +331,7 @@ class FunctionWriter:
             axis = name.removesuffix(FIRST)
             scope.meets = True
             place = Code("")
-            for mesh_axis in cuts(axis):
+            for mesh_axis in sharded_over(axis):
                 rank = scope.backend.place_along(mesh_axis)
                 outer = Code(f"{place.at(PRODUCT)} * {scope.backend.devices_along(mesh_axis)}", PRODUCT)
                 place = binary(outer, "+", rank, SUM) if place.text else rank

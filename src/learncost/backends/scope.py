@@ -12,7 +12,7 @@ from learncost.backends.helpers import Helpers
 from learncost.backends.identifiers import Identifiers
 from learncost.ir.affine import Affine, AffineTerm
 from learncost.ir.line import Condition
-from learncost.ir.polynomial import base, cuts, factors, marked, summands
+from learncost.ir.polynomial import base, factors, marked, sharded_over, summands
 from learncost.ir.term import Literal, Operand, Read, Term
 
 Layout = tuple[int | None, ...]
@@ -214,7 +214,7 @@ class FunctionScope:
         code = self.value(axis.at.name)
         if axis.at.name in self.codes and self.backend.name == "torch":
             code = Code(f"{code.atom}.long()")  # PyTorch takes bytes for a mask
-        if cuts(axis.axis):
+        if sharded_over(axis.axis):
             return Code(f"({code.text} - {self.first(axis.axis)}).clip(0, {self.size(axis.axis)} - 1)")
         return code
 

@@ -8,7 +8,7 @@ from textwrap import fill
 from learncost.backends.between import JAX_MESH, MESH
 from learncost.backends.expression import WIDTH
 from learncost.backends.records import RecordNode, Tree
-from learncost.ir.polynomial import cuts, whole
+from learncost.ir.polynomial import sharded_over, whole
 
 NAME, PARTS = "over", "parts"
 """What the function is called, and the record that says how weights, or what belongs to each, are cut."""
@@ -108,13 +108,13 @@ def _tree(tree: Tree, axes: Mapping[str, tuple[str, ...]], said: Callable[[Seque
 
 def _sizes(axes: Sequence[str], filled: Mapping[str, int]) -> str:
     """How many places an array has of each axis, where parts of one are filled up; else None."""
-    sizes = tuple(filled.get(whole(axis)) if cuts(axis) else None for axis in axes)
+    sizes = tuple(filled.get(whole(axis)) if sharded_over(axis) else None for axis in axes)
     return repr(sizes) if any(sizes) else "None"
 
 
 def _spec(axes: Iterable[str]) -> str:
     """Over what each axis of an array is cut, the outermost first: `PartitionSpec("dp", None, ("tp", "dp"))`."""
-    over = [cuts(axis) for axis in axes]
+    over = [sharded_over(axis) for axis in axes]
     while over and not over[-1]:
         over.pop()
     said = (

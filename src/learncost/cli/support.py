@@ -30,7 +30,7 @@ from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.reports.cost import cost
-from learncost.reports.memory.engines import runners
+from learncost.reports.memory.engines import memory_engines
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.planner import smallest
 from learncost.training.engines import ENGINES, engine
@@ -69,9 +69,9 @@ def _priced(procedure: str, configuration: Configuration) -> None:
         raise WrongError("there is no FLOP in it")
 
 
-def _memory(runner: str, family: str) -> None:
+def _memory(chosen_engine: str, family: str) -> None:
     configuration = small(family)
-    answer = memory(configuration, "bp", BATCH_SIZE, *lengths_open(configuration, *LENGTHS), engine=runner)
+    answer = memory(configuration, "bp", BATCH_SIZE, *lengths_open(configuration, *LENGTHS), engine=chosen_engine)
     if not (isinstance(answer, Memory) and answer.peak > 0):
         raise WrongError("no byte is alive at its peak")
 
@@ -172,7 +172,7 @@ def fields() -> Mapping[str, Field]:
     """What is asked of every family, by name."""
     by_name: dict[str, Field] = {}
     by_name |= {f"cost {name}": partial(_cost, name) for name in (*LEARNING, *INFERENCE)}
-    by_name |= {f"memory {name}": partial(_memory, name) for name in runners()}
+    by_name |= {f"memory {name}": partial(_memory, name) for name in memory_engines()}
     by_name |= {f"emit {name}": partial(_emit, name) for name in _RUN}
     by_name |= {f"train {name}": partial(_train, name) for name in ENGINES}
     return by_name | {"verify": _verify}

@@ -35,8 +35,8 @@ def readable(module: Any) -> Any:
     while type(module).__module__.startswith("torch.") and type(module).__name__ in _AROUND:
         module = getattr(module, _AROUND[type(module).__name__])
     for path, part in module.named_modules():
-        for home, what in _OTHER_FORMS.items():
-            if any(kind.__module__.startswith(home) for kind in type(part).__mro__):
+        for spec, what in _OTHER_FORMS.items():
+            if any(kind.__module__.startswith(spec) for kind in type(part).__mro__):
                 raise InputError(
                     f"{path or type(module).__name__} {what}, which no export reads: "
                     "give the module that it was made of"

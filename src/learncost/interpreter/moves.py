@@ -10,7 +10,7 @@ import numpy as np
 
 from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError
-from learncost.ir.polynomial import cuts, first_of, size_of
+from learncost.ir.polynomial import first_of, sharded_over, size_of
 from learncost.ir.term import Literal, Operand, Read, Term
 
 Array = Any
@@ -80,7 +80,7 @@ def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int)
     if isinstance(at, Affine) and not at.fixed:
         places = at.over(sizes, np.arange)
         return np.where((places >= 0) & (places < size), places, size)
-    if cuts(axis.axis):
+    if sharded_over(axis.axis):
         places = np.asarray(values[at.name]) - first_of(axis.axis, sizes)
         return np.where((places >= 0) & (places < size), places, size)
     positions = np.asarray(values[at.name] if isinstance(at, Term) else at.number(sizes))
@@ -90,7 +90,7 @@ def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int)
 
 def beyond_of(term: Term) -> list[tuple[int, float]]:
     """The axes that may be read beyond their ends, and what stands there: on a part of an axis 0, as others have it."""
-    parts = [(place, 0.0) for place, axis in enumerate(term.axes) if isinstance(axis, Read) and cuts(axis.axis)]
+    parts = [(place, 0.0) for place, axis in enumerate(term.axes) if isinstance(axis, Read) and sharded_over(axis.axis)]
     return [*((place, at.outside) for place, at in term.beyond), *parts]
 
 

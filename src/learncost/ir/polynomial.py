@@ -101,20 +101,20 @@ def whole(axis: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def cuts(axis: str) -> tuple[str, ...]:
+def sharded_over(axis: str) -> tuple[str, ...]:
     """The axes of a mesh that an axis is cut over, the outermost first: tp and dp of `f/tp/dp`."""
     return tuple(part for part in base(axis).split("/")[1:] if not part.isdigit())
 
 
 def down_to(axis: str, mesh_axis: str) -> str:
     """An axis as it is cut down to an axis of the mesh: `e/tp/ep` of `e/tp/ep/dp`."""
-    names = cuts(axis)
+    names = sharded_over(axis)
     return "/".join((base(axis).partition("/")[0], *names[: names.index(mesh_axis) + 1]))
 
 
 def place_cut(axes: Iterable[str], mesh_axis: str) -> int | None:
     """Which of some axes an axis of a mesh cuts; None where it cuts none."""
-    return next((place for place, axis in enumerate(axes) if mesh_axis in cuts(axis)), None)
+    return next((place for place, axis in enumerate(axes) if mesh_axis in sharded_over(axis)), None)
 
 
 def here(mesh_axis: str) -> str:
@@ -124,7 +124,7 @@ def here(mesh_axis: str) -> str:
 
 def first_of(axis: str, sizes: Mapping[str, Any]) -> int:
     """The first position that a device has of an axis that is cut over a mesh; 0 of one that is not."""
-    return held(axis, sizes)[0] if cuts(axis) else 0
+    return held(axis, sizes)[0] if sharded_over(axis) else 0
 
 
 def held(axis: str, sizes: Mapping[str, Any]) -> tuple[int, int]:
@@ -132,7 +132,7 @@ def held(axis: str, sizes: Mapping[str, Any]) -> tuple[int, int]:
 
     A device that has nothing but what was added begins where the whole ends.
     """
-    mesh_axes, outer = cuts(axis), whole(axis)
+    mesh_axes, outer = sharded_over(axis), whole(axis)
     first, many = 0, int(size_of(outer, sizes))
     for mesh_axis in mesh_axes:
         is_round = mesh_axis == mesh_axes[-1] and comes_round(axis)
@@ -268,7 +268,7 @@ class Polynomial:
     def _parts(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes among its own that are parts of known ones (`size_of`)."""
         parts = [name for name in self.sizes - sizes.keys() if name.partition("/")[0] in sizes]
-        return {name: size_of(name, sizes) for name in parts if sizes.keys() >= {*cuts(name)}}
+        return {name: size_of(name, sizes) for name in parts if sizes.keys() >= {*sharded_over(name)}}
 
     def _lesser(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes among its own that are the lesser of two (`least`), where the two are known."""

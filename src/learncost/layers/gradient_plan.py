@@ -24,19 +24,21 @@ class GradientPlan:
     alive: set[str] = field(default_factory=set)
     expected: dict[str, int] = field(default_factory=dict)  # how many parts a gradient will have
     inner: dict[tuple[str, ...], GradientPlan] = field(default_factory=dict)
-    cuts: GradientOverrides = NONE
+    overrides: GradientOverrides = NONE
     scope: Scope = ()
     constants: frozenset[str] = frozenset()  # what lines read beside weights alone, and what is made of it
 
     def through(self, line: Line) -> list[int]:
         """Which operands of a line get a gradient from it: not those that a cut stands before."""
         return [
-            i for i in differentiable(line) if not self.cuts.stops(line, i) and not self.is_given(operand(line, i).name)
+            i
+            for i in differentiable(line)
+            if not self.overrides.stops(line, i) and not self.is_given(operand(line, i).name)
         ]
 
     def is_given(self, name: str) -> bool:
         """Whether the gradient of a name comes from elsewhere, so that nothing that reads it hands one back."""
-        return name in self.cuts.given.get(self.scope, {})
+        return name in self.overrides.given.get(self.scope, {})
 
     def hands_in(self, name: str) -> bool:
         """Whether a repeat that takes the name in is to hand a gradient of it back."""
@@ -62,7 +64,7 @@ class GradientPlan:
         constants_inside = {inside for inside, outside in line.each if outside in self.constants}
         inner = GradientPlan(
             frozenset(weights_inside | (self.weights & set(line.shared))),
-            cuts=self.cuts,
+            overrides=self.overrides,
             scope=(*self.scope, line.makes),
             constants=frozenset(constants_inside | (self.constants & set(line.shared))),
         )
@@ -81,7 +83,7 @@ class GradientPlan:
 
     def live(self, lines: Iterable[Statement], outputs: set[str]) -> None:
         """Mark what the outputs depend on, and count the parts that each gradient will have."""
-        self.alive |= outputs | (self.cuts.given.get(self.scope, {}).keys() & self.needed)
+        self.alive |= outputs | (self.overrides.given.get(self.scope, {}).keys() & self.needed)
         for line in reversed(tuple(lines)):
             if isinstance(line, Loop):
                 self._repeat_live(line)

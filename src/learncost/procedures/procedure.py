@@ -90,7 +90,7 @@ class Procedure:
         return self.moves.keys() <= {"forward", "forward again", "backward", "update"}
 
     @property
-    def cuts(self) -> bool:
+    def overrides(self) -> bool:
         """Whether its backward pass stops somewhere, or is given something else than gradients."""
         return not self.moves.keys().isdisjoint(("stopped at PLACE", "given SIGNAL at PLACE"))
 

@@ -38,7 +38,7 @@ class Signals:
     along       by scope, what is moved, and what makes its direction
     """
 
-    cuts: GradientOverrides
+    overrides: GradientOverrides
     inputs: Mapping[str, Value]
     directions: Directions | None = None
     along: Mapping[Scope, Mapping[str, GradientSource]] = field(default_factory=dict)
@@ -52,8 +52,8 @@ def signals(model: Model, chosen: Procedure) -> Signals:
             making.stopped |= _stops(model, chosen, move.named)
         elif move.form == "given SIGNAL at PLACE":
             making.give(*move.names)
-    cuts = GradientOverrides(frozenset(making.stopped), making.given, making.between, making.slices)
-    return Signals(cuts, making.inputs, making.directions, making.along)
+    overrides = GradientOverrides(frozenset(making.stopped), making.given, making.between, making.slices)
+    return Signals(overrides, making.inputs, making.directions, making.along)
 
 
 # Where gradients stop.

@@ -50,7 +50,7 @@ def trained_by(model: Model, name: str | Procedure, iteration: int = 0) -> Model
     turn  where blocks take turns, the number of the one that learns
     """
     chosen = procedure(name)
-    if chosen.cuts:
+    if chosen.overrides:
         gradients = _reached(Structure(model), chosen)
         learning = tuple(weight for weight in model.learning if weight in gradients)
         return model if learning == model.learning else replace(model, trained=learning)
@@ -177,12 +177,12 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
         raise InputError(f"{chosen.name} reads other matrices for weights, which quantized ones have no room for")
     drawn, made = {}, None
     wanted = (*model.differentiated, *model.learning)
-    if chosen.cuts:
+    if chosen.overrides:
         from learncost.procedures.signals import signals
 
         made = signals(model, chosen)
         drawn = dict(made.inputs)
-        derived = derive(model.table, wanted=wanted, jacobian=jacobian, cuts=made.cuts)
+        derived = derive(model.table, wanted=wanted, jacobian=jacobian, overrides=made.overrides)
     else:
         derived = derive_once(model.table, wanted, jacobian)
     table = checkpointed(derived.step)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, defined, walk
-from learncost.ir.polynomial import cuts
+from learncost.ir.polynomial import sharded_over
 from learncost.ir.table import Table
 from learncost.ir.term import Read, terms_of
 from learncost.ops.collectives import JOINED, REDUCES, is_collective
@@ -146,7 +146,7 @@ def _counted(line: Line) -> str:
         for axis in term.axes
         if isinstance(axis, Read)
     ]
-    return next((axis for axis in (*sides, *reads) if cuts(axis)), "")
+    return next((axis for axis in (*sides, *reads) if sharded_over(axis)), "")
 
 
 def _shares(lines: Sequence[Line], pairs: Iterable[tuple[str, str]], values: Values) -> tuple[AliasedMemory, ...]:

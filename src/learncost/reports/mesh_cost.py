@@ -11,7 +11,7 @@ from typing import Any
 from learncost.devices.collective import kind_of
 from learncost.ir.errors import InputError
 from learncost.ir.loop import round_rings, walk
-from learncost.ir.polynomial import cuts, shape_of, whole
+from learncost.ir.polynomial import shape_of, sharded_over, whole
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure
@@ -161,7 +161,8 @@ class OverMesh:
         parts = sorted(self.placed.filled, key=lambda axis: axis.count("/"))
         mesh = self.placed.mesh.sizes
         return {
-            whole(axis): self.placed.filled[axis] * prod(mesh[name] for name in cuts(axis)) for axis in reversed(parts)
+            whole(axis): self.placed.filled[axis] * prod(mesh[name] for name in sharded_over(axis))
+            for axis in reversed(parts)
         }
 
     @property

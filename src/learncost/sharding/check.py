@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
-from learncost.ir.polynomial import comes_round, cuts, down_to, whole
+from learncost.ir.polynomial import comes_round, down_to, sharded_over, whole
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term, terms_of
 from learncost.ops import entry
@@ -60,7 +60,7 @@ def check_placed(table: Table, mesh_axes: Iterable[tuple[str, int]]) -> None:
 
 
 def _of(axes: Iterable[str], mesh_axis: str) -> str:
-    return CUT if any(mesh_axis in cuts(axis) for axis in axes) else SAME
+    return CUT if any(mesh_axis in sharded_over(axis) for axis in axes) else SAME
 
 
 class _LineCheck:
@@ -83,7 +83,7 @@ class _LineCheck:
         return InputError(f"over {self.mesh_axis} {why}, so that it cannot be shown to be right: {text}")
 
     def repeat(self, line: Loop, states: States) -> None:
-        mesh_axis, busy = self.mesh_axis, self.busy or self.mesh_axis in cuts(line.count)
+        mesh_axis, busy = self.mesh_axis, self.busy or self.mesh_axis in sharded_over(line.count)
         inner = _LineCheck(mesh_axis, self.devices, {**self.axes, **line.axes}, busy)
         inner.owners = {**self.owners, **{name: self.owners.get(stack, "") for name, stack in line.each}}
         inner_states = dict(states)
@@ -93,7 +93,7 @@ class _LineCheck:
         if busy and not self.busy and any(states[name] not in (SAME, ZERO) for name in line.shared):
             raise self.refuse(line, "turns on several devices read what is not the same on all")
         for name, stack in line.each:
-            if busy and not self.busy and mesh_axis not in cuts(self.axes[stack][0]):
+            if busy and not self.busy and mesh_axis not in sharded_over(self.axes[stack][0]):
                 raise self.refuse(line, f"turns on several devices read the slices of {stack}, which all of them have")
             inner_states[name] = OWN if busy else states[stack]
         for carry in line.carry:
@@ -173,7 +173,7 @@ class _LineCheck:
             declared = (self.axes[term.name], term.declared)
             if declared[0] == declared[1]:
                 continue
-            cut_as = [[(self.mesh_axis in cuts(a), comes_round(a)) for a in axes] for axes in declared]
+            cut_as = [[(self.mesh_axis in sharded_over(a), comes_round(a)) for a in axes] for axes in declared]
             if cut_as[0] != cut_as[1]:
                 raise self.refuse(line, f"{term.name} is read as [{' '.join(term.declared)}]")
         if is_collective(line):
@@ -223,7 +223,7 @@ class _LineCheck:
         """A part of what a device has along all of an axis: the own one, or the one that came round."""
         name, place = line.right[0].name, place_changed(line)
         before, after = line.right[0].declared[place], line.left[0].declared[place]
-        if states[name] not in (SAME, CUT) or (*cuts(before), self.mesh_axis) != cuts(after):
+        if states[name] not in (SAME, CUT) or (*sharded_over(before), self.mesh_axis) != sharded_over(after):
             raise self.refuse(line, f"a part is taken of {name}, which is {states[name]}")
         alone = CAME if comes_round(after) else CUT
         states[line.name] = PAIRS if states[name] == CUT else alone
@@ -232,13 +232,13 @@ class _LineCheck:
         """The axes of a line that the mesh axis cuts; of each other axis of that name the line may have none."""
         terms = [term for operand in (*line.left, *line.right) for term in terms_of(operand)]
         plain = {axis for term in terms for axis in term.axes if isinstance(axis, str)}
-        cut = {axis for axis in plain if self.mesh_axis in cuts(axis)}
+        cut = {axis for axis in plain if self.mesh_axis in sharded_over(axis)}
         for axis in cut:
             alike = {other for other in plain if whole(other) == whole(axis)}
             if not alike <= cut:
                 raise self.refuse(line, f"an axis stands in it cut and whole ({', '.join(sorted(alike))})")
         read = {axis.axis for term in terms for axis in term.axes if isinstance(axis, Read)}
-        return cut | {f"{axis}=" for axis in read if self.mesh_axis in cuts(axis)}
+        return cut | {f"{axis}=" for axis in read if self.mesh_axis in sharded_over(axis)}
 
     def result(self, line: Line, cut_axes: set[str], states: States) -> str:
         terms = [term for operand in line.right for term in terms_of(operand)]
@@ -276,19 +276,19 @@ class _LineCheck:
             term.name
             for term in line.right
             if isinstance(term, Term)
-            and any(isinstance(axis, Read) and self.mesh_axis in cuts(axis.axis) for axis in term.axes)
+            and any(isinstance(axis, Read) and self.mesh_axis in sharded_over(axis.axis) for axis in term.axes)
         }
         for name, state in read_states.items():
             if state == CUT and name not in there:
                 raise self.refuse(line, f"{name} is read beside rows that were sent, and was not")
         left = line.left[0]
-        is_written = any(isinstance(axis, Read) and self.mesh_axis in cuts(axis.axis) for axis in left.axes)
+        is_written = any(isinstance(axis, Read) and self.mesh_axis in sharded_over(axis.axis) for axis in left.axes)
         if len(along) != 1 or not (is_written or along <= {*left.axes}):
             raise self.refuse(line, "rows that were sent are summed")
         owners = {self.owners[name] for name, state in read_states.items() if state == SENT}
         terms = [each for operand in (*line.left, *line.right) for each in terms_of(operand)]
         reads = [axis for term in terms for axis in term.axes if isinstance(axis, Read)]
-        owners |= {down_to(axis.axis, self.mesh_axis) for axis in reads if self.mesh_axis in cuts(axis.axis)}
+        owners |= {down_to(axis.axis, self.mesh_axis) for axis in reads if self.mesh_axis in sharded_over(axis.axis)}
         if len(owners) > 1:
             raise self.refuse(line, f"rows meet that were sent to who has {' and '.join(sorted(owners))}")
         self.owners |= dict.fromkeys(line.makes, *owners)

@@ -177,7 +177,7 @@ class ShardSpecs:
         } - {"B"}
         self._experts = frozenset(_read_at_a_choice(table))
         self._ranks: dict[tuple[str, str], int] = {}
-        self._homes: dict[tuple[str, Value, frozenset[str]], Split] = {}
+        self._specs: dict[tuple[str, Value, frozenset[str]], Split] = {}
         self.filled: dict[str, int] = {}
         self._check(self.known if part_of is None else part_of.known)
 
@@ -281,19 +281,19 @@ class ShardSpecs:
             dividing = [axis for axis in axes if axis in of_weight and left(axis) > 1]
         return max(dividing, key=left) if dividing else None
 
-    def home(self, name: str, value: Value, busy: frozenset[str] = frozenset()) -> Split:
+    def spec(self, name: str, value: Value, busy: frozenset[str] = frozenset()) -> Split:
         """The axes of the mesh that cut every axis of a value; those that are busy cut none."""
         key = name, value, busy
-        if key not in self._homes:  # every line asks for those of all of its operands
+        if key not in self._specs:  # every line asks for those of all of its operands
             split: dict[str, list[str]] = {}
             for mesh_axis, (_, axis) in self.winners(name, value).items():
                 if mesh_axis not in busy:
                     split.setdefault(axis, []).append(mesh_axis)
-            self._homes[key] = tuple(self.nested(axis, split.get(axis, ())) for axis in value.axes)
-            for axis, names in zip(value.axes, self._homes[key], strict=True):
+            self._specs[key] = tuple(self.nested(axis, split.get(axis, ())) for axis in value.axes)
+            for axis, names in zip(value.axes, self._specs[key], strict=True):
                 if names:
                     self._part(axis, names)
-        return self._homes[key]
+        return self._specs[key]
 
     def _part(self, axis: str, names: Iterable[str]) -> int:
         """The size of a part of an axis; one that does not divide is noted as filled up."""
@@ -330,10 +330,10 @@ def parts_of(table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[
     """Into how many parts the clauses cut each axis that they name, where any value of a table is cut on it."""
     chosen = tuple(chosen)
     large = {name: size * mesh.devices if size > 1 else 1 for name, size in sizes.items()}
-    homes, numbers = ShardSpecs(table, mesh, chosen, large), dict[str, int]()
+    specs, numbers = ShardSpecs(table, mesh, chosen, large), dict[str, int]()
     for name, value in table.known.items():
         parts: dict[str, int] = {}
-        for mesh_axis, (clause, axis) in homes.winners(name, value).items():
+        for mesh_axis, (clause, axis) in specs.winners(name, value).items():
             if clause < len(chosen):
                 parts[base(axis)] = parts.get(base(axis), 1) * mesh.sizes[mesh_axis]
         numbers |= {axis: lcm(number, numbers.get(axis, 1)) for axis, number in parts.items()}

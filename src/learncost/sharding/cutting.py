@@ -28,7 +28,7 @@ def place_line(scope: ShardingScope, line: Line) -> None:
     """Place a line: collectives for its operands, then the line with its axes cut."""
     cutting = Cutting(scope, line)
     if cutting.through_body:
-        lines, steps = expanded(line, {**scope.homes.known, **scope.steps})
+        lines, steps = expanded(line, {**scope.specs.known, **scope.steps})
         scope.steps |= steps
         for inner in lines:
             for name in {*inner.reads} & steps.keys():
@@ -45,7 +45,7 @@ class Cutting:
     def __init__(self, scope: ShardingScope, line: Line) -> None:
         self.scope, self.line = scope, line
         self.rows = rows_of(scope, line)
-        self.passes = {q: how for q in scope.homes.mesh.names if (how := self._passing(q))}
+        self.passes = {q: how for q in scope.specs.mesh.names if (how := self._passing(q))}
         self._find_sites()
         if self.rows is not None and self.rows.at and self._choice(self.rows) != self.rows.choice:
             self.rows = replace(self.rows, sent=None, cut=())  # what is sent already went to owners of other parts
@@ -57,7 +57,7 @@ class Cutting:
         self.whole = frozenset(_whole_axes(self.line))
         self.sites: dict[str, Site] = {}
         forced = self._of_rows()
-        for mesh_axis in self.scope.homes.mesh.names:
+        for mesh_axis in self.scope.specs.mesh.names:
             if mesh_axis in forced:
                 self.sites[mesh_axis] = forced[mesh_axis]
             elif mesh_axis not in self.passes and mesh_axis not in self.scope.busy:
@@ -68,7 +68,7 @@ class Cutting:
 
     def _choice(self, rows: RoutedRows) -> RowChoice:
         """The choice of rows with the axis that is read at it as this line cuts it."""
-        return rows.choice.reads(rows.at, self.cuts(Read(rows.at, Term(rows.choice.index, rows.axes))))
+        return rows.choice.reads(rows.at, self.sharded_over(Read(rows.at, Term(rows.choice.index, rows.axes))))
 
     def _of_rows(self) -> dict[str, Site]:
         """The sites that rows which are sent leave no choice of."""
@@ -96,9 +96,9 @@ class Cutting:
         ones."""
         for kind, axis in {*self.sites.values()}:
             together = [q for q, site in self.sites.items() if site == (kind, axis)]
-            for mesh_axis in reversed(self.scope.homes.nested(axis, together)):
-                parts = prod(self.scope.homes.mesh.sizes[q] for q in together)
-                divides = not self.scope.homes.size(axis) % parts or self._is_filled(kind, axis, together)
+            for mesh_axis in reversed(self.scope.specs.nested(axis, together)):
+                parts = prod(self.scope.specs.mesh.sizes[q] for q in together)
+                divides = not self.scope.specs.size(axis) % parts or self._is_filled(kind, axis, together)
                 if not divides and mesh_axis not in forced:
                     together.remove(mesh_axis)
                     del self.sites[mesh_axis]
@@ -108,8 +108,8 @@ class Cutting:
 
         One that makes no 0 of 0, as a quotient of both, is not: it has all of what it reads.
         """
-        text = cut(base(axis), self.scope.homes.nested(axis, over))
-        if kind != ALONG or text not in self.scope.homes.filled:
+        text = cut(base(axis), self.scope.specs.nested(axis, over))
+        if kind != ALONG or text not in self.scope.specs.filled:
             return False
         remains = any(axis in term.axes for term in self.line.left)
         if not remains and not isinstance(self.line, Product):
@@ -117,7 +117,7 @@ class Cutting:
         if remains and not stays_zero(self.line, axis, self.scope.values):
             return False
         terms = self.line.left if remains else [term for each in self.line.right for term in terms_of(each)]
-        return any(text in self.scope.home(term.name).cut(self.scope.value(term.name).axes) for term in terms)
+        return any(text in self.scope.spec(term.name).cut(self.scope.value(term.name).axes) for term in terms)
 
     # Partial operands that go through.
 
@@ -136,7 +136,7 @@ class Cutting:
             return "sum" if all(has_part) and single and len(terms) == len(line.right) else ""
         others = [term for term, part in zip(terms, has_part, strict=True) if not part] + inner
         others += [term for term in line.left if term.indexed]
-        is_cut = any(mesh_axis in scope.home(term.name).over for term in others)
+        is_cut = any(mesh_axis in scope.spec(term.name).over for term in others)
         return "sum" if has_part.count(True) == 1 and single and not is_cut else ""
 
     def _is_partial(self, name: str, mesh_axis: str) -> bool:
@@ -163,13 +163,13 @@ class Cutting:
     def _candidate(self, term: Term, mesh_axis: str, is_result: bool) -> tuple[int, Site] | None:
         if is_result and term.name in self.scope.steps:
             return None  # inside of a word a value lives where its line leaves it
-        home = self.scope.home(term.name)
-        place = next((place for place, names in enumerate(home.split) if mesh_axis in names), None)
+        spec = self.scope.spec(term.name)
+        place = next((place for place, names in enumerate(spec.split) if mesh_axis in names), None)
         if place is None or place >= len(term.axes):
             return None
         axis = term.axes[place]
         declared = self.scope.value(term.name).axes[place]
-        rank = self.scope.homes.rank(mesh_axis, declared)
+        rank = self.scope.specs.rank(mesh_axis, declared)
         if isinstance(axis, str):
             return None if axis in self.whole else (rank, (ALONG, axis))
         if isinstance(axis.at, Affine) or not isinstance(self.line, Product):
@@ -224,19 +224,19 @@ class Cutting:
 
     def _queries(self, axis: str) -> str:
         """The axis of queries as it is cut: a line may read pairs the other way round, its keys called as queries."""
-        alike = (other for other in self.line.loops if base(other) == base(axis) and self.cuts(other))
-        return cut(axis, self.cuts(next(alike, axis)))
+        alike = (other for other in self.line.loops if base(other) == base(axis) and self.sharded_over(other))
+        return cut(axis, self.sharded_over(next(alike, axis)))
 
     def operand(self, operand: Operand, reason: CollectiveReason) -> Operand:
         if isinstance(operand, Literal):
             return operand
-        layout = ShardLayout(tuple(map(self.cuts, operand.axes)), self._kept_partial(operand.name))
+        layout = ShardLayout(tuple(map(self.sharded_over, operand.axes)), self._kept_partial(operand.name))
         rows = self.rows
         if rows is not None and not operand.indexed and {*operand.axes} & {*rows.axes}:
             axes = (*rows.axes, *(axis for axis in operand.axes if axis not in rows.axes))
             if {*rows.axes} <= {*operand.axes}:
                 axes = operand.axes
-            split = tuple(map(self.cuts, axes))
+            split = tuple(map(self.sharded_over, axes))
             array = self.scope.dispatched(operand, layout, rows.choice, rows.axes, axes, split, reason)
             return Term(array, tuple(self.axis(str(axis)) for axis in axes))
         return self.term(operand, self.scope.at(operand.name, layout, reason), reason)
@@ -258,9 +258,9 @@ class Cutting:
             placed = self.operand(at, reason)
             assert isinstance(placed, Term)
             at = placed
-        return Read(cut(axis.axis, self.cuts(axis)), at)
+        return Read(cut(axis.axis, self.sharded_over(axis)), at)
 
-    def cuts(self, axis: Axis) -> tuple[str, ...]:
+    def sharded_over(self, axis: Axis) -> tuple[str, ...]:
         """The mesh axes that cut an axis of a term in this line, the outermost first."""
         if not self.sites:
             return ()
@@ -272,10 +272,10 @@ class Cutting:
             name, sites = axis.axis, {(AT, axis.axis)}
             if self.rows is not None and axis.at.name == self.rows.choice.index:
                 sites.add((SENT, self.rows.first))
-        return self.scope.homes.nested(name, (q for q, where in self.sites.items() if where in sites))
+        return self.scope.specs.nested(name, (q for q, where in self.sites.items() if where in sites))
 
     def axis(self, axis: str) -> str:
-        return cut(axis, self.cuts(axis))
+        return cut(axis, self.sharded_over(axis))
 
     def condition(self, condition: Condition) -> Condition:
         lower, upper = (side if side.isdigit() else self.axis(side) for side in (condition.lower, condition.upper))
@@ -295,9 +295,9 @@ class Cutting:
             partial[mesh_axis] = entry(line.op).name if isinstance(line, Op) else "sum"
             joins[mesh_axis] = f"{line.name} " + (f"reads {axis} at an index" if kind == AT else f"sums over {axis}")
         sent = self.rows.choice.key if self.rows is not None and not at else ""
-        layout = ShardLayout(tuple(map(self.cuts, term.axes)), frozenset(partial.items()), sent)
+        layout = ShardLayout(tuple(map(self.sharded_over, term.axes)), frozenset(partial.items()), sent)
         if term.name not in scope.values:
-            scope.step_homes[term.name] = replace(layout.whole(), sent="")
+            scope.step_specs[term.name] = replace(layout.whole(), sent="")
         scope.made_by[term.name] = line
         scope.joins[term.name] = joins
         scope.arrays.pop(term.name, None)

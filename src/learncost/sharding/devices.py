@@ -15,7 +15,7 @@ import numpy as np
 from learncost.interpreter import execute, program
 from learncost.interpreter.collected import filled_up
 from learncost.ir.line import Line
-from learncost.ir.polynomial import cuts, held, here, size_of
+from learncost.ir.polynomial import held, here, sharded_over, size_of
 from learncost.ir.zigzag import devices_name, devices_of
 from learncost.passes.lower import lower
 from learncost.sharding.layout import ShardLayout
@@ -192,7 +192,7 @@ def part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array
     """A device's part of an array, by its axes: `f/tp` has one of tp parts of f; zeros fill it up to its size."""
     array = np.asarray(array)
     for place, axis in enumerate(axes):
-        if cuts(axis):
+        if sharded_over(axis):
             first, many = held(axis, sizes)
             array = array[(*[slice(None)] * place, slice(first, first + many))]
             array = filled_up(array, place, size_of(axis, sizes))
@@ -201,14 +201,16 @@ def part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array
 
 def own_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[Array, tuple[int, ...]]:
     """A device's part without what fills it up, and where it begins in the whole, along every axis."""
-    places = [held(axis, sizes) if cuts(axis) else (0, length) for axis, length in zip(axes, array.shape, strict=True)]
+    places = [
+        held(axis, sizes) if sharded_over(axis) else (0, length) for axis, length in zip(axes, array.shape, strict=True)
+    ]
     return array[tuple(slice(many) for _, many in places)], tuple(first for first, _ in places)
 
 
 def filled_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array:
     """A device's part with what fills it up."""
     for place, axis in enumerate(axes):
-        if cuts(axis):
+        if sharded_over(axis):
             array = filled_up(array, place, size_of(axis, sizes))
     return array
 

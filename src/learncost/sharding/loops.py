@@ -34,18 +34,18 @@ def _busy(scope: ShardingScope, repeat: Loop) -> tuple[str, ...]:
 
     Turns that depend on one another run on all devices, where these have parts of what a turn does, as of channels.
     """
-    cuts: dict[str, tuple[str, ...]] = {}
+    sharded_over: dict[str, tuple[str, ...]] = {}
     for inside, stack in (*repeat.each, *repeat.keep):
         axes = scope.value(stack).axes
         if axes and axes[0] == repeat.count and not repeat.part(inside, axes):
-            cuts[stack] = scope.home(stack).split[0]
-    if not any(cuts.values()):
+            sharded_over[stack] = scope.spec(stack).split[0]
+    if not any(sharded_over.values()):
         return ()
-    first = max(cuts.values(), key=len)
+    first = max(sharded_over.values(), key=len)
     if all(_is_total(repeat, carry) for carry in repeat.carry):
         return first
     parted = {
-        name for value in repeat.values.items() for names in scope.homes.home(*value, scope.busy) for name in names
+        name for value in repeat.values.items() for names in scope.specs.spec(*value, scope.busy) for name in names
     }
     return first if {*first} - parted else ()
 
@@ -59,7 +59,7 @@ def _move_shared(scope: ShardingScope, repeat: Loop, busy: tuple[str, ...]) -> N
         if not layout.partial and not {*busy} & layout.over:
             continue
         if layout.partial:
-            goal = scope.home(name)
+            goal = scope.spec(name)
         goal = ShardLayout(tuple(tuple(q for q in names if q not in busy) for names in goal.split))
         scope.at(name, goal, CollectiveReason(5, None))
 
@@ -67,22 +67,22 @@ def _move_shared(scope: ShardingScope, repeat: Loop, busy: tuple[str, ...]) -> N
 def _joinable(scope: ShardingScope, carry: Carry) -> Partial:
     """The mesh axes over which a total may be carried as a partial sum: all, where it begins with zeros."""
     if carry.initial in scope.zeros:
-        return frozenset((name, "sum") for name in scope.homes.mesh.names)
+        return frozenset((name, "sum") for name in scope.specs.mesh.names)
     layout = scope.partial(carry.initial)
     return layout.partial if layout is not None else frozenset()
 
 
 def _carried(scope: ShardingScope, start: str, partial: Partial) -> ShardLayout:
     """The layout of a carried value: its home, and what is still to be joined."""
-    home = scope.home(start)
-    return replace(home, partial=frozenset((q, how) for q, how in partial if q not in home.over))
+    spec = scope.spec(start)
+    return replace(spec, partial=frozenset((q, how) for q, how in partial if q not in spec.over))
 
 
 def _iteration(
     scope: ShardingScope, repeat: Loop, busy: tuple[str, ...], totals: Mapping[str, Partial]
 ) -> tuple[ShardingScope, dict[str, Partial]]:
     """The lines of a turn, and how what it hands on is partial before it is brought into the layout of the start."""
-    inner = ShardingScope(scope.homes, repeat.values, scope.busy | {*busy}, scope)
+    inner = ShardingScope(scope.specs, repeat.values, scope.busy | {*busy}, scope)
     inner.readers = readers(repeat.lines, [carry.end for carry in repeat.carry] + [name for name, _ in repeat.keep])
     for carry in repeat.carry:
         inner.give(carry.start, _carried(inner, carry.start, totals[carry.start]))
@@ -105,11 +105,11 @@ def _stack_layout(
     name, stack = each
     layout = next(iter(scope.held(stack)))
     if busy:
-        others = (tuple(q for q in names if q not in busy) for names in scope.home(stack).split[1:])
+        others = (tuple(q for q in names if q not in busy) for names in scope.spec(stack).split[1:])
         return ShardLayout((busy, *others))
-    layout = scope.home(stack) if layout.partial else layout
+    layout = scope.spec(stack) if layout.partial else layout
     if layout.split[0] and not repeat.part(name, scope.value(stack).axes):
-        return ShardLayout(((), *inner.home(name).split))  # every device has all turns
+        return ShardLayout(((), *inner.spec(name).split))  # every device has all turns
     return layout
 
 
@@ -138,7 +138,7 @@ def _finish(
         scope.joins[carry.final] |= {q: f"the turns over {base(repeat.count)} run on its devices" for q in busy}
         scope.give(carry.final, ShardLayout(layout.split, partial))
     for name, stack in repeat.keep:
-        layout = _kept_layout(inner, name, frozenset() if busy else scope.home(stack).over)
+        layout = _kept_layout(inner, name, frozenset() if busy else scope.spec(stack).over)
         kept.append((inner.at(name, layout, reason), stack))
         together = repeat.part(name, scope.value(stack).axes)
         split = layout.split if together else (busy, *layout.split)
@@ -179,14 +179,14 @@ def _kept_layout(inner: ShardingScope, name: str, over: frozenset[str]) -> Shard
 
     over  what cuts the stack: a sum over what cuts its turns is joined where it is cut
     """
-    home, layout = inner.home(name), inner.partial(name)
+    spec, layout = inner.spec(name), inner.partial(name)
     held = inner.held(name)
     if layout is None and all(each.sent for each in held):
         return next(iter(held))
     value = inner.value(name)
     if layout is None or value.role == "kept":
-        return home
-    waiting = frozenset((q, how) for q, how in layout.partial if q not in home.over)
-    if inner.homes.kind(name, value)[0] != "gradients":
+        return spec
+    waiting = frozenset((q, how) for q, how in layout.partial if q not in spec.over)
+    if inner.specs.kind(name, value)[0] != "gradients":
         waiting = frozenset((q, how) for q, how in waiting if q in over)
-    return replace(home, partial=waiting)
+    return replace(spec, partial=waiting)

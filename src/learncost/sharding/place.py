@@ -89,9 +89,9 @@ def place(
     scope = ShardingScope(ShardSpecs(table, mesh, chosen, sizes, part_of), table.values)
     scope.readers = readers(table.lines, table.outputs)
     for name in (*table.inputs, *table.weights):
-        scope.give(name, scope.home(name))
+        scope.give(name, scope.spec(name))
     scope.statements(table.lines)
-    results = {name: scope.at(name, scope.home(name), CollectiveReason(8, None)) for name in table.outputs}
+    results = {name: scope.at(name, scope.spec(name), CollectiveReason(8, None)) for name in table.outputs}
     moved = {name: array for name, array in results.items() if array != name}
     if set(moved.values()) & {*table.inputs, *table.weights}:
         raise InputError("a result of the step is one of its inputs, moved: it has no name of its own")
@@ -108,7 +108,7 @@ def place(
     if table.zigzag is not None:
         placed = in_zigzag(placed, mesh, sizes)
     check_placed(placed, (pair for pair in mesh.axes if pair[1] > 1))
-    undivided, filled = scope.homes.undivided(), dict(scope.homes.filled)
+    undivided, filled = scope.specs.undivided(), dict(scope.specs.filled)
     if filled:
         check_filled(placed, filled)
     layouts = {names.get(name, name): held for name, held in scope.layouts.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
-from learncost.ir.polynomial import cuts, place_cut
+from learncost.ir.polynomial import place_cut, sharded_over
 from learncost.ir.term import Read, Term, terms_of
 from learncost.ops import entry
 from learncost.ops.collectives import is_collective
@@ -102,7 +102,7 @@ class _Regions:
         place = place_cut(line.right[0].declared, self.mesh_axis)
         assert place is not None
         region = RingRegion(self.mesh_axis, {line.name: line}, {line.name: place})
-        if cuts(line.right[0].declared[place])[-1] != self.mesh_axis:
+        if sharded_over(line.right[0].declared[place])[-1] != self.mesh_axis:
             region.refuse(line, "it is gathered in parts of parts")
         for other in self._of(line.reads):
             other.refuse(line, "it is moved between devices")
@@ -148,7 +148,7 @@ class _Regions:
             place = term.axes.index(axis)
             if region.slices.setdefault(term.name, place) != place:
                 region.refuse(line, "it reads an array along two axes of pairs")
-        by = {other for other in line.loops if self.mesh_axis in cuts(other)}
+        by = {other for other in line.loops if self.mesh_axis in sharded_over(other)}
         is_partial = any(name in region.partial for name in line.reads)
         shares = isinstance(line, Op) and entry(line.op).makes == "shares" and line.axes == (axis,)
         if isinstance(line, Op) and not entry(line.op).pointwise and not shares:

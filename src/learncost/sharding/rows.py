@@ -90,12 +90,12 @@ def _reading(scope: ShardingScope, line: Line) -> RoutedRows | None:
             if not isinstance(axis, Read) or isinstance(axis.at, Affine) or axis.at.indexed:
                 continue
             index = axis.at
-            over = {*scope.home(term.name).split[place]} - scope.busy
-            home = scope.home(index.name)
-            for mesh_axis in sorted(over & home.over):
-                first = next(i for i, names in enumerate(home.split) if mesh_axis in names)
+            over = {*scope.spec(term.name).split[place]} - scope.busy
+            spec = scope.spec(index.name)
+            for mesh_axis in sorted(over & spec.over):
+                first = next(i for i, names in enumerate(spec.split) if mesh_axis in names)
                 declared, read = scope.value(index.name).axes, scope.value(term.name).axes[place]
-                if scope.homes.rank(mesh_axis, read) >= scope.homes.rank(mesh_axis, declared[first]):
+                if scope.specs.rank(mesh_axis, read) >= scope.specs.rank(mesh_axis, declared[first]):
                     continue  # rows stay, and what they read is gathered
                 choice = RowChoice(index.name, mesh_axis, cut(axis.axis, (mesh_axis,)), declared)
                 loops = tuple(str(axis) for axis in index.axes)
@@ -119,9 +119,9 @@ def _among(scope: ShardingScope, line: Line) -> RoutedRows | None:
         declared = scope.value(term.name).axes
         places = [declared.index(axis) for axis in choice.axes]
         axes = tuple(str(term.axes[place]) for place in places)
-        cuts = tuple(layout.split[place] for place in places)
-        first = next(axis for axis, names in zip(axes, cuts, strict=True) if choice.mesh_axis in names)
-        return RoutedRows(choice, axes, first, layout, cuts)
+        sharded_over = tuple(layout.split[place] for place in places)
+        first = next(axis for axis, names in zip(axes, sharded_over, strict=True) if choice.mesh_axis in names)
+        return RoutedRows(choice, axes, first, layout, sharded_over)
     return None
 
 

@@ -34,7 +34,7 @@ class ShardingScope:
     busy     mesh axes whose devices run different turns: here they cut nothing, and nothing goes over them
     """
 
-    homes: ShardSpecs
+    specs: ShardSpecs
     values: Mapping[str, Value]
     busy: frozenset[str] = frozenset()
     outer: ShardingScope | None = None
@@ -43,7 +43,7 @@ class ShardingScope:
     layouts: dict[str, ShardLayout] = field(default_factory=dict)  # of arrays, by their names in the placed table
     arrays: dict[str, dict[ShardLayout, str]] = field(default_factory=dict)  # that hold a value of the whole table
     steps: dict[str, Value] = field(default_factory=dict)  # inside of words
-    step_homes: dict[str, ShardLayout] = field(default_factory=dict)
+    step_specs: dict[str, ShardLayout] = field(default_factory=dict)
     readers: Counter[str] = field(default_factory=Counter)
     zeros: set[str] = field(default_factory=set)
     made_by: dict[str, Line] = field(default_factory=dict)
@@ -77,14 +77,14 @@ class ShardingScope:
             scope = scope.outer
         raise KeyError(name)
 
-    def home(self, name: str) -> ShardLayout:
+    def spec(self, name: str) -> ShardLayout:
         """Where a value lives: by the clauses; a step inside of a word where its line leaves it."""
         scope: ShardingScope | None = self
         while scope is not None and name not in scope.values:
-            if name in scope.step_homes:
-                return scope.step_homes[name]
+            if name in scope.step_specs:
+                return scope.step_specs[name]
             scope = scope.outer
-        return ShardLayout(self.homes.home(name, self.value(name), self.busy))
+        return ShardLayout(self.specs.spec(name, self.value(name), self.busy))
 
     def held(self, name: str) -> dict[ShardLayout, str]:
         """The arrays that hold a value, by their layouts; one that is still to be joined goes where it was joined."""
@@ -214,10 +214,10 @@ class ShardingScope:
         """The array that holds a value whose rows were sent, where they came from."""
         layout, array = next(iter(self.held(name).items()))
         choice, axes = self.choice(layout.sent), self.value(name).axes
-        home = replace(layout, sent="")
+        spec = replace(layout, sent="")
         index_split = tuple(layout.split[axes.index(row)] for row in choice.axes)
         index = self.at(choice.index, ShardLayout(index_split), reason)
-        left = Term(self.fresh(name, "combine"), home.cut(axes))
+        left = Term(self.fresh(name, "combine"), spec.cut(axes))
         right = (
             Term(array, layout.cut(axes)),
             Term(index, tuple(cut(row, names) for row, names in zip(choice.axes, index_split, strict=True))),
@@ -225,7 +225,7 @@ class ShardingScope:
         line = reason.line or self.line_of(name)
         why = f"the rows of {name} were sent by {choice.index} over {choice.mesh_axis}, and {line.name} is over others"
         self.sends("combine", left, right, choice, line, f"{why}: they come back (rule 6)")
-        self.give(name, home, left.name)
+        self.give(name, spec, left.name)
         self.holds[left.name] = name
         return left.name
 
@@ -263,10 +263,10 @@ class ShardingScope:
     def filled_up(self, left: Term, right: Term) -> str:
         """Of an axis that a collective cuts or joins in parts that are filled up: to how many places."""
         changed = {*left.declared} ^ {*right.declared}
-        for part, size in self.homes.filled.items():
+        for part, size in self.specs.filled.items():
             outer, _, mesh_axis = part.rpartition("/")
             if any(base(axis) == part for axis in changed):
-                places, full = self.homes.size(outer), size * self.homes.mesh.sizes[mesh_axis]
+                places, full = self.specs.size(outer), size * self.specs.mesh.sizes[mesh_axis]
                 return f"; {outer} is {places:,}, filled up to {full:,}"
         return ""
 
@@ -298,7 +298,7 @@ class ShardingScope:
 
     def is_taken(self, name: str) -> bool:
         around = self.outer is not None and self.outer.is_taken(name)
-        return around or name in self.taken or name in self.homes.known
+        return around or name in self.taken or name in self.specs.known
 
 
 def readers(lines: Iterable[Statement], outputs: Iterable[str]) -> Counter[str]:

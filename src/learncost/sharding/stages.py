@@ -65,24 +65,24 @@ def pipeline_of(table: Table, mesh: Mesh, chosen: Iterable[Clause]) -> Pipeline 
     """
     counts = {base(line.count).partition("/")[0] for line in table.repeats} | {BLOCKS}
     chosen = tuple(chosen)
-    cuts = [clause for clause in chosen if {*clause.axes} & counts]
-    if not cuts:
+    sharded_over = [clause for clause in chosen if {*clause.axes} & counts]
+    if not sharded_over:
         return None
-    axis = cuts[0].mesh
+    axis = sharded_over[0].mesh
     for clause in chosen:
         alone = {*clause.axes} <= counts and _numbers(clause)
-        if (clause.mesh == axis) != (clause in cuts) or (clause in cuts and not alone):
+        if (clause.mesh == axis) != (clause in sharded_over) or (clause in sharded_over and not alone):
             raise InputError(
                 f"blocks are cut into stages by one clause alone, `{BLOCKS} over {axis}`, or with how many each has, "
                 f"`{BLOCKS} over {axis} of 3 5 4`, not {str(clause)!r}"
             )
-    cuts[0].check(mesh)
+    sharded_over[0].check(mesh)
     inner = Mesh(tuple(pair for pair in mesh.axes if pair[0] != axis))
-    stages, blocks = mesh.sizes[axis], tuple(map(int, cuts[0].names))
+    stages, blocks = mesh.sizes[axis], tuple(map(int, sharded_over[0].names))
     if blocks and len(blocks) != stages:
-        raise InputError(f"{str(cuts[0])!r} says the blocks of {len(blocks)} stages, and {mesh} has {stages}")
-    others = tuple(clause for clause in chosen if clause not in cuts)
-    return Pipeline(axis, stages, inner, others, cuts[0], blocks)
+        raise InputError(f"{str(sharded_over[0])!r} says the blocks of {len(blocks)} stages, and {mesh} has {stages}")
+    others = tuple(clause for clause in chosen if clause not in sharded_over)
+    return Pipeline(axis, stages, inner, others, sharded_over[0], blocks)
 
 
 def _numbers(clause: Clause) -> bool:

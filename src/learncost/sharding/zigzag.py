@@ -17,7 +17,7 @@ from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import Loop, Statement, each_line, walk
-from learncost.ir.polynomial import base, cuts, size_of, whole
+from learncost.ir.polynomial import base, sharded_over, size_of, whole
 from learncost.ir.table import Table
 from learncost.ir.term import Read
 from learncost.ir.zigzag import devices_of, position
@@ -37,8 +37,8 @@ def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> Table:
     for line, _ in walk(table.lines):
         for condition in line.where:
             for axis in condition.axes if condition.ordered else ():
-                if cuts(axis):
-                    axes[base(whole(axis))] = cuts(axis)
+                if sharded_over(axis):
+                    axes[base(whole(axis))] = sharded_over(axis)
     for axis, over in axes.items():
         stretches = 2 * prod(mesh.sizes[name] for name in over)
         if (rest := sizes[axis] % stretches) and stretches > 2:

@@ -55,11 +55,11 @@ class MeshEngine(NumPyEngine):
         table = without_gradients(training.table())
         self._check_batch(options)
         self._sizes = sizes
-        homes = ShardSpecs(table, *self._runner.within, sizes)
+        specs = ShardSpecs(table, *self._runner.within, sizes)
         self._layouts = {
-            name: ShardLayout(homes.home(name, table.known[name])) for name in (*training.weights, *training.state)
+            name: ShardLayout(specs.spec(name, table.known[name])) for name in (*training.weights, *training.state)
         }
-        self._axes, self._filled = {name: table.axes[name] for name in self._layouts}, dict(homes.filled)
+        self._axes, self._filled = {name: table.axes[name] for name in self._layouts}, dict(specs.filled)
         self._whole = {name: shape(table, name, sizes) for name in self._layouts}
         self._runner.check(training.table(), self._micro(options))  # what cannot be is said at once
         self._cut = False

@@ -72,7 +72,7 @@ def _given(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """A cut of the derivation is the derivation of a table that stops there by a word of its own."""
-    stops = signals(model, chosen).cuts.stopped
+    stops = signals(model, chosen).overrides.stopped
 
     def change(line: Line) -> tuple[Line, ...]:
         copies: list[Line] = []

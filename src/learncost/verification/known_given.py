@@ -55,9 +55,9 @@ class _GivenGradient:
 
 def _all_given(model: Model, chosen: Procedure) -> list[_GivenGradient]:
     """All that is given in the place of gradients, within scopes or handed from turn to turn."""
-    cuts = signals(model, chosen).cuts
+    overrides = signals(model, chosen).overrides
     of_scope = {place.scope: place for place in places(model.table)}
-    all_given = [*cuts.given.items(), *cuts.between.items()]
+    all_given = [*overrides.given.items(), *overrides.between.items()]
     return [_GivenGradient(of_scope[scope], name, at) for scope, given in all_given for name, at in given.items()]
 
 
@@ -123,7 +123,7 @@ def exact(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 def _given_exactly(model: Model, chosen: Procedure, given: Iterable[_GivenGradient]) -> Table:
     """The step that is given gradients as they are, inputs called `STACK:exact`, where the procedure makes others."""
-    cuts = signals(model, chosen).cuts
+    overrides = signals(model, chosen).overrides
     slices: dict[Scope, dict[str, Value]] = {}
     inputs: dict[str, Value] = {}
     exactly: dict[tuple[Scope, str], GradientSource] = {}
@@ -137,10 +137,10 @@ def _given_exactly(model: Model, chosen: Procedure, given: Iterable[_GivenGradie
         exactly[each.place.scope, each.name] = replace(each.at, lines=(copy,), values=known)
     given_there, between = (
         {scope: {name: exactly[scope, name] for name in names} for scope, names in kind.items()}
-        for kind in (cuts.given, cuts.between)
+        for kind in (overrides.given, overrides.between)
     )
-    cuts = replace(cuts, given=given_there, between=between, slices=slices)
-    table = derive(model.table, wanted=(*model.differentiated, *model.learning), cuts=cuts).step
+    overrides = replace(overrides, given=given_there, between=between, slices=slices)
+    table = derive(model.table, wanted=(*model.differentiated, *model.learning), overrides=overrides).step
     table = replace(table, values={**table.values, **inputs}, inputs=(*table.inputs, *inputs))
     reading = chosen.moves.get("backward reading NAME for weights")
     return with_feedback(table, reading, chosen.lines) if reading else table

@@ -100,7 +100,7 @@ def document(
     arguments = {name: value for name, value in locals().items() if name != "sizes"}
     if procedure not in INFERENCE:
         arguments["optimizer"] = optimizer or default_optimizer(find_book(price_book))
-    runner, beside = arguments.pop("engine"), arguments.pop("side_by_side")
+    chosen_engine, beside = arguments.pop("engine"), arguments.pop("side_by_side")
     either(dtype, precision)  # a page tells memory and time too
     step = cost(**arguments, **sizes, by="equation")
     assert step.built is not None
@@ -118,12 +118,12 @@ def document(
     return {
         "schema": SCHEMA,
         "version": __version__,
-        "asked": _settings({**arguments, "engine": runner, "side_by_side": beside}, sizes),
+        "asked": _settings({**arguments, "engine": chosen_engine, "side_by_side": beside}, sizes),
         "said": _facts(step),
         "totals": _totals(step),
         **controls.to_dict(),
         "time": times(step, lines) if step.timing else None,
-        "memory": _memory(arguments, sizes, step, runner),
+        "memory": _memory(arguments, sizes, step, chosen_engine),
         **comparisons(arguments, sizes, step.dtype, beside),
         "views": [name for name, view in VIEWS.items() if view.there(step)],
         "macros": [name for name in MACRO_OPERATIONS if any(line.phase == name for line in lines)],
@@ -137,7 +137,9 @@ def document(
     }
 
 
-def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, runner: str | None) -> dict[str, Any]:
+def _memory(
+    arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, chosen_engine: str | None
+) -> dict[str, Any]:
     """The step's memory as a runner takes it, with the arrays at every line; why it is not known where it is not.
 
     Raises `InputError` where a runner was asked for that has no answer.
@@ -149,7 +151,7 @@ def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, 
     try:
         if step.cache is not None:
             raise InputError("the memory of inference is told by learncost fit --inference")
-        answer = memory(**memory_arguments, **sizes, engine=runner or GRAPH)
+        answer = memory(**memory_arguments, **sizes, engine=chosen_engine or GRAPH)
         assert isinstance(answer, Memory)
         result = {
             "peak": answer.peak,
@@ -166,7 +168,7 @@ def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, 
             result["curve"] = curve(answer).to_dict()
         return result
     except InputError as error:
-        if runner:
+        if chosen_engine:
             raise
         return {"refused": str(error)}
 

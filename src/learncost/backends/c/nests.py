@@ -50,7 +50,7 @@ def scaled(arrays: Arrays, value: ScheduledValue) -> tree.CStatement:
 
 def _is_here(arrays: Arrays, value: ScheduledValue, node: LoopNode) -> bool:
     if value.kind == "pointwise":
-        return value.stored and value.home == node
+        return value.stored and value.spec == node
     return value.kind != "product" and node == LoopNode(value.at, arrays.schedule.inner(value.space))
 
 

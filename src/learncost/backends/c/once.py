@@ -58,9 +58,9 @@ class _LoopScope:
         elif isinstance(statement, tree.Let) and statement.key is not None:
             self._let(statement, self)
         elif isinstance(statement, tree.Once):
-            home = self._around(statement.within)
-            if statement.statement not in home.body:
-                home.body.append(statement.statement)
+            spec = self._around(statement.within)
+            if statement.statement not in spec.body:
+                spec.body.append(statement.statement)
         else:
             self.body.append(statement)
 
@@ -87,16 +87,16 @@ class _LoopScope:
         value, depth = self.number(number.value)
         if number.within:
             depth = max(depth, self._around(number.within).depth)
-        home = next(scope for scope in self._outwards() if scope.depth == depth)
-        return self._let(tree.Let(number.name, number.type, value, number.key), home), depth
+        spec = next(scope for scope in self._outwards() if scope.depth == depth)
+        return self._let(tree.Let(number.name, number.type, value, number.key), spec), depth
 
-    def _let(self, let: tree.Let, home: _LoopScope) -> tree.NameExpression:
+    def _let(self, let: tree.Let, spec: _LoopScope) -> tree.NameExpression:
         """A name that no open loop has."""
         used_names = set[str]().union(*(scope.names for scope in self._outwards()))
         name, number = let.name, 2
         while name in used_names:
             name, number = f"{let.name}_{number}", number + 1
-        home.names.add(name)
-        home.names_of_values[let.key] = tree.NameExpression(name)
-        home.body.append(replace(let, name=name, key=None))
-        return home.names_of_values[let.key]
+        spec.names.add(name)
+        spec.names_of_values[let.key] = tree.NameExpression(name)
+        spec.body.append(replace(let, name=name, key=None))
+        return spec.names_of_values[let.key]

@@ -51,7 +51,7 @@ class ScheduledValue:
     at      where in the order it is computed, `ready` from where it can be read
     added   whether it is complete only after all turns over the sequential axes
     shared  whether it is complete only after all turns of all threads
-    stored  whether it lies in memory, `home` the loop that puts it there
+    stored  whether it lies in memory, `spec` the loop that puts it there
     """
 
     name: str
@@ -69,7 +69,7 @@ class ScheduledValue:
     loads: frozenset[str] = frozenset()
     stored: bool = False
     reread: bool = True
-    home: LoopNode | None = None
+    spec: LoopNode | None = None
     uses: set[LoopNode] = field(default_factory=set)
     products: list[Line] = field(default_factory=list)
 
@@ -280,8 +280,8 @@ class KernelSchedule:
             return {LoopNode(value.at, self.inner(value.space))}
         if not value.stored:
             return value.uses
-        assert value.home is not None
-        return {value.home} if value.reread else value.uses | {value.home}
+        assert value.spec is not None
+        return {value.spec} if value.reread else value.uses | {value.spec}
 
     def _store(self, value: ScheduledValue) -> None:
         """Decide whether the value is stored and where, given all its readers; then its operands are used there."""
@@ -292,10 +292,10 @@ class KernelSchedule:
             cheap = self._cheap(value) or not inner
             value.stored = value.stored or value.output or bool(elsewhere and not cheap and value.uses)
             value.reread = not cheap
-            homes = [
+            specs = [
                 node for node in value.uses if set(node.space) == set(inner) and node.place.phase == value.at.phase
             ]
-            value.home = min(homes) if homes and not early else LoopNode(value.at, inner)
+            value.spec = min(specs) if specs and not early else LoopNode(value.at, inner)
         else:
             value.stored = value.kind in ("product", "scatter") or value.output or bool(self.inner(value.axes))
             value.stored = value.stored or any(n.place[:2] != value.at[:2] for n in value.uses) or value.added
@@ -323,18 +323,18 @@ class KernelSchedule:
 
     def _done(self, old: ScheduledValue, new: ScheduledValue) -> bool:
         """Whether a value is read for the last time before another one is written, or at the same element's turn."""
-        assert new.home is not None
+        assert new.spec is not None
         readers = [v.line for v in self.values.values() if old.name in v.line.reads]
         gathered = any(term.name == old.name and at for line in readers for term, at in needs(line))
-        products = all(self.values[p.name].at.segment < new.home.place.segment for p in old.products)
-        is_ready = old.ready <= new.home.place
-        return is_ready and not gathered and products and all(node <= new.home for node in old.uses)
+        products = all(self.values[p.name].at.segment < new.spec.place.segment for p in old.products)
+        is_ready = old.ready <= new.spec.place
+        return is_ready and not gathered and products and all(node <= new.spec for node in old.uses)
 
     def moment(self, node: LoopNode, value: ScheduledValue) -> bool:
         """Whether a stored value is in memory when a node begins."""
         if value.kind != "pointwise":
             return True
-        return value.home is not None and node.place > value.home.place
+        return value.spec is not None and node.place > value.spec.place
 
     def crosses(self, value: ScheduledValue) -> bool:
         """Whether it is read in another segment than the one that makes it, or by a product."""

@@ -17,12 +17,12 @@ def whole_block(repeat: Loop) -> Block:
     return repeat.lines, [carry.start for carry in repeat.carry], ends
 
 
-def blocks_of(repeat: Loop, cuts: int) -> list[Block]:
+def blocks_of(repeat: Loop, sharded_over: int) -> list[Block]:
     """The body in blocks of so many places each; as one where that does not come out even."""
     cuts_possible = places(repeat)
-    if not cuts or len(cuts_possible) % cuts or len(repeat.carry) != 1 or repeat.keep:
+    if not sharded_over or len(cuts_possible) % sharded_over or len(repeat.carry) != 1 or repeat.keep:
         return [whole_block(repeat)]
-    ends = cuts_possible[cuts - 1 :: cuts]
+    ends = cuts_possible[sharded_over - 1 :: sharded_over]
     starts = [(0, repeat.carry[0].start), *ends[:-1]]
     return [(repeat.lines[a:b], [start], [end]) for (a, start), (b, end) in zip(starts, ends, strict=True)]
 

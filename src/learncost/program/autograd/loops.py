@@ -84,7 +84,9 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     inner = _inside(names, repeat, 0, around, values, stacks)
     parts = [
         (_calls(inner, lines, ends), starts, ends)
-        for lines, starts, ends in (blocks_of(repeat, names.state.cuts) if how or sharded else (whole_block(repeat),))
+        for lines, starts, ends in (
+            blocks_of(repeat, names.state.sharded_over) if how or sharded else (whole_block(repeat),)
+        )
     ]
     kept: list[list[TapeTensor]] = [[] for _ in repeat.keep]
     for iteration in range(iterations)[:: -1 if repeat.reverse else 1]:

@@ -54,7 +54,7 @@ class StepState:
         result = dict[str, tuple[int, int]]()
         for repeat in (line for line in self.table.lines if id(line) in self.numbers):
             assert isinstance(repeat, Loop)
-            for place, (lines, _, _) in enumerate(blocks_of(repeat, self.cuts)):
+            for place, (lines, _, _) in enumerate(blocks_of(repeat, self.sharded_over)):
                 reads = {name for line in lines for name in line.reads}
                 stacks = (outer for inside, outer in repeat.each if inside in reads and outer in self.table.weights)
                 result |= dict.fromkeys(stacks, (self.numbers[id(repeat)], place))
@@ -67,7 +67,7 @@ class StepState:
         return self.sharded.group((*block, iteration), [self.count(self.table.axes[name][1:]) for name in names])
 
     @cached_property
-    def cuts(self) -> int:
+    def sharded_over(self) -> int:
         """How many places a block has at which one value alone is alive, its end among them; 0: a turn is a block."""
         repeats = self.table.repeats
         all_places = sum(size_of(repeat.count, self.sizes) * len(places(repeat)) for repeat in repeats)

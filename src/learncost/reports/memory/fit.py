@@ -17,7 +17,7 @@ from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.autograd import module_named
 from learncost.program.regions import Region
-from learncost.reports.memory.engines import GRAPH, runners
+from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.fit_advice import advice_for, refusal
 from learncost.reports.memory.fit_question import FitQuestion, Fitting
 from learncost.reports.memory.inference import NAME
@@ -302,7 +302,7 @@ def fit(
         regions,
     )  # fmt: skip
     if engine:
-        named_one("engine", engine, runners())
+        named_one("engine", engine, memory_engines())
     names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if over else EVERY)))
     for name in names:
         find_procedure(name, {NAME: INFERENCE["decode"]})
@@ -342,7 +342,7 @@ def fit(
     }:
         length = 0
     model_name = run.model.configuration.name
-    by_module = any(runners()[row.engine].module for row in rows)
+    by_module = any(memory_engines()[row.engine].module for row in rows)
     ran = module_named(question.module or usual_module(run.model)).name if by_module else ""
     settings = question.dtype, question.optimizer, length, bytes_of("ram", ram), question.flash, engine
     named = device.name if device else ""

@@ -14,7 +14,7 @@ from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region, largest_assigned
 from learncost.reports.memory.engine import TYPES
-from learncost.reports.memory.engines import GRAPH, runners
+from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.inference import NAME, Serving
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
@@ -141,7 +141,7 @@ class FitQuestion:
             return (self.plan.strip(),)
         if procedure == NAME:
             return SERVED
-        plans = (runners()[self.engine].plans if self.engine else None) or PLANS
+        plans = (memory_engines()[self.engine].plans if self.engine else None) or PLANS
         return plans if self.optimizer in OPTIMIZERS else tuple(plan for plan in plans if "epilogue-update" not in plan)
 
     def fits(self, procedure: str) -> bool:
@@ -159,29 +159,31 @@ class FitQuestion:
             step = self.step(run, procedure)
             if step.least > self.ram or not self.stored(step.flash):
                 return False
-            return runner_of(step, self.engine).runner.peak(step, step.sizes()) <= self.ram
+            return runner_of(step, self.engine).chosen_engine.peak(step, step.sizes()) <= self.ram
         except InputError:
             return False
 
     def step(self, run: PreparedRun, procedure: str) -> MemoryStep:
-        runner = runners()[self.engine or GRAPH]
-        planner = of_part(runner.planner, self.least)
+        chosen_engine = memory_engines()[self.engine or GRAPH]
+        planner = of_part(chosen_engine.planner, self.least)
         in_flash = self.flash is not None
         kind, module = precision_of(self.dtype), self.module
         step = MemoryStep(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
         step.regions = self.regions
-        return step.over_mesh(self.over[0] or "", *self.over[1:], runner.trains) if self.over else step
+        return step.over_mesh(self.over[0] or "", *self.over[1:], chosen_engine.trains) if self.over else step
 
     def _learning(self, run: PreparedRun, procedure: str) -> FitPlan:
         step = self.step(run, procedure)
         chosen = runner_of(step, self.engine)
-        runner = chosen.runner
-        needs = runner.takes(step, step.sizes())
+        chosen_engine = chosen.chosen_engine
+        needs = chosen_engine.takes(step, step.sizes())
         flash = step.flash if needs.flash is None else needs.flash
         most = max(needs.split, key=lambda part: needs.split[part])
-        batch = self.stored(flash) * largest(step, runner, self.ram)
-        fitting = Fitting(procedure, step.plan, runner.name, needs.bytes, flash, batch, most, chosen.why)
-        return FitPlan(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram), step.over)
+        batch = self.stored(flash) * largest(step, chosen_engine, self.ram)
+        fitting = Fitting(procedure, step.plan, chosen_engine.name, needs.bytes, flash, batch, most, chosen.why)
+        return FitPlan(
+            fitting, (step.table.lines, chosen_engine.name), lambda: longest(step, chosen_engine, self.ram), step.over
+        )
 
     def _serving(self, run: PreparedRun) -> FitPlan:
         served = self.serving(run)
@@ -191,10 +193,10 @@ class FitQuestion:
             split = served.split()
             most, peak, batch = max(split, key=lambda part: split[part]), served.peak(), served.largest(self.ram)
         else:
-            if (peak_of_pass := runners()[self.engine].passes) is None:
-                others = (name for name, runner in runners().items() if runner.passes)
+            if (peak_of_pass := memory_engines()[self.engine].passes) is None:
+                others = (name for name, chosen_engine in memory_engines().items() if chosen_engine.passes)
                 raise InputError(f"{NAME} is told by --engine {' or '.join((GRAPH, *others))}")
-            stored = runners()[self.engine].stored
+            stored = memory_engines()[self.engine].stored
             if self.dtype not in TYPES or (self.flash is not None and stored is None):
                 raise InputError(f"--engine {self.engine} computes in {' or '.join(TYPES)}, with all weights in RAM")
 
@@ -205,7 +207,7 @@ class FitQuestion:
                 )
 
             most, peak, batch = "", peak_of(1), largest_batch(peak_of, self.ram)
-            if (arrays := runners()[self.engine].arrays) is not None and len(self.regions) > 1:
+            if (arrays := memory_engines()[self.engine].arrays) is not None and len(self.regions) > 1:
                 laid, dtype, passes = arrays, self.dtype, served.passes
                 batch = largest_assigned(
                     lambda number: [laid(each.whole, {**each.sizes, "B": number}, dtype) for each in passes],

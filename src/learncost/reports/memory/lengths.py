@@ -174,7 +174,7 @@ def _learned(
     question: FitQuestion, run: Any, procedure: str, lengths: tuple[int, ...], why_not: dict[int, str]
 ) -> FitAtLengths:
     step = question.step(run, procedure)
-    runner = runner_of(step, question.engine).runner
+    chosen_engine = runner_of(step, question.engine).chosen_engine
     batches: list[int | None] = []
     for length in lengths:
         try:
@@ -183,9 +183,13 @@ def _learned(
             why_not.setdefault(length, str(refusal_of_length))
             batches.append(None)
             continue
-        batches.append(question.stored(at_length.flash) * largest(at_length, runner, question.ram))
-    most = longest(step, runner, question.ram) if runner.name == GRAPH and question.stored(step.flash) else None
-    return FitAtLengths(procedure, run.plan, runner.name, tuple(batches), most)
+        batches.append(question.stored(at_length.flash) * largest(at_length, chosen_engine, question.ram))
+    most = (
+        longest(step, chosen_engine, question.ram)
+        if chosen_engine.name == GRAPH and question.stored(step.flash)
+        else None
+    )
+    return FitAtLengths(procedure, run.plan, chosen_engine.name, tuple(batches), most)
 
 
 def _served(question: FitQuestion, run: Any, lengths: tuple[int, ...], why_not: dict[int, str]) -> FitAtLengths:

@@ -19,7 +19,7 @@ from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region
-from learncost.reports.memory.engines import GRAPH, USUAL, runners
+from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.runs import ChosenEngine, largest, longest, runner_of
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.memory.types import bytes_of
@@ -328,15 +328,15 @@ def memory(
         engine = engine or GRAPH
 
     def of_one(procedure: str, engine: str) -> Memory:
-        runner = named_one("engine", engine or USUAL, runners())
-        chosen_plan, lengths = runner.plan if plan is None else plan, (batch_size, seq_len, target_len)
+        chosen_engine = named_one("engine", engine or USUAL, memory_engines())
+        chosen_plan, lengths = chosen_engine.plan if plan is None else plan, (batch_size, seq_len, target_len)
         run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), adapted, chosen_plan)
         chosen = optimizer or DEFAULT
-        planner = runner.planner if mesh is None else of_part(runner.planner, parts)
+        planner = chosen_engine.planner if mesh is None else of_part(chosen_engine.planner, parts)
         step = MemoryStep(run, procedure, kind, chosen, accumulate, False, limit, planner, mode=mode, module=module)
         step.regions = regions
         if mesh is not None:
-            step = step.over_mesh(mesh, place, placement, runner.trains)
+            step = step.over_mesh(mesh, place, placement, chosen_engine.trains)
         answer = answered(step, engine, limit)
         if limit is not None and not any(answer.fits.values() if answer.fits else ()):
             raise InputError(_too_little(answer, limit))
@@ -362,8 +362,8 @@ def check_over(mesh: str | None, engine: str) -> None:
     if mesh is None:
         raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
     for name in filter(None, engine.split(",")):
-        if why := named_one("engine", name.strip(), runners()).alone:
-            others = " or ".join(each.name for each in runners().values() if not each.alone)
+        if why := named_one("engine", name.strip(), memory_engines()).alone:
+            others = " or ".join(each.name for each in memory_engines().values() if not each.alone)
             raise InputError(f"--engine {name.strip()} is of one device, as {why}: over a mesh give {others}")
 
 
@@ -404,15 +404,15 @@ def answered(step: MemoryStep, engine: str = "", budget: int | None = None) -> M
     answer = memory_on(step, chosen := runner_of(step, engine))
     if budget is None:
         return answer
-    runner = chosen.runner
-    fits = {"batch_size": largest(step, runner, budget), "seq_len": longest(step, runner, budget)}
+    chosen_engine = chosen.chosen_engine
+    fits = {"batch_size": largest(step, chosen_engine, budget), "seq_len": longest(step, chosen_engine, budget)}
     return replace(answer, budget=budget, fits=fits)
 
 
 def memory_on(step: MemoryStep, chosen: ChosenEngine) -> Memory:
     """What a step takes as a runner executes it."""
-    runner = chosen.runner
-    needs = runner.takes(step, step.sizes())
+    chosen_engine = chosen.chosen_engine
+    needs = chosen_engine.takes(step, step.sizes())
     why = f" PyTorch's autograd, told by default, has no answer here: it {chosen.why}." if chosen.why else ""
     return Memory(
         **_described(step),
@@ -424,12 +424,12 @@ def memory_on(step: MemoryStep, chosen: ChosenEngine) -> Memory:
         arrays=tuple(needs.stays),
         flash=step.flash if needs.flash is None else needs.flash,
         arena=needs.arena,
-        engine=runner.name,
-        convention=(needs.said or runner.convention) + why,
-        rules=needs.rules or runner.rules,
+        engine=chosen_engine.name,
+        convention=(needs.said or chosen_engine.convention) + why,
+        rules=needs.rules or chosen_engine.rules,
         unfit=needs.unfit,
         buffers=needs.buffers,
-        module=step.module if runner.module else "",
+        module=step.module if chosen_engine.module else "",
     )
 
 

@@ -56,13 +56,13 @@ def placed_step(
     if padded:
         result = step.of(with_filled(step.run.model, padded), {**step.run.axes, **sizes_of(padded)})
     over = OverMesh(placed, collectives(placed, sizes, widths_of(step.kind)), sizes, padded)
-    homes = ShardSpecs(table, grid, clauses, sizes)
+    specs = ShardSpecs(table, grid, clauses, sizes)
     local = {**sizes, **placed.sizes}
     step, stacks = result, {*stacks_of(step.model.table), *step.stepped_beside}
 
     def shape_here(name: str, axes: Axes) -> list[int]:
-        cut_axes = _cut(homes, f"{name}.state", Value(axes, "state", name))
-        return [*shape_of(cut_axes, {**local, **homes.filled})]
+        cut_axes = _cut(specs, f"{name}.state", Value(axes, "state", name))
+        return [*shape_of(cut_axes, {**local, **specs.filled})]
 
     names = (*step.model.learning, *step.stepped_beside)
     shapes = {name: shape_here(name, step.seen.get(name, table.axes[name])) for name in names}
@@ -79,8 +79,8 @@ def placed_step(
     return result
 
 
-def _cut(homes: ShardSpecs, name: str, value: Value) -> tuple[str, ...]:
-    return ShardLayout(homes.home(name, value)).cut(value.axes)
+def _cut(specs: ShardSpecs, name: str, value: Value) -> tuple[str, ...]:
+    return ShardLayout(specs.spec(name, value)).cut(value.axes)
 
 
 def in_place(placed: Placed) -> Table:

@@ -9,7 +9,7 @@ from learncost.models.model import run_sizes
 from learncost.models.tables import has_batch
 from learncost.passes.plan import CHOSEN
 from learncost.reports.memory.engine import Engine
-from learncost.reports.memory.engines import GRAPH, USUAL, runners
+from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.largest import largest_batch, longest_within
 from learncost.reports.memory.step import MemoryStep
 
@@ -21,7 +21,7 @@ PLANS = 16
 class ChosenEngine:
     """The runner of a step; `why` the usual one is not, where another was not asked for."""
 
-    runner: Engine
+    chosen_engine: Engine
     why: str = ""
 
 
@@ -31,32 +31,32 @@ def runner_of(step: MemoryStep, engine: str = "") -> ChosenEngine:
     Raises `InputError` for one that is not known, and for what the one that is named does not execute.
     """
     if engine:
-        runner = named_one("engine", engine, runners())
-        if why := runner.refuses(step):
+        chosen_engine = named_one("engine", engine, memory_engines())
+        if why := chosen_engine.refuses(step):
             raise InputError(f"--engine {engine} {why}")
-        return ChosenEngine(runner)
-    usual = runners()[USUAL]
+        return ChosenEngine(chosen_engine)
+    usual = memory_engines()[USUAL]
     why = usual.refuses(step)
     try:
         if not why:
             usual.peak(step, step.sizes(step.accumulate))
     except InputError as error:
         why = str(error)
-    return ChosenEngine(runners()[GRAPH], why) if why else ChosenEngine(usual)
+    return ChosenEngine(memory_engines()[GRAPH], why) if why else ChosenEngine(usual)
 
 
-def largest(step: MemoryStep, runner: Engine, budget: int) -> int:
+def largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:
     """The largest batch that fits; 0 where one sequence does not.
 
     A planner that chooses for every batch is asked again for a batch of one more than what fits under its last plan.
     """
     if step.run.plan != CHOSEN:
-        return _largest(step, runner, budget)
+        return _largest(step, chosen_engine, budget)
     unit = _unit(step)
-    batch, more = 0, _largest(step.at(unit), runner, budget)
+    batch, more = 0, _largest(step.at(unit), chosen_engine, budget)
     while more > batch:
         batch = more
-        more = _largest(step.at(batch + unit), runner, budget)
+        more = _largest(step.at(batch + unit), chosen_engine, budget)
     return batch
 
 
@@ -65,29 +65,29 @@ def _unit(step: MemoryStep) -> int:
     return step.shares.get("B", 1) * step.accumulate
 
 
-def _largest(step: MemoryStep, runner: Engine, budget: int) -> int:
+def _largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:
     if not has_batch(step.model.table):
-        return int(runner.peak(step, step.sizes()) <= budget)
+        return int(chosen_engine.peak(step, step.sizes()) <= budget)
     if step.over:  # every device has as many
         unit = _unit(step)
-        return unit * largest_batch(lambda several: runner.peak(step, step.sizes(several * unit)), budget)
-    if runner.largest:
-        return runner.largest(step, budget)
-    return largest_batch(lambda batch: runner.peak(step, step.sizes(batch)), budget)
+        return unit * largest_batch(lambda several: chosen_engine.peak(step, step.sizes(several * unit)), budget)
+    if chosen_engine.largest:
+        return chosen_engine.largest(step, budget)
+    return largest_batch(lambda batch: chosen_engine.peak(step, step.sizes(batch)), budget)
 
 
-def longest(step: MemoryStep, runner: Engine, budget: int) -> int | None:
+def longest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int | None:
     """The longest sequence that fits the batch, 0 where none does, at most what the model has positions for.
 
     None where there is one length, or two; and of engines whose program is written anew for every length. A planner
     that chooses for every length is asked again for one more than what fits under its last plan.
     """
-    length = _longest(step, runner, budget)
+    length = _longest(step, chosen_engine, budget)
     if step.run.plan != CHOSEN or length is None:
         return length
     for _ in range(PLANS):
         try:
-            more = _longest(step.at(step.run.axes["B"], length + 1), runner, budget)
+            more = _longest(step.at(step.run.axes["B"], length + 1), chosen_engine, budget)
         except InputError:
             break
         if more is None or more <= length:
@@ -96,14 +96,14 @@ def longest(step: MemoryStep, runner: Engine, budget: int) -> int | None:
     return length
 
 
-def _longest(step: MemoryStep, runner: Engine, budget: int) -> int | None:
-    if step.model.two_sided or not runner.lengths:
+def _longest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int | None:
+    if step.model.two_sided or not chosen_engine.lengths:
         return None
     batch, unit = step.run.axes["B"], step.shares.get("M", 1)
 
     def peak(several: int) -> int:
         sizes = {**run_sizes(step.model, batch, several * unit, None), "B": batch // step.accumulate}
-        return runner.peak(step, sizes)
+        return chosen_engine.peak(step, sizes)
 
     try:
         if step.least > budget or peak(1) > budget:

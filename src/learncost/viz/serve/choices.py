@@ -17,7 +17,7 @@ from learncost.passes.plan import PLANS
 from learncost.procedures.optimizer_state import STATES
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.program.pipeline import KINDS
-from learncost.reports.memory.engines import runners
+from learncost.reports.memory.engines import memory_engines
 from learncost.reports.question import Flag, flags_of, schema_of, typed
 from learncost.sharding.presets import PLACEMENTS
 from learncost.viz.views import VIEWS
@@ -85,7 +85,10 @@ def choices() -> Mapping[str, Any]:
             {"name": device.name, "title": device.source, "also": list(device.names)} for device in devices().values()
         ],
         "precision": precisions,
-        "engine": [{"name": runner.name, "title": runner.convention} for runner in runners().values()],
+        "engine": [
+            {"name": chosen_engine.name, "title": chosen_engine.convention}
+            for chosen_engine in memory_engines().values()
+        ],
         "cluster": [
             {"name": cluster.name, "title": f"{cluster.devices} x {cluster.device.name} a node"}
             for cluster in clusters().values()

@@ -6,7 +6,7 @@ from typing import Any
 
 from learncost.devices.rates import rates
 from learncost.ir.errors import InputError
-from learncost.reports.memory.engines import GRAPH, runners
+from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.question import question
 from learncost.reports.sheet import size_of
@@ -39,9 +39,9 @@ def by_runner(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
     assert isinstance(table, Memory)
     rows = list[BarRow]()
     peaks: dict[str, int] = {}
-    for name, runner in runners().items():
+    for name, chosen_engine in memory_engines().items():
         here = name == (engine or GRAPH)
-        if runner.stored and (why := too_large(table)):
+        if chosen_engine.stored and (why := too_large(table)):
             rows.append(BarRow(name, refused=why, here=here))
             continue
         try:
@@ -64,9 +64,9 @@ def by_runner(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
         "Memory at the peak, as each runner executes the step. Choose one: the sentence above and the curve of memory "
         "are then of it."
     )
-    names = [name for name, runner in runners().items() if name in peaks]
+    names = [name for name, chosen_engine in memory_engines().items() if name in peaks]
     command = command_of(("memory",), model, {**sizes, "engine": ",".join(names)})
-    notes = tuple(f"{name}: {runners()[name].convention}" for name in names)
+    notes = tuple(f"{name}: {memory_engines()[name].convention}" for name in names)
     return Picture(title, lead, (Bars("", "bytes", tuple(rows), made=MADE),), notes, command)
 
 

@@ -16,8 +16,8 @@ USUAL = "eager"
 
 
 @cache
-def runners() -> Mapping[str, Engine]:
+def memory_engines() -> Mapping[str, Engine]:
     """Return every engine by its name, `graph` first."""
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    by_name = {runner.name: runner for module in modules for runner in module.RUNNERS}
+    by_name = {chosen_engine.name: chosen_engine for module in modules for chosen_engine in module.RUNNERS}
     return {GRAPH: by_name[GRAPH], **by_name}

@@ -296,7 +296,7 @@ def _otherwise(step: MemoryStep) -> str:
     return f"by --module itself {why}" if why else ""
 
 
-def runner(way: OptimizerStepping) -> Engine:
+def chosen_engine(way: OptimizerStepping) -> Engine:
     """The runner that steps in a way."""
     rules = {
         "new weights and states": way.new,
@@ -319,7 +319,7 @@ def runner(way: OptimizerStepping) -> Engine:
 
 
 RUNNERS = (
-    runner(OptimizerStepping("eager", "fused", "over the old ones")),
-    runner(OptimizerStepping("eager-foreach", "foreach", "over, by copies")),
-    runner(OptimizerStepping("eager-for-loop", "for-loop", "over, one by one")),
+    chosen_engine(OptimizerStepping("eager", "fused", "over the old ones")),
+    chosen_engine(OptimizerStepping("eager-foreach", "foreach", "over, by copies")),
+    chosen_engine(OptimizerStepping("eager-for-loop", "for-loop", "over, one by one")),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from learncost.program.autograd.tape import Tape, TapeNode
-from learncost.reports.memory.engines.eager import OptimizerStepping, runner
+from learncost.reports.memory.engines.eager import OptimizerStepping, chosen_engine
 
 
 class _InBackward(Tape):
@@ -35,7 +35,7 @@ class _InBackward(Tape):
 
 
 RUNNERS = (
-    runner(
+    chosen_engine(
         OptimizerStepping(
             "eager-in-backward",
             "fused",

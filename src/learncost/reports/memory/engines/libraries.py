@@ -55,7 +55,7 @@ def _rules(library: str) -> Mapping[str, str]:
     }
 
 
-def _runner(name: str, library: str, dtypes: tuple[str, ...], convention: str) -> Engine:
+def _engine_row(name: str, library: str, dtypes: tuple[str, ...], convention: str) -> Engine:
     return Engine(
         name,
         partial(peak, library),
@@ -73,11 +73,11 @@ OPERATORS = (
 )
 
 RUNNERS = (
-    _runner(
+    _engine_row(
         "numpy",
         "numpy",
         TYPES,
         "Predicted: what tracemalloc sees when NumPy runs the emitted program, new weights beside the old ones.",
     ),
-    _runner("torch-operators", "torch", (*TYPES, "bf16"), OPERATORS),
+    _engine_row("torch-operators", "torch", (*TYPES, "bf16"), OPERATORS),
 )

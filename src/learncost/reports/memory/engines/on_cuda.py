@@ -8,7 +8,7 @@ and what is narrower is cast while it is read. The caching allocator's rounding 
 from __future__ import annotations
 
 from learncost.program.autograd.tape import Tape
-from learncost.reports.memory.engines.eager import OptimizerStepping, runner
+from learncost.reports.memory.engines.eager import OptimizerStepping, chosen_engine
 
 
 class _OnCuda(Tape):
@@ -18,7 +18,7 @@ class _OnCuda(Tape):
 
 
 RUNNERS = (
-    runner(
+    chosen_engine(
         OptimizerStepping(
             "eager-cuda",
             "fused",

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import learncost as lc
 from learncost.autodiff.derive import derive
-from learncost.cost_models import running
+from learncost.cost_models import tables
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.ops import entries
 from learncost.verification import verify as proof
@@ -54,13 +54,13 @@ def test_a_foreign_meaning_sees_what_differences_cannot():
 
 
 def test_a_wrong_price_is_named_with_its_line(monkeypatch):
-    right = running.executed
+    right = tables.executed
 
     def wrong(line):
         maccs, flops = right(line)
         return (maccs, flops * 2) if getattr(line, "op", "") == "exp" else (maccs, flops)
 
-    monkeypatch.setattr(running, "executed", wrong)
+    monkeypatch.setattr(tables, "executed", wrong)
     report = lc.check_layer(shipped_layer("attention"))
     assert not report.passed
     failed = report.failed[0]

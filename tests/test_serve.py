@@ -463,7 +463,7 @@ def here(monkeypatch):
     monkeypatch.setattr(connection, "HEADER", 0.5)
     monkeypatch.setattr(connection, "READING", 0.5)
     monkeypatch.setattr(guard, "SECONDS", 0.5)
-    monkeypatch.setattr("learncost.viz.serve.app.Pool", Here)
+    monkeypatch.setattr("learncost.viz.serve.app.ProcessPool", Here)
     with listening(0) as listener:
         port = listener.getsockname()[1]
         running = making(port)

@@ -5,10 +5,8 @@ one FLOP a point.
 """
 
 from learncost.cost_models.book import Book, OpPrice, Override
-from learncost.cost_models.line import NOT_DERIVED, elements, kind, narrow_elements
-from learncost.cost_models.row import Price, PricedLine
-from learncost.cost_models.running import executed
-from learncost.cost_models.tables import price
+from learncost.cost_models.row import NOT_DERIVED, Price, PricedLine, elements, kind, narrow_elements
+from learncost.cost_models.tables import executed, price
 
 __all__ = [
     "NOT_DERIVED",

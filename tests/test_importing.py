@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from learncost import ops
-from learncost.cli.importing.cache import CachePlace, Remembered
+from learncost.cli.importing.reading import CachePlace, Remembered
 from learncost.cli.importing.user_file import target
 from learncost.importer import walk
 from learncost.importer.inputs import attempts, parse_input, parse_inputs, symbols_of

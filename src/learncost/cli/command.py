@@ -72,7 +72,7 @@ class Command:
         of_models = {flag.name for flag in flags_of(self.question) if flag.how in ("argument", "arguments")}
         if not of_models & {"model", "models", "subject"}:
             return ()
-        from learncost.cli.importing.flags import reading
+        from learncost.cli.typed import reading
 
         return flags_of(reading)
 
@@ -270,7 +270,7 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
             raise InputError(f"--{flag} is about a module that is read: name it as FILE.py:NAME, or a config.json")
         return [*arguments]
     from learncost.cli.importing.command import layer_of
-    from learncost.cli.importing.flags import reading
+    from learncost.cli.typed import reading
     from learncost.models.argument import NamedLayer
 
     how = reading(**flags_given)

@@ -13,8 +13,7 @@ from learncost.backends import program
 from learncost.backends.placed import placed, standalone
 from learncost.backends.precision import check_runs
 from learncost.cli.emit_c99 import Freestanding, freestanding, parameters_of_alone
-from learncost.cli.emit_mesh import MeshRequest, refuse_filled, refuse_zigzag
-from learncost.cli.emit_stages import pipelined
+from learncost.cli.emit_mesh import MeshRequest, pipelined, refuse_filled, refuse_zigzag
 from learncost.ir.errors import InputError
 from learncost.ir.precision import BLOCKS, either, precision_of
 from learncost.ir.table import Table

@@ -8,9 +8,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from learncost.cli.importing.flags import How, reading
 from learncost.cli.importing.reading import SEED, evaluation, imported, live, say, steps, values
 from learncost.cli.importing.user_file import target
+from learncost.cli.typed import How, reading
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import parameters

@@ -4,17 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from inspect import Parameter
 from typing import Any
 
-from learncost.cli.lists.commands import COMMANDS_AND_FLAGS
 from learncost.cli.lists.learning import LEARNING, procedures_of
-from learncost.cli.lists.listed import Known, Listed, cell_of
+from learncost.cli.lists.listed import Cell, Known, Listed, cell_of
 from learncost.cli.lists.machines import MACHINES
 from learncost.cli.lists.models import MODELS, support_of_families
-from learncost.cli.lists.notation import NOTATION
 from learncost.ir.errors import InputError
 from learncost.models.wording import mentions, nearest, shown
 from learncost.reports.question import question
+
+
+def _commands() -> Listed:
+    from learncost.cli.command import COMMANDS
+
+    entries: list[Known] = [{"name": name, "about": command.about} for name, command in COMMANDS.items()]
+    return Listed(entries, {"command": cell_of("name"), "what it does": cell_of("about")})
+
+
+def _flags() -> Listed:
+    from learncost.cli.command import COMMANDS
+    from learncost.reports.question import typed
+
+    entries: list[Known] = [
+        {
+            "command": name,
+            "flag": flag.names[0] if flag.how == "flag" else flag.name.upper(),
+            "argument": flag.name,
+            "value": flag.value,
+            "default": None if flag.default is Parameter.empty else flag.default,
+            "choices": list(flag.about.choices),
+            "meaning": typed(flag.meaning),
+        }
+        for name, command in COMMANDS.items()
+        for flag in command.flags
+        if flag.how != "flags"
+    ]
+    columns: dict[str, Cell] = {
+        "command": cell_of("command"),
+        "flag": lambda entry: f"{entry['flag']} {entry['value']}" if entry["flag"].startswith("--") else entry["flag"],
+        "what it means": cell_of("meaning"),
+    }
+    return Listed(entries, columns)
+
+
+COMMANDS_AND_FLAGS: Mapping[str, Callable[[], Listed]] = {
+    "commands": _commands,
+    "flags": _flags,
+}
+
+
+def _layers() -> Listed:
+    from learncost.layers.layer import shipped, shipped_layer
+
+    entries: list[Known] = [{"name": name, "source": shipped_layer(name).source} for name in shipped()]
+    return Listed(entries, {"layer": cell_of("name"), "source": cell_of("source")})
+
+
+def _words() -> Listed:
+    from learncost.ops import entries
+
+    op_defs: list[Known] = [{"name": op.name, "kind": op.kind, "source": op.source} for op in entries()]
+    return Listed(op_defs, {"word": cell_of("name"), "kind": cell_of("kind"), "source": cell_of("source")})
+
+
+NOTATION: Mapping[str, Callable[[], Listed]] = {
+    "layers": _layers,
+    "words": _words,
+}
 
 
 @question()

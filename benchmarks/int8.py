@@ -92,9 +92,9 @@ def taken(configuration: Configuration, learning: Mapping[str, Any]) -> str:
     """RAM, arena, flash and MACCs of a step as `emit --backend c99` writes it."""
     dtype = precision_of(learning["precision"]).computed
     program = program_of(configuration, FirmwareOptions(entry="step", batch_size=BATCH, dtype=dtype), learning)
-    rooms = program.firmware.rooms
+    program_memory = program.firmware.program_memory
     maccs = lc.price(program.tables["step"], program.sizes, lc.book("run")).maccs
-    return f"{rooms.ram:,} | {rooms.arena:,} | {rooms.constants:,} | {maccs:,}"
+    return f"{program_memory.ram:,} | {program_memory.arena:,} | {program_memory.constants:,} | {maccs:,}"
 
 
 def said(right: list[float]) -> str:

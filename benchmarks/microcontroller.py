@@ -105,7 +105,7 @@ class Trained:
         """Linked into 256 KiB of RAM where it fits, and one epoch under QEMU."""
         board = BOARDS["cortex-m4f"]
         sources = [self.folder / "main.c", self.folder / "net.c"]
-        ram = 2**18 if self.program.firmware.rooms.ram + 4096 < 2**18 else 2**20
+        ram = 2**18 if self.program.firmware.program_memory.ram + 4096 < 2**18 else 2**20
         built = build(board, sources, self.folder, ram, 2**20, ["-DRATE=0.01f", "-DSEED=1", "-DEPOCHS=1"])
         said = run(built, 1800)
         numbers = {
@@ -116,8 +116,8 @@ class Trained:
         price = lc.price(self.program.tables["step"], self.program.sizes, lc.book("run"))
         return {
             "ram": built.ram,
-            "predicted": self.program.firmware.rooms.ram,
-            "arena": self.program.firmware.rooms.arena,
+            "predicted": self.program.firmware.program_memory.ram,
+            "arena": self.program.firmware.program_memory.arena,
             "flash": built.code,
             "stack": numbers["stack"],
             "instructions": numbers["instructions a step"],

@@ -141,8 +141,8 @@ def executed() -> Iterator[tuple[str, str, int, int, int]]:
     """What the autoencoder takes when it runs in C99, in elements of fp32: weights, arena, all RAM."""
     for procedure in ("bp", "pepita", "mempepita"):
         for plan in ("fused-update", "epilogue-update"):
-            rooms = autoencoder(procedure, plan).firmware.rooms
-            yield procedure, plan, rooms.weights // 4, rooms.arena // 4, rooms.ram // 4
+            program_memory = autoencoder(procedure, plan).firmware.program_memory
+            yield procedure, plan, program_memory.weights // 4, program_memory.arena // 4, program_memory.ram // 4
 
 
 def main() -> None:

@@ -65,13 +65,13 @@ def _looked_through_once() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked `alike`, the first case and every so-many-th after it run by default; the others are slow."""
+    """Of a test marked `one_in`, the first case and every so-many-th after it run by default; the others are slow."""
     cases: Counter[str] = Counter()
     for item in items:
-        alike = item.get_closest_marker("alike")
-        if alike is None or item.get_closest_marker("slow"):
+        identical = item.get_closest_marker("one_in")
+        if identical is None or item.get_closest_marker("slow"):
             continue
         test = item.nodeid.partition("[")[0]
-        if cases[test] % alike.kwargs["every"]:
+        if cases[test] % identical.kwargs["every"]:
             item.add_marker(pytest.mark.slow)
         cases[test] += 1

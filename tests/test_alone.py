@@ -24,7 +24,7 @@ def tables(model, procedure):
         yield step(built, procedure, "adamw", jacobian)
 
 
-@pytest.mark.alike(every=4)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(("model", "procedure"), CASES)
 def test_counts_are_those_of_the_whole_normal_form(model, procedure):
     for table in tables(model, procedure):

@@ -99,7 +99,7 @@ def _program(model: Any, procedure: str, optimizer: str, plan: str | None, batch
     return program_of(_configured(model), settings, learning)
 
 
-@pytest.mark.alike(every=6)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize(("model", "procedure", "optimizer", "plan"), TWELVE)
 def test_bits_are_the_same_on_four_processors_and_bytes_as_predicted(
     model: Any, procedure: str, optimizer: str, plan: str
@@ -124,7 +124,7 @@ FIFTY = [
 ]
 
 
-@pytest.mark.alike(every=15)
+@pytest.mark.one_in(every=15)
 @pytest.mark.parametrize(("model", "procedure", "optimizer", "plan", "batch"), FIFTY)
 def test_linked_sections_are_the_predicted_ram(
     model: Any, procedure: str, optimizer: str, plan: str, batch: int, tmp_path: Path
@@ -132,7 +132,7 @@ def test_linked_sections_are_the_predicted_ram(
     program = _program(model, procedure, optimizer, plan, batch)
     sources = files(program.firmware, inputs_of(program), 1, tmp_path)
     built = build(BOARDS["cortex-m4f"], sources, tmp_path, 2**21, 2**21)
-    assert built.ram == program.firmware.rooms.ram
+    assert built.ram == program.firmware.program_memory.ram
 
 
 def test_codes_of_any_number_leave_nothing_between_arrays(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_codes_of_any_number_leave_nothing_between_arrays(tmp_path: Path) -> Non
     learning = {"procedure": "bp", "optimizer": "sgd", "precision": "int8-learned"}
     program = program_of(configuration, FirmwareOptions(plan="epilogue-update", batch_size=3), learning)
     built = build(BOARDS["cortex-m4f"], files(program.firmware, inputs_of(program), 1, tmp_path), tmp_path)
-    assert built.ram == program.firmware.rooms.ram
+    assert built.ram == program.firmware.program_memory.ram
     assert "W1_codes[36]; /* W1.codes[d e], 35 of 36 */" in program.firmware.header
 
 

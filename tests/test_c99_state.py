@@ -76,7 +76,7 @@ def loss_of(scores: Any, targets: Any) -> float:
     return float(torch.nn.functional.cross_entropy(torch.tensor(scores).reshape(len(answers), -1), answers))
 
 
-@pytest.mark.alike(every=3)
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("name", modules.CASES)
 def test_a_state_dict_goes_in_learns_as_in_pytorch_and_comes_out(name: str, tmp_path: Path) -> None:
     """The table is of a module with other values: all of them come from the file."""
@@ -179,7 +179,10 @@ def test_memory_says_what_the_program_takes(parts: int) -> None:
     read = layer_of("blocks", 1)
     source = lc.emit(read, "c99", batch_size=4, optimizer="sgd", entry="step", plan="", accumulate=parts)
     if parts == 1:
-        assert lc.memory(read, B=4, optimizer="sgd", engine="c99", plan="").peak == source.program.firmware.rooms.ram
+        assert (
+            lc.memory(read, B=4, optimizer="sgd", engine="c99", plan="").peak
+            == source.program.firmware.program_memory.ram
+        )
         return
     twin = built("blocks", 1).double()
     for seed in (0, 1):
@@ -224,7 +227,7 @@ def test_the_header_says_the_models_name_its_axes_how_it_begins_and_what_is_in_t
     assert said
     parts = [int(size.replace(",", "")) for size in re.findall(r" (\d{1,3}(?:,\d{3})*)(?=, |$)", said[2])]
     total = int(said[1].replace(",", ""))
-    assert sum(parts) == total <= source.program.firmware.rooms.arena
+    assert sum(parts) == total <= source.program.firmware.program_memory.arena
     assert "legit_functional" not in re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
 
 

@@ -114,7 +114,7 @@ def test_numbers_known_from_elsewhere():
 # What the counters say.
 
 
-@pytest.mark.alike(every=3)
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_learncost_is_right(name, quantity):

@@ -143,7 +143,7 @@ def test_a_step_costs_what_the_command_cost_says(name):
         assert (counted.maccs, counted.flops) == (total.maccs, total.flops)
 
 
-@pytest.mark.alike(every=4)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("entrant", ALL, ids=lambda entrant: entrant.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_flops_are_those_that_a_counting_array_sees(kind, entrant):
@@ -154,7 +154,7 @@ def test_flops_are_those_that_a_counting_array_sees(kind, entrant):
     assert executed == costs(setting(kind), entrant)(4).flops
 
 
-@pytest.mark.alike(every=4)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("entrant", ALL, ids=lambda entrant: entrant.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_predicted_peak_is_the_measured_one(kind, entrant):

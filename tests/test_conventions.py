@@ -78,7 +78,7 @@ def test_reasons_sum_to_the_difference_from_matrix_products(name):
         assert len({reason.what for reason in convention.reasons}) == len(convention.reasons)
 
 
-@pytest.mark.alike(every=4)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"encoder", "decoder", "encoder-decoder", "gpt3-jiang"}))
 def test_every_family_has_its_conventions(family):
     """By the defaults of its model type: reasons that sum and have names, a screen of 80 columns."""

@@ -62,7 +62,7 @@ def check(ledger: dict) -> None:
         assert row["repeat"] >= 1
 
 
-@pytest.mark.alike(every=7)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("book", BOOKS)
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("by", BY)

@@ -31,7 +31,7 @@ def expected(table, arrays, sizes):
     return values
 
 
-@pytest.mark.alike(every=5)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
@@ -233,7 +233,7 @@ def test_what_nothing_reads_any_more_is_released():
     assert peaks[0] < 5
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", ["attention", "norm", "loss", "embedding", "mixture_of_experts", "recurrent"])
 def test_torch_compile_takes_it_whole(name):
     def compiled(function, sizes):

@@ -17,7 +17,7 @@ from learncost.backends.c.c99 import C99
 from learncost.backends.c.numbers import primitive
 from learncost.backends.c.printer import number
 from learncost.backends.c.tree import NameExpression
-from learncost.backends.c99 import rooms
+from learncost.backends.c99 import program_memory
 from learncost.backends.c99.functions import functions
 from learncost.backends.c99.values import initializer
 from learncost.backends.placed.kernels import KernelTable
@@ -132,7 +132,7 @@ def test_losses_and_weights_are_numpys_where_no_gradient_is_stored(name: str) ->
         assert found.weights <= NEAR, found
 
 
-@pytest.mark.alike(every=7)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize(("name", "procedure", "optimizer"), CASES)
 def test_losses_and_weights_are_numpys(name: str, procedure: str, optimizer: str) -> None:
     program = made(name, plan=PLANS[optimizer], procedure=procedure, optimizer=optimizer)
@@ -192,7 +192,10 @@ def test_frozen_codes_are_read_by_products(name: str, learns: dict[str, str]) ->
         prod(shape_of(axes, sizes)) for given, (_, axes, _) in program.firmware.given.items() if "scales" in given
     )
     assert numbers, "a matrix is frozen"
-    assert plain.firmware.rooms.constants - program.firmware.rooms.constants == 8 * numbers - numbers - 8 * scales
+    assert (
+        plain.firmware.program_memory.constants - program.firmware.program_memory.constants
+        == 8 * numbers - numbers - 8 * scales
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "convolution", "gpt2", "vit"])
@@ -204,7 +207,7 @@ def test_activations_wait_for_the_backward_pass_as_codes(name: str) -> None:
     (layout,) = (layout for entry, layout in program.firmware.layouts.items() if entry == "step")
     assert "int8" in layout.dtypes.values()
     if name == "vit":  # where what is kept makes the peak
-        assert program.firmware.rooms.arena <= 0.85 * plain.firmware.rooms.arena
+        assert program.firmware.program_memory.arena <= 0.85 * plain.firmware.program_memory.arena
 
 
 @pytest.mark.parametrize("name", ["mlp", "recurrence", "vit"])
@@ -232,8 +235,8 @@ def test_every_comparison_of_verify_passes(name: str) -> None:
 
 def test_what_boards_have_no_memory_for_is_said() -> None:
     program = made("mlp", "fp32")
-    rooms = replace(program.firmware.rooms, inputs=2**22)
-    found = boards.checks("mlp", replace(program, firmware=replace(program.firmware, rooms=rooms)))
+    program_memory = replace(program.firmware.program_memory, inputs=2**22)
+    found = boards.checks("mlp", replace(program, firmware=replace(program.firmware, program_memory=program_memory)))
     assert all(check.passed is None for check in found)
 
 
@@ -334,7 +337,9 @@ def test_a_wrong_byte_or_operation_is_found() -> None:
     more = replace(program, firmware=replace(firmware, source=firmware.source.replace("s += ", "s += s * 0 + ", 1)))
     report = [*_of(more, "_prices")]
     assert report[0].passed is False, report[0]
-    wrong = replace(firmware, rooms=replace(firmware.rooms, inputs=firmware.rooms.inputs + 1))
+    wrong = replace(
+        firmware, program_memory=replace(firmware.program_memory, inputs=firmware.program_memory.inputs + 1)
+    )
     assert [check.passed for check in _of(replace(program, firmware=wrong), "_memory")] == [True, False, True]
     scaled = replace(
         firmware, source=firmware.source.replace("mlp_relu(", "mlp_relu(", 1).replace("> (real)0.0 ?", "> (real)0.1 ?")
@@ -353,9 +358,9 @@ def test_rooms_are_those_of_the_program() -> None:
     from learncost.engines.made import names_made
 
     fixed = names_made(program.training.model)
-    assert rooms(program.tables.values(), program.sizes, "fp32", fixed) == program.firmware.rooms
+    assert program_memory(program.tables.values(), program.sizes, "fp32", fixed) == program.firmware.program_memory
     weights = sum(array.size for array in program.training.weights.values())
-    found = program.firmware.rooms
+    found = program.firmware.program_memory
     assert (found.weights, found.states) == (4 * weights, 8 * weights)
     assert found.ram == found.arena + found.weights + found.states + found.inputs + found.variables
 
@@ -371,7 +376,7 @@ def test_masks_are_drawn_anew_and_counted() -> None:
     assert 0.5 < np.mean(first == other) < 0.66
     size = {**GPT2, "seq_len": 6, "dropout": 0.1, "plan": "fused", "optimizer": "sgd"}
     found = lc.memory("gpt2", engine="c99", **size)
-    emitted = lc.emit("gpt2", "c99", entry="step", **size).program.firmware.rooms
+    emitted = lc.emit("gpt2", "c99", entry="step", **size).program.firmware.program_memory
     assert (found.peak, found.split["masks"]) == (emitted.ram, emitted.masks)
     assert emitted.masks == 4 * (6 * 8 + 2 * (2 * 6 * 6 + 2 * 6 * 8))
 

@@ -49,7 +49,7 @@ def prepared(model, procedure, optimizer="sgd"):
     return table, sizes, arrays, values
 
 
-@pytest.mark.alike(every=5)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "encoder-decoder", "llama"])
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
@@ -183,7 +183,7 @@ def test_a_block_is_one_function_called_in_a_loop():
     assert '["' not in text.partition("def step(")[2]  # no look-up by name
 
 
-@pytest.mark.alike(every=4)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "encoder-decoder", "llama"])
 def test_identifiers_are_one_to_one(name, procedure):

@@ -302,7 +302,7 @@ EMITTED += sampled([("torch", name) for name in NAMES], every=6, start=1)
 EMITTED += sampled([("jax", name) for name in NAMES], every=12, start=2)
 
 
-@pytest.mark.alike(every=4)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(("backend", "name"), EMITTED)
 def test_an_emitted_step_means_it(backend, name):
     _, derived, arrays, sizes, values = case(name)

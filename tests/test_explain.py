@@ -42,7 +42,7 @@ def test_lines_sum_to_the_formulas(name: str, book: str) -> None:
         assert part.flops.terms == rows[part.macro_operation].flops.terms
 
 
-@pytest.mark.alike(every=5)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize(("name", "book"), sampled([(name, book) for name in layers() for book in BOOKS], 5))
 def test_every_format(name: str, book: str) -> None:
     explanation = explain(name, price_book=book)

@@ -144,7 +144,7 @@ UNTIED = [
 ]
 
 
-@pytest.mark.alike(every=4)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("name", "keys"), UNTIED)
 def test_parameters_that_nothing_reads(name, keys, tied):

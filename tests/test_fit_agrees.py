@@ -85,7 +85,7 @@ def test_so_do_they_of_a_runner_that_is_named(engine):
     assert of_memory("decoder", own_settings, batch_size=row.largest + 1).peak > room
 
 
-@pytest.mark.alike(every=3)
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_longest_sequence_is_the_longest(kind):
     for settings in ({}, {"engine": "graph"}, {"dtype": "bf16"}):

@@ -17,7 +17,7 @@ DRAWN = ("dropped_shares",)
 """Of these the module itself has other numbers in every run."""
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", sampled(sorted(CASES.keys() - REFUSED.keys()), 3))
 def test_values_and_gradients_are_those_of_the_module(name):
     module, inputs, symbols = CASES[name]()
@@ -84,7 +84,7 @@ def open_block():
 PAIRED = ("ab,bc,cd->ad", "abc,cd,de->abe", "a,b,c->abc", "ab,cb,cd->", "...a,ab,bc->...c", "aab,bc->ac", "ij,ij->")
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("equation", PAIRED)
 def test_einsum_pairs_its_operands_as_pytorch_does(equation):
     class E(torch.nn.Module):

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
-from learncost.backends.placed.patterns import alike
+from learncost.backends.placed.patterns import identical
 from learncost.importer.inputs import parse_input
 from learncost.importer.walk import read_module
 from learncost.verification.imported import parity, products
@@ -267,9 +267,9 @@ def test_a_kernel_has_the_sizes_that_its_places_name():
   Y[B f] = K[B n] W[n f]
 constants: F G
 """).table
-    assert "m" in alike(table.lines[:1], table.axes, (), {}).sizes
+    assert "m" in identical(table.lines[:1], table.axes, (), {}).sizes
     (alone,) = [line.renamed({"F": "G"}) for line in table.lines[:1]]
-    assert "m" in alike((alone,), {"G": ("B", "k")}, (), {}).sizes
+    assert "m" in identical((alone,), {"G": ("B", "k")}, (), {}).sizes
 
 
 def unread_products(m, x):

@@ -90,7 +90,7 @@ def test_a_weight_read_later_is_read_as_it_was() -> None:
                 changed |= {table.known[name].of for name in line.makes if table.known[name].role == "new"}
 
 
-@pytest.mark.alike(every=3)
+@pytest.mark.one_in(every=3)
 @pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
 @pytest.mark.parametrize(
     "line",

@@ -272,6 +272,6 @@ def test_a_weight_that_multiplies_numbers_one_by_one_learns(plan):
 
 def test_frozen_matrices_are_codes_in_flash():
     program = program_of(network(SMALL), IN_PRODUCT, {**INTEGERS, "train": "W2"})
-    assert program.firmware.rooms.constants == 16 * 12 + 4 * 12 + 4 * 4 + 2 * 4  # W1, b1, shares, powers
-    assert program.firmware.rooms.weights == 12 * 4
+    assert program.firmware.program_memory.constants == 16 * 12 + 4 * 12 + 4 * 4 + 2 * 4  # W1, b1, shares, powers
+    assert program.firmware.program_memory.weights == 12 * 4
     assert parity(program, 2, ("-O1",)) == StepParity(0.0, 0.0, "W2.codes", ())

@@ -94,11 +94,11 @@ def test_what_is_held_by_hand():
 
 
 def test_the_narrowest_group_that_holds_what_is_set_aside():
-    alike = [Observation(f"s{place % 5}", 1 + place % 7, ("own", "all")) for place in range(70)]
+    identical = [Observation(f"s{place % 5}", 1 + place % 7, ("own", "all")) for place in range(70)]
     apart = [Observation(f"t{place % 5}", 100.0 * (place % 5), ("other", "all")) for place in range(20)]
-    rows = (*alike, *apart)
+    rows = (*identical, *apart)
     assert trusted(rows, ("own", "all")).group == "own"
-    few = (*alike, Observation("one", 5.0, ("few", "all")))
+    few = (*identical, Observation("one", 5.0, ("few", "all")))
     assert typical(few, ("few", "all")).group == "all"  # one number of one source says little
     assert trusted(few, ("few", "all")).group == "all"
 

@@ -61,10 +61,13 @@ def test_codes_that_learn_in_c99_are_numpys(precision: str) -> None:
     program = made("mlp", plan="epilogue-update", **learning)
     found = parity(program, 3, ("-O0",))
     assert max(found.losses, found.weights) <= NEAR, found
-    rooms, plain = program.firmware.rooms, made("mlp", plan="epilogue-update", optimizer="momentum").firmware.rooms
+    program_memory, plain = (
+        program.firmware.program_memory,
+        made("mlp", plan="epilogue-update", optimizer="momentum").firmware.program_memory,
+    )
     codes = [np.size(array) for name, array in program.training.weights.items() if name.endswith(".codes")]
     saved = sum(8 * size - -(-size // 4) * 4 for size in codes)
-    assert plain.weights - rooms.weights == saved, "fp64 has eight bytes where a code has one; they fill words"
+    assert plain.weights - program_memory.weights == saved, "fp64 has eight bytes where a code has one; they fill words"
     assert not [name for name in program.tables["step"].outputs if name.startswith("dW")]
 
 

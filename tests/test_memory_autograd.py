@@ -72,7 +72,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.alike(every=3)
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("model", "sizes", "batch", "length", "procedure", "optimizer", "engine", "dtype"),
@@ -186,7 +186,7 @@ TRANSFORMERS = [
 CODES = [("llama", "nf4", "lora"), ("opt", "nf4", "both")]
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("model", "dtype", "setting"), [*sampled(TRANSFORMERS, 32, lambda case: case[2]), *sampled(CODES, 2)]
 )

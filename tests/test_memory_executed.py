@@ -16,7 +16,7 @@ from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.program import fake_arrays as rooms
+from learncost.program import fake_arrays
 from learncost.sharding.bucketed import bucketed
 
 KIB, MIB = 2**10, 2**20
@@ -58,7 +58,7 @@ def seen(table, sizes, dtype, device=None):
             tracemalloc.stop()
 
 
-@pytest.mark.alike(every=3)
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("model", "sizes", "procedure", "optimizer", "batch", "length", "dtype", "plan"),
     [
@@ -89,7 +89,7 @@ def test_the_predicted_peak_is_that_of_tracemalloc(model, sizes, procedure, opti
     assert abs(seen(table, every, dtype) - predicted) < 64 * KIB
 
 
-@pytest.mark.alike(every=3)
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("mesh", "placement", "model", "plan"),
     [
@@ -139,21 +139,23 @@ def test_temporaries_are_written_over_from_the_size_on_that_numpy_says(size):
 
 def test_the_rooms_of_the_peak_add_up_to_it():
     table, sizes = step_of("gpt2", "bp", "sgd", 4, 128, **SMALL)
-    execution = executed(table, sizes, rooms=True)
+    execution = executed(table, sizes, allocations=True)
     assert execution.peak == executed(table, sizes).peak
-    assert 0 <= execution.peak - sum(room.bytes for room in execution.rooms) < 64 * KIB  # the arrays' own objects
-    assert execution.rooms == tuple(sorted(execution.rooms, key=lambda room: -room.bytes))
+    assert (
+        0 <= execution.peak - sum(allocation.bytes for allocation in execution.allocations) < 64 * KIB
+    )  # the arrays' own objects
+    assert execution.allocations == tuple(sorted(execution.allocations, key=lambda allocation: -allocation.bytes))
     # It lies in the gradient of GELU, whose values on the way are there then, 4 B of [4 128 512] each.
     assert execution.line.startswith("Z = T + 1.0 + X")
-    room_bytes = {room.line: room.bytes for room in execution.rooms}
+    room_bytes = {allocation.line: allocation.bytes for allocation in execution.allocations}
     assert room_bytes["L = 0.044715 * (X * X)"] == 4 * 4 * 128 * 512
     assert sum(line.startswith(("L =", "T =", "Z =")) for line in room_bytes) == 3
 
 
 def test_nothing_is_held_when_a_program_is_done():
-    account = rooms.AllocationLog()
-    names = rooms.loaded("import numpy as np\ndef f(X):\n    Y = X + X\n    return Y * Y - X", account)
-    X = rooms.FakeArray.new(account, (512, 512), np.float32)
+    account = fake_arrays.AllocationLog()
+    names = fake_arrays.loaded("import numpy as np\ndef f(X):\n    Y = X + X\n    return Y * Y - X", account)
+    X = fake_arrays.FakeArray.new(account, (512, 512), np.float32)
     # Y, and Y * Y, in whose place the difference is written: NumPy takes temporaries of 256 KiB and more.
     result = names["f"](X)
     objects = 3 * (np.ndarray.__basicsize__ + 32)  # with two sizes and two strides
@@ -187,9 +189,9 @@ def operations():
 def test_every_operation_takes_what_numpy_takes(text, given):
     # One buffer of 8,192 elements more or less, and Python's own objects, are within 64 KiB.
     program = f"def f({', '.join('XYZ'[: len(given)])}):\n    return {text}\n"
-    account = rooms.AllocationLog()
-    namespace = rooms.loaded(program, account)
-    arrays = [rooms.FakeArray.new(account, *arguments) for arguments in given]
+    account = fake_arrays.AllocationLog()
+    namespace = fake_arrays.loaded(program, account)
+    arrays = [fake_arrays.FakeArray.new(account, *arguments) for arguments in given]
     before = account.now
     result = namespace["f"](*arrays)
     predicted, stays = account.peak - before, account.now - before

@@ -54,7 +54,7 @@ def peaks():
     return json.loads(run.stdout.splitlines()[-1])
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_the_predicted_peak_is_that_of_the_allocator(number, peaks):
     model, sizes, batch, length, optimizer = CASES[number]

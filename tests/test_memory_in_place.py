@@ -30,7 +30,7 @@ class Idle:
         return lambda *addresses: None
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("model", "sizes", "procedure", "optimizer", "batch", "length", "dtype", "plan", "kernels"),
     sampled(

@@ -9,7 +9,7 @@ import learncost as lc
 from learncost.backends import fill, leaves, program
 from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import precision_of
-from learncost.program import fake_arrays as rooms
+from learncost.program import fake_arrays
 from learncost.program.fake_arrays.layout import chosen
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.run import prepare
@@ -45,7 +45,7 @@ def most_of_a_step(table, sizes, dtype):
     return most(run)
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("model", "sizes", "procedure", "optimizer", "batch", "length", "dtype", "plan"),
     sampled(
@@ -118,10 +118,10 @@ def test_every_operation_takes_what_pytorch_takes(text, shapes):
     program = (
         f"import torch\nfrom torch.nn import functional\ndef f({', '.join('XYZ'[: len(shapes)])}):\n    return {text}\n"
     )
-    account = rooms.AllocationLog()
-    tensors = [rooms.ShapeTensor.new(account, shape, "float32") for shape in shapes]
+    account = fake_arrays.AllocationLog()
+    tensors = [fake_arrays.ShapeTensor.new(account, shape, "float32") for shape in shapes]
     before = account.now
-    result = rooms.loaded_on_torch(program, account)["f"](*tensors)
+    result = fake_arrays.loaded_on_torch(program, account)["f"](*tensors)
     names = {}
     exec(program, names)
     values = [torch.ones(shape) for shape in shapes]

@@ -93,8 +93,8 @@ def test_time_and_energy_follow_from_the_clock_and_the_current() -> None:
 def test_memory_on_c99_is_what_the_emitted_header_says(net: str, plan: str, optimizer: str) -> None:
     found = lc.memory(net, B=4, engine="c99", plan=plan, optimizer=optimizer)
     text = lc.emit(net, backend="c99", B=4, plan=plan, optimizer=optimizer, entry="step")
-    rooms = text.program.firmware.rooms
-    assert (found.peak, found.flash) == (rooms.ram, rooms.constants)
+    program_memory = text.program.firmware.program_memory
+    assert (found.peak, found.flash) == (program_memory.ram, program_memory.constants)
     assert found.peak == sum(found.split.values())
 
 

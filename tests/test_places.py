@@ -41,7 +41,7 @@ def layer(name):
     return lc.layer(f"{name}({inputs}; {weights}) -> L\n  {line}" if weights else f"{name}({inputs}) -> L\n  {line}")
 
 
-@pytest.mark.alike(every=3)
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_it_is_proved(name):
     report = lc.check_layer(layer(name))
@@ -51,7 +51,7 @@ def test_it_is_proved(name):
         assert check.passed, str(check)
 
 
-@pytest.mark.alike(every=4)
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_emitted_step_means_it(name, backend):

@@ -36,7 +36,7 @@ def test_a_row_that_is_read_from_another_turn_is_made_by_another_kernel():
     assert first != last
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("model", MODELS)
 def test_what_runs_again_changes_nothing_bit_for_bit(model):
     table, sizes = table_of(model), sizes_of(model)
@@ -64,7 +64,7 @@ TOGETHER = [
 ]
 
 
-@pytest.mark.alike(every=3)
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_every_plan_gives_the_same_loss_and_weights(model, optimizer):
@@ -260,7 +260,7 @@ def test_the_price_under_a_plan_is_what_numpy_executes(model):
         assert units == lc.price(rewritten, sizes, lc.book("run")).flops, text
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("model", "backend", "optimizer"),
     [

@@ -41,7 +41,7 @@ CASES = [
 ]
 
 
-@pytest.mark.alike(every=7)
+@pytest.mark.one_in(every=7)
 @pytest.mark.parametrize("case", CASES, ids=["plain", "momentum", "padded", "float32"])
 @pytest.mark.parametrize("mode", ["paper", "stable"])
 @pytest.mark.parametrize("model", LEARNING)
@@ -53,7 +53,7 @@ def test_mempepita_equals_pepita_bit_for_bit(model, mode, case):
         assert_same(first, second)
 
 
-@pytest.mark.alike(every=5)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("case", CASES, ids=["plain", "momentum", "padded", "float32"])
 @pytest.mark.parametrize("model", [*LEARNING, "bare"])
 def test_recomputation_equals_backpropagation_bit_for_bit(model, case):

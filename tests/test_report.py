@@ -358,7 +358,7 @@ def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_screen(
     page.close()
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("model", "procedure", "given"),
     [

@@ -10,7 +10,7 @@ import pytest
 import learncost as lc
 from learncost.models.configuration import configure
 from learncost.reports.rules import rules
-from learncost.reports.rules_of_thumb import evaluate, thumbs
+from learncost.reports.rules_of_thumb import evaluate, rules_of_thumb
 
 GENERIC = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20, "vocab_size": 11, "seq_len": 5}
 MODELS = {
@@ -166,8 +166,8 @@ def test_models_without_an_output_have_no_rule_about_pepita():
 
 def test_every_rule_has_a_source_and_is_shown():
     rules_found = rules("gpt2")
-    assert [rule.thumb.key for rule in rules_found.rules] == list(thumbs())
-    for thumb in thumbs().values():
+    assert [rule.thumb.key for rule in rules_found.rules] == list(rules_of_thumb())
+    for thumb in rules_of_thumb().values():
         assert thumb.source
         assert thumb.because
         assert thumb.title[0].islower() or thumb.title.startswith(("MEMPEPITA", "GPT-3"))

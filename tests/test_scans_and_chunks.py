@@ -236,7 +236,7 @@ def test_published_numbers_of_parameters(name):
     assert parameters(model.table).at(model.sizes) == pytest.approx(PUBLISHED[name], rel=2e-3)
 
 
-@pytest.mark.alike(every=6)
+@pytest.mark.one_in(every=6)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_are_as_large_as_transformers_makes_them(name):
     check_parameters(preset(name).values)

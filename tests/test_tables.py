@@ -258,7 +258,7 @@ def test_what_learns_is_meant_by_the_ends_of_module_paths(adapted, learning):
 EXAMPLES = Path(__file__).parents[1] / "examples" / "layers"
 
 
-@pytest.mark.alike(every=3)
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.table")), ids=lambda path: path.stem)
 def test_every_example_of_the_notation_is_a_model_of_every_question(path):
     """Nothing but an answer, or a refusal in one line: recurrences with stacks, choices, losses without weights."""

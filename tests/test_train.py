@@ -81,7 +81,7 @@ def run(trained_once, tmp_path):
 # Memory
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita", "head-only"])
 def test_numpy_takes_what_is_predicted(procedure, text, tmp_path):
     # Beside the engine's own number stands that of `learncost memory`, and the process's, as the kernel counts it.

@@ -36,7 +36,7 @@ def tally(prepared):
     return dict(+tallies)
 
 
-@pytest.mark.alike(every=5)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("model", [*LEARNING, "bare", "tied"])

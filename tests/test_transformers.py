@@ -264,7 +264,7 @@ def compare(model: Model, module: object, draw: np.random.Generator, padding: bo
     assert sum(gradient.size for gradient in gradients.values()) == sum(gradient.size for gradient in used.values())
 
 
-@pytest.mark.alike(every=5)
+@pytest.mark.one_in(every=5)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("family", "architecture"), CASES)
 def test_values_and_gradients(family: str, architecture: str, seed: int) -> None:
@@ -279,7 +279,7 @@ def test_padded_batches(family: str, architecture: str, seed: int) -> None:
     compare(model, module, np.random.default_rng(seed), padding=True)
 
 
-@pytest.mark.alike(every=2)
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(("family", "architecture"), CASES)
 def test_parameters_of_random_models(family: str, architecture: str) -> None:
     for seed in range(5):

@@ -136,7 +136,7 @@ def test_convolutions_in_whole_numbers_take_less_than_in_fp32(text):
         )
         programs[precision] = program_of(configure(lc.layer(text)), settings, learning)
     ram = {precision: compiled(program.firmware).ram for precision, program in programs.items()}
-    assert ram == {precision: program.firmware.rooms.ram for precision, program in programs.items()}
+    assert ram == {precision: program.firmware.program_memory.ram for precision, program in programs.items()}
     assert ram["integer-only"] < ram["fp32"]
     found = parity(programs["integer-only"], 3, ("-O0",))
     assert (found.losses, found.weights) == (0, 0), found

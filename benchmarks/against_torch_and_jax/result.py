@@ -152,7 +152,7 @@ class Case:
 class Bench(Shown):
     """All cases, with the machine they were measured on; `interrupted` before the end."""
 
-    room = f"{__package__}.show"
+    sheets_module = f"{__package__}.show"
 
     machine: Mapping[str, Any]
     rounds: int

@@ -158,8 +158,8 @@ def preset_called(name: str) -> str:
 def family_called(name: str) -> str:
     """What the blocks are of the presets whose names begin as this one: decoder, encoder; empty where there is none."""
     letters = "".join(takewhile(str.isalpha, name.lower()))
-    alike = [known for known in preset_names().values() if letters and known.name.startswith(letters)]
-    return family_of(configure(alike[0].name)).blocks[0] if alike else ""
+    identical = [known for known in preset_names().values() if letters and known.name.startswith(letters)]
+    return family_of(configure(identical[0].name)).blocks[0] if identical else ""
 
 
 def _squeeze(name: str) -> str:

@@ -27,8 +27,8 @@ def bubble(row: Mapping[str, Any]) -> tuple[float, float]:
     config = row["config"]
     devices, chunks = told(config, "p"), int(config.get("v", 1))
     orders = schedule("interleaved" if chunks > 1 else "1f1b", devices, told(config, "m"), chunks)
-    alike = [1.0] * orders.stages
-    return float(row["value"]), run(orders, alike, alike).bubble
+    identical = [1.0] * orders.stages
+    return float(row["value"]), run(orders, identical, identical).bubble
 
 
 def activation_bytes(row: Mapping[str, Any]) -> tuple[float, float]:

@@ -385,8 +385,8 @@ class StructureCost:
 
     def _move(self, several: Sequence[ParallelConfig]) -> None:
         """Seconds of the collectives of all of these ways, as `_sent` has them of each."""
-        alike = {_moves(way): way for way in several}
-        several = [way for key, way in alike.items() if key not in self._moved]
+        identical = {_moves(way): way for way in several}
+        several = [way for key, way in identical.items() if key not in self._moved]
         if not several:
             return
         sizes = self._sizes_of_all(several)

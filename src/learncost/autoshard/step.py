@@ -464,10 +464,10 @@ def _sent(
     for device in range(way.stages):
         mine = [chunk * way.stages + device for chunk in range(way.chunks)]
         ends = sum((stage < len(parts) - 1) + (stage > 0) for stage in mine)
-        alike = ends, *(parts[stage] for stage in mine)
-        if alike in seen:
+        identical = ends, *(parts[stage] for stage in mine)
+        if identical in seen:
             continue
-        seen.add(alike)
+        seen.add(identical)
         table: dict[tuple[str, str, str], StepTraffic] = {}
         for chunk in range(way.chunks):
             part = parts[chunk * way.stages + device]

@@ -50,14 +50,14 @@ class Executed:
 
     peak: int
     line: str
-    rooms: tuple[AllocatedArray, ...] = ()
+    allocations: tuple[AllocatedArray, ...] = ()
 
 
 def executed(
     table: Table,
     sizes: Mapping[str, int],
     dtype: str = "fp32",
-    rooms: bool = False,
+    allocations: bool = False,
     library: str = "numpy",
     mesh: Mapping[str, int] | None = None,
 ) -> Executed:
@@ -76,13 +76,17 @@ def executed(
     def line_name(at: int | str) -> str:
         return text[int(at) - 1].strip() if at else ""
 
-    if not rooms:
+    if not allocations:
         return Executed(first.peak, line_name(first.line))
     second = _run(written, table, sizes, dtype, AllocationLog(stop_at=first.peak), library, mesh)
     functions = [line.removeprefix("def ").partition("(")[0] if line.startswith("def ") else "" for line in text]
     around = list(accumulate(functions, lambda before, name: name or before, initial=""))
-    rooms_taken = [AllocatedArray(size, line_name(at), around[int(at)] if at else "") for size, at in second.rooms]
-    return Executed(first.peak, line_name(first.line), tuple(sorted(rooms_taken, key=lambda room: -room.bytes)))
+    allocations_taken = [
+        AllocatedArray(size, line_name(at), around[int(at)] if at else "") for size, at in second.allocations
+    ]
+    return Executed(
+        first.peak, line_name(first.line), tuple(sorted(allocations_taken, key=lambda allocation: -allocation.bytes))
+    )
 
 
 def _run(

@@ -209,23 +209,23 @@ def checks(subject: str, program: FirmwareProgram, steps: int = 3) -> Iterator[C
             if board.missing:
                 yield Check(subject, compared, f"{board.missing} is not installed", None)
                 continue
-            rooms = firmware.rooms
-            if max(rooms.ram + STACK, rooms.constants) > MEMORY:
-                takes = f"{rooms.ram:,} bytes of variables and {rooms.constants:,} of constants"
+            program_memory = firmware.program_memory
+            if max(program_memory.ram + STACK, program_memory.constants) > MEMORY:
+                takes = f"{program_memory.ram:,} bytes of variables and {program_memory.constants:,} of constants"
                 yield Check(subject, compared, f"{takes}: it has {MEMORY:,} for each", None)
                 continue
             sources = files(firmware, inputs, steps * parts, folder)
             if here is None:
                 here = on_host(sources, folder)
-            ram = max(2**18, -(-(firmware.rooms.ram + 2**14) // 1024) * 1024)
+            ram = max(2**18, -(-(firmware.program_memory.ram + 2**14) // 1024) * 1024)
             run = on_board(board, sources, folder, min(ram, MEMORY), MEMORY)
             assert run.built is not None
             same = run.numbers == here.numbers
             text = (
                 f"{len(here.numbers)} losses and weights of {steps} steps "
                 f"{'are' if same else 'are not'} this machine's, bit for bit; .data and .bss take {run.built.ram:,} "
-                f"bytes, {firmware.rooms.ram:,} predicted; stack {run.stack:,}, flash "
+                f"bytes, {firmware.program_memory.ram:,} predicted; stack {run.stack:,}, flash "
                 f"{run.built.code:,} bytes; "
                 f"{run.instructions:,} instructions a {call}, {run.instructions / max(maccs, 1):.2f} a MACC"
             )
-            yield Check(subject, compared, text, same and run.built.ram == firmware.rooms.ram)
+            yield Check(subject, compared, text, same and run.built.ram == firmware.program_memory.ram)

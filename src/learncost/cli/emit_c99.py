@@ -268,8 +268,8 @@ def program_of(
     title = (*title, *_said(training, tables, sizes, plan), *_of_begin(begin, tables))
     written = firmware(tables, sizes, settings.dtype, settings.prefix, content, title)
     flash = settings.device.flash if settings.device else None
-    if flash is not None and written.rooms.constants > flash:
-        raise InputError(f"constants take {written.rooms.constants:,} bytes of the flash, which has {flash:,}")
+    if flash is not None and written.program_memory.constants > flash:
+        raise InputError(f"constants take {written.program_memory.constants:,} bytes of the flash, which has {flash:,}")
     return FirmwareProgram(training, tables, sizes, plan, content, title, written, begin, settings.device)
 
 

@@ -23,7 +23,7 @@ WIDEST = 100
 
 
 @dataclass(frozen=True)
-class Entry:
+class HelpEntry:
     """A flag or an argument: what is typed, and what it means."""
 
     typed: str
@@ -37,7 +37,7 @@ class Page:
     usage: str
     about: str
     examples: tuple[tuple[str, str], ...]
-    groups: Mapping[str, tuple[Entry, ...]]
+    groups: Mapping[str, tuple[HelpEntry, ...]]
 
     def lines(self, width: int) -> Iterator[tuple[str, str]]:
         """The page's lines with their styles."""
@@ -97,12 +97,12 @@ def page(name: str, command: Command) -> Page:
 
 def overview(commands: Mapping[str, str], about: str) -> Page:
     """The help of all commands."""
-    groups = {"Commands": tuple(Entry(name, text) for name, text in commands.items())}
+    groups = {"Commands": tuple(HelpEntry(name, text) for name, text in commands.items())}
     more = {
         "--help": "Shows this page; learncost COMMAND --help says more of one command.",
         "--version": "Shows the version.",
     }
-    groups["Flags"] = tuple(Entry(name, text) for name, text in more.items())
+    groups["Flags"] = tuple(HelpEntry(name, text) for name, text in more.items())
     examples = (
         ("learncost cost gpt2", "What one training step of GPT-2 costs."),
         ("learncost list models", "Every model that it knows by name."),
@@ -111,16 +111,16 @@ def overview(commands: Mapping[str, str], about: str) -> Page:
     return Page("learncost COMMAND [FLAGS]", about, examples, groups)
 
 
-def _argument(flag: Flag) -> Entry:
+def _argument(flag: Flag) -> HelpEntry:
     word = flag.name.rstrip("_").upper()
     word = f"{word.removesuffix('S')} ..." if flag.how == "arguments" else word
-    return Entry(word if flag.required else f"[{word}]", typed(flag.meaning))
+    return HelpEntry(word if flag.required else f"[{word}]", typed(flag.meaning))
 
 
-def _flag(flag: Flag) -> Entry:
+def _flag(flag: Flag) -> HelpEntry:
     """A flag with its names, and what follows them."""
     if flag.how == "flags":
-        return Entry("--SIZE VALUE", typed(flag.meaning))
+        return HelpEntry("--SIZE VALUE", typed(flag.meaning))
     usual, *others = flag.names
     names = [*(name for name in others if not name.startswith("--")), usual]
     names += [f"--no-{usual[2:]}"] if flag.reverses else []
@@ -128,4 +128,4 @@ def _flag(flag: Flag) -> Entry:
     if flag.default not in (None, "", Parameter.empty) and flag.default is not False and "default" not in meaning:
         usual = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
         meaning += f" The default is {usual}."
-    return Entry(f"{', '.join(names)} {flag.value}".strip(), meaning)
+    return HelpEntry(f"{', '.join(names)} {flag.value}".strip(), meaning)

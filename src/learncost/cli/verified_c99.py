@@ -357,16 +357,16 @@ def _counts(row: PricedLine, sizes: Mapping[str, int], times: int) -> tuple[int,
 
 def _memory(program: FirmwareProgram, name: str) -> Iterator[Check]:
     firmware = program.firmware
-    layouts, arena = [*firmware.layouts.values()], firmware.rooms.arena
+    layouts, arena = [*firmware.layouts.values()], firmware.program_memory.arena
     alive = in_all(layouts, together(layout.alive for layout in layouts))
     lost = f", {arena - alive:,} of them between arrays" if arena > alive else ""
     text = f"{arena:,} bytes{lost}, {alive:,} alive at the worst call"
     yield Check(name, "the arena with the most bytes alive", text, arena <= SLACK * alive)
     compiled = alone.compiled(firmware)
-    text = f"{compiled.ram:,} bytes of variables, {firmware.rooms.ram:,} predicted"
+    text = f"{compiled.ram:,} bytes of variables, {firmware.program_memory.ram:,} predicted"
     if compiled.between:
         text += f"; size says {compiled.between:,} more, which lie between arrays as this machine aligns them"
-    yield Check(name, "RAM predicted with the object's", text, compiled.ram == firmware.rooms.ram)
+    yield Check(name, "RAM predicted with the object's", text, compiled.ram == firmware.program_memory.ram)
     others = [symbol for symbol in compiled.undefined if symbol not in ALLOWED]
     text = f"needs {', '.join(others or compiled.undefined) or 'nothing'}"
     yield Check(name, "the object by -std=c99 -O2 with what it may need", text, not others)

@@ -97,8 +97,8 @@ class _ReadValue:
             return self.loops.setdefault(self.of_slot[here], loop) == loop
         if isinstance(here, AxisIndex) and isinstance(there, AxisIndex):
             parts = zip(here.parts, there.parts, strict=False)
-            alike = len(here.parts) == len(there.parts) and bool(here.start == there.start)
-            return alike and all(a == b and self._same(mine, its, other) for (a, mine), (b, its) in parts)
+            identical = len(here.parts) == len(there.parts) and bool(here.start == there.start)
+            return identical and all(a == b and self._same(mine, its, other) for (a, mine), (b, its) in parts)
         if isinstance(here, At) and isinstance(there, At):
             mine, theirs = here.view.fresh(), there.view.fresh()
             pairs = zip(mine.index, theirs.index, strict=True)

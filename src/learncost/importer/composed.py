@@ -257,9 +257,9 @@ def _smooths_with_weights(node: Any) -> bool:
 
 def _lie_at_offsets(node: Any) -> bool:
     """Whether bags have other lengths than one for all, or rows that do not count; of maxima there is none."""
-    alike = str(_argument(node, "offsets").target) == "aten.arange.start_step"
+    identical = str(_argument(node, "offsets").target) == "aten.arange.start_step"
     padded = _argument(node, "padding_idx") not in (None, -1)
-    return (padded or not alike) and not (_argument(node, "scale_grad_by_freq") or _argument(node, "mode") == 2)
+    return (padded or not identical) and not (_argument(node, "scale_grad_by_freq") or _argument(node, "mode") == 2)
 
 
 def _lies_in_a_row(node: Any) -> bool:

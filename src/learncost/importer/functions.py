@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from learncost.importer.checkpoints import marked
-from learncost.importer.tried import alike, drawn, gradients, has_fraction, size_of_example
+from learncost.importer.tried import drawn, gradients, has_fraction, identical, size_of_example
 from learncost.ir.errors import InputError
 
 TOLERANCE = 1e-6
@@ -189,7 +189,7 @@ def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bo
                 continue
             if any(bool(each.isnan().any()) for each in (*theirs, *ours)):
                 continue  # of what is undefined nothing is told
-            if not all(alike([one], [other], TOLERANCE) for one, other in zip(theirs, ours, strict=True)):
+            if not all(identical([one], [other], TOLERANCE) for one, other in zip(theirs, ours, strict=True)):
                 return False
             tried += 1
     return tried > 0

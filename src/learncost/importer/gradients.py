@@ -16,7 +16,7 @@ from learncost.importer.learning import learning_kept
 from learncost.importer.refusals import FUNC, VMAP, GradientTakenError
 from learncost.importer.replaced import written_out
 from learncost.importer.running.ends import ends
-from learncost.importer.tried import alike, drawn, gradients, has_fraction
+from learncost.importer.tried import drawn, gradients, has_fraction, identical
 
 TOLERANCE = 1e-3
 """Of the largest gradient: what both may be apart in the module's own precision, and no more."""
@@ -124,7 +124,7 @@ def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> 
         except Exception:  # whatever a user's module raises
             return False
     theirs, ours = found
-    return alike(theirs, ours, TOLERANCE)
+    return identical(theirs, ours, TOLERANCE)
 
 
 def _is_taken(module: Any, name: str) -> bool:

@@ -50,7 +50,7 @@ def gradients(results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
     return [torch.zeros_like(leaf) if each is None else each.detach() for leaf, each in zip(leaves, taken, strict=True)]
 
 
-def alike(one: Sequence[Any], other: Sequence[Any], tolerance: float) -> bool:
+def identical(one: Sequence[Any], other: Sequence[Any], tolerance: float) -> bool:
     """Whether gradients are the same but for a part of the largest number of them."""
     largest = max((float(each.abs().max()) for each in one if each.numel()), default=0.0)
     return all(

@@ -232,14 +232,14 @@ class _WeightsReader:
             return Learned("as the live module's requires_grad says", weights)
         ((rank, scale),) = shapes
         alpha = scale * rank
-        self.alike(iterations)
+        self.identical(iterations)
         names = (*dict.fromkeys(iterations), *outside)
         blocks = frozenset(iteration for path_iterations in iterations.values() for iteration in path_iterations)
         text = f"LoRA of rank {rank} and alpha {alpha:g} on {', '.join(names)}, as the live module has it"
         more = "; and what its requires_grad says" if weights else ""
         return Learned(f"{text}{more}", weights, names, blocks, rank, alpha)
 
-    def alike(self, iterations: Mapping[str, set[int]]) -> None:
+    def identical(self, iterations: Mapping[str, set[int]]) -> None:
         """Every adapted weight must have its path in all of the adapted turns in which it stands."""
         every = {iteration for path_iterations in iterations.values() for iteration in path_iterations}
         for name, path_iterations in iterations.items():

@@ -161,10 +161,10 @@ def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
             waiting |= {*line.makes}
     if not any(line.meta.phase == "optimizer_step" for line in chain):
         return []
-    alike = [line for line in steps if line.left[0].loops == product.left[0].loops]
+    identical = [line for line in steps if line.left[0].loops == product.left[0].loops]
     while True:
         read = {name for line in chain for name in line.reads}
-        feeding = [line for line in alike if line not in chain and not read.isdisjoint(line.makes)]
+        feeding = [line for line in identical if line not in chain and not read.isdisjoint(line.makes)]
         if not feeding:
             return [line for line in steps if line in chain]
         chain += feeding
@@ -173,8 +173,8 @@ def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
 def _scales(line: Line, product: Line, waiting: Collection[str]) -> bool:
     """Whether a line scales a product's sums element by element, as behind one of whole numbers."""
     terms = [term for term in line.right if isinstance(term, Term) and term.name in waiting]
-    alike = all(term.axes == product.left[0].axes for term in (*terms, line.left[0]))
-    return isinstance(line, Product) and not line.where and len(terms) == 1 and alike
+    identical = all(term.axes == product.left[0].axes for term in (*terms, line.left[0]))
+    return isinstance(line, Product) and not line.where and len(terms) == 1 and identical
 
 
 def _refusal(lines: Sequence[Statement], handed: Collection[str], line: Line, chain: Sequence[Line]) -> str:

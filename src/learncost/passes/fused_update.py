@@ -74,8 +74,8 @@ def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
     for gradient, lines in needed.items():
         count = next(iter(table.axes[gradient]), "")
         for line in lines:
-            alike = gradient not in stacks or (line.left[0].axes[:1] == (count,) and not _along(line, count))
-            common |= set() if alike and readers[line.name] == 1 else set(line.makes)
+            identical = gradient not in stacks or (line.left[0].axes[:1] == (count,) and not _along(line, count))
+            common |= set() if identical and readers[line.name] == 1 else set(line.makes)
     for line in reversed(before.values()):
         common |= set(line.reads) & before.keys() if not common.isdisjoint(line.makes) else set()
     for gradient, lines in needed.items():

@@ -16,7 +16,7 @@ from learncost.ir.term import Read, Term
 from learncost.ir.value import Role, Value
 from learncost.models.model import Model
 from learncost.ops import entry
-from learncost.procedures.modulation import Modulation, alike
+from learncost.procedures.modulation import Modulation, identical
 from learncost.procedures.procedure import Mode
 
 
@@ -60,13 +60,13 @@ class DifferenceUpdates:
                 elif role == "gradient" and source in mirror and source not in lines:
                     raise InputError(
                         f"{source} is read by the turns of a repeat inside of a block, not by a product, which "
-                        f"{alike()} do not support; bp does"
+                        f"{identical()} do not support; bp does"
                     )
                 elif role == "unsummed":
                     op, (_, weight) = lines[source], self.about(update.name)
                     assert isinstance(op, Op)
                     raise InputError(
-                        f"{weight} is read by {op.op}, not by a product, which {alike()} do not support; bp does"
+                        f"{weight} is read by {op.op}, not by a product, which {identical()} do not support; bp does"
                     )
             _, first = self.about(update.right[0].name)
             read = (

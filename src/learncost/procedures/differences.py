@@ -22,7 +22,7 @@ from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.ops import entry
 from learncost.procedures.difference_updates import DifferenceUpdates
-from learncost.procedures.modulation import Modulation, alike
+from learncost.procedures.modulation import Modulation, identical
 from learncost.procedures.procedure import PROCEDURES, Mode, Procedure
 
 
@@ -39,7 +39,7 @@ def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, 
     if not model.learns:
         raise InputError(
             f"{model.configuration.name} has no output to learn from (counted: {model.configuration.counted}); "
-            f"{alike()} need one, as gpt2 or `encoder` has{instead(model.configuration.family)}"
+            f"{identical()} need one, as gpt2 or `encoder` has{instead(model.configuration.family)}"
         )
     return _Differences(model, chosen, mode).table(), {weight: f"d{weight}" for weight in model.table.weights}
 

@@ -67,7 +67,7 @@ class Modulation:
                 lines.append(line)
         if not lines:
             name = self.model.configuration.name
-            raise InputError(f"{name} has no scores between its weights and its loss, which {alike()} compare")
+            raise InputError(f"{name} has no scores between its weights and its loss, which {identical()} compare")
         scores = lines[-1].left[0]
         e = Product(
             (Term("e", scores.axes),),
@@ -96,7 +96,7 @@ class Modulation:
             others = f"; --projected says to what else it is added: {', '.join(several)}" if several else ""
             raise InputError(
                 f"the output of {configuration.name} (counted: {configuration.counted}) is not over the vocabulary: "
-                f"{alike()} add its error to the one-hot tokens{others}; bp does without"
+                f"{identical()} add its error to the one-hot tokens{others}; bp does without"
                 f"{instead(configuration.family)}"
             )
         for read in reads:
@@ -166,6 +166,6 @@ class Modulation:
         return frozenset(base(axis) for name in inputs for axis in values[name].axes)
 
 
-def alike() -> str:
+def identical() -> str:
     """All procedures of this kind, in a message."""
     return " and ".join(name for name, procedure in LEARNING.items() if procedure.compares)

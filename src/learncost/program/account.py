@@ -23,7 +23,7 @@ def line_that_runs() -> int:
 class AllocationLog:
     """Bytes that are taken now, and the most that were; `line` says where, as `where` does when it is asked.
 
-    `rooms` are the bytes of each room of the first moment at which `stop_at` were taken, with where it was taken; they
+    `allocations` are the bytes of each allocation at the first moment at which `stop_at` were taken and its line; they
     are shown to `look` then, by the rooms' identities. With `stop_at` everything that is taken and given is in `log`.
     """
 
@@ -36,27 +36,27 @@ class AllocationLog:
         self.now = self.peak = 0
         self.line: int | str = 0
         self.stop_at, self.where, self._look = stop_at, where, look
-        self.rooms: tuple[tuple[int, int | str], ...] = ()
+        self.allocations: tuple[tuple[int, int | str], ...] = ()
         self.log = AllocationHistory()
         self._taken: dict[int, tuple[int, int | str]] = {}
 
-    def take(self, room: int, size: int) -> None:
+    def take(self, allocation: int, size: int) -> None:
         self.now += size
         if self.now > self.peak:
             self.peak, self.line = self.now, self.where()
         if self.stop_at is not None:
-            self._taken[room] = size, self.where()
-            self.log.take(room, size, str(self.where()), self.now)
-            if self.now == self.stop_at and not self.rooms:
-                self.rooms = tuple(self._taken.values())
+            self._taken[allocation] = size, self.where()
+            self.log.take(allocation, size, str(self.where()), self.now)
+            if self.now == self.stop_at and not self.allocations:
+                self.allocations = tuple(self._taken.values())
                 if self._look:
                     self._look(self._taken)
 
-    def give(self, room: int, size: int) -> None:
+    def give(self, allocation: int, size: int) -> None:
         self.now -= size
         if self.stop_at is not None:
-            self._taken.pop(room, None)
-            self.log.give(room, str(self.where()), self.now)
+            self._taken.pop(allocation, None)
+            self.log.give(allocation, str(self.where()), self.now)
 
     def buffer(self, size: int) -> None:
         """What is taken for the time of one operation."""

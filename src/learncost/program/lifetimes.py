@@ -314,7 +314,7 @@ class Lifetimes:
             stacks[outer].parts[iteration.number] = self._twin(again.get(lifetime, lifetime), iteration.times, twins)
         # What is handed on and not kept is one array, whatever those that it stands for are read by.
         return {
-            carry.start: twins[end] if (end := scope[carry.end]) in twins else self._twin(end, 1, {}, alike=False)
+            carry.start: twins[end] if (end := scope[carry.end]) in twins else self._twin(end, 1, {}, identical=False)
             for carry in repeat.carry
         }
 
@@ -323,14 +323,14 @@ class Lifetimes:
         original: ScheduledArray | Stack,
         times: int | Polynomial,
         twins: dict[ScheduledArray, ScheduledArray],
-        alike: bool = True,
+        identical: bool = True,
     ) -> ScheduledArray | Stack:
-        """As many arrays more of the same kind, from the next call on; `alike`, who reads the one reads the others."""
+        """Return that many more arrays of the same kind, from the next call on; `identical` ones share readers."""
         if isinstance(original, Stack):
-            return Stack({number: self._twin(part, times, twins, alike) for number, part in original.parts.items()})
+            return Stack({number: self._twin(part, times, twins, identical) for number, part in original.parts.items()})
         if original not in twins:
             moment = self.moment + 1
-            readers = original.readers if alike else set[str]()
+            readers = original.readers if identical else set[str]()
             times = _times(original.times, times)
             twins[original] = replace(original, first=moment, last=moment, times=times, given="", readers=readers)
             self.arrays.append(twins[original])

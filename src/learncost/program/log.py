@@ -50,21 +50,21 @@ class AllocationHistory:
     arrays: list[Logged] = field(default_factory=list)
     _there: dict[int, Logged] = field(default_factory=dict)
 
-    def take(self, room: int, size: int, label: str, level: int) -> None:
+    def take(self, allocation: int, size: int, label: str, level: int) -> None:
         """A room of so many bytes, by its identity, which another one may have when it was given back."""
         array = Logged(label, size, len(self.labels))
         self.arrays.append(array)
-        self._there[room] = array
+        self._there[allocation] = array
         self._add(label, level)
 
-    def give(self, room: int, label: str, level: int) -> None:
-        if array := self._there.pop(room, None):
+    def give(self, allocation: int, label: str, level: int) -> None:
+        if array := self._there.pop(allocation, None):
             array.last = len(self.labels) - 1
         self._add(label, level)
 
-    def call(self, room: int, kind: str) -> None:
+    def call(self, allocation: int, kind: str) -> None:
         """Say what a room is that is there."""
-        if array := self._there.get(room):
+        if array := self._there.get(allocation):
             array.kind = kind
 
     def _add(self, label: str, level: int) -> None:

@@ -63,9 +63,9 @@ def _search(sizes: Sequence[int], free: list[int]) -> list[int] | None:
         if at == len(sizes):
             return []
         tries += 1
-        rooms = {room: place for place, room in reversed([*enumerate(free)]) if room >= sizes[at]}
-        for place in sorted(rooms.values()) if tries <= TRIES else ():
-            left = [room - sizes[at] * (place == number) for number, room in enumerate(free)]
+        spaces = {space: place for place, space in reversed([*enumerate(free)]) if space >= sizes[at]}
+        for place in sorted(spaces.values()) if tries <= TRIES else ():
+            left = [space - sizes[at] * (place == number) for number, space in enumerate(free)]
             rest = _first(sizes[at + 1 :], left) if at + 1 >= SEARCHED else placed(at + 1, left)
             if rest is not None:
                 return [place, *rest]
@@ -78,7 +78,7 @@ def _first(sizes: Sequence[int], free: list[int]) -> list[int] | None:
     """Each array in the first region that has room."""
     places = []
     for size in sizes:
-        place = next((place for place, room in enumerate(free) if room >= size), None)
+        place = next((place for place, space in enumerate(free) if space >= size), None)
         if place is None:
             return None
         free[place] -= size

@@ -100,7 +100,7 @@ class Comparison(Drawn):
     ['paper', 'run']
     """
 
-    room = "learncost.reports.show_comparison"
+    sheets_module = "learncost.reports.show_comparison"
     figures = ("procedures", "crossover", "scaling")
     beside = "crossover"
 

@@ -143,7 +143,7 @@ class Complexity(Drawn):
 
     figures = ("complexity",)
 
-    room = "learncost.reports.show_complexity"
+    sheets_module = "learncost.reports.show_complexity"
 
     kinds: tuple[LayerKind, ...]
     crossings: tuple[LengthCrossing, ...]

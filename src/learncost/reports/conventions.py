@@ -119,7 +119,7 @@ class Conventions(Drawn):
     'price book nanogpt is a formula of language models with their head'
     """
 
-    room = "learncost.reports.show_conventions"
+    sheets_module = "learncost.reports.show_conventions"
     figures = ("conventions",)
 
     model: str

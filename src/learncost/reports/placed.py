@@ -65,7 +65,7 @@ class PlacedStep(Shown):
     over: OverMesh
     stages: tuple[OverMesh, ...] = ()
 
-    room: ClassVar[str] = "learncost.reports.show_placed"
+    sheets_module: ClassVar[str] = "learncost.reports.show_placed"
 
     @property
     def table(self) -> Table:

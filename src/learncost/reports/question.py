@@ -21,7 +21,7 @@ from learncost.ir.errors import InputError
 from learncost.models.sizes import OF_A_RUN, spelled
 from learncost.models.wording import counted, shown
 
-Asked = TypeVar("Asked", bound=Callable[..., Any])
+QuestionFunction = TypeVar("QuestionFunction", bound=Callable[..., Any])
 
 _SECTION = re.compile(r"(?:^|\n)(Parameters|Attributes|Returns|Raises|Commands|Examples)\n-{3,}\n")
 _ITEM = re.compile(r"[^,=+]+")
@@ -111,7 +111,7 @@ class Flag:
         return schema if self.default in (None, "", Parameter.empty) else schema | {"default": self.default}
 
 
-def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callable[[Asked], Asked]:
+def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callable[[QuestionFunction], QuestionFunction]:
     """Makes a function a question: arguments may be in another case or under their other names.
 
     The docstring then lists all parameters.
@@ -120,7 +120,7 @@ def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callabl
     names  which of them; else all
     """
 
-    def make(function: Asked) -> Asked:
+    def make(function: QuestionFunction) -> QuestionFunction:
         accepted = list(signature(function).parameters.values())
         passed_names = names.split()
         more = (
@@ -158,7 +158,7 @@ def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callabl
             places = (*parameters, *[""] * len(args))
             return function(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **canonical)
 
-        return cast("Asked", ask)
+        return cast("QuestionFunction", ask)
 
     return make
 

@@ -205,7 +205,7 @@ class Cost(Drawn):
     'gpt2'
     """
 
-    room = "learncost.reports.show"
+    sheets_module = "learncost.reports.show"
     figures = ("macro-operations", "roofline")
 
     model: str

@@ -19,7 +19,7 @@ from learncost.models.configuration import Configuration
 from learncost.models.purposes import activates, attentions, layers_that, makes_shares
 from learncost.reports.measures import BlockMeasure, Measures, backward, forward
 from learncost.reports.question import question
-from learncost.reports.rules_of_thumb import Case, ErrorPart, Number, Rule, RuleOfThumb, Rules, evaluate, thumbs
+from learncost.reports.rules_of_thumb import Case, ErrorPart, Number, Rule, RuleOfThumb, Rules, evaluate, rules_of_thumb
 from learncost.reports.run import prepare
 
 __all__ = ["Rules", "rules"]
@@ -91,7 +91,7 @@ def rules(
 
 def _rule(key: str, cases: Iterable[Case]) -> Rule:
     """A rule with what it is held against; an error relative to nothing is none."""
-    return Rule(thumbs()[key], tuple(case for case in cases if case.exact))
+    return Rule(rules_of_thumb()[key], tuple(case for case in cases if case.exact))
 
 
 _Found = Iterator[tuple[str, list[Case]]]
@@ -99,7 +99,7 @@ _Found = Iterator[tuple[str, list[Case]]]
 
 def _training(measures: Measures, tokens: int) -> _Found:
     for key, procedure in (("6nd", "bp"), ("8nd", "recompute")):
-        yield key, [_run_of(measures, tokens, thumbs()[key], procedure)]
+        yield key, [_run_of(measures, tokens, rules_of_thumb()[key], procedure)]
     yield "nanogpt_mfu", [*_mfu_of(measures, tokens)]
 
 
@@ -110,7 +110,7 @@ def _mfu_of(measures: Measures, tokens: int) -> Iterator[Case]:
         run.rows("bp", book)
     except InputError:
         return
-    reading, thumb = FormulaValues(run.model), thumbs()["nanogpt_mfu"]
+    reading, thumb = FormulaValues(run.model), rules_of_thumb()["nanogpt_mfu"]
     count = measures.at(reading.quantity("parameters without positions"))
     blocks, widths = measures.at(reading.blocks), measures.at(reading.heads)
     steps = -(-tokens // (run.axes["B"] * run.axes["M"]))
@@ -161,7 +161,7 @@ def _blocks(measures: Measures) -> _Found:
         ("block_training", "bp", _always),
         ("block_recomputed", "recompute", _always),
     ):
-        thumb = thumbs()[key]
+        thumb = rules_of_thumb()[key]
         cases = []
         for block in measures.blocks:
             letters = {"b": axes["B"], "s": axes[block.axis], "h": axes["d"]}
@@ -171,7 +171,7 @@ def _blocks(measures: Measures) -> _Found:
             )
         yield key, cases
     yield "block_parameters", [_block_parameters(measures, block) for block in measures.blocks]
-    crossing = thumbs()["overtakes"].at(h=axes["d"])
+    crossing = rules_of_thumb()["overtakes"].at(h=axes["d"])
     crossings = {**{block.title: measures.overtaking(block) for block in measures.blocks}, _ALL: measures.overtaking()}
     yield (
         "overtakes",
@@ -208,7 +208,7 @@ def _block_parts(measures: Measures, thumb: RuleOfThumb, block: BlockMeasure, ke
 
 
 def _block_parameters(measures: Measures, block: BlockMeasure) -> Case:
-    rule = thumbs()["block_parameters"].at(h=measures.run.axes["d"])
+    rule = rules_of_thumb()["block_parameters"].at(h=measures.run.axes["d"])
     matrices, every = measures.block_parameters(block)
     parts = [
         ErrorPart("matrices of another shape or number", rule - matrices),
@@ -253,7 +253,7 @@ def _convolution(axes: Mapping[str, int]) -> list[Case]:
 
 
 def _twice(title: str, once: Number, twice: Number, book: str) -> list[Case]:
-    return [Case(title, thumbs()["backward"].at(), Fraction(twice) / once, book)] if once and twice else []
+    return [Case(title, rules_of_thumb()["backward"].at(), Fraction(twice) / once, book)] if once and twice else []
 
 
 def _products(measures: Measures) -> _Found:
@@ -268,7 +268,7 @@ def _products(measures: Measures) -> _Found:
         for block in at_length.blocks:
             once = at_length.flops("bp", "run", lambda row: forward(row) and row.kind == "elementwise", block)
             other = at_length.flops("bp", "run", lambda row: forward(row) and row.kind != "elementwise", block)
-            rule = thumbs()["elementwise"].at(h=sizes["d"])
+            rule = rules_of_thumb()["elementwise"].at(h=sizes["d"])
             cases.append(Case(f"{block.title}, {title}", rule, Fraction(once) / other, "run"))
     yield "elementwise", cases
     cases = []
@@ -282,10 +282,12 @@ def _products(measures: Measures) -> _Found:
             once = measures.flops("bp", book, is_softmax, block)
             other = measures.flops("bp", "matmul", lambda row: forward(row) and row.kind == "attention", block)
             if other:
-                cases.append(Case(block.title, thumbs()["softmax"].at(k=axes["k"]), Fraction(once) / other, book))
+                cases.append(
+                    Case(block.title, rules_of_thumb()["softmax"].at(k=axes["k"]), Fraction(once) / other, book)
+                )
     yield "softmax", cases
     multiplied, added = measures.additions
-    rule = thumbs()["products"].at(P=multiplied)
+    rule = rules_of_thumb()["products"].at(P=multiplied)
     parts = (ErrorPart("an addition less in each sum", multiplied - added),)
     yield "products", [Case("matrix products, forward", rule, multiplied + added, "", parts)]
     if measures.run.model.learns:
@@ -293,19 +295,19 @@ def _products(measures: Measures) -> _Found:
             less, more = (measures.maccs(name, "paper") for name in ("pepita", "mempepita"))
         except InputError:
             return  # a model that they cannot train
-        yield "third", [Case("MACCs", thumbs()["third"].at(), Fraction(more) / less, "paper")]
+        yield "third", [Case("MACCs", rules_of_thumb()["third"].at(), Fraction(more) / less, "paper")]
 
 
 def _gpt3() -> tuple[Rule, ...]:
     """The rules that are about GPT-3, whatever the model."""
     blog, full = (_whole(name, "300000000000") for name in ("gpt3-jiang", "gpt3-175b"))
-    days, rounded = thumbs()["gpt3_days"].at(), thumbs()["gpt3_rounded"].at()
+    days, rounded = rules_of_thumb()["gpt3_days"].at(), rules_of_thumb()["gpt3_rounded"].at()
     tokens = full.run.tokens or 0
-    by_rule = thumbs()["6nd"].at(N=full.parameters, D=tokens)
-    by_products = _run_of(full, tokens, thumbs()["6nd"], "bp").exact
+    by_rule = rules_of_thumb()["6nd"].at(N=full.parameters, D=tokens)
+    by_products = _run_of(full, tokens, rules_of_thumb()["6nd"], "bp").exact
     return (
-        _rule("gpt3_blog", [Case("gpt3-jiang", thumbs()["gpt3_blog"].at(), blog.parameters)]),
-        _rule("gpt3_full", [Case("gpt3-175b", thumbs()["gpt3_full"].at(), full.parameters)]),
+        _rule("gpt3_blog", [Case("gpt3-jiang", rules_of_thumb()["gpt3_blog"].at(), blog.parameters)]),
+        _rule("gpt3_full", [Case("gpt3-175b", rules_of_thumb()["gpt3_full"].at(), full.parameters)]),
         _rule("gpt3_days", [Case("6 N D, exact N", days, by_rule), Case("products", days, by_products, "matmul")]),
         _rule("gpt3_rounded", [Case("products", rounded, by_products, "matmul")]),
     )

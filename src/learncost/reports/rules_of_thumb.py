@@ -108,7 +108,7 @@ class Rules(Shown):
     (1024, 124439808)
     """
 
-    room = "learncost.reports.show_rules"
+    sheets_module = "learncost.reports.show_rules"
 
     model: str
     batch_size: int
@@ -129,7 +129,7 @@ class Rules(Shown):
 
 
 @cache
-def thumbs() -> Mapping[str, RuleOfThumb]:
+def rules_of_thumb() -> Mapping[str, RuleOfThumb]:
     """The rules of thumb by key, in the order of rules.toml."""
     text = Path(__file__).with_name("rules.toml").read_text(encoding="utf-8")
     return {key: RuleOfThumb(key, **{"parts": {}, **row}) for key, row in tomllib.loads(text).items()}

@@ -49,7 +49,7 @@ class Readable(Framed):
 class Shown(Readable):
     """An answer: fields, and the sheets that show them. All forms in which it is read or written come from these."""
 
-    room: ClassVar[str] = ""
+    sheets_module: ClassVar[str] = ""
     """The module that makes the sheets, by a function `sheets(answer, width)`; it is imported when they are wanted.
 
     Where a file holds something else than a screen, it has `tables(answer)` for Markdown and LaTeX and
@@ -66,7 +66,7 @@ class Shown(Readable):
         return result
 
     def _by(self, name: str) -> Any:
-        return getattr(import_module(self.room), name, None) if self.room else None
+        return getattr(import_module(self.sheets_module), name, None) if self.sheets_module else None
 
     def _tables(self) -> tuple[Sheet, ...]:
         make = self._by("tables")

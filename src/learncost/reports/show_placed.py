@@ -27,13 +27,15 @@ def sheets(step: PlacedStep, width: int = WIDTH) -> tuple[Sheet, ...]:
         table = over.placed.table
         kinds = tuple(line.op if isinstance(line, Op) else type(line) for line, _ in walk(table.lines))
         tables.setdefault((table.weights, kinds), []).append(place)
-    return _stages(step), *(_table(step, step.stages[alike[0]], _of_stages(alike)) for alike in tables.values())
+    return _stages(step), *(
+        _table(step, step.stages[identical[0]], _of_stages(identical)) for identical in tables.values()
+    )
 
 
-def _of_stages(alike: list[int]) -> str:
-    several = "stage" if len(alike) == 1 else "stages"
-    more = "" if len(alike) == 1 else ", as the first of them has it"
-    return f"The table of every device of {several} {', '.join(map(str, alike))}{more}"
+def _of_stages(identical: list[int]) -> str:
+    several = "stage" if len(identical) == 1 else "stages"
+    more = "" if len(identical) == 1 else ", as the first of them has it"
+    return f"The table of every device of {several} {', '.join(map(str, identical))}{more}"
 
 
 def _stages(step: PlacedStep) -> Sheet:

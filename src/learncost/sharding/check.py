@@ -234,9 +234,9 @@ class _LineCheck:
         plain = {axis for term in terms for axis in term.axes if isinstance(axis, str)}
         cut = {axis for axis in plain if self.mesh_axis in sharded_over(axis)}
         for axis in cut:
-            alike = {other for other in plain if whole(other) == whole(axis)}
-            if not alike <= cut:
-                raise self.refuse(line, f"an axis stands in it cut and whole ({', '.join(sorted(alike))})")
+            identical = {other for other in plain if whole(other) == whole(axis)}
+            if not identical <= cut:
+                raise self.refuse(line, f"an axis stands in it cut and whole ({', '.join(sorted(identical))})")
         read = {axis.axis for term in terms for axis in term.axes if isinstance(axis, Read)}
         return cut | {f"{axis}=" for axis in read if self.mesh_axis in sharded_over(axis)}
 

@@ -224,8 +224,8 @@ class Cutting:
 
     def _queries(self, axis: str) -> str:
         """The axis of queries as it is cut: a line may read pairs the other way round, its keys called as queries."""
-        alike = (other for other in self.line.loops if base(other) == base(axis) and self.sharded_over(other))
-        return cut(axis, self.sharded_over(next(alike, axis)))
+        identical = (other for other in self.line.loops if base(other) == base(axis) and self.sharded_over(other))
+        return cut(axis, self.sharded_over(next(identical, axis)))
 
     def operand(self, operand: Operand, reason: CollectiveReason) -> Operand:
         if isinstance(operand, Literal):

@@ -149,7 +149,7 @@ def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: 
 
 
 @dataclass(frozen=True)
-class Rooms:
+class ProgramMemory:
     """What a program takes, in bytes, before it is compiled.
 
     arena      what lies there for the time of a step
@@ -174,9 +174,9 @@ class Rooms:
         return self.arena + self.weights + self.states + self.inputs + self.variables + self.masks
 
 
-def rooms(
+def program_memory(
     tables: Table | Iterable[Table], sizes: Mapping[str, int], dtype: str = "fp32", fixed: Iterable[str] = ()
-) -> Rooms:
+) -> ProgramMemory:
     """What the steps of one program take together: a training step, and perhaps a prediction beside it.
 
     fixed  inputs that never change though the table does not say so, such as the angles of positions
@@ -188,7 +188,7 @@ def rooms(
     return counted(layouts, frozenset(fixed))
 
 
-def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> Rooms:
+def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> ProgramMemory:
     """What laid out steps take together."""
     wide = widths(dtype for layout in layouts for dtype in layout.dtypes.values())
     groups = dict.fromkeys(("weights", "states", "inputs", "constants", "variables", "masks"), 0)
@@ -201,7 +201,7 @@ def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> Rooms:
         groups["variables"] += 4 * any("gathered" in _roles(layout) for layout in trains)  # microbatches so far
     if any(layout.table.values[name].of == "decay" for layout in layouts for name in layout.given):
         groups["constants"] += width  # the weight decay itself
-    return Rooms(in_all(layouts, together(layout.arenas for layout in layouts)), **groups)
+    return ProgramMemory(in_all(layouts, together(layout.arenas for layout in layouts)), **groups)
 
 
 def arrays(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, int]:
@@ -271,7 +271,7 @@ def varies(of: str) -> bool:
 
 
 def given(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, tuple[str, tuple[str, ...], str]]:
-    """What is given to the steps: in which group of `Rooms` it is, its axes, its type."""
+    """What is given to the steps: in which group of `ProgramMemory` it is, its axes, its type."""
     renewed = {name for layout in layouts for name in layout.table.renewed}
     result: dict[str, tuple[str, tuple[str, ...], str]] = {}
     for layout in layouts:

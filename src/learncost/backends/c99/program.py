@@ -13,7 +13,17 @@ import numpy as np
 from learncost.backends.c.c99 import BASIS, C99, WHOLE_BASIS, products
 from learncost.backends.c99 import masks
 from learncost.backends.c99.functions import called, check_written, functions, known
-from learncost.backends.c99.layout import Alone, Rooms, alone, arrays, counted, declared, given, placed, together
+from learncost.backends.c99.layout import (
+    Alone,
+    ProgramMemory,
+    alone,
+    arrays,
+    counted,
+    declared,
+    given,
+    placed,
+    together,
+)
 from learncost.backends.c99.steps import CODES, StepsWriter
 from learncost.backends.c99.values import initial, initializer
 from learncost.backends.identifiers import Identifiers
@@ -109,7 +119,7 @@ class Firmware:
     """A program in two files, what it takes, and how it is laid out.
 
     names  what C calls the arrays and the learning rate, by their names in the table
-    given  of what these hold: its group in `Rooms`, its axes, its type
+    given  of what these hold: its group in `ProgramMemory`, its axes, its type
     calls  by the numbers that stand before their equations; `entries` says in which entry each is
     places  the regions of RAM by what lies there, where some were given
     """
@@ -117,7 +127,7 @@ class Firmware:
     source: str
     header: str
     prefix: str
-    rooms: Rooms
+    program_memory: ProgramMemory
     dtype: str
     names: Mapping[str, str]
     given: Mapping[str, tuple[str, tuple[str, ...], str]]
@@ -152,7 +162,7 @@ class _FirmwareWriter:
         self.layouts, self.dtype, self.prefix, self.content, self.title = layouts, dtype, prefix, content, title
         every = [*layouts.values()]
         self.given = given(every, content.fixed)
-        self.rooms = counted(every, content.fixed)
+        self.program_memory = counted(every, content.fixed)
         self.places = placed(every, content.fixed, content.regions)
         self.sizes = every[0].sizes
         self.kernels = every[0].kernels
@@ -208,7 +218,7 @@ class _FirmwareWriter:
             "\n".join(filter(None, parts)),
             self._header(),
             self.prefix,
-            self.rooms,
+            self.program_memory,
             self.dtype,
             self.names,
             self.given,
@@ -391,15 +401,16 @@ class _FirmwareWriter:
     # What is said above.
 
     def _head(self) -> str:
-        rooms = self.rooms
+        program_memory = self.program_memory
         numbers = "whole numbers of 32 bits, or of 8" if self.dtype == WHOLE else REAL[self.dtype]
         says = [
             *self.title,
             f"Freestanding C99: no library, no allocation, one thread. All numbers are {numbers}.",
-            f"RAM {rooms.ram:,} bytes: arena {rooms.arena:,}, weights {rooms.weights:,}, states {rooms.states:,}, "
-            f"inputs {rooms.inputs:,}, variables {rooms.variables:,}"
-            f"{f', masks of dropout {rooms.masks:,}' if rooms.masks else ''}. "
-            f"Flash {rooms.constants:,} bytes of constants; the code, the stack and what initial values "
+            f"RAM {program_memory.ram:,} bytes: arena {program_memory.arena:,}, "
+            f"weights {program_memory.weights:,}, states {program_memory.states:,}, "
+            f"inputs {program_memory.inputs:,}, variables {program_memory.variables:,}"
+            f"{f', masks of dropout {program_memory.masks:,}' if program_memory.masks else ''}. "
+            f"Flash {program_memory.constants:,} bytes of constants; the code, the stack and what initial values "
             "take in flash are the compiler's.",
             *self._regions(),
             *self._fullest(),
@@ -439,8 +450,9 @@ class _FirmwareWriter:
             f"#ifndef {guard}\n#define {guard}\n\n#include <stdint.h>\n",
             '#ifdef __cplusplus\nextern "C" {\n#endif\n',
             f"typedef {REAL[self.dtype]} {prefix}_real;\n",
-            f"#define {upper}_RAM_BYTES {self.rooms.ram} /* all variables, in .data and .bss */",
-            f"#define {upper}_FLASH_BYTES {self.rooms.constants} /* what of it lies in .rodata, code aside */\n",
+            f"#define {upper}_RAM_BYTES {self.program_memory.ram} /* all variables, in .data and .bss */",
+            f"#define {upper}_FLASH_BYTES {self.program_memory.constants} "
+            "/* what of it lies in .rodata, code aside */\n",
         ]
         if self._steps:
             rates = (value.power for value in self.values.values() if value.role == "number" and value.of == "lr")

@@ -10,7 +10,7 @@ from learncost.backends.c import KernelFunction, SizeNeededError, kernel
 from learncost.backends.c.gnu import GNU
 from learncost.backends.c.printer import Printer
 from learncost.backends.identifiers import Identifiers
-from learncost.backends.placed.patterns import Alike, Pattern, alike, flat, named_by_op
+from learncost.backends.placed.patterns import Alike, Pattern, flat, identical, named_by_op
 from learncost.ir.line import Line
 from learncost.ir.polynomial import size_of
 from learncost.program.calls import Axes
@@ -46,7 +46,7 @@ class KernelTable:
 
     def note(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], dtypes: Mapping[str, str]) -> None:
         """Remember what is computed at which sizes."""
-        like = alike(*flat(lines, axes), others, dtypes)
+        like = identical(*flat(lines, axes), others, dtypes)
         self._sizes_of.setdefault(like.pattern, set()).add(self._numbers(like.sizes))
 
     def written(
@@ -54,7 +54,7 @@ class KernelTable:
     ) -> KernelFunction:
         """The kernel of lines, with the names that these have for its arrays and sizes."""
         lines, axes = flat(lines, axes)
-        like = alike(lines, axes, others, dtypes)
+        like = identical(lines, axes, others, dtypes)
         numbers = self._numbers(like.sizes)
         several = self._written.setdefault(like.pattern, [])
         fitting = next((kernel for kernel in several if kernel.fits(numbers)), None)

@@ -33,7 +33,7 @@ class Alike:
     sizes: tuple[str, ...]
 
 
-def alike(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtypes: Mapping[str, str]) -> Alike:
+def identical(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtypes: Mapping[str, str]) -> Alike:
     """The pattern of the lines of one kernel.
 
     axes     the declared axes of every name

@@ -302,11 +302,11 @@ def _split(reader: GraphReader, x: View, _: Any, dim: int = 0, **__: Any) -> lis
     parts: list[View | None] = []
     start: Size = 0
     sizes_of_parts = [size_of(value.shape[dim]) for value in reader.node.meta["val"]]
-    alike = all(equal(size, sizes_of_parts[0]) for size in sizes_of_parts)
-    if not alike:
+    identical = all(equal(size, sizes_of_parts[0]) for size in sizes_of_parts)
+    if not identical:
         x = merged(reader, x, dim)
     for size in sizes_of_parts:
-        parts.append(None if equal(size, 0) else narrowed(reader, x, dim, start, size, parts=alike))
+        parts.append(None if equal(size, 0) else narrowed(reader, x, dim, start, size, parts=identical))
         start = start + size
     return parts
 

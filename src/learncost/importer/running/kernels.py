@@ -24,8 +24,8 @@ INTEGER = 8
 def _made_twice(gradient: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> int:
     """`Normalization.cpp`: where the gradient lies as the operand does, the result is made twice, and written once."""
     formats = [torch.contiguous_format, *([torch.channels_last] if x.dim() == 4 else [])]
-    alike = any(all(each.is_contiguous(memory_format=laid) for each in (gradient, x)) for laid in formats)
-    return x.nbytes if alike else 0
+    identical = any(all(each.is_contiguous(memory_format=laid) for each in (gradient, x)) for laid in formats)
+    return x.nbytes if identical else 0
 
 
 def _outer(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *expanded: Sequence[int], **_: Any) -> int:
@@ -163,8 +163,8 @@ def _in_all_their_room(func: Any, args: Any, result: Any) -> Any:
 
 def _in_the_room_of_its_operand(func: Any, args: Any, result: Any) -> Any:
     """`Col2Im.cpp`: what is folded is made as large as its columns, and keeps that memory."""
-    room = max(args[0].numel(), result.numel())
-    return result.new_empty(room).as_strided(result.shape, result.stride())
+    allocation = max(args[0].numel(), result.numel())
+    return result.new_empty(allocation).as_strided(result.shape, result.stride())
 
 
 RESULTS: Mapping[str, Callable[[Any, Any, Any], Any]] = {

@@ -105,7 +105,7 @@ def _attention(names: ScopeNames, call: Attention, values: Values) -> TapeTensor
         sink=names.leaf(call.sink) if call.sink else None,
         dropped=call.dropped,
         cached=bool(first.where) or base(keys[-1]) != base(place),
-        alike=sum(widths) == count(last.sides.columns),
+        identical=sum(widths) == count(last.sides.columns),
         cache=names.state.cache,
     )
 

@@ -147,7 +147,7 @@ def _inside(
             slices[inside] = stacks[inside][iteration]
         else:
             stack, elements = names.found(outer, values).value, names.count(repeat.axes[inside])
-            slices[inside] = TapeTensor(names.tape, TapeValue(elements, stack.width, stack.room, view=True))
+            slices[inside] = TapeTensor(names.tape, TapeValue(elements, stack.width, stack.allocation, view=True))
     seen = {**names.around, **around, **slices}
     return ScopeNames(names.state, {**names.axes, **repeat.axes}, weights, frozenset(drawn), seen)
 

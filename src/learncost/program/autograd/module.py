@@ -66,7 +66,7 @@ class AttentionInputs:
     sink: TapeTensor | None
     dropped: bool
     cached: bool
-    alike: bool
+    identical: bool
     cache: list[TapeTensor]
 
 
@@ -304,7 +304,7 @@ def _sdpa(q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, 
         scores = replace(scores, groups=1)
     dropped = scores.dropped and not q.tape.cuda  # whose kernels drop shares too
     grouped = scores.groups > 1 and q.tape.cuda and q.width >= FLOAT  # only the kernels for bf16 and fp16 know groups
-    if scores.alike and not dropped and not grouped and not (bias and bias.learns):
+    if scores.identical and not dropped and not grouped and not (bias and bias.learns):
         return flash_attention(q, k, v, scores.results, scores.rows, bias)
     return _math(q, k, v, scores, bias)
 

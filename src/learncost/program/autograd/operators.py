@@ -161,7 +161,7 @@ class TapeTensor:
         """A view of another shape; its gradient is copied, being spread."""
         x, tape = self.value, self.tape
         elements, width = x.elements, x.width
-        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(elements, width),), views=x.room)
+        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(elements, width),), views=x.allocation)
         return TapeTensor(tape, result)
 
     def sum(self, rows: int) -> TapeTensor:
@@ -172,7 +172,7 @@ class TapeTensor:
         def backward(gradients: Gradients) -> list[TapeValue | None]:
             gradient = gradients.pop()
             assert gradient
-            return [TapeValue(elements, width, gradient.room, view=True)]
+            return [TapeValue(elements, width, gradient.allocation, view=True)]
 
         (result,) = tape.run((x,), ((rows, width),), backward)
         return TapeTensor(tape, result)
@@ -186,10 +186,10 @@ class TapeTensor:
             gradient = gradients.pop()
             assert gradient
             if gradient.turned == turned:
-                return [TapeValue(elements, width, gradient.room, view=True)]
-            return [TapeValue(elements, width, tape.new(elements, width).room, view=True)]
+                return [TapeValue(elements, width, gradient.allocation, view=True)]
+            return [TapeValue(elements, width, tape.new(elements, width).allocation, view=True)]
 
-        (result,) = tape.run((x,), ((elements, width),), backward, views=x.room, turned=turned)
+        (result,) = tape.run((x,), ((elements, width),), backward, views=x.allocation, turned=turned)
         return TapeTensor(tape, result)
 
     def split(self, sizes: Sequence[int]) -> list[TapeTensor]:
@@ -200,7 +200,7 @@ class TapeTensor:
             (x,),
             [(size, width) for size in sizes],
             lambda _: (tape.new(all_elements, width),),
-            views=x.room,
+            views=x.allocation,
             turned=x.turned,
         )
         return [TapeTensor(tape, part) for part in parts]
@@ -210,7 +210,7 @@ class TapeTensor:
         x, tape = self.value, self.tape
         all_elements, width = x.elements, x.width
         (part,) = tape.run(
-            (x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), views=x.room, turned=x.turned
+            (x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), views=x.allocation, turned=x.turned
         )
         return TapeTensor(tape, part)
 
@@ -300,7 +300,7 @@ class TapeTensor:
 
     def add_(self, other: TapeTensor) -> TapeTensor:
         """A sum in place of its first operand."""
-        return _plus(self, other, self.value.room)
+        return _plus(self, other, self.value.allocation)
 
     def matmul(self, other: TapeTensor, elements: int) -> TapeTensor:
         """A product that sums; each factor is kept for the other's gradient."""
@@ -355,7 +355,7 @@ def _times(left: TapeTensor, right: TapeTensor) -> TapeTensor:
     return TapeTensor(tape, result)
 
 
-def _plus(left: TapeTensor, right: TapeTensor, room: Allocation | None = None) -> TapeTensor:
+def _plus(left: TapeTensor, right: TapeTensor, allocation: Allocation | None = None) -> TapeTensor:
     """A sum, the smaller operand spread: nothing is kept, and the gradient goes on as it is."""
     tape, operands = left.tape, (left.value, right.value)
     elements, width = max(left.elements, right.elements), max(left.width, right.width)
@@ -368,7 +368,7 @@ def _plus(left: TapeTensor, right: TapeTensor, room: Allocation | None = None) -
         return [incoming if is_needed else None for is_needed in needed]
 
     copies = _alike(tape, [(each.elements, each.width) for each in operands], width)
-    (result,) = tape.run(operands, ((elements, width),), backward, views=room, turned=turned)
+    (result,) = tape.run(operands, ((elements, width),), backward, views=allocation, turned=turned)
     del copies
     return TapeTensor(tape, result)
 
@@ -383,7 +383,7 @@ def cat(parts: Sequence[TapeTensor], turned: bool = False, shares: Sequence[int]
         incoming = gradients.pop()
         assert incoming
         return [
-            TapeValue(size, width, incoming.room, view=True, turned=incoming.turned)
+            TapeValue(size, width, incoming.allocation, view=True, turned=incoming.turned)
             if size == share
             else tape.new(size, width)
             for size, share in zip(sizes, spread, strict=True)
@@ -410,7 +410,7 @@ def linear(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | 
     def backward(gradients: Gradients) -> list[TapeValue | None]:
         numbers = tape.new(coded) if coded else None
         gradients_back = [
-            TapeValue(size, width, tape.new(size, width).room, view=True) if needed else None
+            TapeValue(size, width, tape.new(size, width).allocation, view=True) if needed else None
             for size, width, needed in sizes
         ]
         del numbers

@@ -29,7 +29,7 @@ class StepState:
     table: Table
     sizes: Mapping[str, int]
     asked: StepOptions
-    rooms: dict[str, Allocation] = field(default_factory=dict)
+    allocations: dict[str, Allocation] = field(default_factory=dict)
     leaves: dict[tuple[str, ...], TapeTensor] = field(default_factory=dict)
     masks: dict[tuple[object, ...], TapeTensor] = field(default_factory=dict)
     embedded: list[TapeTensor] = field(default_factory=list)
@@ -77,13 +77,16 @@ class StepState:
         """A weight, or several that are one, of a turn."""
         key = tuple(part for name in names for part in name)
         if key not in self.leaves:
-            room, width = self.rooms[names[0][0]], 0 if names[0][0] in self.asked.coded else self.asked.width
+            allocation, width = (
+                self.allocations[names[0][0]],
+                0 if names[0][0] in self.asked.coded else self.asked.width,
+            )
             learns = any(name[0] in self.asked.learning for name in names)
             if self.sharded:
                 block = self.blocks.get(names[0][0])
                 group = self.group(block, int(names[0][1])) if block else self.sharded.group(ROOT)
-                room = group.room
-            value = self.tape.weight(elements, width, room) if learns else TapeValue(elements, width, room)
+                allocation = group.allocation
+            value = self.tape.weight(elements, width, allocation) if learns else TapeValue(elements, width, allocation)
             if self.sharded:
                 group.weights.append(value)
             self.leaves[key] = TapeTensor(self.tape, value)

@@ -19,11 +19,11 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
     """One step of a model's forward table on a tape."""
     state = StepState(tape, table, sizes, asked)
     tape.label = "optimizer state"
-    rooms = [Allocation(tape.account, asked.state), Allocation(tape.account, asked.module.buffers)]
+    allocations = [Allocation(tape.account, asked.state), Allocation(tape.account, asked.module.buffers)]
     if asked.wrapping and asked.wrapping.parts == 1:
         tape.label = BUCKETS
         learned = sum(state.count(table.axes[name]) for name in asked.learning)
-        rooms.append(Allocation(tape.account, learned * asked.wrapping.reduced))
+        allocations.append(Allocation(tape.account, learned * asked.wrapping.reduced))
     outputs = [tensor.value for tensor in _forward(state)]
     if state.sharded:
         state.sharded.before_backward(state.sharded.group(ROOT))
@@ -35,7 +35,7 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
     state.masks.clear()
     tape.label = "optimizer step"
     step_weights(*asked.stepping, tape.learned, tape.new)
-    del rooms
+    del allocations
 
 
 def step_weights(optimizer: str, way: str, weights: Sequence[int], new: Callable[[int], object]) -> None:
@@ -76,11 +76,11 @@ def _forward(state: StepState) -> list[TapeTensor]:
         if state.sharded and name in table.weights:
             learned = state.sharded.wrapping.stored
             size = state.sharded.wrapping.part(elements) * (learned if name in asked.learning else width)
-        room = Allocation(state.tape.account, size)
+        allocation = Allocation(state.tape.account, size)
         if name in table.weights:
-            state.rooms[name] = room
+            state.allocations[name] = allocation
         else:
-            values[name] = TapeTensor(state.tape, TapeValue(elements, width, room))
+            values[name] = TapeTensor(state.tape, TapeValue(elements, width, allocation))
             # Images or sounds: the caller holds them. The constants of transformers' modules are made inside of them.
             role = table.values[name].role
             if role == "value" or (role == "constant" and asked.module.name == "plain"):

@@ -31,7 +31,7 @@ class TapeValue:
 
     elements: int
     width: int
-    room: Allocation
+    allocation: Allocation
     node: TapeNode | None = None
     result: int = 0
     view: bool = False
@@ -105,15 +105,15 @@ class Tape:
         width = width or self.width
         return TapeValue(elements, width, Allocation(self.account, elements * width), turned=turned)
 
-    def _look(self, rooms: Mapping[int, tuple[int, int | str]]) -> None:
-        gradients = {id(gradient.room) for node in self._weights for gradient in node.gradients if gradient}
-        self.gradients = sum(rooms[room][0] for room in gradients)
+    def _look(self, allocations: Mapping[int, tuple[int, int | str]]) -> None:
+        gradients = {id(gradient.allocation) for node in self._weights for gradient in node.gradients if gradient}
+        self.gradients = sum(allocations[allocation][0] for allocation in gradients)
 
-    def weight(self, elements: int, width: int, room: Allocation) -> TapeValue:
+    def weight(self, elements: int, width: int, allocation: Allocation) -> TapeValue:
         """A weight that learns, in a room that holds others too."""
         node = TapeNode(None, label=WEIGHT)
         self._weights.append(node)
-        return TapeValue(elements, width, room, node)
+        return TapeValue(elements, width, allocation, node)
 
     @property
     def learned(self) -> list[int]:
@@ -192,9 +192,11 @@ class Tape:
         self._without = False
         if not any(value.node for value in arguments):
             return results  # as PyTorch has it: nothing below wants a gradient, so nothing in it gets one
-        sizes = [(value.elements, value.width, value.room) for value in results]
+        sizes = [(value.elements, value.width, value.allocation) for value in results]
         needs = [bool(value.node) for value in arguments]
-        detached = [TapeValue(value.elements, value.width, value.room, turned=value.turned) for value in arguments]
+        detached = [
+            TapeValue(value.elements, value.width, value.allocation, turned=value.turned) for value in arguments
+        ]
 
         def backward(gradients: Gradients) -> Sequence[TapeValue | None]:
             return self._run_again(run, detached, needs, gradients)
@@ -219,7 +221,7 @@ class Tape:
         for value in results:
             if value.node:
                 value.node.gradients[value.result] = gradients.pop(0)
-        outputs = [value.room for value in results]  # CheckpointFunction.backward has them to its end
+        outputs = [value.allocation for value in results]  # CheckpointFunction.backward has them to its end
         del results, value
         gradients.clear()
         for operand in detached:
@@ -282,7 +284,7 @@ class Tape:
                 elif other.view or _references(other) != _ALONE:  # else in place
                     owner.gradients[number] = self.new(gradient.elements, gradient.width, gradient.turned)
                 if owner.label == WEIGHT and (waiting := owner.gradients[number]):
-                    self.account.log.call(id(waiting.room), "gradients")
+                    self.account.log.call(id(waiting.allocation), "gradients")
                     del waiting
                 del other
             del gradient
@@ -296,7 +298,7 @@ class Tape:
 
 def _references(waiting: TapeValue) -> tuple[int, int]:
     """How many hold a gradient that waits, and its memory."""
-    return getrefcount(waiting), getrefcount(waiting.room)
+    return getrefcount(waiting), getrefcount(waiting.allocation)
 
 
 def _of_one_alone() -> tuple[int, int]:

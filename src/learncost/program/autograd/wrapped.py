@@ -58,7 +58,7 @@ class ParameterGroup:
     """The weights of a block, or those outside of blocks: `elements` of all, filled up; `place` among the blocks."""
 
     elements: int
-    room: TensorStorage
+    allocation: TensorStorage
     place: int = -1
     message: Allocation | None = None
     weights: list[TapeValue] = field(default_factory=list)
@@ -87,13 +87,13 @@ class Sharded:
 
     def _room(self, size: int, label: str) -> Allocation:
         label, self.tape.label = self.tape.label, label
-        room = Allocation(self.tape.account, size)
+        allocation = Allocation(self.tape.account, size)
         self.tape.label = label
-        return room
+        return allocation
 
     def _gather(self, group: ParameterGroup) -> None:
         """Begin to gather: the parts are cast first where they are floats, and the message is of all devices' parts."""
-        if group.message is None and not group.room.bytes:
+        if group.message is None and not group.allocation.bytes:
             casts = 0 if self.wrapping.stored else group.elements // self.wrapping.parts * self.width
             cast = self._room(casts, MESSAGES)
             group.message = self._room(group.elements * self.width, MESSAGES)
@@ -104,7 +104,7 @@ class Sharded:
         message, group.message = group.message, None
         if message:
             label, self.tape.label = self.tape.label, GATHERED
-            group.room.resize(group.elements * self.width)
+            group.allocation.resize(group.elements * self.width)
             self.tape.label = label
         return message
 
@@ -120,7 +120,7 @@ class Sharded:
         if keeps:
             self._gathered = None
         else:
-            group.room.resize(0)
+            group.allocation.resize(0)
 
     def before_backward(self, group: ParameterGroup) -> None:
         self._gather(group)
@@ -133,7 +133,7 @@ class Sharded:
         """A block's gradients are summed, and this device has its part of each."""
         learned = [weight.node for weight in group.weights if weight.node and weight.node.gradients[0]]
         parts = [self.wrapping.part(node.gradients[0].elements) for node in learned if node.gradients[0]]
-        group.room.resize(0)
+        group.allocation.resize(0)
         group.is_done = True
         self._scattered = None
         if not learned:
@@ -174,5 +174,5 @@ class Sharded:
             return [gradients.pop()]
 
         sizes = ((value.elements, value.width),)
-        (result,) = self.tape.run((value,), sizes, backward, views=value.room, turned=value.turned)
+        (result,) = self.tape.run((value,), sizes, backward, views=value.allocation, turned=value.turned)
         return TapeTensor(self.tape, result)

@@ -25,12 +25,12 @@ class FakeArray(StridedLayout):
 
     __slots__ = ("owns",)
 
-    def __init__(self, layout: Any, room: Allocation, owns: bool = False) -> None:
-        self.layout, self.room, self.owns = layout, room, owns
-        room.account.now += _object(layout)
+    def __init__(self, layout: Any, allocation: Allocation, owns: bool = False) -> None:
+        self.layout, self.allocation, self.owns = layout, allocation, owns
+        allocation.account.now += _object(layout)
 
     def __del__(self) -> None:
-        self.room.account.now -= _object(self.layout)
+        self.allocation.account.now -= _object(self.layout)
 
     @staticmethod
     def new(account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> FakeArray:
@@ -44,15 +44,15 @@ class FakeArray(StridedLayout):
 
     @property
     def T(self) -> FakeArray:  # noqa: N802 - as NumPy calls it
-        return FakeArray(self.layout.T, self.room)
+        return FakeArray(self.layout.T, self.allocation)
 
     def transpose(self, *axes: Any) -> FakeArray:
-        return FakeArray(self.layout.transpose(*axes), self.room)
+        return FakeArray(self.layout.transpose(*axes), self.allocation)
 
     def reshape(self, *shape: Any) -> FakeArray:
         sizes_given = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         try:
-            return FakeArray(self.layout.reshape(sizes_given, copy=False), self.room)
+            return FakeArray(self.layout.reshape(sizes_given, copy=False), self.allocation)
         except ValueError:  # NumPy copies; where the shape does not fit, this is refused once more
             elements = prod(size for size in sizes_given if size >= 0)
             sizes = [size if size >= 0 else self.layout.size // elements for size in sizes_given]
@@ -64,7 +64,7 @@ class FakeArray(StridedLayout):
             return _chosen(self, items)
         if not any(item is Ellipsis for item in items):
             items = (*items, Ellipsis)  # so that a number stays an array, which nobody reads
-        return FakeArray(self.layout[items], self.room)
+        return FakeArray(self.layout[items], self.allocation)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Into the array itself: nothing is taken."""
@@ -90,7 +90,7 @@ class FakeArray(StridedLayout):
         if keepdims:
             return result
         places = [0 if at in reduced else slice(None) for at in range(rank)]
-        return FakeArray(result.layout[(*places, ...)], result.room)
+        return FakeArray(result.layout[(*places, ...)], result.allocation)
 
     sum = mean = max = _reduced
 
@@ -104,7 +104,7 @@ def _chosen(array: FakeArray, items: tuple[Any, ...]) -> FakeArray:
     if not before:
         return result
     moved = np.moveaxis(result.layout, range(len(index_shape)), range(before, before + len(index_shape)))
-    return FakeArray(moved, result.room)
+    return FakeArray(moved, result.allocation)
 
 
 def order_of(shape: Sequence[int], arrays: Sequence[FakeArray]) -> list[int]:

@@ -67,7 +67,7 @@ class NumPy:
         return array if array.layout.flags.c_contiguous else FakeArray.new(self._account, array.shape, array.dtype)
 
     def broadcast_to(self, array: FakeArray, shape: Any) -> FakeArray:
-        return FakeArray(np.broadcast_to(array.layout, shape), array.room)
+        return FakeArray(np.broadcast_to(array.layout, shape), array.allocation)
 
     def stack(self, arrays: Sequence[FakeArray]) -> FakeArray:
         first = arrays[0]
@@ -91,7 +91,7 @@ class NumPy:
         return FakeArray.new(self._account, array.shape, array.dtype)
 
     def flip(self, array: FakeArray, axes: Any) -> FakeArray:
-        return FakeArray(array.layout, array.room)
+        return FakeArray(array.layout, array.allocation)
 
     def argmax(self, array: FakeArray, axis: int) -> FakeArray:
         return FakeArray.new(self._account, array.shape[:-1], np.int64)

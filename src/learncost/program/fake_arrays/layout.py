@@ -14,13 +14,13 @@ from learncost.program.account import Allocation, AllocationLog
 class StridedLayout:
     """What has a layout in a room."""
 
-    __slots__ = ("layout", "room")
+    __slots__ = ("allocation", "layout")
     layout: Any
-    room: Allocation
+    allocation: Allocation
 
     @property
     def account(self) -> AllocationLog:
-        return self.room.account
+        return self.allocation.account
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -26,8 +26,8 @@ class ShapeTensor(StridedLayout):
 
     __slots__ = ("device",)
 
-    def __init__(self, layout: Any, room: Allocation) -> None:
-        self.layout, self.room, self.device = layout, room, "cpu"
+    def __init__(self, layout: Any, allocation: Allocation) -> None:
+        self.layout, self.allocation, self.device = layout, allocation, "cpu"
 
     @staticmethod
     def new(
@@ -45,28 +45,28 @@ class ShapeTensor(StridedLayout):
 
     @property
     def T(self) -> ShapeTensor:  # noqa: N802 - as PyTorch calls it
-        return ShapeTensor(self.layout.T, self.room)
+        return ShapeTensor(self.layout.T, self.allocation)
 
     def permute(self, *axes: int) -> ShapeTensor:
-        return ShapeTensor(self.layout.transpose(axes), self.room)
+        return ShapeTensor(self.layout.transpose(axes), self.allocation)
 
     def expand(self, *shape: int) -> ShapeTensor:
-        return ShapeTensor(np.broadcast_to(self.layout, shape), self.room)
+        return ShapeTensor(np.broadcast_to(self.layout, shape), self.allocation)
 
     def transpose(self, first: int, second: int) -> ShapeTensor:
-        return ShapeTensor(self.layout.swapaxes(first, second), self.room)
+        return ShapeTensor(self.layout.swapaxes(first, second), self.allocation)
 
     def reshape(self, *shape: Any) -> ShapeTensor:
         sizes_given = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         try:
-            return ShapeTensor(self.layout.reshape(sizes_given, copy=False), self.room)
+            return ShapeTensor(self.layout.reshape(sizes_given, copy=False), self.allocation)
         except ValueError:
             elements = prod(size for size in sizes_given if size >= 0)
             return self.like([size if size >= 0 else self.layout.size // elements for size in sizes_given])
 
     def view(self, *shape: Any) -> ShapeTensor:
         if isinstance(shape[0], np.dtype):
-            return ShapeTensor(self.layout.view(shape[0]), self.room)
+            return ShapeTensor(self.layout.view(shape[0]), self.allocation)
         return self.reshape(*shape)
 
     def view_as(self, other: ShapeTensor) -> ShapeTensor:
@@ -80,10 +80,10 @@ class ShapeTensor(StridedLayout):
         return self.reshape(*self.shape[:axis], *shape, *self.shape[axis + 1 :])
 
     def movedim(self, axis: int, to: int) -> ShapeTensor:
-        return ShapeTensor(np.moveaxis(self.layout, axis, to), self.room)
+        return ShapeTensor(np.moveaxis(self.layout, axis, to), self.allocation)
 
     def chunk(self, number: int, axis: int = 0) -> list[ShapeTensor]:
-        return [ShapeTensor(part, self.room) for part in np.array_split(self.layout, number, axis)]
+        return [ShapeTensor(part, self.allocation) for part in np.array_split(self.layout, number, axis)]
 
     def split(self, sizes: Sequence[int], axis: int = 0) -> list[ShapeTensor]:
         ends = np.cumsum(sizes)
@@ -105,7 +105,7 @@ class ShapeTensor(StridedLayout):
     def __getitem__(self, key: Any) -> ShapeTensor:
         items = key if isinstance(key, tuple) else (key,)
         if not any(isinstance(item, ShapeTensor) for item in items):
-            return ShapeTensor(self.layout[items if Ellipsis in items else (*items, Ellipsis)], self.room)
+            return ShapeTensor(self.layout[items if Ellipsis in items else (*items, Ellipsis)], self.allocation)
         index_shape, rest, before = chosen(self.shape, [i.shape if isinstance(i, ShapeTensor) else i for i in items])
         return self.like((*rest[:before], *index_shape, *rest[before:]))
 
@@ -215,7 +215,7 @@ class SentRows(ShapeTensor):
     __slots__ = ("rows",)
 
     def __init__(self, counts: ShapeTensor, rows: int) -> None:
-        super().__init__(counts.layout, counts.room)
+        super().__init__(counts.layout, counts.allocation)
         self.rows = rows
 
     def tolist(self) -> list[int]:

@@ -110,9 +110,11 @@ def refusal(step: MemoryStep, dtypes: Collection[str], with_flash: bool = False)
     return "has all weights in RAM: leave --flash out" if step.in_flash and not with_flash else ""
 
 
-def grouped(rooms: Iterable[tuple[int, str]]) -> tuple[LiveArray, ...]:
+def grouped(allocations: Iterable[tuple[int, str]]) -> tuple[LiveArray, ...]:
     """Arrays of one kind together: how many, and their bytes."""
-    counted = sorted(Counter(rooms).items(), key=lambda counted_room: -counted_room[0][0] * counted_room[1])
+    counted = sorted(
+        Counter(allocations).items(), key=lambda counted_allocation: -counted_allocation[0][0] * counted_allocation[1]
+    )
     return tuple(LiveArray(line, (), (number, size), number * size) for (size, line), number in counted)
 
 

@@ -52,9 +52,9 @@ def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -
         if least.most in ADVICE:
             sentences.append(f"Most of it is {least.most}: {ADVICE[least.most]}.")
     elif len(question.regions) > 1 and question.stored(least.flash):
-        rooms = " and ".join(f"{region.bytes:,} in {region.name}" for region in question.regions)
+        regions = " and ".join(f"{region.bytes:,} in {region.name}" for region in question.regions)
         sentences.append(
-            f"The least{under} is {least.ram:,} bytes, and its arrays cannot be laid out over {rooms}: each lies in "
+            f"The least{under} is {least.ram:,} bytes, and its arrays cannot be laid out over {regions}: each lies in "
             "one region, so a smaller batch or model, or another --plan, has smaller ones."
         )
     lengths = sorted({way.longest() or 0 for way in ways}, reverse=True)

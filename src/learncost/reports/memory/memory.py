@@ -119,7 +119,7 @@ class Memory(Drawn):
     ('wte', (50257, 768))
     """
 
-    room = "learncost.reports.memory.show"
+    sheets_module = "learncost.reports.memory.show"
     figures = ("memory",)
     beside = "memory"
 

@@ -41,7 +41,7 @@ class MemoryComparison(Drawn):
     left_out  procedures that the model cannot learn by, with the reason
     """
 
-    room = "learncost.reports.memory.show"
+    sheets_module = "learncost.reports.memory.show"
     figures = ("memory",)
 
     memories: tuple[Memory, ...]

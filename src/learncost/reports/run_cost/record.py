@@ -58,7 +58,7 @@ class RunCost(Shown):
     (True, True)
     """
 
-    room = "learncost.reports.run_cost.show"
+    sheets_module = "learncost.reports.run_cost.show"
 
     step: Cost
     device: Device

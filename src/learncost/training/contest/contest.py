@@ -67,7 +67,7 @@ class Contest(Drawn):
 
     figures = ("contest",)
 
-    room = "learncost.training.contest.show"
+    sheets_module = "learncost.training.contest.show"
 
     setting: Setting
     budget: Budget

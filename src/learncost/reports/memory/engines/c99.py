@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from learncost.backends.c99.layout import Alone
 
 
-def _rooms(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]:
+def _program_memory(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]:
     """What lies in RAM, by part, and the constants in flash; and the step as it is laid out."""
     from learncost.backends.c99.layout import alone, counted  # emits kernels: only where it is asked for
 
     layout = alone(step.executed_table(statistics=True), sizes, step.kind.computed)
-    rooms = counted([layout], frozenset(names_made(step.model)))
+    program_memory = counted([layout], frozenset(names_made(step.model)))
     parts = {
-        "weights": rooms.weights,
-        "optimizer state": rooms.states,
-        "batch": rooms.inputs,
-        "variables": rooms.variables,
-        "arena": rooms.arena,
-        FLASH: rooms.constants,
+        "weights": program_memory.weights,
+        "optimizer state": program_memory.states,
+        "batch": program_memory.inputs,
+        "variables": program_memory.variables,
+        "arena": program_memory.arena,
+        FLASH: program_memory.constants,
     }
-    if rooms.masks:
-        parts["masks"] = rooms.masks
+    if program_memory.masks:
+        parts["masks"] = program_memory.masks
     return parts, layout
 
 
@@ -70,10 +70,10 @@ def _largest(step: MemoryStep, budget: int) -> int:
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     from learncost.backends.c99.layout import arrays as arrays_of
 
-    parts, layout = _rooms(step, sizes)
+    parts, layout = _program_memory(step, sizes)
     flash = parts.pop(FLASH)
     size = sum(parts.values())
-    rooms = grouped((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
+    program_memory = grouped((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
     said = unfit = ""
     if step.regions:
         arrays = arrays_of([layout], frozenset(names_made(step.model)))
@@ -86,7 +86,9 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     if not step.model.learns:
         hint = instead(step.model.configuration.family)
         said = f"{said or CONVENTION} As it stands emit refuses it: it has no output to learn from{hint}."
-    return MemoryUse(size, at_line("", size), parts, rooms, said=said, flash=flash, arena=layout.map, unfit=unfit)
+    return MemoryUse(
+        size, at_line("", size), parts, program_memory, said=said, flash=flash, arena=layout.map, unfit=unfit
+    )
 
 
 def _where(arrays: Mapping[str, int], places: Mapping[str, str], regions: Sequence[Region]) -> str:
@@ -108,9 +110,9 @@ def _arrays_of(table: Table, sizes: Mapping[str, int], dtype: str) -> dict[str, 
 
 
 def _flash(table: Table, sizes: Mapping[str, int], dtype: str) -> int:
-    from learncost.backends.c99 import rooms
+    from learncost.backends.c99 import program_memory
 
-    return rooms(table, sizes, dtype).constants
+    return program_memory(table, sizes, dtype).constants
 
 
 CONVENTION = (

@@ -203,16 +203,18 @@ def _takes(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -
         return _taken(way, step, running)
     peak, line = _worst(way, step, sizes)
     tape, module = _run(way, step, sizes, peak)
-    rooms = tuple((size, str(label)) for size, label in tape.account.rooms)
-    backward_rooms = sum(size for size, label in rooms if label.endswith("backward") or label == "optimizer step")
+    allocations = tuple((size, str(label)) for size, label in tape.account.allocations)
+    backward_allocations = sum(
+        size for size, label in allocations if label.endswith("backward") or label == "optimizer step"
+    )
     table = _plain(step.model).table
-    weights = sum(size for size, label in rooms if label in table.weights)
+    weights = sum(size for size, label in allocations if label in table.weights)
     parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state}
     if step.master:
         parts["master weights"] = step.master
     beside = {part: part for part in (BUCKETS, GATHERED, MESSAGES) if step.over}
-    parts |= {part: size for part in beside if (size := sum(size for size, label in rooms if label == part))}
-    parts["workspace"] = backward_rooms - tape.gradients
+    parts |= {part: size for part in beside if (size := sum(size for size, label in allocations if label == part))}
+    parts["workspace"] = backward_allocations - tape.gradients
     parts["activations"] = peak - sum(parts.values())
     convention = _CONVENTION.format(module.said, way.place, way.gone, _steps(way, step))
     if wrapping := _wrapping(step):
@@ -225,7 +227,7 @@ def _takes(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -
     repeats = [line.count for line in table.repeats]
     counts = {int(size_of(count, sizes)): count for count in repeats}
     curve, stays = Logs(tape.account.log, table, labels, state, counts).account()
-    return MemoryUse(peak, at_line(line, peak), parts, grouped(rooms), curve, stays, convention)
+    return MemoryUse(peak, at_line(line, peak), parts, grouped(allocations), curve, stays, convention)
 
 
 def _taken(way: OptimizerStepping, step: MemoryStep, running: RunUsage) -> MemoryUse:
@@ -242,7 +244,7 @@ def _taken(way: OptimizerStepping, step: MemoryStep, running: RunUsage) -> Memor
     state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
     table = _plain(step.model).table
     curve, stays = Logs(account.log, table, running.given, state, {}).account()
-    rooms = ((array.bytes, array.label) for array in there)
+    allocations = ((array.bytes, array.label) for array in there)
     place = way.place if running.device == way.device else OptimizerStepping.place
     said = _CONVENTION.format(Itself.said, place, way.gone, _steps(way, step))
     if running.most > account.peak:
@@ -251,7 +253,7 @@ def _taken(way: OptimizerStepping, step: MemoryStep, running: RunUsage) -> Memor
         said += f" Not on {way.place}: {step.instead}."
     moment = at_line(str(account.line), account.peak)
     buffers = max(0, running.most - account.peak) if running.device == "cpu" else None
-    return MemoryUse(account.peak, moment, parts, grouped(rooms), curve, stays, said, buffers=buffers)
+    return MemoryUse(account.peak, moment, parts, grouped(allocations), curve, stays, said, buffers=buffers)
 
 
 def _unwrapped(step: MemoryStep) -> str:

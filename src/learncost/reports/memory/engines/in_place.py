@@ -45,8 +45,10 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     except InputError as error:
         needs = libraries.takes("torch", step, sizes)
         return replace(needs, said=f"{libraries.OPERATORS} Not in place, as {error}.")
-    size, rooms = sum(parts.values()), ((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
-    return MemoryUse(size, at_line("", size), parts, grouped(rooms), said=f"{SAID} {MESSAGES}" if step.over else "")
+    size, program_memory = sum(parts.values()), ((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
+    return MemoryUse(
+        size, at_line("", size), parts, grouped(program_memory), said=f"{SAID} {MESSAGES}" if step.over else ""
+    )
 
 
 SAID = (

@@ -34,13 +34,15 @@ def takes(library: str, step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse
     from learncost.backends.executed import executed
 
     table = step.executed_table()
-    execution = executed(table, sizes, step.kind.name, rooms=True, library=library, mesh=_mesh(step))
+    execution = executed(table, sizes, step.kind.name, allocations=True, library=library, mesh=_mesh(step))
     parts = given_bytes(step, table, sizes)
-    parts["new weights and states"] = sum(room.bytes for room in execution.rooms if room.function in OPTIMIZERS)
+    parts["new weights and states"] = sum(
+        allocation.bytes for allocation in execution.allocations if allocation.function in OPTIMIZERS
+    )
     parts["values and temporaries"] = execution.peak - sum(parts.values())
-    rooms = ((room.bytes, room.line or "given") for room in execution.rooms)
+    allocations = ((allocation.bytes, allocation.line or "given") for allocation in execution.allocations)
     moment = at_line(execution.line, execution.peak)
-    return MemoryUse(execution.peak, moment, parts, grouped(rooms), rules=_rules(library))
+    return MemoryUse(execution.peak, moment, parts, grouped(allocations), rules=_rules(library))
 
 
 _TEMPORARIES = {"numpy": "results, buffers", "torch": "results, copies"}

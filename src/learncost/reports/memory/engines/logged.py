@@ -51,10 +51,10 @@ class Logs:
 
     def _stays(self, lines: tuple[LoggedLine, ...], phases: Mapping[int, str]) -> Iterator[LiveInterval]:
         """The arrays over the lines, those that are alike together."""
-        alike: dict[tuple[str, int, str, int, int], list[Logged]] = {}
+        identical: dict[tuple[str, int, str, int, int], list[Logged]] = {}
         for array, first, last in self.log.stays(lines):
-            alike.setdefault((array.label, array.bytes, array.kind, first, last), []).append(array)
-        for (label, size, kind, first, last), arrays in alike.items():
+            identical.setdefault((array.label, array.bytes, array.kind, first, last), []).append(array)
+        for (label, size, kind, first, last), arrays in identical.items():
             if label == STATE:
                 yield from self._state(arrays, first, last)
                 continue
@@ -66,9 +66,9 @@ class Logs:
 
     def _state(self, arrays: list[Logged], first: int, last: int) -> Iterator[LiveInterval]:
         """The first room is the optimizer's, with copies of weights; what else there is are buffers of the module."""
-        rooms = [*self.state.items()]
+        allocations = [*self.state.items()]
         buffers = sum(array.bytes for array in arrays) - sum(self.state.values())
-        for name, size in (*rooms, ("buffers", buffers)):
+        for name, size in (*allocations, ("buffers", buffers)):
             if size > 0:
                 part = name if name in self.state else "activations"
                 yield LiveInterval(name, (), (size,), 1, size, first, last, "given", part=part)

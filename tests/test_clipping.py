@@ -58,7 +58,7 @@ def test_clipping_costs_a_macc_and_a_flop_a_parameter_and_a_few_numbers():
 
 
 def test_clipping_and_updates_at_once_exclude_each_other():
-    with pytest.raises(InputError, match="leave fused-update out"):
+    with pytest.raises(InputError, match="leave out fused-update"):
         planned(with_clipping(table_of("gpt2")), "fused-update")
 
 

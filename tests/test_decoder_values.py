@@ -211,5 +211,5 @@ def test_a_table_with_what_only_these_types_have_passes_the_proof(name):
 
 def test_a_scale_that_finds_no_product_is_refused():
     """Behind ALiBi the scores are a sum: a scale that came then would be lost in silence."""
-    with pytest.raises(InputError, match="grouped_attention has no product that makes S"):
+    with pytest.raises(InputError, match="grouped_attention has no product that defines S"):
         with_scale(with_alibi(shipped_layer("grouped_attention")), 0.3)

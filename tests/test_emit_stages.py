@@ -46,7 +46,7 @@ def test_a_stage_sends_what_it_carries_and_waits_for_its_gradient():
     [
         ({"schedule": "2f2b"}, "no schedule is called '2f2b'"),
         ({"batch_size": 7, "microbatches": 2}, "batch-size 7 cannot be cut into 2 microbatches .* the next .* is 8"),
-        ({"schedule": "interleaved", "batch_size": 3}, "3 microbatches are no multiple of the 2 devices"),
+        ({"schedule": "interleaved", "batch_size": 3}, "3 microbatches are not a multiple of the 2 devices"),
         ({"optimizer": "none"}, "stages sum the gradients of what they share at the optimizer"),
         ({"procedure": "pepita"}, "a pipeline is of bp"),
         ({"mesh": "dp=2", "placement": "ddp", "microbatches": 2}, "are of stages of a pipeline"),

@@ -211,7 +211,7 @@ def test_one_run_has_the_checkpoints_too():
 def test_a_table_says_what_runs_again():
     text = read_module(Blocks(each(use_reentrant=True)), (torch.randn(5, 16, requires_grad=True),), fold=False).text
     assert "linear again 1!\n" in text
-    with pytest.raises(lc.InputError, match="what computes it there"):
+    with pytest.raises(lc.InputError, match="the operator there"):
         lc.layer("a(X) -> Y\n  Y[B d] = relu(X[B d]) @ . relu again one")
 
 

@@ -196,7 +196,7 @@ def test_layers_that_cannot_decode():
     text = "one(X) -> Y\n  H[B M d] = 1[] X[B M d]\n  Y[B M d] = attention(H, H, H; w, N = M') where M' <= M"
     with pytest.raises(lc.InputError, match="no layer says that it keeps them"):
         inference(lc.layer(text, layers={"attention": forgetful}))
-    with pytest.raises(lc.NotationError, match="the cache keeps Q, which mine does not make along N"):
+    with pytest.raises(lc.NotationError, match="`cache:` names Q: no value of mine along N"):
         lc.layer("mine(X; W) -> Q\n  Q[B M d'] = X[B M d] W[d d']\ncache: Q")
 
 

@@ -101,8 +101,8 @@ LINES = "f(X t; W) -> Y\n  Y[B d] = W[v=t[B] d] X[B]\n"
 @pytest.mark.parametrize(
     ("role", "says"),
     [
-        ("t: index of d", "t is read at places of v, not of d, in line: t: index of d"),
-        ("X: index of v", "X is read as a value, at no place of v"),
+        ("t: index of d", "t is read as an index of v, not of d, in line: t: index of d"),
+        ("X: index of v", "X is read as a value, not as an index of v"),
         ("X: share of q", "q is not an input of f"),
         ("X: part of t", "one of buffer, end, index, kind, share, sign, not part"),
         ("z: index of v", "z is not an input of f"),

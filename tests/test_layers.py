@@ -171,7 +171,7 @@ gradients: dA (7)"""
     assert mine.equations["dWV"] == "27"  # attention's
     assert mine.equations["dA"] == "7"  # its own, not attention's, nor norm's, whose input A is
     assert mine.cache == ("K", "V")
-    with pytest.raises(lc.NotationError, match="V is a value of attention and one here: give a prefix"):
+    with pytest.raises(lc.NotationError, match="V is a value of attention and of this layer: give a prefix"):
         lc.layer(text.replace("  A[B", "  V[B M d] = norm(X; *)\n  A[B"))
     with pytest.raises(lc.NotationError, match="attention has 4 weights"):
         lc.layer(text.replace("T; *", "T; *, W"))

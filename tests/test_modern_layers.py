@@ -92,7 +92,7 @@ def test_refinements_stand_in_the_place_of_a_line_under_its_where():
     assert normed.table.weights == ("W", "gain", "shift")
     assert normed.table.axes["shift"] == ("M", "M'")
     assert refined(bent, "visible", "S").table.inputs == ("Q", "K", "visible")
-    with pytest.raises(lc.InputError, match="mine has no line that makes Z"):
+    with pytest.raises(lc.InputError, match="mine has no line that defines Z"):
         refined(bent, "softcap", "Z")
 
 

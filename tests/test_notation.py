@@ -13,50 +13,54 @@ MIXED = "a line is a product or a sum, not both"
 REFUSED = [
     ("t(X; W) -> Y", "Y[a] = Z[a]", "Z is not defined before it is read"),
     ("t(X) -> Y", "Y[a] = X[a] + X[a b]", "X[a] is read with 2 axes"),
-    ("t(X) -> Y", "Z[c y] = exp(X[c y])\nY[c y] = sum[u](Z[c=c + u - #u/2 y])", "Z[c y] is read with 1 axes; a place"),
+    (
+        "t(X) -> Y",
+        "Z[c y] = exp(X[c y])\nY[c y] = sum[u](Z[c=c + u - #u/2 y])",
+        "Z[c y] is read with 1 axes; write an index",
+    ),
     ("t(X; W) -> Y", "H[e] = X[d] W[d e]\nY[d] = X[d] H[d]", "axis d has the size of d and of e; a second axis"),
-    ("t(X) -> Y", "Y[a] = X[a b]", "axis b is summed but stands in one factor alone"),
+    ("t(X) -> Y", "Y[a] = X[a b]", "axis b is summed but occurs in one factor only"),
     (
         "t(X; W) -> Y",
         "Y[a] = X[a b] W[a]",
-        "axis b is summed but stands in one factor alone; sum it first: S[a] = sum[b](X",
+        "axis b is summed but occurs in one factor only; sum it first: S[a] = sum[b](X",
     ),
     ("t(X; W) -> Y", "Y[a c] = X[a b] W[b a]", "axis c on the left is not on the right"),
-    ("t(X; W) -> Y", "Y[ac] = X[ab] W[bc]", "axis ac on the left is not on the right; axes are parted by spaces"),
+    ("t(X; W) -> Y", "Y[ac] = X[ab] W[bc]", "axis ac on the left is not on the right; axes are separated by spaces"),
     ("t(X; W) -> Y", "Y[a] = X[a b] + W[b a]", "axis b of X[a b] is not on the left"),
-    ("t(X) -> Y", "Y[a] = softmx[a](X[a])", "no word is called 'softmx'; the nearest is 'softmax'"),
-    ("t(X) -> Y", "repeat 3 carry X:", "a repeat needs an indented body"),
-    ("t(X) -> X", "repeat ² carry X:", "a repeat of ² cannot run"),
-    ("t(X) -> Y", "Y[²] = X[²]", "'²' is no name: letters, digits and _ are"),
-    ("t(X) -> X", "repeat 0 carry X:", "a repeat of 0 cannot run"),
-    ("t(X) -> X", "repeat n carry X X:", "X stands twice in the repeat"),
-    ("t(X) -> Y", "repeat n:", "a repeat is written `repeat COUNT carry X:`"),
+    ("t(X) -> Y", "Y[a] = softmx[a](X[a])", "no operator is called 'softmx'; the nearest is 'softmax'"),
+    ("t(X) -> Y", "repeat 3 carry X:", "a loop needs an indented body"),
+    ("t(X) -> X", "repeat ² carry X:", "a loop cannot run ² times"),
+    ("t(X) -> Y", "Y[²] = X[²]", "'²' is not a name: use letters, digits and _"),
+    ("t(X) -> X", "repeat 0 carry X:", "a loop cannot run 0 times"),
+    ("t(X) -> X", "repeat n carry X X:", "X occurs twice in the repeat"),
+    ("t(X) -> Y", "repeat n:", "a loop is written `repeat COUNT carry X:`"),
     ("t(X) -> Y", "Y[a] = X[a] X[a] + X[a]", MIXED),
     ("t(X) -> Y", "Y[a] = X[a] + X[a] X[a]", MIXED),
     ("t(X) -> Y", "Y[a] = softmax(X[a])", "softmax needs the axes it acts on, as in softmax[N](...)"),
     ("t(X) -> Y", "Y[a] = gelu[a](X[a])", "gelu acts on each element, it takes no axes"),
-    ("t(X) -> Y", "Y[a] = softmax[b](X[a])", "softmax acts on axis b, which is not there"),
+    ("t(X) -> Y", "Y[a] = softmax[b](X[a])", "softmax acts on axis b, which no operand has"),
     ("t(X) -> Y", "Y[a] = gelu(X[a], X[a])", "gelu takes 1 operands, not 2"),
     ("t(X) -> Y Z", "Y[a] Z[a] = gelu(X[a])", "gelu gives 1 results, not 2"),
-    ("t(X) -> Y", "Y[a a] = X[a] X[a]", "an axis stands twice in Y; write a second one as a prime (N and N')"),
+    ("t(X) -> Y", "Y[a a] = X[a] X[a]", "an axis occurs twice in Y; write the second with a prime (N and N')"),
     (
         "t(X T) -> Y",
         "Y[a] = X[a=T[a] a]",
-        "an axis stands twice in X; write a second one as a prime (N and N'): X[a=T[a] a']",
+        "an axis occurs twice in X; write the second with a prime (N and N'): X[a=T[a] a']",
     ),
-    ("t(X) -> Y", "Y[a] = softmax[a a](X[a])", "axis a stands twice in softmax[a a]"),
+    ("t(X) -> Y", "Y[a] = softmax[a a](X[a])", "axis a occurs twice in softmax[a a]"),
     ("t(X) -> Y", "Y[a] = X[a] where b <= a", "where b <= a: axis b is not in the line"),
     ("t(X) -> Y", "Y[a] = X[a] where a <= a", "where a <= a: two different axes are needed"),
     ("t(X) -> Y", "Y[a] = X[a] where 1 <= 3", "where 1 <= 3 has no axis"),
-    ("t(X) -> Y", "Y[a] = X[a] where a = 3 < a + 2", "a window lies between two axes, as in `where N <= M < N + w`"),
+    ("t(X) -> Y", "Y[a] = X[a] where a = 3 < a + 2", "a window needs two axes, as in `where N <= M < N + w`"),
     ("t(X) -> Y", "Y[a] = X[a] where a", "`where` takes two axes, as in `where N <= M`"),
     (
         "t(X) -> Y",
         "Y[a b] = 1[] X[a b] where a <= b < w + a",
-        "a window begins at the first axis, as in `where a <= b < a + a`",
+        "a window must begin at the first axis, as in `where a <= b < a + a`",
     ),
     ("t(X) -> Y", "Y[a b] = 1[] X[a b] where a <= b < a + w'", "the window w' is a size, which has no prime"),
-    ("t(X) -> Y", "Y[a b] = 1[] X[a b] where a <= b < a + 0", "the window 0 holds nothing: it is a size or a number"),
+    ("t(X) -> Y", "Y[a b] = 1[] X[a b] where a <= b < a + 0", "the window 0 is empty: it must be a size or a number"),
     *(
         (
             "t(X) -> Y",
@@ -68,20 +72,20 @@ REFUSED = [
     (
         "t(X) -> Y",
         "Y[a b] = normalize[a](X[a b]) where a <= b",
-        "normalize has no meaning under a `where` on an axis it",
+        "normalize cannot have a `where` on an axis it",
     ),
     ("t(X) -> Y", "Y[a] = X[a] ?", "expected a name before '?'"),
     ("t(X) -> Y", "Y[a] =", "expected a name at the end"),
     ("t(X) -> Y", "Y = X[a]", "expected '[' before '='"),
-    ("t(X) -> Y", "2[] = X[a]", "a number cannot stand here"),
+    ("t(X) -> Y", "2[] = X[a]", "expected a value, not a number"),
     ("t(X) -> Y", "Y[a] = X[a] #b^x[]", "expected a number"),
     ("t(X) -> Y", "Y[a] = X[a] #a^inf[]", "a size is raised to a number, not to infinity"),
-    ("t(X) -> Y", "Y[a] = X[a] 1e400[]", "1e400 is larger than any number that a table computes with"),
+    ("t(X) -> Y", "Y[a] = X[a] 1e400[]", "1e400 is larger than the largest floating-point number"),
     ("t(X) -> Y", "Y'[a] = X[a]", '"Y\'": a prime belongs to an axis, not to a name'),
     ("t(X T) -> Y", "Y[a] = X[v=T[a]] T[a]", "T is read both as a value and as an index"),
-    ("t(X T) -> Y", "Y[v=T[a]] = X[a] + X[a]", "an index on the left stands before a product only"),
-    ("t(X T) -> Y", "Y[v=T[a]] = gelu(X[a])", "an index on the left stands before a product only"),
-    ("t(X; W) -> Y", "Y[a] Z[a] = X[a] W[a]", "several names on the left stand only before a word or a call"),
+    ("t(X T) -> Y", "Y[v=T[a]] = X[a] + X[a]", "only a product may have an index on the left"),
+    ("t(X T) -> Y", "Y[v=T[a]] = gelu(X[a])", "only a product may have an index on the left"),
+    ("t(X; W) -> Y", "Y[a] Z[a] = X[a] W[a]", "only an operator or a call may have several names on the left"),
     ("t(X) -> Y", "Y[a] = attentio(X; w)", "no layer is called 'attentio'; the nearest is 'attention'"),
     ("t(X) -> Y", "Y[B M d] = norm(X, X; w)", "norm takes 1 inputs, not 2"),
     ("t(X) -> Y", "Y[B M d] = norm(X; u v w)", "norm has 2 weights: give one prefix or as many names"),
@@ -91,18 +95,18 @@ REFUSED = [
     (
         "t(X) -> Y",
         "Y[B M k] = attention(X, X, X; w, N = M')",
-        "axes k and d of attention would both be k: call one by another name",
+        "axes k and d of attention would both be k: rename one of them",
     ),
     (
         "t(X) -> Y",
         "H[B M d] = exp(X[B M d])\nY[B M d] = attention(H, H, H; w)",
-        "axes M and N of attention would both be M: call one by another name, as in `; ..., N = M'`",
+        "axes M and N of attention would both be M: rename one of them, as in `; ..., N = M'`",
     ),
 ]
 
 # What people write first, and what they are told to write.
 ATTEMPTS = [
-    ("t(X) -> Y", "Y[B,M,d] = X[B,M,d]", "axes are parted by blanks: write Y[B M d]"),
+    ("t(X) -> Y", "Y[B,M,d] = X[B,M,d]", "axes are separated by spaces: write Y[B M d]"),
     ("t(X) -> Y", "Y[B] = 2 X[B]", "write 2[] X[B]"),
     ("t(X) -> Y", "Y[B] = 1.5e-3 X[B]", "write 1.5e-3[] X[B]"),
     ("t(X; W) -> Y", "Y[M f] = gelu(X[M d] W[d f])", "first H[M f] = X[M d] W[d f], then Y[M f] = gelu(H[M f])"),
@@ -112,26 +116,26 @@ ATTEMPTS = [
     ("t(X) -> Y", "Y[B] = relu X[B]", "relu(X[B])"),
     ("t(X; W b) -> Y", "Y[M f] = X[M d] W[d f] + b[f]", "first H[M f] = X[M d] W[d f], then Y[M f] = H[M f] + b[f]"),
     ("t(H; W b) -> Y", "Y[M] = b[M] - H[M d] W[d]", "first G[M] = H[M d] W[d], then Y[M] = b[M] - G[M]"),
-    ("t(X) -> Y", "Y[d d] = X[M d] X[M d]", "write a second one as a prime (N and N')"),
+    ("t(X) -> Y", "Y[d d] = X[M d] X[M d]", "write the second with a prime (N and N')"),
     ("t(X) -> Y", "Y[B] = X[B d]", "write Y[B] = sum[d](X[B d]), or mean[d](X[B d])"),
     ("t(X) -> Y", "Y[B] = reduce_mean(X[B d])", "the mean over d is Y[M] = mean[d](X[M d])"),
     ("t(X) -> Y", "Y[B] = sum(X[B d])", "sum needs the axes it acts on, as in sum[N](...)"),
-    ("t(X) -> Y", "Y[B] = mean[M](X[B M]) where M <= B", "mean has no meaning under a `where` on an axis it acts"),
+    ("t(X) -> Y", "Y[B] = mean[M](X[B M]) where M <= B", "mean cannot have a `where` on an axis it acts"),
     ("t(X; W) -> Y", "Y[B f] = ∑ X[B d] W[d f]", "an axis that is not on the left is summed"),
-    ("t(X; W) -> Y", "Y = X W", "a value shows its axes"),
-    ("t(X; W) -> Y", "Y[B f] = X[B d] @ W[d f]", "factors stand side by side without a sign between them"),
-    ("t(X; W) -> Y", "Y[B f] = X[B d] * W[d f]", "factors stand side by side without a sign between them"),
-    ("t(X; W) -> Y", "Y = einsum('bd,df->bf', X, W)", "write its factors side by side"),
-    ("t(X; W) -> Y", "Y(B f) = X(B d) W(d f)", "axes stand in square brackets"),
+    ("t(X; W) -> Y", "Y = X W", "a value is written with its axes"),
+    ("t(X; W) -> Y", "Y[B f] = X[B d] @ W[d f]", "factors are written one after the other without a sign"),
+    ("t(X; W) -> Y", "Y[B f] = X[B d] * W[d f]", "factors are written one after the other without a sign"),
+    ("t(X; W) -> Y", "Y = einsum('bd,df->bf', X, W)", "write its factors one after the other"),
+    ("t(X; W) -> Y", "Y(B f) = X(B d) W(d f)", "axes are written in square brackets"),
     ("t(X) -> Y", "Y[B] = X[B]^2", "a square is a product"),
     ("t(X) -> Y", "Y[B] = X[B] / 2", "by a number it is a product, 0.5[] X[M]"),
-    ("t(X Z) -> Y", "Y[B] = (X[B] + Z[B])", "give the inner one a line of its own"),
-    ("t(X) -> Y", "Y[d B] = X.T[d B]", "write them in the order in which the value has them"),
-    ("t(X) -> Y", "Y[d B] = transpose(X[B d])", "write them in the order in which the value has them"),
+    ("t(X Z) -> Y", "Y[B] = (X[B] + Z[B])", "give the inner one its own line"),
+    ("t(X) -> Y", "Y[d B] = X.T[d B]", "write them in the order in which the value declares them"),
+    ("t(X) -> Y", "Y[d B] = transpose(X[B d])", "write them in the order in which the value declares them"),
     ("t(X) -> Y", "Y[B N] = softmax(X[B N], dim=-1)", "softmax[N](S[M N])"),
-    ("t(X) -> Y", "Y[1 B] = X[B]", "an axis has a name"),
+    ("t(X) -> Y", "Y[1 B] = X[B]", "an axis is a name"),
     ("t(X) -> Y", "Y[B] := X[B]", "a line has one `=`"),
-    ("t(X) -> Y", "Y[B] = X[B] X[B]  # squares", "a remark is a line of its own that begins with %"),
+    ("t(X) -> Y", "Y[B] = X[B] X[B]  # squares", "a comment is a separate line that begins with %"),
     ("t(X; W) -> Y", "return X[B d] W[d f]", "outputs are named in the header"),
     ("t(X) -> Y", "Y[B] = GELU(X[B])", "the nearest is 'gelu'"),
 ]
@@ -139,8 +143,8 @@ ATTEMPTS = [
 # What is read with other axes than it has, sizes that nothing has, what a layer has no use for, what would not learn.
 MISFITS = [
     ("t(X) -> Y", "v[] = X[B] X[B]\nY[B] = X[B] v[B]", "v[] is read with 1 axes"),
-    ("t(X) -> Y", "Y[B k] = X[B k] #q^-0.5[]", "#q is the size of no axis of t; write the size of one, such as #"),
-    ("t(X; d) -> Y", "Y[B f] = X[B d] d[d f]", "d is an axis and a name of the header: call one otherwise"),
+    ("t(X) -> Y", "Y[B k] = X[B k] #q^-0.5[]", "#q is not the size of an axis of t; write the size of one, such as #"),
+    ("t(X; d) -> Y", "Y[B f] = X[B d] d[d f]", "d is an axis and a name of the header: rename one of them"),
     (
         "t(X; e) -> Y",
         "Y[B d] = normalize[d](X[B d], e[])",
@@ -155,17 +159,17 @@ MISFITS = [
     (
         "t(X Z) -> Y",
         "Y[B d] = append[d](X[B d], Z[B d])",
-        "append stands in tables that are derived; a layer has",
+        "append is an operator of derived tables: a layer",
     ),
     (
         "t(X) -> Y",
         "Y[B] = topk[d](X[B d])",
-        "topk gives its places an axis of their own, as in T[M k] = topk[v](X[M v])",
+        "the result of topk has a new axis, as in T[M k] = topk[v](X[M v])",
     ),
     ("t(X) -> Y", "Y[B d] = cumsum[B d](X[B d])", "cumsum acts along one axis"),
-    ("t(X) -> Y", "Y[B] = argmax[d](X[B d]) where B != 1", "argmax takes a `where` on the axis it acts on alone"),
-    ("t(X) -> Y", "T[B] = argmax[d](X[B d])\nY[B] = T[B] 2[]", "T holds places: it is read at, as in X[v=T[B]]"),
-    ("t(X) -> Y", "Y[a] = X[a] #(b+1)[]", "#b is the size of no axis of t"),
+    ("t(X) -> Y", "Y[B] = argmax[d](X[B d]) where B != 1", "argmax can only have a `where` on the axis it acts on"),
+    ("t(X) -> Y", "T[B] = argmax[d](X[B d])\nY[B] = T[B] 2[]", "T holds indices: use it as an index, as in X[v=T[B]]"),
+    ("t(X) -> Y", "Y[a] = X[a] #(b+1)[]", "#b is not the size of an axis of t"),
     ("t(X) -> Y", "Y[a] = X[a] #(a*2)[]", "sizes are added, as in #(M+N)^-1[]"),
     ("t(X) -> Y", "Y[a] = X[a] #()[]", "sizes are added, as in #(M+N)^-1[]"),
     ("t(X) -> Y", "I[d] = eye()", "eye pairs axes: the second half of those of I[d] with the first"),
@@ -175,7 +179,7 @@ REPEATS = [
     ("X", "Y[a] = X[a] W[a]", "X is carried but never assigned"),
     ("W", "W[a] = X[a] 2[]", "W is carried but never read as it comes in"),
     ("Z", "X[a] = X[a] W[a]", "Z is carried but not defined before"),
-    ("X", "X[b] = X[a] W[a b]", "X enters a turn as a and leaves it as b"),
+    ("X", "X[b] = X[a] W[a b]", "X starts an iteration with axes a and ends it with b"),
 ]
 
 SIZES_AND_NAMES = [
@@ -187,50 +191,53 @@ SIZES_AND_NAMES = [
 
 HEADERS = [
     *(
-        (header, f"a layer begins with its header `name(inputs; weights) -> outputs`; {told}, in line: {header}")
+        (header, f"a layer must begin with its header `name(inputs; weights) -> outputs`; {told}, in line: {header}")
         for header, told in (
-            ("t(X)", "the outputs stand behind an arrow, -> Y"),
+            ("t(X)", "write the outputs after an arrow, -> Y"),
             ("t(X) → Y", "the arrow is ->"),
-            ("# of my own", "a remark begins with %"),
-            ("def t(X) -> Y", "without a word before the name"),
-            ("my-own(X) -> Y", "a name has _ and no hyphen"),
-            ("(X) -> Y", "a layer has a name"),
+            ("# of my own", "a comment begins with %"),
+            ("def t(X) -> Y", "write no keyword before the name"),
+            ("my-own(X) -> Y", "names use _ instead of a hyphen"),
+            ("(X) -> Y", "a layer needs a name"),
         )
     ),
     (
         "t(X[a]) -> Y",
-        "'X[a]' is no name: letters, digits and _ are; names stand there without their axes, which the first line "
-        "that reads them declares, in line: t(X[a]) -> Y",
+        "'X[a]' is not a name: use letters, digits and _; the header names values without their axes; the first line "
+        "that reads a value declares them, in line: t(X[a]) -> Y",
     ),
-    ("t(X) -> (Y)", "'(Y)' is no name: letters, digits and _ are; outputs have no parentheses, in line: t(X) -> (Y)"),
-    ("", "a layer begins with its header `name(inputs; weights) -> outputs`, in line: (empty)"),
+    (
+        "t(X) -> (Y)",
+        "'(Y)' is not a name: use letters, digits and _; outputs have no parentheses, in line: t(X) -> (Y)",
+    ),
+    ("", "a layer must begin with its header `name(inputs; weights) -> outputs`, in line: (empty)"),
     ("t(X) -> Z", "the output Z is never defined, in line: t"),
-    ("t(X; T) -> Y", "T is read as an index: it is an input, no weight, in line: t"),
-    ("t(X) -> X", "the output X is an input that no line changes, in line: t"),
+    ("t(X; T) -> Y", "T is read as an index: declare it as an input, not as a weight, in line: t"),
+    ("t(X) -> X", "the output X is an input that no line assigns, in line: t"),
     ("t(X Z) -> Y", "Z is declared in the header of t and never read"),
-    ("t(X) -> ", "the header names no output behind ->, in line: t(X) ->"),
-    ("t(X) -> Y;", "'Y;' is no name: letters, digits and _ are, in line: t(X) -> Y;"),
-    ("t(X; X) -> Y", "X stands twice in the header, in line: t(X; X) -> Y"),
-    ("t(X) -> Y Y", "Y stands twice in the header, in line: t(X) -> Y Y"),
+    ("t(X) -> ", "the header names no output after ->, in line: t(X) ->"),
+    ("t(X) -> Y;", "'Y;' is not a name: use letters, digits and _, in line: t(X) -> Y;"),
+    ("t(X; X) -> Y", "X occurs twice in the header, in line: t(X; X) -> Y"),
+    ("t(X) -> Y Y", "Y occurs twice in the header, in line: t(X) -> Y Y"),
 ]
 
 
 ATTEMPTS += [
-    ("t(X; W) -> Y", "Y[B f] = X[B d] W^T[d f]", "axes have names and need no turning"),
+    ("t(X; W) -> Y", "Y[B f] = X[B d] W^T[d f]", "axes have names, so no transpose is needed"),
     ("t(X) -> Y", "Y[B] = X[B]**2", "a square is a product"),
     ("t(X; W) -> Y", "Y[d] = X[d] − W[d]", "a minus is the sign - of the keyboard"),
     ("t(X) -> Y", "Y[d] = X[d′]", "a prime is the sign ' of the keyboard"),
-    ("t(X; W) -> Y", "Y{d} = X{d} W{d}", "axes stand in square brackets"),
+    ("t(X; W) -> Y", "Y{d} = X{d} W{d}", "axes are written in square brackets"),
     ("t(X; b) -> X", "X[d] += b[d]", "a line has one `=`, and names what it reads"),
     ("t(X) -> Y", "Y[d = X[d]", "a square bracket is open"),
     ("t(X) -> Y", "Y[d] = 1 - X[d]", "a number has empty brackets: write 1[]"),
     ("t(X) -> Y", "Y[d] = max(X[d], 0[])", "the larger of two is maximum(X[M], 0[])"),
     ("t(X) -> Y", "Y[d] = LayerNorm[d](X[d])", "a normalization is normalize[d](X[M d])"),
-    ("t(X) -> Y", "Y[d] = dropout(X[d])", "dropout is a product with an input"),
-    ("t(X) -> Y", "Y[d] = gelu(X)", "gelu is a word, whose operands show their axes, as in gelu(X[M d])"),
+    ("t(X) -> Y", "Y[d] = dropout(X[d])", "dropout is a product with a random mask"),
+    ("t(X) -> Y", "Y[d] = gelu(X)", "gelu is an operator: write its operands with their axes, as in gelu(X[M d])"),
     ("t(X; W) -> Y", "y[f] = x[d] W[d f]", "x is not defined before it is read; there is X"),
-    ("t(X) -> Y", "Y[f] = X[d] W[d f]", "an input or a weight stands in the header"),
-    ("t(X) -> Y", "Y[d] = X[d] 2[] % twice", "a remark is a line of its own that begins with %"),
+    ("t(X) -> Y", "Y[f] = X[d] W[d f]", "declare an input or a weight in the header"),
+    ("t(X) -> Y", "Y[d] = X[d] 2[] % twice", "a comment is a separate line that begins with %"),
 ]
 
 
@@ -335,9 +342,15 @@ def test_a_number_that_is_none_here_is_one_line(written):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("L[B e] = X[B d=(inf + c)] W[c e]", "a place on an axis has whole numbers up to 1,000,000,000,000, not inf"),
-        ("L[B e] = X[B d=(1e22 c)] W[c e]", "a place on an axis has whole numbers up to 1,000,000,000,000, not 1e+22"),
-        (f"L[B e] = X[B d] W[d e] #{LONG}[]", "1e+40 is larger than 1,000,000,000,000, where the whole numbers"),
+        (
+            "L[B e] = X[B d=(inf + c)] W[c e]",
+            "an index on an axis takes whole numbers up to 1,000,000,000,000, not inf",
+        ),
+        (
+            "L[B e] = X[B d=(1e22 c)] W[c e]",
+            "an index on an axis takes whole numbers up to 1,000,000,000,000, not 1e+22",
+        ),
+        (f"L[B e] = X[B d] W[d e] #{LONG}[]", "1e+40 is larger than 1,000,000,000,000, the largest whole number"),
         (f"L[B e] = X[B d] W[d e] where d <= {LONG}", "1e+40 is larger than 1,000,000,000,000"),
     ],
 )
@@ -351,7 +364,7 @@ def test_a_whole_number_beyond_all_sizes_is_refused_with_its_line(line, message)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("L[B e] = X[B d] W[d e] #d^1e5[]", r"#d\^100000\[\] is larger than any number"),
+        ("L[B e] = X[B d] W[d e] #d^1e5[]", r"#d\^100000\[\] is larger than the largest floating-point number"),
         ("L[B e] = X[B d] W[d e] #(d-e)^0.5[]", r"#\(d-e\)\^0.5\[\] is a root of -2"),
         ("L[B e] = X[B d=(#d/100 c)] W[c e]", "#d/100 c is the same place everywhere: #d is 3"),
     ],
@@ -374,8 +387,8 @@ def test_a_number_that_sizes_make_too_large_or_too_small_is_told_where_it_runs(l
         ("y=f(d)", "t leaves f open"),
         ("y=min(d)", r"min\(d\) has no value where d = 3"),
         ("y=1j*d", "y"),
-        ("y=d+", "a size that follows from others is written once and without spaces"),
-        ("y=d" + "+d" * 3000, "a size that follows from others|has no value"),
+        ("y=d+", "a size that depends on others is written once and without spaces"),
+        ("y=d" + "+d" * 3000, "a size that depends on others|has no value"),
     ],
 )
 def test_a_size_that_cannot_follow_is_one_line(follows, message):
@@ -453,7 +466,7 @@ def test_a_version_takes_no_name_that_something_has():
 
 def test_what_has_the_name_of_a_gradient_is_told_where_one_is_derived():
     layer = lc.layer("t(X; dX) -> Y\n Y[a] = X[a] dX[a]")
-    with pytest.raises(lc.InputError, match="dX would be a value of the layer and the gradient of X"):
+    with pytest.raises(lc.InputError, match="dX is a value of the layer and the gradient of X"):
         lc.derive(layer)
     by_hand = lc.layer("backward(X dY; W) -> dX dW\n dX[a] = dY[b] W[a b]\n dW[a b] = X[a] dY[b]")
     assert lc.run(by_hand, {"X": [2.0], "dY": [3.0], "W": [[5.0]]})["dW"].tolist() == [[6.0]]
@@ -501,21 +514,21 @@ def test_the_path_of_a_call_stands_before_those_of_its_lines():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("sizes: q=3", "`sizes:` names q, which is the size of no axis, count or window of t; there are B, M, d"),
+        ("sizes: q=3", "`sizes:` names q, which is not the size of an axis, count or window of t; there are B, M, d"),
         ("sizes: d=0", "a size is a name and a whole number from 1 to 1,000,000,000,000"),
         ("sizes: d", "as in `sizes: d=768 f=3072`, not 'd'"),
         ("sizes: d=5, d=6", "d is 5 already"),
-        ("frozen: h", "`frozen:` names h, which is no weight of t; there are g"),
+        ("frozen: h", "`frozen:` names h, which is not a weight of t; there are g"),
         ("unread: some", "a whole number, as in `unread: 4096`"),
-        ("unused: some FLOPs/s", "what nothing reads are FLOPs, as in `unused: 2 B M d`"),
+        ("unused: some FLOPs/s", "`unused:` takes FLOPs, as in `unused: 2 B M d`"),
         ("unused: inf B d", "as in `unused: 2 B M d`; 'inf B d' is not finite: inf is no size"),
         ("unused: 2 B + 3 nan", "as in `unused: 2 B M d`; '2 B + 3 nan' is not finite: nan is no size"),
         ("unused: -5 B", "as in `unused: 2 B M d`; '-5 B' is negative at all sizes"),
         ("U[B M d] = opaque(X[B M d]) forward 2 Inf", "'2 Inf' is not finite: Inf is no size"),
         ("U[B M d] = opaque(X[B M d]) forward 2 B backward - B", "'- B' is negative at all sizes"),
-        ("U[B M d] = tanh(X[B M d]) @ a b c", "the module that it is of and what computes it there"),
-        ("U[B M d] = tanh(X[B M d]) @", "the module that it is of and what computes it there"),
-        ("U[B M d] = rms_norm(X; g) @ a linear", "the lines of rms_norm say themselves what computes them: write @ a"),
+        ("U[B M d] = tanh(X[B M d]) @ a b c", "the path of its module and the operator there"),
+        ("U[B M d] = tanh(X[B M d]) @", "the path of its module and the operator there"),
+        ("U[B M d] = rms_norm(X; g) @ a linear", "the lines of rms_norm name their own operators: write only @ a"),
     ],
 )
 def test_what_is_stated_of_a_layer_or_a_line_is_checked(line, message):
@@ -531,14 +544,14 @@ def test_a_size_may_follow_from_others():
     assert lc.cost(layer, B=3, H=9).rows == lc.cost(whole, B=3, H=9, y=5).rows
     with pytest.raises(lc.NotationError, match="written once and without spaces, as in `follows: y=H//2"):
         lc.layer("half(X) -> Y\n  follows: y=__import__('os')\n  Y[B y] = X[B H=2 y]\n")
-    with pytest.raises(lc.NotationError, match="names z, which is the size of no axis"):
+    with pytest.raises(lc.NotationError, match="names z, which is not the size of an axis"):
         lc.layer("half(X) -> Y\n  follows: z=H-1\n  Y[B y] = X[B H=2 y]\n")
 
 
 def test_a_share_is_of_answers():
     lines = "net(X Z{more}; W) -> loss\n  {role}\n  H[B v] = X[B d] W[d v]\n  T[B] = {read}\n  loss[] = T[B] share[B]\n"
     value = lines.format(more=" share", role="share: share of Z", read="Z[B] H[B v=0[]]")
-    with pytest.raises(lc.InputError, match=r"Z holds values, and a share is of answers, .*Z: index of v"):
+    with pytest.raises(lc.InputError, match=r"Z holds values; a share needs targets .*Z: index of v"):
         lc.layer(value)
     assert lc.layer(lines.format(more=" share", role="share: share of Z", read="H[B v=Z[B]]")).name == "net"
 

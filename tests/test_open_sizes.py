@@ -254,7 +254,7 @@ def test_sizes_that_values_decide_are_named_and_taken_of_one_run():
     with pytest.raises(lc.InputError, match=f"values of an input of Selected decide {size}: .*as_run=True"):
         lc.cost(read)
     assert lc.cost(lc.from_module(Selected(), inputs, as_run=True)).total == lc.cost(read, **{size: 3}).total
-    with pytest.raises(lc.NotationError, match="`undecided:` names m, which is the size of no axis"):
+    with pytest.raises(lc.NotationError, match="`undecided:` names m, which is not the size of an axis"):
         lc.layer(f"{read.text}\nundecided: m")
 
 

@@ -211,7 +211,7 @@ def test_what_is_kept_is_not_moved_again():
         for plan in ("keep=all_gather", "")
     )
     assert more - less == pytest.approx(4 * 3 * 12 * 768**2, rel=0.01)  # matrices of three blocks, whole
-    with pytest.raises(InputError, match="keep names collectives"):
+    with pytest.raises(InputError, match="keep takes collectives"):
         lc.place("gpt2", "dp=8", placement="fsdp", plan="keep=softmax", **SIZES)
 
 

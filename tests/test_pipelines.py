@@ -118,8 +118,8 @@ def test_very_many_passes_are_counted_as_they_run(name, monkeypatch):
     [
         (("2f2b", 4, 8), "no schedule is called '2f2b'"),
         (("1f1b", 0, 8), "devices of a pipeline must be at least 1"),
-        (("1f1b", 4, 8, 2), "1f1b has one stage a device, not 2"),
-        (("interleaved", 4, 10, 2), "the next number that is one is 12"),
+        (("1f1b", 4, 8, 2), "1f1b has one stage per device, not 2"),
+        (("interleaved", 4, 10, 2), "interleaved pipeline: use 12"),
     ],
 )
 def test_schedules_that_there_are_not(arguments, message):

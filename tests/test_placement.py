@@ -209,7 +209,7 @@ def test_stages_of_a_pipeline_send_what_turns_carry():
     assert len(found.sheets()) == 4
     uneven = lc.place("gpt2", "pp=3", place="blocks over pp of 3 5 4", seq_len=64)
     assert [dict(over.placed.iterations) for over in uneven.stages] == [{"n_layer": 3}, {"n_layer": 5}, {"n_layer": 4}]
-    with pytest.raises(InputError, match="stages of 3, 5, 5 blocks are not the 12"):
+    with pytest.raises(InputError, match="stages of 3, 5, 5 blocks must sum to the model's 12"):
         lc.place("gpt2", "pp=3", place="blocks over pp of 3 5 5")
     with pytest.raises(InputError, match="says the blocks of 2 stages, and pp=3 has 3"):
         lc.place("gpt2", "pp=3", place="blocks over pp of 3 5")

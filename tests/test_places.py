@@ -185,9 +185,9 @@ def test_arrays_that_join_are_not_added():
     x, z = np.ones((2, 3)), np.zeros((2, 4))
     assert lc.price(join, {"B": 2, "m": 3, "k": 4, "n": 7}).flops == 0
     assert lc.run(join, {"X": x, "Z": z})["L"].shape == (2, 7)
-    with pytest.raises(lc.InputError, match="axis n is 8, but what is joined on it 3 \\+ 4"):
+    with pytest.raises(lc.InputError, match="axis n is 8, but the joined arrays have 3 \\+ 4"):
         lc.run(join, {"X": x, "Z": z, "n": 8})
-    with pytest.raises(lc.InputError, match="the size of m is not known: give m among the arrays or sizes"):
+    with pytest.raises(lc.InputError, match="the size of m is unknown: give m among the arrays or sizes"):
         lc.run(layer("slice"), {"X": x})
 
 

@@ -320,12 +320,12 @@ def test_a_plan_leaves_what_it_does_not_find():
         ("recompte=norm", "no plan is called 'recompte'; the nearest is 'recompute'"),
         ("recompute=gelo", "no part of a block is called 'gelo'"),
         ("recompute=nrm", "the nearest is 'norm'"),
-        ("recompute", "needs to be told what: recompute=WHAT, as in recompute=gelu+norm"),
-        ("recompute=gelu+", "needs to be told what"),
-        ("recompute=gelu,recompute=norm", "is there twice"),
-        ("keep=softmax", "keep names collectives, such as all_gather or dispatch, and softmax is none"),
-        ("keep=all_gathr", "no word"),
-        ("recompute=block/two", "every k-th block as block/2: k from 1, not block/two"),
+        ("recompute", "needs an argument: write recompute=WHAT, as in recompute=gelu+norm"),
+        ("recompute=gelu+", "needs an argument"),
+        ("recompute=gelu,recompute=norm", "occurs twice"),
+        ("keep=softmax", "keep takes collectives, such as all_gather or dispatch: softmax is not one"),
+        ("keep=all_gathr", "no operator"),
+        ("recompute=block/two", "every k-th block as in block/2: k from 1, not block/two"),
         ("recompute=block/2+block/3", "k from 1, not block/2 and block/3"),
     ],
 )
@@ -357,12 +357,12 @@ def test_the_commands_take_a_plan(capsys):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("cost gpt2 --plan auto", "learncost memory MODEL --plan auto names the plan"),
+        ("cost gpt2 --plan auto", "learncost memory MODEL --plan auto names a plan"),
         ("cost gpt2 --plan recompte=norm", "no plan is called"),
         ("cost gpt2 --procedure decode --plan chunked-loss", "a plan rewrites a training step; decode is none"),
         ("cost gpt2 --price-book megatron --plan chunked-loss", "is a formula of whole models"),
         ("emit attention --plan chunked-loss", "--plan is for models"),
-        ("compare gpt2 --plan chunked-loss=3", "takes nothing after it"),
+        ("compare gpt2 --plan chunked-loss=3", "takes no argument"),
     ],
 )
 def test_a_plan_that_does_not_apply_is_refused_in_one_line(line, said, capsys):

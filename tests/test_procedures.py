@@ -348,7 +348,7 @@ constants: pool share"""
 def test_a_layer_without_its_answers_is_refused():
     weights = {"W1": np.ones((6, 5)), "W2": np.ones((5, 7)), "W3": np.ones((7, 3))}
     training = lc.LayerTraining(lc.layer(NETWORK.replace("constants: share", "share: share of targets")), weights)
-    with pytest.raises(lc.InputError, match=r"^targets\[B\] is missing among the arrays$"):
+    with pytest.raises(lc.InputError, match=r"^the array targets\[B\] is missing: give it$"):
         training.step(X=np.ones((2, 6)))
     with pytest.raises(lc.InputError, match=r"^the batch has no target$"):
         training.step(X=np.ones((2, 6)), targets=np.full(2, -1))

@@ -164,7 +164,7 @@ def test_what_fits_two_regions_links_and_one_sample_more_is_refused(text: str, t
     assert (remembered.peak, remembered.unfit) == (ram, "")
     assert remembered.fits
     assert remembered.fits["batch_size"] == row.largest
-    with pytest.raises(InputError, match="lies in one region; there are 126,976 in SRAM and 65,536 in CCM"):
+    with pytest.raises(InputError, match="in one region; available are 126,976 in SRAM and 65,536 in CCM"):
         emitted(net, "stm32f407", B=row.largest + 1, plan="epilogue-update", entry="step")
     assert lc.memory(net, on="stm32f407", B=row.largest + 1, optimizer="sgd", plan="epilogue-update").unfit
     needs_board()
@@ -224,7 +224,7 @@ def test_an_array_larger_than_every_region_is_refused_by_name(
         options = ["--backend", "c99"] if command == "emit" else []
         assert main([command, net, "--on", "stm32f407", "--optimizer", "sgd", "--B", "1", *options]) == 2
         said = capsys.readouterr().err
-        assert "W1 takes 133,120 and lies in one region" in said
+        assert "W1 needs 133,120 in one region" in said
         assert said.count("\n") == 1
 
 

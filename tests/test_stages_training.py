@@ -31,7 +31,7 @@ def engine_of(**flags):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"schedule": "interleaved", "microbatches": 1}, "1 microbatches are no multiple of the 2 devices"),
+        ({"schedule": "interleaved", "microbatches": 1}, "1 microbatches are not a multiple of the 2 devices"),
         ({"schedule": "interleaved", "clip": 1.0}, "stages 0, 1, 2, 3 sum clip.squares, and one device has several"),
         ({"schedule": "2f2b"}, "no schedule is called '2f2b'"),
         ({"microbatches": 3}, "--batch-size 4 cannot be cut into 3 microbatches .* the next that can is 6"),

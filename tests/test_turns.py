@@ -201,9 +201,9 @@ def test_a_call_names_the_count_and_two_calls_may_share_stacks():
     assert lc.layer(text.replace("n = m", "n = 3"), {"deep": deep}).table.axes["w"] == ("3", "d", "d'")
     with pytest.raises(lc.NotationError, match="deep has no axis k; it has B, d, n"):
         lc.layer(text.replace("n = m", "k = m"), {"deep": deep})
-    with pytest.raises(lc.NotationError, match="a repeat turns a whole number of times, not 0"):
+    with pytest.raises(lc.NotationError, match="expected the name of an axis or a whole number of iterations, not 0"):
         lc.layer(text.replace("n = m", "n = 0"), {"deep": deep})
-    with pytest.raises(lc.NotationError, match="B is an axis of deep: call it by a name"):
+    with pytest.raises(lc.NotationError, match="B is an axis of deep: give it a name"):
         lc.layer(text.replace("n = m", "B = 3"), {"deep": deep})
 
 
@@ -263,10 +263,10 @@ RECURRENT = """scan(I h; U) -> H
         ("each x=I", "each x=Q", "Q is not defined"),
         ("each x=I", "each U=I", "U is defined already"),
         ("+ x[B e]", "+ R[B e]", "x is a slice of I that no line reads"),
-        ("keep H=h", "keep H=U", "U is kept but not defined inside"),
-        ("keep H=h", "keep H=q", "q is kept but not defined inside"),
-        ("  repeat", "  I[B M e] = I[B M e] + I[B M e]\n  repeat", "has no turn of M as its first axis"),
-        ("carry h", "carries h", "a repeat is written"),
+        ("keep H=h", "keep H=U", "U is collected by keep but not defined inside"),
+        ("keep H=h", "keep H=q", "q is collected by keep but not defined inside"),
+        ("  repeat", "  I[B M e] = I[B M e] + I[B M e]\n  repeat", "must have M as its first axis"),
+        ("carry h", "carries h", "a loop is written"),
     ],
 )
 def test_refusals(old, new, message):

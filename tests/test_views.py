@@ -149,7 +149,7 @@ def test_an_interleaved_pipeline_is_drawn_with_two_stages_on_a_device(client):
     refused = client.get(
         "/api/view", params={"view": "devices", "model": "gpt2", **few, "schedule": "interleaved", "batch_size": 6}
     )
-    assert "no multiple of the 2 devices of an interleaved pipeline" in refused.json()["error"]
+    assert "not a multiple of the 2 devices of an interleaved pipeline" in refused.json()["error"]
 
 
 def test_without_a_mesh_the_fastest_are_shown_and_one_is_picked(client):

@@ -123,7 +123,7 @@ def test_the_size_of_a_window_is_given_or_is_that_of_an_axis_or_a_number():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({}, "the size of the window w is not known: give w among the arrays or sizes"),
+        ({}, "the size of the window w is unknown: give w among the arrays or sizes"),
         ({"w": 0}, "the window w must be a whole number from 1, not 0"),
         ({"w": 1.5}, "the window w must be a whole number from 1, not 1.5"),
         ({"w": True}, "the window w must be a whole number from 1, not True"),
@@ -230,7 +230,7 @@ def test_training_takes_the_window_with_the_inputs(procedure, window):
         x = x + torch.einsum("bhgmn,bnhk,hgkd->bmd", p, v, wo)
     gradients = torch.autograd.grad((x * torch.tensor(inputs["S"])).sum(), tensors[1:])
     same(updates, {name: gradient.numpy() for name, gradient in zip(weights, gradients, strict=True)})
-    with pytest.raises(lc.InputError, match="the size of the window w is not known"):
+    with pytest.raises(lc.InputError, match="the size of the window w is unknown"):
         training.updates(**inputs)
 
 

@@ -1,4 +1,4 @@
-"""The lines that make one gradient of its parts."""
+"""The lines that add up the parts of a gradient."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from learncost.layers.tiles import behind_another, place_of, tiled, with_one
 
 @dataclass(frozen=True)
 class Adding:
-    """What adds the parts of a gradient.
+    """The accumulation of a gradient from its parts.
 
-    out     the lines so far, to which it adds
-    made    of a part that a line gives: which of the lines
+    out     the lines so far, to which it appends
+    made    the number of the line that defines a part
     values  the gradients and their parts
-    sizes   those that are known
-    meta    what is said of a line that adds
+    sizes   the known sizes
+    meta    the metadata of the added lines
     """
 
     out: list[Statement]
@@ -30,7 +30,7 @@ class Adding:
     meta: Meta
 
     def add(self, name: str, parts: Sequence[str]) -> None:
-        """A gradient of all of its parts, one behind another or added."""
+        """Define a gradient from its parts, by concatenation where they tile an axis, otherwise by addition."""
         if self._tile(name, parts):
             return
         together = self._put_once(name, parts)
@@ -42,7 +42,7 @@ class Adding:
         self.out.append(Sum((Term(name, tuple(axes)),), right, (), self.meta, (1,) * len(right)))
 
     def _tile(self, name: str, parts: Sequence[str]) -> bool:
-        """The parts one behind another, where each is of one place of an axis, and every place has one; whether so."""
+        """Concatenate the parts if each covers one position of an axis and all are covered; return whether."""
         lefts = [left for part in parts if (left := self._left(part))]
         number = tiled(lefts, self.sizes) if len(lefts) == len(parts) else None
         if number is None:
@@ -62,7 +62,7 @@ class Adding:
         return True
 
     def _put_once(self, name: str, parts: Sequence[str]) -> list[str]:
-        """The parts, those at the same places added before they are put there; the gradient itself where all are."""
+        """Return the parts, adding those with equal indices before the scatter; just the gradient if these are all."""
         groups: dict[tuple[Axis, ...] | str, list[str]] = {}
         for part in parts:
             left = self._left(part)
@@ -83,12 +83,12 @@ class Adding:
         return together
 
     def _left(self, part: str) -> Term | None:
-        """What the line writes that makes a part and nothing else."""
+        """Return the left side of the line that defines a part and nothing else."""
         line = self.out[self.made[part]] if part in self.made else None
         return line.left[0] if isinstance(line, Line) and len(line.left) == 1 else None
 
     def _write(self, part: str, axes: Sequence[Axis], declared: Sequence[Axis]) -> None:
-        """The line of a part writes a value of other axes."""
+        """Change the axes that the line of a part writes."""
         line = self.out[self.made[part]]
         assert isinstance(line, Line)
         self.out[self.made[part]] = line.with_changed(left=(Term(part, tuple(axes)),))

@@ -1,8 +1,8 @@
-"""Backward and weight update from the forward table: one rule for products, one for sums, one row per word.
+"""The backward pass and the weight update from the forward table: one rule for products, one for sums, one row per op.
 
-A product: the gradient of a factor is the output's gradient times the other factors, and the factor's own term stands
-on the left; an index on the left is a scatter. A sum: the gradient passes on, reduced where the term was spread. A
-word: its entry's gradient table, or its explicit Jacobian and a product. A repeat: the repeat backwards.
+Product: the gradient of a factor is the output's gradient times the other factors, written with the factor's own term;
+an index there makes it a scatter. Sum: the gradient passes through, reduced over broadcast axes. Op: its gradient
+table, or its explicit Jacobian and a product. Loop: the loop in reverse.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from learncost.layers.layer import Layer
 
 @dataclass(frozen=True)
 class Derived(Displayed):
-    """What derivation gives: the forward pass with what it keeps, the backward pass and the weight update, as tables.
+    """The tables of a derivation: the forward pass with its saved tensors, the backward pass and the weight update.
 
     Attributes
     ----------
     forward
         The forward pass, with the values that the other passes read.
     reverse
-        Backward and update together, in the order in which they run.
+        Backward and update together, in execution order.
     gradients
-        What the gradient of each wanted name is called, for those that the outputs depend on.
+        The name of the gradient of each wanted name, for those that the outputs depend on.
 
     Examples
     --------
@@ -55,12 +55,12 @@ class Derived(Displayed):
 
     @property
     def backward(self) -> Table:
-        """The lines that give the gradients of inputs and values."""
+        """The lines that compute the gradients of inputs and values."""
         return part(self.reverse, "backward", self.step)
 
     @property
     def update(self) -> Table:
-        """The lines that give the gradients of weights."""
+        """The lines that compute the gradients of weights."""
         return part(self.reverse, "weight_update", self.step)
 
     @property
@@ -77,7 +77,7 @@ class Derived(Displayed):
 
 
 def part(table: Table, phase: str, within: Table) -> Table:
-    """The lines of one macro-operation, repeats around them kept."""
+    """Return the lines of one phase, with the loops around them."""
     lines = each_line(table.lines, lambda line: (line,) if line.meta.phase == phase else ())
     return replace(table, lines=_drop_empty(lines), within=within)
 
@@ -100,22 +100,21 @@ def derive(
     given: Iterable[str] | None = None,
     overrides: GradientOverrides = NONE,
 ) -> Derived:
-    """The backward pass and the weight update of a layer.
+    """Derive the backward pass and the weight update of a layer.
 
     Parameters
     ----------
     layer
         The layer, or its table.
     wanted
-        Inputs and weights whose gradients are wanted; by default all but indices, constants and what a layer
-        says is frozen.
+        Inputs and weights whose gradients are wanted; by default all but indices, constants and frozen weights.
     jacobian
         Whether softmax and normalization go through their explicit Jacobians, as the paper prices them, in place of the
         closed form.
     given
         Outputs whose gradients are given; by default all.
     overrides
-        Where gradients do not go on as they would: what a learning procedure stops, or has from elsewhere.
+        Gradient overrides and stops of a learning procedure.
 
     Returns
     -------
@@ -141,7 +140,7 @@ def derive(
     chosen = [name for name in possible if name not in frozen] if wanted is None else list(wanted)
     for name in chosen:
         if name not in possible:
-            raise InputError(f"no gradient of {name!r}: the table has {', '.join(possible)}")
+            raise InputError(f"{name!r} cannot have a gradient: choose among {', '.join(possible)}")
     seeds = table.outputs if given is None else tuple(given)
     reach = GradientPlan(frozenset(table.weights), overrides=overrides, constants=beside_weights(table))
     reach.needs(table.lines, set(chosen))
@@ -167,7 +166,7 @@ def derive(
 
 
 def derive_once(table: Table, wanted: tuple[str, ...], jacobian: bool = False) -> Derived:
-    """As `derive`, and remembered: the steps of several procedures and price books begin with one derivation."""
+    """Return `derive` with caching: the steps of several procedures and price books share one derivation."""
     return _derived(IdentityKey(table), wanted, jacobian)
 
 

@@ -1,4 +1,4 @@
-"""The lines of a scope backwards: the rules of derivation, one for products, one for sums, one row per word."""
+"""Reverse-mode differentiation of a scope: one rule for products, one for sums, one row per op."""
 
 from __future__ import annotations
 
@@ -20,46 +20,44 @@ from learncost.ops import entry
 
 @dataclass
 class Reverse:
-    """One scope on its way backwards: the parts of the gradients, the lines made so far."""
+    """The state of reverse-mode differentiation in one scope: the parts of the gradients, the lines so far."""
 
     values: Mapping[str, Value]
     reach: GradientPlan
     jacobian: bool
-    sizes: Mapping[str, int] = field(default_factory=dict)  # those that are known
-    made: dict[str, int] = field(default_factory=dict)  # of a part that a line gives: which of the lines
+    sizes: Mapping[str, int] = field(default_factory=dict)  # the known sizes
+    made: dict[str, int] = field(default_factory=dict)  # the number of the line that defines a part
     parts: dict[str, list[str]] = field(default_factory=dict)
     seeded: set[str] = field(default_factory=set)
     out: list[Statement] = field(default_factory=list)
     derived_values: dict[str, Value] = field(default_factory=dict)  # the gradients
-    readers: dict[str, Meta] = field(default_factory=dict)  # of a value: the tag of the first line that reads it
-    # By the names that a line or a repeat makes:
+    readers: dict[str, Meta] = field(default_factory=dict)  # the metadata of the first line that reads a value
+    # The key is the names that a line or a loop defines:
     exposed: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = field(default_factory=dict)
     inner: dict[tuple[str, ...], Reverse] = field(default_factory=dict)
     stacks_of: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = field(default_factory=dict)
-    stacks: dict[str, Value] = field(default_factory=dict)  # of what is kept
+    stacks: dict[str, Value] = field(default_factory=dict)  # of saved tensors
 
     # Gradients and their parts.
 
     def seed(self, name: str) -> str:
-        """The gradient of an output, given from outside."""
+        """Return the gradient of an output, which is an input of the backward pass."""
         self.seeded.add(name)
         return self._make(self._free(name), name)
 
     def _make(self, gradient: str, name: str, role: Role = "gradient") -> str:
-        """A gradient of a value, or a part of one, under its name."""
+        """Define a gradient of a value, or a part of one, under its name."""
         self.derived_values[gradient] = Value(self.values[name].axes, role, name)
         return gradient
 
     def _free(self, name: str) -> str:
-        """What the gradient is called, which nothing else may be."""
+        """Return the name of a gradient. Raises `InputError` where a value of the layer has it."""
         if f"d{name}" in self.values:
-            raise InputError(
-                f"d{name} would be a value of the layer and the gradient of {name}: call the value otherwise"
-            )
+            raise InputError(f"d{name} is a value of the layer and the gradient of {name}: rename the value")
         return f"d{name}"
 
     def part(self, name: str) -> str:
-        """The name of the next part of a gradient; the only part is the gradient itself."""
+        """Return the name of the next part of a gradient; a single part is the gradient itself."""
         parts = self.parts.setdefault(name, [])
         gradient = self._free(name)
         alone = self.reach.expected.get(name, 0) == 1 and name not in self.seeded
@@ -68,7 +66,7 @@ class Reverse:
         return parts[-1]
 
     def finish(self, name: str, meta: Meta) -> str | None:
-        """Add the parts of a gradient once all of them are there; the gradient's name."""
+        """Add up the parts of a gradient once all are defined; return the gradient's name."""
         if self.reach.is_given(name):
             return self._given(name) if self.reach.wants(name) else None
         parts = self.parts.get(name, [])
@@ -84,14 +82,14 @@ class Reverse:
         return total
 
     def _given(self, name: str) -> str:
-        """A gradient that comes from elsewhere, made where it is first asked for."""
+        """Return an overridden gradient, defined at its first use."""
         if f"d{name}" not in self.derived_values:
             self._make(self._free(name), name)
             self._elsewhere(self.reach.overrides.given[self.reach.scope][name])
         return f"d{name}"
 
     def _elsewhere(self, source: GradientSource) -> str:
-        """The lines of what comes from elsewhere; its name."""
+        """Emit the lines of an overridden gradient; return its name."""
         self.derived_values |= {key: value for key, value in source.values.items() if key not in self.derived_values}
         self.out += source.lines
         return source.name
@@ -120,7 +118,7 @@ class Reverse:
                     rule(line, i, gradient)
 
     def _emit(self, derived: Line, line: Line, i: int) -> None:
-        """Add a derived line: where and tags come from its forward line, its left shows the declared axes."""
+        """Emit a derived line with the conditions and metadata of its forward line and its declared axes."""
         target = derived.left[0].name
         source = line.right[i]
         self.readers[source.name] = line.meta
@@ -193,7 +191,7 @@ class Reverse:
             self._emit(product, line, i)
 
     def _opaque(self, line: Op, gradients: Mapping[str, str | None], targets: list[int]) -> None:
-        """All gradients of a line that is not derived in one line, which reads what the line read."""
+        """Emit all gradients of a line without a derivation as one line, which reads the line's operands."""
         if not targets:
             return
         known = [
@@ -215,7 +213,7 @@ class Reverse:
         self._emit(derived, line, next(iter(values), targets[0]))
 
     def _through_jacobian(self, line: Op, bindings: Mapping[str, Operand], i: int) -> None:
-        """J[_ n n'], priced as its own line, then dX[_ n'] = dY[_ n] J[_ n n']."""
+        """Emit J[_ n n'] as a separate line, then dX[_ n'] = dY[_ n] J[_ n n']."""
         op, target = entry(line.op), operand(line, i)
         second: dict[str, str] = {}
         for axis in line.axes:
@@ -242,14 +240,14 @@ class Reverse:
         self._emit(Product((left,), (gradient, Term(name, axes))), line, i)
 
     def _expose(self, line: Op, name: str) -> Term:
-        """A line of the word's body that the gradient reads: the forward gives it as one more result."""
+        """Add a value of the op's body that the gradient reads to the results of the forward line."""
         (result,) = (body.left[0] for body in entry(line.op).body if body.name == name)
         axes = spell(result.declared, line)
         self.exposed.setdefault(line.makes, {})[name] = axes
         self.derived_values[f"{line.name}:{name}"] = Value(axes, "inner", line.name)
         return Term(f"{line.name}:{name}", axes)
 
-    # Repeats.
+    # Loops.
 
     def _repeat(self, line: Loop) -> None:
         inner = Reverse({**self.values, **line.values}, self.reach.inner[line.makes], self.jacobian, self.sizes)
@@ -273,7 +271,7 @@ class Reverse:
         keep = [(inner.finish(i, meta), self.part(o)) for i, o in each]
         totals = [self._accumulate(inner, name) for name in line.shared if inner.reach.wants(name)]
         for c in carries:
-            if starts[c.start] is None and line.count != "1":  # no line of a turn makes anything of what it was handed
+            if starts[c.start] is None and line.count != "1":  # no line of an iteration reads the loop-carried value
                 starts[c.start] = inner._zeros(inner._make(f"d{c.start}", c.start), Meta(phase="backward"))
         carry_lines = tuple(
             carried for c in carries for carried in self._carried(c, starts[c.start], str(self._initial(c)), inner)
@@ -305,9 +303,10 @@ class Reverse:
             self.derived_values[outer] = self.derived_values[outer].along((line.count, *line.axes[inside]))
 
     def _carried(self, c: Carry, start: str | None, initial: str, inner: Reverse) -> Iterator[Carry]:
-        """What the repeat backwards carries for one that is carried: the gradient, or what is handed on in its place.
+        """Yield the loop-carried values of the reversed loop for one of the forward loop: the gradient, or its
+        override.
 
-        Then the gradient of what the first turn was handed is carried beside it, and each turn leaves the later one's.
+        An override carries the gradient of the initial value separately; each iteration drops the later one's.
         """
         wanted = self.reach.wants(c.initial) and inner.reach.wants(c.start)
         source = self.reach.overrides.between.get(inner.reach.scope, {}).get(c.start)
@@ -324,7 +323,7 @@ class Reverse:
         elif wanted:
             yield Carry(f"d{c.end}", str(start), initial, self.part(c.initial))
         else:
-            # Nobody needs what stands before a turn that stands alone: its own incoming gradient is handed on unused.
+            # An iteration without a gradient to the previous one passes its own incoming gradient on, unused.
             yield Carry(f"d{c.end}", start or f"d{c.end}", initial, self._make(unused, c.initial, "part"))
 
     def _initial(self, carry: Carry) -> str:
@@ -341,7 +340,7 @@ class Reverse:
         return name
 
     def _accumulate(self, inner: Reverse, name: str) -> Carry:
-        """The gradient of a value that all turns share: a carried total."""
+        """Return the gradient of a value that all iterations share: a loop-carried accumulator."""
         phase = "weight_update" if name in self.reach.weights else "backward"
         iteration = str(inner.finish(name, Meta()))
         part = self.part(name)
@@ -355,7 +354,7 @@ class Reverse:
         return Carry(start, end, zero, part)
 
     def keeping(self, lines: Iterable[Statement], values: dict[str, Value]) -> tuple[Statement, ...]:
-        """The forward lines with the results that the backward lines read besides."""
+        """Return the forward lines with the additional results that the backward lines read."""
         result: list[Statement] = []
         for line in lines:
             if isinstance(line, Loop):

@@ -1,8 +1,8 @@
-"""Tangents: how every value of a table moves when others are moved, line by line beside the forward pass.
+"""Forward-mode differentiation: tangents of every value, line by line with the forward pass.
 
-A product: one product a moved factor, and their sum. A sum: the sum of what moves. A word: its gradient table, read
-with the operand's tangent in the place of the result's gradient, where its Jacobian is symmetric; else its tangent
-table. A repeat carries, slices and keeps tangents beside values. Nothing is kept for a pass backwards.
+Product: one product per factor with a tangent, and their sum. Sum: the sum of the tangents. Op: its gradient table,
+applied to the operand's tangent in place of the result's gradient, where its Jacobian is symmetric; otherwise its
+tangent table. A loop carries, slices and stacks tangents as it does values. Nothing is saved for a backward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from learncost.layers.spelling import differentiable, operand, spell
 from learncost.ops import entry
 
 MARK = ">"
-"""What is appended to a name for its tangent."""
+"""The suffix of the names of tangents."""
 
 
 def tangent(
@@ -30,12 +30,12 @@ def tangent(
     slices: Mapping[Scope, Mapping[str, Value]] = {},
     by_row: Mapping[str, tuple[str, ...]] = {},
 ) -> tuple[Table, Mapping[str, str]]:
-    """The table with tangents beside its values, and what those of its outputs are called, for outputs that move.
+    """Return the table with tangents of its values, and the names of the outputs' tangents.
 
-    along   by scope, the names that are moved, and what makes their direction there: to what a line makes it is added
-    slices  by the scope of a repeat, what these lines read of stacks of the same names, and what is known of it
-    by_row  outputs of which the tangent keeps axes that the last line sums over
-    Raises `InputError` for a line that is not derived, and a word without a tangent.
+    along   the direction of each perturbed name, by scope; it is added to a value that a line defines
+    slices  by the scope of a loop, the values that these lines read of stacks of the same names
+    by_row  outputs whose tangents keep axes that the last line sums over
+    Raises `InputError` for a line without a derivation, and for an op without a tangent.
     """
     scope = _Tangents(dict(table.values), (), along, slices, {}, by_row)
     lines = scope.through(table.lines)
@@ -45,7 +45,7 @@ def tangent(
 
 
 def along_inputs(table: Table, names: Iterable[str]) -> Table:
-    """The table with tangents along directions that come in beside inputs and weights, `X>` beside X."""
+    """Return the table with tangents along directions that are additional inputs, `X>` for X."""
     names = tuple(names)
     moved, _ = tangent(table, {(): {name: GradientSource(f"{name}{MARK}") for name in names}})
     directions = {f"{name}{MARK}": Value(table.axes[name], "tangent", name) for name in names}
@@ -54,7 +54,7 @@ def along_inputs(table: Table, names: Iterable[str]) -> Table:
 
 @dataclass
 class _Tangents:
-    """One scope: `known` has the tangents of its names and of those around it."""
+    """The state of one scope: `known` has the tangents of its names and of those around it."""
 
     values: dict[str, Value]
     scope: Scope
@@ -74,7 +74,7 @@ class _Tangents:
         return self.out
 
     def of(self, name: str) -> str | None:
-        """What the tangent of a name is called; None where it does not move."""
+        """Return the name of a tangent; None where the value does not depend on a perturbed one."""
         source = self.along.get(self.scope, {}).get(name)
         if name not in self.known and source is not None:
             self.take(source)
@@ -86,13 +86,13 @@ class _Tangents:
         self.out += source.lines
 
     def make(self, name: str, of: str, axes: tuple[str, ...] | None = None) -> str:
-        """A tangent of a value, or a part of one, under its name."""
+        """Define a tangent of a value, or a part of one, under its name."""
         self.values[name] = Value(self.values[of].axes if axes is None else axes, "tangent", of)
         return name
 
     def line(self, line: Line) -> None:
         if isinstance(line, Op) and line.opaque is not None:
-            raise InputError(f"{line.meta.operator or line.op} is not derived, so it has no tangent, in line: {line}")
+            raise InputError(f"{line.meta.operator or line.op} has no derivation, so no tangent, in line: {line}")
         moved = [i for i in differentiable(line) if self.of(operand(line, i).name)]
         at = len(self.out)
         name = line.name
@@ -101,7 +101,7 @@ class _Tangents:
         rows = self.by_row.get(name, ())
         if moved:
             if isinstance(line, Op) and len(entry(line.op).outputs) > 1:
-                raise InputError(f"{line} gives several results, of which no tangent is derived")
+                raise InputError(f"no tangent can be derived of an operator with several results, in line: {line}")
             if isinstance(line, Product):
                 parts = [self.product(line, i, rows) for i in moved]
             elif isinstance(line, Sum):
@@ -137,7 +137,7 @@ class _Tangents:
         return replace(line.meta, local=local, locals=(), gradients=(), jacobian="", equation="", cached=None)
 
     def part(self, line: Line, number: int, axes: tuple[str, ...] | None = None) -> Term:
-        """The next part of the tangent of what a line makes."""
+        """Return the next part of the tangent of a line's result."""
         name = self.make(f"{line.name}{MARK}+{number + 1}", line.name, axes)
         return Term(name, line.left[0].axes if axes is None else axes)
 
@@ -147,7 +147,7 @@ class _Tangents:
         return Product((self.part(line, i, rows or None),), right, line.where, self.meta(line))
 
     def sum(self, line: Sum, moved: list[int]) -> Sum:
-        """What moves, with its signs; where all of it is spread, zeros as wide as the result with it."""
+        """Return the sum of the tangents with their signs, plus zeros of the result's shape where all broadcast."""
         terms: list[Operand] = [Term(self.known[operand(line, i).name], operand(line, i).axes) for i in moved]
         signs = [line.signs[i] for i in moved]
         if all(set(term.loops) < set(line.left[0].loops) for term in terms):
@@ -174,7 +174,7 @@ class _Tangents:
         return [Op((left,), right, line.where, self.meta(line), op.name, line.axes, "gradient", reads, gives)]
 
     def written(self, line: Op, i: int, lines: Iterable[Line], bindings: dict[str, Operand]) -> list[Line]:
-        """The lines of a word's tangent table, as lines of their own."""
+        """Return the lines of an op's tangent table, bound to the op's operands."""
         result: list[Line] = []
         for tangent_line in lines:
             last = tangent_line.name == f"t{line.gives[0]}"
@@ -203,7 +203,7 @@ class _Tangents:
         return bound_term
 
     def expose(self, line: Op, name: str) -> Term:
-        """A line of the word's body that the tangent reads: the forward line gives it as one more result."""
+        """Add a value of the op's body that the tangent reads to the results of the forward line."""
         (result,) = (body.left[0] for body in entry(line.op).body if body.name == name)
         axes = spell(result.declared, line)
         self.exposed.setdefault(line.makes, {})[name] = axes
@@ -211,7 +211,7 @@ class _Tangents:
         self.values[inner] = Value(axes, "inner", line.name)
         return Term(inner, axes)
 
-    # Repeats.
+    # Loops.
 
     def repeat(self, line: Loop) -> None:
         for name in (*line.shared, *(stack for _, stack in line.each)):
@@ -251,7 +251,7 @@ class _Tangents:
         )
 
     def inside(self, line: Loop, moved: set[str]) -> _Tangents:
-        """The turns of a repeat, of which these carried values move."""
+        """Return the scope of a loop's iterations, in which these loop-carried values have tangents."""
         known = {name: moving for name, moving in self.known.items() if name not in line.inside}
         values = dict(line.values)
         scope = (*self.scope, line.makes)

@@ -1,7 +1,7 @@
-"""Price: MACCs, FLOPs and bytes of every line under a named book. No price of a layer is typed here or anywhere.
+"""Cost models: MACCs, FLOPs and bytes of every line under a named price book. All counts are derived from the lines.
 
-A MACC is one term of a product that sums, wherever it is added up, and costs two FLOPs; a product without a sum costs
-one FLOP a point.
+A MACC is one term of a product with a sum, also of a sum that another line completes, and costs two FLOPs; a product
+without a sum costs one FLOP per element.
 """
 
 from learncost.cost_models.book import Book, OpPrice, Override

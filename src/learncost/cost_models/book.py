@@ -1,4 +1,4 @@
-"""A price book: by which rule lines are priced, and what a publication says of single words and lines."""
+"""A price book: the rule that prices lines, and a publication's own prices of single operators and lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from learncost.ir.polynomial import Polynomial
 
 @dataclass(frozen=True)
 class OpPrice:
-    """FLOPs per element of the result of a word, of its gradient, of its explicit Jacobian; None: the book has none."""
+    """FLOPs per element of an operator's result, of its gradient and of its explicit Jacobian; None: by the rule."""
 
     body: int | None = None
     gradient: int | None = None
@@ -21,7 +21,7 @@ class OpPrice:
 
 @dataclass(frozen=True)
 class Override:
-    """What a book says of one line, in the layer's own axes, instead of its rule."""
+    """The price of one line in a book, in the layer's own axes, in place of the rule."""
 
     maccs: Polynomial
     flops: Polynomial
@@ -30,41 +30,41 @@ class Override:
 
 @dataclass(frozen=True)
 class Book(Displayed):
-    """A price book: what one operation costs, and who says so.
+    """A price book: a convention for counting operations, with its source.
 
     Attributes
     ----------
     name
-        What it is called.
+        Its name.
     title
-        What it counts, in a few words.
+        A short description of what it counts.
     source
-        The publication or the program that counts like that.
+        The publication or the program with this convention.
     rule
-        How a line is priced. "executed" counts the primitive operations that run; "matrix" counts matrix products
-        alone; "printed" follows a publication line by line; "formula" prices a whole model and no line.
+        The way a line is priced. "executed" counts the primitive operations that run; "matrix" counts only matrix
+        products; "printed" follows a publication line by line; "formula" prices a complete model and no lines.
     jacobian
         Whether the backward pass goes through explicit Jacobians of softmax and normalization.
     ops
-        What a word of the vocabulary costs, in FLOPs per element of its result, where the book says so itself.
+        FLOPs per element of an operator's result, where the book states them.
     overrides
-        What the book says of single lines instead of its rule: (layer, line) -> MACCs, FLOPs and source.
+        Prices of single lines in place of the rule: (layer, line) -> MACCs, FLOPs and source.
     unpriced
-        Layers that the publication counts as nothing.
+        Layers that the publication does not count.
     withdrawn
         Lines that the publication's own total leaves out: (layer, line) -> erratum.
     one_hot
         Layers whose look-ups are priced as products with one-hot rows.
     causal
-        How products under a causal mask are counted: in "full", in "half", those "inside" the mask alone, or in the
-        "blocks" that a kernel takes.
+        The way products under a causal mask are counted: in "full", in "half", only those "inside" the mask, or in the
+        "blocks" that a kernel computes.
     again
-        Whether the backward pass of attention computes its scores once more, as flash attention does.
+        Whether the backward pass of attention recomputes its scores, as flash attention does.
     operators
-        The operators that it knows: of a line that says which one computes it, others cost nothing. Empty: lines cost
-        what they are, whatever computes them.
+        The operators that it counts, for lines that name their operator; others cost nothing. Empty: all lines are
+        counted, whatever their operator.
     optimizer
-        The optimizer of who wrote it, which a step has where none is named; empty where they say none.
+        The default optimizer of the publication; empty where it names none.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The price books, as data: what each says, who says so. `run` and `matmul` hold no number at all."""
+"""The price books, as data with their sources. `run` and `matmul` contain no numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAPER = "Pau & Aymone 2024, Eng 5(1), 34-50"
 
 
 def points(axes: str) -> Polynomial:
-    """One per point of the axes."""
+    """Return the product of the axes' sizes."""
     return Polynomial.of(axes.split())
 
 
@@ -39,7 +39,7 @@ _BETA = Override(ZERO, points("B M d"), "(42)")
 _SLICE = Override(points("B M M N h"), points("B M M N h") * 2, "(29) as printed, M N M h: erratum E2")
 _DENSE = Override(ZERO, ZERO, "section 5.1: the modulated input is one dense product, already charged")
 
-# What the rule of shapes does not give, each with its equation.
+# Lines that the rule of shapes does not cover, each with its equation.
 _OVERRIDES: dict[tuple[str, str], Override] = {
     ("norm", "db"): _BETA,
     ("add_norm", "db"): _BETA,
@@ -55,13 +55,13 @@ _OVERRIDES: dict[tuple[str, str], Override] = {
 
 _SLIPS: dict[tuple[str, str], Override] = {("attention", "dS"): _SLICE, ("cross_attention", "dS"): _SLICE}
 
-# Section 5.2, section 5.6.2 and Algorithms 1 and 2: positions, the loss and the step itself are not counted.
+# Section 5.2, section 5.6.2 and Algorithms 1 and 2 count neither positions, nor the loss, nor the optimizer step.
 _UNPRICED = frozenset({"positions", "sinusoidal_positions", "token_types", "dropout", "padding", "loss", "optimizer"})
 
 # Section 5.1 and (48): T is one-hot, and its products are charged in full.
 _ONE_HOT = frozenset({"embedding", "error_projection"})
 
-# Those that price lines; formulas.toml has those that are a formula of a whole model.
+# The books that price lines; formulas.toml has the formulas of complete models.
 BOOKS: Mapping[str, Book] = {
     book.name: book
     for book in (
@@ -138,12 +138,12 @@ BOOKS: Mapping[str, Book] = {
 
 
 def book(name: str | Book) -> Book:
-    """A price book by its name.
+    """Return a price book by its name.
 
     Parameters
     ----------
     name
-        The name (`learncost list price-books`), or a `Book`, which is returned as it is.
+        The name (`learncost list price-books`), or a `Book`, which is returned unchanged.
 
     Returns
     -------
@@ -153,7 +153,7 @@ def book(name: str | Book) -> Book:
     Raises
     ------
     InputError
-        For an unknown name; the message has those that exist.
+        For an unknown name; the message lists those that exist.
 
     Examples
     --------
@@ -168,7 +168,7 @@ def book(name: str | Book) -> Book:
 
 
 def every() -> dict[str, Book]:
-    """All price books by name: those that price lines, and those that are a formula of a whole model."""
+    """Return all price books by name: those that price lines, and the formulas of complete models."""
     from learncost.cost_models.formula import formulas  # reads a file: only where all are asked for
 
     return {**BOOKS, **{name: formula.book for name, formula in formulas().items()}}
@@ -177,20 +177,21 @@ def every() -> dict[str, Book]:
 def price(
     table: Layer | Table, sizes: Mapping[str, Any] | None = None, book: str | Book = "run", dtype: str = "fp32"
 ) -> Price:
-    """What a table costs under a price book: MACCs, FLOPs and bytes, in all and line by line.
+    """Price a table under a price book: MACCs, FLOPs and bytes, in total and line by line.
 
     Parameters
     ----------
     table
-        A layer, or a table that was derived from one. A table is priced as it stands: of a layer that is the forward
+        A layer, or a table that was derived from one. Only the lines of the table are priced: a layer has its forward
         pass.
     sizes
-        Sizes by the names of the axes and of the counts of repeats. Whole numbers give exact whole numbers, arrays give
-        float64 arrays, and a size that is left out stays a letter: the count is then a polynomial.
+        Sizes by the names of the axes and of the trip counts of loops. Whole numbers give exact whole numbers, arrays
+        give
+        float64 arrays; a size that is left out remains a letter, and the count is then a polynomial.
     book
         A price book or its name. One MACC is two FLOPs in all of them.
     dtype
-        The type of what is moved. Every operand is read once and every result written once, line by line.
+        The data type in which bytes are counted. Every line reads each operand once and writes each result once.
 
     Returns
     -------

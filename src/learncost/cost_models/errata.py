@@ -1,4 +1,4 @@
-"""The errata of the publications that learncost's formulas come from: what they print, and what is right."""
+"""The errata of the publications that learncost's formulas come from, with the corrections."""
 
 import tomllib
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ def _as_printed() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Erratum(Displayed):
-    """One place of a publication.
+    """An erratum of a publication.
 
     `maccs` and `flops` are polynomials in M, N, d_model, d_ff, h and voc, the right count minus the printed one;
-    they are "0" where no total changes. `books` tells for each price book whether it keeps the place as "printed"
+    they are "0" where no total changes. `books` states for each price book whether it keeps the error as "printed"
     or has it "mended".
     """
 
@@ -37,12 +37,12 @@ class Erratum(Displayed):
 
 @cache
 def errata() -> tuple[Erratum, ...]:
-    """All errata: places where a publication prints something wrong, or in two ways.
+    """Return all errata: wrong or contradictory passages of publications.
 
     Returns
     -------
     tuple of Erratum
-        Each has `id`, `document`, `where`, what is `printed`, what is `right`, the `effect` on a total, and the right
+        Each has `id`, `document`, `where`, the `printed` text, the `right` one, the `effect` on a total, and the right
         count minus the printed one as polynomials (`maccs`, `flops`).
 
     Examples

@@ -1,4 +1,4 @@
-"""Price books that are a formula: a publication prices a whole model by it, row by row, and knows no lines."""
+"""Price books that are formulas: a publication prices a complete model row by row, without lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMULA = "formula"
 """The rule of these books."""
 
 BACKWARD = 2
-"""What backward and weight update take of the forward pass in all of the publications."""
+"""The FLOPs of backward and weight update relative to forward, in all of the publications."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FormulaRow:
 
 @dataclass(frozen=True)
 class PublishedFormula:
-    """A publication's formula: what it is about, what its letters stand for, its rows."""
+    """A publication's formula: its conditions on the model, the meaning of its letters, its rows."""
 
     book: Book
     needs: tuple[str, ...]
@@ -51,7 +51,7 @@ class PublishedFormula:
 
 @cache
 def formulas() -> Mapping[str, PublishedFormula]:
-    """The formulas by the names of their price books, in the order of formulas.toml."""
+    """Return the formulas by the names of their price books, in the order of formulas.toml."""
     text = (files("learncost.cost_models") / "formulas.toml").read_text(encoding="utf-8")
     by_name = {}
     for name, entry in tomllib.loads(text).items():
@@ -62,9 +62,9 @@ def formulas() -> Mapping[str, PublishedFormula]:
 
 
 def priced(model: Model, book: Book, procedure: str) -> tuple[PricedLine, ...]:
-    """The rows of one step under a formula, as polynomials in the sizes of the model's axes.
+    """Return the rows of one step under a formula, as polynomials in the sizes of the model's axes.
 
-    Raises `InputError` where the formula is not about such a model, or knows nothing of the procedure.
+    Raises `InputError` where the formula does not cover the model or the procedure.
     """
     formula = formulas()[book.name]
     if procedure != "bp" and not (procedure == "recompute" and formula.recomputes):
@@ -109,7 +109,7 @@ def _half(count: Polynomial) -> Polynomial:
 
 
 def value(text: str, letters: Mapping[str, Polynomial]) -> Polynomial:
-    """A product such as `4 B s^2 h l` with what its letters stand for."""
+    """Return a product such as `4 B s^2 h l` with its letters replaced."""
     product = Polynomial.of(())
     for factor in text.split():
         name, _, power = factor.partition("^")
@@ -120,12 +120,12 @@ def value(text: str, letters: Mapping[str, Polynomial]) -> Polynomial:
 
 @dataclass(frozen=True)
 class FormulaValues:
-    """What the formulas' letters stand for, read off a model's table."""
+    """The values of the formulas' letters, derived from a model's table."""
 
     model: Model
 
     def quantity(self, meaning: str) -> Polynomial:
-        """A named quantity, or a product of axes."""
+        """Return a named quantity, or a product of axes."""
         quantities: Mapping[str, Callable[[], Polynomial]] = {
             "blocks": lambda: self.blocks,
             "parameters": lambda: parameters(self.model.table),
@@ -139,12 +139,12 @@ class FormulaValues:
 
     @cached_property
     def lines(self) -> tuple[tuple[Line, tuple[str, ...]], ...]:
-        """The lines of the forward pass with the counts of the repeats around them."""
+        """The lines of the forward pass with the counts of the loops around them."""
         return tuple(walk(self.model.table.lines))
 
     @cached_property
     def attention(self) -> tuple[tuple[Product, tuple[str, ...]], ...]:
-        """The products of scores and of values."""
+        """The products that compute scores and those that read them."""
         table = self.model.table
         products = [
             (line, iterations)
@@ -155,7 +155,7 @@ class FormulaValues:
 
     @cached_property
     def blocks(self) -> Polynomial:
-        """How many blocks there are: those of attention."""
+        """The number of attention blocks."""
         layers = {line.meta.layer for line, _ in self.attention}
         return total(
             Polynomial.of(iterations)
@@ -170,7 +170,7 @@ class FormulaValues:
 
     @cached_property
     def widths(self) -> tuple[Polynomial, Polynomial]:
-        """MACCs for each pair of tokens, of the products that make scores and of those that read them."""
+        """MACCs for each pair of tokens, of the products that compute scores and of those that read them."""
         scores, values = (
             total(
                 matrix_maccs(line) * Polynomial.of(iterations)
@@ -183,7 +183,7 @@ class FormulaValues:
 
     @cached_property
     def positions(self) -> Polynomial:
-        """The parameters of learned positions: weights that are added at places of tokens, whatever the batch."""
+        """The parameters of learned positions: weights that are added at token positions, for any batch."""
         table = self.model.table
         found = {
             term.name
@@ -197,16 +197,16 @@ class FormulaValues:
 
     @cached_property
     def active(self) -> Polynomial:
-        """The parameters that one token meets: of the experts' weights those that it is led to."""
+        """The parameters that process one token: of the experts' weights, those to which it is routed."""
         return active_parameters(self.model.table)
 
     @cached_property
     def experts(self) -> Collection[str]:
-        """The weights that tokens choose among."""
+        """The weights of experts, among which tokens are routed."""
         return choices(self.model.table)
 
     def matrices(self, attention: bool) -> Polynomial:
-        """The parameters of the blocks' matrices: those of attention, or the others."""
+        """Return the parameters of the blocks' matrices: those of attention, or the others."""
         table, layers = self.model.table, {line.meta.layer for line, _ in self.attention}
         is_attention: dict[str, bool] = {}
         for line, iterations in self.lines:
@@ -220,7 +220,7 @@ class FormulaValues:
 
 
 def _of_places(axis: Axis) -> bool:
-    """Whether an axis of a weight is that of the tokens, or is read at their places."""
+    """Return whether an axis of a weight is that of the tokens, or is indexed by their positions."""
     if isinstance(axis, str):
         return base(axis) == "M"
     return "B" not in axis.at.loops and "M" in map(base, axis.at.loops)
@@ -246,7 +246,7 @@ def _several_stacks(reading: FormulaValues) -> str:
 
 
 def _widths_of_heads(reading: FormulaValues) -> str:
-    sizes = reading.model.sizes  # in numbers: axes of keys and of values may have a name each
+    sizes = reading.model.sizes  # in numbers: the axes of keys and of values may have different names
     scores, values = (width.at(sizes) for width in reading.widths)
     return "" if scores == values else "has keys and values of different widths"
 
@@ -267,7 +267,7 @@ def _shared_weights(reading: FormulaValues) -> str:
 
 
 def _other_blocks(reading: FormulaValues) -> str:
-    sizes, blocks = reading.model.sizes, reading.blocks  # in numbers: one head of queries for each of keys is an axis
+    sizes, blocks = reading.model.sizes, reading.blocks  # in numbers: grouped-query attention has one more axis
     heads = blocks * Polynomial.of(("d", "h", "k"), 4) - reading.matrices(attention=True)
     network = blocks * Polynomial.of(("d", "f"), 2) - reading.matrices(attention=False)
     return "has other matrices in its blocks" if heads.at(sizes) or network.at(sizes) else ""
@@ -285,7 +285,7 @@ def _no_head(reading: FormulaValues) -> str:
     ops = (isinstance(line, Product) and "v" in line.left[0].loops for line, _ in reading.lines)
     if reading.model.learns and any(ops):
         return ""
-    is_of_ops = "v" in reading.model.sizes  # else no class of its family has such a head
+    is_of_ops = "v" in reading.model.sizes  # otherwise no class of its family has such a head
     return "has none" + (instead(reading.model.configuration.family) if is_of_ops else "")
 
 
@@ -298,7 +298,7 @@ _NEEDS: Mapping[str, Callable[[FormulaValues], str]] = {
     "standard widths": _other_widths,
     "head": _no_head,
 }
-"""What a formula may need, and what a model has that is otherwise."""
+"""The conditions of formulas, each with a function that returns how a model violates it."""
 
 _MEANT = {
     "one stack": "one stack of blocks with attention among its tokens",

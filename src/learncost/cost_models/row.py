@@ -18,7 +18,7 @@ from learncost.layers.products import matrix_maccs
 
 @dataclass(frozen=True)
 class PricedLine:
-    """The price of one line, all turns of its repeats included, as polynomials in the sizes."""
+    """The price of one line in all iterations, as polynomials in the sizes."""
 
     line: str
     layer: str
@@ -30,15 +30,15 @@ class PricedLine:
     elements: Polynomial
     repeat: Polynomial = field(default_factory=lambda: Polynomial.of(()))
     kind: str = "elementwise"
-    narrow: Polynomial = ZERO  # of the elements those of one byte
-    part_of: str = ""  # the value of whose gradient the line makes a part
-    place: int = 0  # among all rows
+    narrow: Polynomial = ZERO  # the elements of one byte
+    part_of: str = ""  # the value whose gradient the line is a summand of
+    place: int = 0  # the number of the row
     outside_paper: bool = False
     source: Line | str = ""
 
     @property
     def module(self) -> str:
-        """The path of the module whose line it is; "" where the line says none."""
+        """The path of the line's module; "" where it has none."""
         return self.source.meta.module if isinstance(self.source, Line) else ""
 
     @property
@@ -48,18 +48,18 @@ class PricedLine:
 
     @property
     def opaque(self) -> Opaque | None:
-        """What is said of the cost of a line that is not derived; of any other None."""
+        """The declared cost of a line without a derivation; None for any other line."""
         return self.source.opaque if isinstance(self.source, Op) else None
 
     @property
     def unknown(self) -> bool:
-        """Whether nobody knows what it costs: a total with it is at least that much."""
+        """Whether the cost is unknown, so that a total with it is a lower bound."""
         return bool(self.opaque and isinstance(self.source, Op) and self.opaque.flops(self.source.part) is None)
 
 
 @dataclass(frozen=True)
 class Price(Displayed):
-    """What a table costs under a price book, in all and line by line.
+    """The cost of a table under a price book, in total and line by line.
 
     The totals are whole numbers where all sizes were whole numbers, arrays where sizes were arrays, and polynomials
     where sizes were left out.
@@ -97,17 +97,17 @@ class Price(Displayed):
 
     @property
     def maccs(self) -> Any:
-        """Multiply-accumulates, in all."""
+        """Multiply-accumulates, in total."""
         return total(row.maccs for row in self.rows).at(self.sizes)
 
     @property
     def flops(self) -> Any:
-        """Floating-point operations, in all."""
+        """Floating-point operations, in total."""
         return total(row.flops for row in self.rows).at(self.sizes)
 
     @property
     def bytes(self) -> Any:
-        """Bytes read and written: every operand once and every result once, line by line."""
+        """Memory traffic in bytes: every line reads each operand once and writes each result once."""
         width = BYTES[self.dtype]
         narrow = total(row.narrow for row in self.rows) * (width - 1)
         wide = (total(row.elements for row in self.rows) * width - narrow).at(self.sizes)
@@ -115,7 +115,7 @@ class Price(Displayed):
         return sum((_packed(row, 8 * width, self.sizes) for row in packed), wide)
 
     def by(self, *fields: str) -> dict[tuple[Any, ...], Price]:
-        """The same price split by fields of its rows, such as "layer" or "macro_operation"."""
+        """Return the price split by fields of its rows, such as "layer" or "macro_operation"."""
         groups: dict[tuple[Any, ...], list[PricedLine]] = {}
         for row in self.rows:
             groups.setdefault(tuple([getattr(row, name) for name in fields]), []).append(row)
@@ -123,7 +123,7 @@ class Price(Displayed):
 
 
 def _packed(row: PricedLine, bits: int, sizes: Mapping[str, Any]) -> Any:
-    """By how much a line that reads codes moves more bytes than so many bits an element; below 0: fewer."""
+    """Return the bytes that a line with quantized operands moves beyond `bits` per element; negative for fewer."""
     from fractions import Fraction  # only where weights are quantized
 
     from learncost.passes.rewrite_quantized import bits_of
@@ -138,34 +138,34 @@ def _packed(row: PricedLine, bits: int, sizes: Mapping[str, Any]) -> Any:
 
 @lru_cache(maxsize=4096)
 def places(axes: tuple[Axis, ...]) -> Polynomial:
-    """How many elements of a value a line touches that reads it at these axes."""
+    """Return the number of elements of a value that a line touches which reads it at these axes."""
     direct = [axis for axis in axes if isinstance(axis, str)]
     reads = [(r.axis, [a for a in r.at.loops if a not in direct]) for r in axes if isinstance(r, Read)]
     return Polynomial.of((*direct, *(least(axis, index) for axis, index in reads if index)))
 
 
 NOT_DERIVED = "not derived"
-"""The kind of a line that has a cost and no meaning."""
+"""The kind of a line that has a cost and no derivation."""
 
 
 def row_of(table: Table, line: Line, iterations: Iterable[str], maccs: Polynomial, flops: Polynomial) -> PricedLine:
-    """The row of a line of which this is counted each time that it runs."""
+    """Return the row of a line from its counts in one iteration."""
     return with_counts(table, line, in_all((maccs, flops, elements(line)), iterations))
 
 
-Once = tuple[Polynomial, Polynomial, Polynomial]  # MACCs, FLOPs, elements of a line, each time that it runs
-Counts = tuple[Polynomial, Polynomial, Polynomial, Polynomial]  # these in all turns, and how many turns there are
+Once = tuple[Polynomial, Polynomial, Polynomial]  # MACCs, FLOPs and elements of a line, in one iteration
+Counts = tuple[Polynomial, Polynomial, Polynomial, Polynomial]  # these in all iterations, and their number
 
 
 def in_all(once: Once, iterations: Iterable[str], spared: Polynomial = ZERO) -> Counts:
-    """`spared` are additions of a total that begins with its first part."""
+    """Return the counts in all iterations; `spared` are the additions that an accumulator's first summand saves."""
     times = Polynomial.of(iterations)
     maccs, flops, moved = once
     return maccs * times, flops * times - spared, moved * times, times
 
 
 def with_counts(table: Table, line: Line, counts: Counts, form: str | None = None) -> PricedLine:
-    """The row of a line of which this is counted in all its turns."""
+    """Return the row of a line from its counts in all iterations."""
     meta, name = line.meta, line.meta.local or line.name
     value = table.known.get(line.name)
     part_of = value.of if value and value.role in ("part", "unsummed") else ""
@@ -177,11 +177,10 @@ def with_counts(table: Table, line: Line, counts: Counts, form: str | None = Non
 
 
 def kind(line: Line, table: Table, form: str | None = None) -> str:
-    """linear: matrix products with a weight or for one, look-ups of a weight; attention: other matrix products.
+    """Return the kind of a line: linear for matrix products with a weight or for its gradient and look-ups of a weight;
+    attention for other matrix products; elementwise; and a separate kind for lines without a derivation.
 
-    What is not derived is a kind of its own.
-
-    form   what `form_of` says of the line, where it is known
+    form   the result of `form_of`, where it is known
     """
     if isinstance(line, Op) and line.opaque:
         return NOT_DERIVED
@@ -195,7 +194,7 @@ def kind(line: Line, table: Table, form: str | None = None) -> str:
 
 
 def form_of(line: Line) -> str:
-    """What a line is by its axes alone: a product of matrices, one that reads or writes at an index, or neither, ""."""
+    """Return the form of a line by its axes: "matrix", "indexed" for a product with an index, or ""."""
     if not isinstance(line, Product):
         return ""
     if matrix_maccs(line):
@@ -204,9 +203,9 @@ def form_of(line: Line) -> str:
 
 
 def elements(line: Line) -> Polynomial:
-    """Elements read and written by a line, each operand once. An alias moves nothing.
+    """Return the elements read and written by a line, each operand once. An alias moves nothing.
 
-    Of an axis that is read at an index as many places are touched as the index has numbers, at most all of them.
+    A read at an index touches as many positions as the index has elements, at most the size of the axis.
     """
     if alias(line):
         return ZERO
@@ -214,7 +213,7 @@ def elements(line: Line) -> Polynomial:
 
 
 def narrow_elements(line: Line, table: Table) -> Polynomial:
-    """Of what a line reads and writes the elements of values that have one byte each, whatever the run's type is."""
+    """Return the elements read and written by a line whose values have one byte each, whatever the run's type."""
     names = {name for name in (*line.reads, *line.makes) if name in table.known and table.known[name].dtype}
     if not names or alias(line):
         return ZERO

@@ -51,7 +51,7 @@ from learncost.passes.lower import lower, lower_line
 
 
 def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[PricedLine, ...]:
-    """The rows of a table of which matrix products alone cost something."""
+    """Return the rows of a table in which only matrix products cost something."""
     charges: dict[str, Callable[[Product, Polynomial], Polynomial]]
     charges = {"half": in_half, "inside": inside, "blocks": partial(in_blocks, sizes=sizes)}
     charge = charges.get(book.causal)
@@ -124,12 +124,12 @@ def _opaque(line: Line, causal: str) -> Polynomial | None:
 
 
 def printed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
-    """The rows of a table as a publication prints what they cost."""
+    """Return the rows of a table with the costs that a publication prints."""
     rows = []
     for line, iterations in walk(table.lines):
         meta = line.meta
         outside = False
-        # Overrides speak of printed products and sums; a word in closed form is not what the publication prints.
+        # Overrides apply to printed products and sums; the publication does not print operators in closed form.
         override = None if isinstance(line, Op) else book.overrides.get((meta.layer, meta.local))
         if override is not None:
             names = dict(meta.binding)
@@ -153,7 +153,7 @@ def printed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
 
 
 def _printed_product(line: Product, book: Book, table: Table) -> tuple[Polynomial, Polynomial, bool]:
-    """A product by its shapes: one term for each point of the axes that it loops over."""
+    """Price a product by its shapes: one term for each point of the axes that it loops over."""
     left = {axis for axis in line.left[0].axes if isinstance(axis, str)}
     if len(line.right) == 1:
         (term,) = line.right
@@ -161,7 +161,7 @@ def _printed_product(line: Product, book: Book, table: Table) -> tuple[Polynomia
             points = Polynomial.of((*term.loops, *(axis.axis for axis in term.axes if isinstance(axis, Read))))
             return points, points * 2, False
         if line.meta.phase not in ("forward", "recomputation"):
-            # A sum of rows, such as a bias gradient, is left out (section 5.4.3), the rows of a look-up are updated
+            # A sum of rows, such as a bias gradient, is left out (section 5.4.3); the rows of a look-up are updated
             # directly (section 5.1.2).
             return ZERO, ZERO, False
         maccs, flops = executed_alone(line)
@@ -171,7 +171,7 @@ def _printed_product(line: Product, book: Book, table: Table) -> tuple[Polynomia
         return Polynomial.of(loops), Polynomial.of(loops, 2), False
     constants = (table.within or table).constants
     if any(term.name in constants for term in line.right):
-        return ZERO, ZERO, False  # masks, and scalars of the step such as one over the count of targets
+        return ZERO, ZERO, False  # masks, and scalars of the step such as one over the number of targets
     return ZERO, Polynomial.of(loops), False
 
 
@@ -186,7 +186,7 @@ def _printed_op(line: Op, book: Book, table: Table) -> tuple[Polynomial, Polynom
 
 
 def executed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
-    """The rows of a table as it runs; lines of one shape are counted once."""
+    """Return the rows of a table as it runs; lines of one shape are counted once."""
     shapes: dict[Hashable, tuple[Once, str]] = {}
     in_iterations: dict[tuple[Hashable, ...], tuple[Counts, str]] = {}
     rows = []
@@ -196,7 +196,7 @@ def executed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
     for line, iterations in walk(table.lines):
         pair = next(
             (counts for other, counts in counted if other is line), None
-        )  # a part has its lines in the whole's order
+        )  # a part has its lines in the order of the full table
         begun = begins.get(id(line))
         spared = ZERO if begun is None else Polynomial.of((*line.loops, *begun))
         if pair is not None:
@@ -213,9 +213,9 @@ def executed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
 
 
 def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Polynomial, Polynomial] | None]]:
-    """MACCs and FLOPs of every line; None of one that stands alone.
+    """Yield the MACCs and FLOPs of every line; None for one whose counts do not depend on other lines.
 
-    What stands outside a `where` may be known from lines before.
+    The values outside a `where` may be known from lines before.
     """
     by_itself = [*map(alone(table), (line for line, _ in walk(table.lines)))]
     standing = iter(by_itself)
@@ -229,7 +229,7 @@ def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Polynomial, Polynomial
 
 
 def _together(lines: Iterable[Line]) -> tuple[Polynomial, Polynomial]:
-    """MACCs and FLOPs of the lines of the normal form that one line has become."""
+    """Return the MACCs and FLOPs of the lowered lines of one line."""
     executed_lines = tuple(lines)
     if len(executed_lines) == 1:
         return executed(executed_lines[0])
@@ -238,12 +238,12 @@ def _together(lines: Iterable[Line]) -> tuple[Polynomial, Polynomial]:
 
 
 def _scattered(lines: Iterable[Line]) -> Polynomial:
-    """MACCs of products that are summed where an index says, as the gradients of experts' weights are: one a term.
+    """Return the MACCs of products that are summed at an index, such as gradients of experts' weights: one per term.
 
-    The normal form multiplies in one line and adds at the index in another, a FLOP a term each. Terms that never meet
-    are stored without a sum.
+    The lowered table multiplies in one line and adds at the index in another, one FLOP per term each. Terms that never
+    collide are stored without a sum.
     """
-    products: set[str] = set()  # what was multiplied and not summed yet
+    products: set[str] = set()  # products that are not yet summed
     count = ZERO
     for line in lines:
         if not isinstance(line, Product):
@@ -264,15 +264,15 @@ def _covers(factors: Iterable[Term], loops: Iterable[str]) -> bool:
 
 
 def executed(line: Line) -> tuple[Polynomial, Polynomial]:
-    """MACCs and FLOPs of one line of the normal form, as NumPy executes it."""
+    """Return the MACCs and FLOPs of one lowered line, as NumPy executes it."""
     loops = tuple(dict.fromkeys([axis for term in line.right for axis in term.loops]))
     points = Polynomial.of(loops)
     if line.right and all(isinstance(term, Literal) for term in line.right):
-        return ZERO, ZERO  # numbers alone: Python's own arithmetic, no array is touched
+        return ZERO, ZERO  # only numbers: Python's own arithmetic, no array is touched
     if isinstance(line, Product):
         summed = not set(line.left[0].loops).issuperset(loops)
         if len(line.right) == 1:
-            added = summed or not line.left[0].apart  # a reduction, a scatter-add; else a move
+            added = summed or not line.left[0].apart  # a reduction or a scatter-add; otherwise a copy
             return ZERO, points if added else ZERO
         if any(isinstance(term, Literal) for term in line.right):
             return ZERO, points
@@ -288,24 +288,24 @@ def executed(line: Line) -> tuple[Polynomial, Polynomial]:
 
 
 def executed_alone(line: Line) -> tuple[Polynomial, Polynomial]:
-    """MACCs and FLOPs of a line by itself, whatever stands around it."""
+    """Return the MACCs and FLOPs of a line on its own, independently of the lines around it."""
     return _together(lower_line(line))
 
 
 def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str = "fp32") -> Price:
-    """Price a table. `sizes` by axis name (and by the counts of repeats); one that is left out stays a symbol.
+    """Price a table. `sizes` by axis name (and by the trip counts of loops); one that is left out stays a symbol.
 
-    bytes: every operand read once and every result written once, line by line of the table as written.
+    Bytes: every line of the table as written reads each operand once and writes each result once.
     """
     if isinstance(table, Layer):
         table = table.table
     if dtype not in BYTES:
-        raise InputError(f"no data type is called {dtype!r}; there are {', '.join(BYTES)}")
+        raise InputError(f"no data type is called {dtype!r}; use one of {', '.join(BYTES)}")
     rules: dict[str, Callable[[Table, Book], tuple[PricedLine, ...]]]
     rules = {"executed": executed_rows, "matrix": partial(matrix_rows, sizes=sizes), "printed": printed_rows}
     rule = rules.get(book.rule)
     if rule is None:
-        raise InputError(f"price book {book.name} is a formula of whole models, not of their lines")
+        raise InputError(f"price book {book.name} prices complete models, not lines: use another price book")
     if book.causal == "inside":
         table = with_windows(table, sizes)
     rows = tuple(replace(row, place=place) for place, row in enumerate(rule(table, book)))

@@ -1,4 +1,4 @@
-"""The NumPy interpreter: the definition of every table."""
+"""The NumPy interpreter; it defines the meaning of every table."""
 
 from learncost.interpreter.interpreter import Values, execute, infer_sizes, program, run
 

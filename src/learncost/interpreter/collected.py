@@ -1,4 +1,4 @@
-"""What collectives mean, on NumPy: what a device has of the arrays of all devices along an axis of the mesh."""
+"""The meaning of collectives, in NumPy: a device's result from the arrays of all devices along a mesh axis."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Array = Any
 
 
 class Exchange(Protocol):
-    """How the devices of a mesh see each other's arrays."""
+    """The communication of the devices of a mesh."""
 
     def __call__(self, mesh_axis: str, array: Array, among: tuple[int, ...] = ()) -> tuple[list[Array], int]:
-        """The arrays that all devices along an axis of the mesh give, in its order, and which of them is this one.
+        """Return the arrays of all devices along a mesh axis, in order, and the index of this device.
 
-        among  the places on the axis that meet, where not all do
+        among  the coordinates on the axis that take part, where not all do
         """
 
     def send(self, mesh_axis: str, place: int, array: Array) -> None:
-        """Send an array to a place on an axis of the mesh."""
+        """Send an array to a coordinate on a mesh axis."""
 
     def receive(self, mesh_axis: str, place: int) -> Array:
-        """The next array that a place on an axis of the mesh sends."""
+        """Return the next array that the device at a coordinate on a mesh axis sends."""
 
 
 def collected(line: Op, operands: list[Array], sizes: Mapping[str, int], exchange: Exchange | None) -> Array:
-    """The result of a collective on one device."""
+    """Return the result of a collective on one device."""
     if exchange is None:
-        raise InputError(f"{line.op} is between devices, and there is one: run the placed table on a mesh")
+        raise InputError(f"{line.op} needs several devices: run the sharded table on a mesh")
     if line.op in ("dispatch", "combine"):
         return _rows(line, operands, sizes, exchange)
     if line.op == "part":
@@ -77,10 +77,10 @@ _JOINS = {"all_reduce": np.add, "all_reduce_max": np.maximum, "all_reduce_min": 
 
 
 def _rows(line: Op, operands: list[Array], sizes: Mapping[str, int], exchange: Exchange) -> Array:
-    """Rows where they are sent to, or where they came from.
+    """Return the rows that were dispatched to this device, or those combined on their original device.
 
-    There rows stand one behind another along the first of their axes, as many as there are; the other ones have one
-    place each. They are in the order of the devices that they come from.
+    Dispatched rows are concatenated along the first of their axes, in the order of the devices that they come from; the
+    other axes of rows have length 1.
     """
     (mesh_axis, read), (before, index), after = line.axes, line.right, line.left[0]
     array, chosen = (np.asarray(operand) for operand in operands)
@@ -108,14 +108,14 @@ def _rows(line: Op, operands: list[Array], sizes: Mapping[str, int], exchange: E
 
 
 def _part(array: Array, place: int, here: int, size: int, parts: int) -> Array:
-    """A device's part of an array along one of its axes, filled up with zeros where parts are larger than the whole."""
+    """Return a device's shard of an array along one of its axes, padded with zeros to the shard's size."""
     if size != -(-array.shape[place] // parts):
-        raise InputError(f"an axis of {array.shape[place]} places cannot be cut over {parts} devices")
+        raise InputError(f"an axis of size {array.shape[place]} cannot be sharded over {parts} devices")
     return filled_up(array[(*[slice(None)] * place, slice(here * size, (here + 1) * size))], place, size)
 
 
 def filled_up(array: Array, place: int, size: int) -> Array:
-    """An array with zeros at the end of one of its axes, up to a size."""
+    """Return an array padded with zeros at the end of one of its axes, up to a size."""
     if array.shape[place] == size:
         return array
     wider = [(0, size - length if at == place else 0) for at, length in enumerate(array.shape)]
@@ -123,6 +123,6 @@ def filled_up(array: Array, place: int, size: int) -> Array:
 
 
 def _whole(parts: list[Array], place: int, size: int) -> Array:
-    """Parts one behind another, without what fills them up."""
+    """Return the concatenation of shards without their padding."""
     whole = np.concatenate(parts, axis=place)
     return whole if whole.shape[place] == size else whole[(*[slice(None)] * place, slice(size))]

@@ -1,4 +1,4 @@
-"""What computes the primitives on NumPy, and what NumPy has no function for."""
+"""NumPy functions of the primitives, and replacements for those that NumPy lacks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Array = Any
 
 
 def function_of(row: OpDef) -> Callable[..., Array]:
-    """What computes a primitive of arrays."""
+    """Return the function that computes a primitive on arrays."""
     return _OWN.get(row.name) or getattr(np, row.called or row.name)
 
 
 def precision(values: Mapping[str, Array]) -> Any:
-    """The type of constants: that of the real numbers among the arrays."""
+    """Return the data type of constants: that of the real numbers among the arrays."""
     types = {array.dtype for array in values.values() if hasattr(array, "dtype")}
     kinds = [dtype for dtype in types if dtype.kind in "fc"]
     return np.empty(0, np.result_type(*kinds) if kinds else float).real.dtype
 
 
 def _erf(x: Array) -> Array:
-    """The error function as one operation: scipy's ufunc where it is installed, else Python's own for each element."""
+    """Return the error function as one operation: scipy's ufunc if it is installed, otherwise Python's per element."""
     global _erf_ufunc
     if _erf_ufunc is None:
         try:
@@ -41,7 +41,7 @@ _erf_ufunc: Any = None
 
 
 def mixed(x: Array, z: Array) -> Any:
-    """A hash of 32 bits of two whole numbers: T. Mueller's, whose two rounds change half of the bits on average."""
+    """Return T. Mueller's 32-bit hash of two integers, whose two rounds change half of the bits on average."""
     bits, half, factor = np.uint64(0xFFFFFFFF), np.uint64(16), np.uint64(0x45D9F3B)
     first, second = (
         np.asarray(operand).view(np.ndarray).astype(np.int64).astype(np.uint64) & bits for operand in (x, z)
@@ -54,7 +54,7 @@ def mixed(x: Array, z: Array) -> Any:
 
 
 def _counted(result: Any, like: Array) -> Array:
-    """The numbers as one operation made them: arrays that count see one an element."""
+    """Return numbers as the result of one operation, so that counting arrays count one per element."""
     array = np.asarray(result, precision({"": like}))
     return np.positive(array.view(type(like)) if isinstance(like, np.ndarray) else array)
 
@@ -84,4 +84,4 @@ _OWN: Mapping[str, Callable[..., Array]] = {
     "shift": _shift,
     "bits": _bits,
 }
-"""What NumPy has no function for."""
+"""The primitives that NumPy has no function for."""

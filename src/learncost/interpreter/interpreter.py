@@ -1,4 +1,4 @@
-"""Run on NumPy: the definition of every table. Any array that follows NumPy's protocols may pass through."""
+"""Execution in NumPy, the definition of every table. Any array that follows NumPy's protocols may be passed."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ Watch = Callable[[Line, MutableMapping[str, Array]], None]
 
 
 def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None = None) -> Values:
-    """Run a layer on arrays: every named value, and with the outputs' gradients every gradient too.
+    """Run a layer on arrays. Return every named value, and every gradient if gradients of outputs are given.
 
     Parameters
     ----------
     layer
         The layer, or a table.
     arrays
-        Inputs and weights by name, shaped as the layer declares them. The weight of a repeat is a stack, with the turn
-        as its first axis. With an output's gradient (`dY` for Y) the result has all gradients (`dX`, `dW`, ...).
+        Inputs and weights by name, with the shapes that the layer declares. The weight of a loop is a stack, with the
+        iteration as its first axis. With an output's gradient (`dY` for Y) the result has all gradients (`dX`, `dW`,
+        ...).
     sizes
-        Sizes by name where no array shows them, as of windows, of counts of repeats, of an output whose positions give
-        the places that are read; they may also stand among `arrays`.
+        Sizes by name that no array's shape determines, such as of windows, trip counts of loops, or an output whose
+        positions determine the indices that are read; they may also be among `arrays`.
 
     Returns
     -------
@@ -50,7 +51,7 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     Raises
     ------
     InputError
-        Where an array is missing or does not fit.
+        Where an array is missing or has the wrong shape.
 
     Examples
     --------
@@ -91,7 +92,7 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
 
 
 def _keeping(table: Table) -> Table:
-    """The table with every value that a turn of a repeat makes kept in a stack, so that it can be looked at."""
+    """Return the table with a stack of every value that a loop's iterations define, so that it can be inspected."""
 
     def keeping(lines: Iterable[Statement], values: dict[str, Value]) -> tuple[Statement, ...]:
         result: list[Statement] = []
@@ -111,7 +112,7 @@ def _keeping(table: Table) -> Table:
 
 
 def _array(value: Array) -> Array:
-    """Whatever follows NumPy's protocols stays as it is; lists and numbers become arrays."""
+    """Convert lists and numbers to arrays; return an object that follows NumPy's protocols unchanged."""
     return value if hasattr(value, "__array_ufunc__") and hasattr(value, "shape") else np.asanyarray(value)
 
 
@@ -120,7 +121,7 @@ def _is_number(value: object) -> bool:
 
 
 def _public(values: Values, table: Table) -> Values:
-    """Stacks of kept values as arrays, under plain names where these are free; outputs under the header's names."""
+    """Return stacks as arrays, under plain names where these are free; outputs under the header's names."""
     result: Values = {}
     for name, value in values.items():
         plain = name
@@ -139,9 +140,9 @@ def infer_sizes(
     sizes: Mapping[str, int] | None = None,
     fixed: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """The size of every axis and window: from the shapes of the arrays, where it is not given.
+    """Return the size of every axis and window, from the shapes of the arrays where it is not given.
 
-    fixed   sizes of the table's own, for those that neither arrays nor `sizes` say
+    fixed   sizes that the table declares, for those that neither arrays nor `sizes` determine
     """
     lengths: dict[str, int] = dict(sizes or {})
     origin: dict[str, str] = dict.fromkeys(lengths, "the given sizes")
@@ -151,7 +152,7 @@ def infer_sizes(
         if name in lengths:
             continue
         if name not in arrays:
-            raise InputError(f"{name}[{' '.join(axes)}] is missing among the arrays")
+            raise InputError(f"the array {name}[{' '.join(axes)}] is missing: give it")
         shape = np.shape(arrays[name])
         if len(shape) != len(axes):
             raise InputError(f"{name} has {len(shape)} axes, but is declared {name}[{' '.join(axes)}]")
@@ -164,7 +165,7 @@ def infer_sizes(
     lengths = _filled(table, lengths, fixed or {})
     for window in windows(table.lines):
         if window not in lengths:
-            raise InputError(f"the size of the window {window} is not known: give {window} among the arrays or sizes")
+            raise InputError(f"the size of the window {window} is unknown: give {window} among the arrays or sizes")
         if not _is_number(lengths[window]) or lengths[window] < 1:
             raise InputError(f"the window {window} must be a whole number from 1, not {lengths[window]!r}")
     for joined_axis, parts in joined(table):
@@ -173,12 +174,12 @@ def infer_sizes(
     for line, iterations in walk(table.lines):
         for axis in (*iterations, *line.loops):
             if base(axis).partition("/")[0] not in lengths and not base(axis)[0].isdigit():
-                raise InputError(f"the size of {base(axis)} is not known: give {base(axis)} among the arrays or sizes")
+                raise InputError(f"the size of {base(axis)} is unknown: give {base(axis)} among the arrays or sizes")
     return lengths
 
 
 def _filled(table: Table, lengths: dict[str, int], fixed: Mapping[str, int]) -> dict[str, int]:
-    """With the sizes of the table's own that its lines need and nothing says, where what is said is the table's too."""
+    """Return the sizes with those that the table declares. Raises `InputError` where they are contradictory."""
     needed = {
         *windows(table.lines),
         *(base(a) for line, iterations in walk(table.lines) for a in (*iterations, *line.loops)),
@@ -189,8 +190,8 @@ def _filled(table: Table, lengths: dict[str, int], fixed: Mapping[str, int]) -> 
         return {**fixed, **lengths}
     if missing:
         raise InputError(
-            f"axis {other} is {lengths[other]}, but the table fixes {other}={fixed[other]}, and with it sizes that no "
-            f"array shows: give arrays of that size, or {', '.join(missing)} among the sizes"
+            f"axis {other} is {lengths[other]}, but the table fixes {other}={fixed[other]} and further sizes that no "
+            f"array determines: give arrays of that size, or {', '.join(missing)} among the sizes"
         )
     return lengths
 
@@ -202,9 +203,9 @@ def execute(
     watch: Watch | None = None,
     exchange: Exchange | None = None,
 ) -> None:
-    """Run the lines of a table in normal form; `values` receives every name, `watch` is told of every line that ran.
+    """Run the lines of a lowered table. `values` receives every name; `watch` is called after every line.
 
-    exchange  where the table is one device's of several: by which it gets the arrays of the others
+    exchange  for one device's table of several: the communication with the others
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         _execute(program(table), values, sizes, watch, exchange)
@@ -212,7 +213,7 @@ def execute(
 
 @dataclass(frozen=True, slots=True)
 class _LineStep:
-    """A line, and what computes it."""
+    """A line, and the function that computes it."""
 
     line: Line
     name: str
@@ -221,34 +222,34 @@ class _LineStep:
 
 @dataclass(frozen=True, slots=True)
 class _LoopProgram:
-    """A repeat, and the program of one turn."""
+    """A loop, and the program of one iteration."""
 
     line: Loop
-    first: Program  # of the turn that runs first: totals begin with its parts
+    first: Program  # of the iteration that runs first: its summands start the accumulators
     program: Program
-    parts: Mapping[tuple[str, str], int]  # how many slices of its stack a name of a turn has
-    stacked: frozenset[str]  # the stacks that are arrays in the end: of what is kept, turns read their own slices alone
+    parts: Mapping[tuple[str, str], int]  # the number of slices of its stack that a name of an iteration has
+    stacked: frozenset[str]  # the stacks that become arrays; iterations read only their own slices of saved tensors
 
 
 Program: TypeAlias = "tuple[_LineStep | _LoopProgram, ...]"
 
 
 def program(table: Table) -> Program:
-    """What a table in normal form does, worked out once: a proof runs it several times, and turns many."""
+    """Return the compiled program of a lowered table, with caching."""
     return _program(IdentityKey(table))
 
 
 @lru_cache(maxsize=32)
 def _program(same: IdentityKey[Table]) -> Program:
     table = same.content
-    check_derived(table.lines, "nothing runs it")
+    check_derived(table.lines, "it cannot be executed")
     return _prepared(table.lines, table.values)
 
 
 def _prepared(
     lines: tuple[Statement, ...], roles: Mapping[str, Value], handed: frozenset[str] = frozenset()
 ) -> Program:
-    """The program of one scope; `handed` are totals that a turn is handed with nothing in them."""
+    """Return the program of one scope; `handed` are loop-carried accumulators that are still zero."""
     nothing = handed | empty(lines)
     return tuple(
         _repeated(line, roles, nothing)
@@ -289,7 +290,7 @@ def _iterations(
     try:
         count = size_of(line.count, sizes)
     except KeyError:
-        raise InputError(f"how often to repeat is not known: give {line.count} among the arrays or sizes") from None
+        raise InputError(f"the trip count of a loop is unknown: give {line.count} among the arrays or sizes") from None
     if count < 1:
         raise InputError(f"{line.count} must be a whole number from 1, not {count}")
     carried = {carry.start: values[carry.initial] for carry in line.carry}
@@ -315,16 +316,16 @@ def _iterations(
 
 
 def _slice(stack: Array | list[Array], iteration: int, together: int = 0) -> Array:
-    """A turn's slice of a stack, or those that it has together."""
+    """Return an iteration's slice of a stack, or its consecutive slices."""
     if together:
         return stack[iteration * together : (iteration + 1) * together]
     return (
         stack[iteration] if isinstance(stack, list) else stack[iteration, ...]
-    )  # with the dots a number stays an array
+    )  # with the ellipsis a number stays an array
 
 
 class _IterationScope(dict[str, Array]):
-    """The names of one turn, over those of the scope around it."""
+    """The names of one iteration, over those of the scope around it."""
 
     def __init__(self, outer: Mapping[str, Array]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How operands are read: spread over the axes that a line wants, and at indices."""
+"""Reads of operands: broadcasting to the axes of a line, and indexing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Reader = Callable[[Mapping[str, Array], Sizes], Array]
 
 
 def spread(array: Array, have: tuple[str, ...], want: tuple[str, ...]) -> Array:
-    """The array with its axes in the order wanted, an axis that it lacks of length 1."""
+    """Return the array with its axes in the wanted order; an axis that it lacks has length 1."""
     move = move_of(have, want)
     return array if move is None else move(array)
 
 
 @lru_cache(maxsize=4096)
 def move_of(have: tuple[str, ...], want: tuple[str, ...]) -> Callable[[Array], Array] | None:
-    """What spreads an array; None where it is as wanted."""
+    """Return the function that transposes and broadcasts an array; None where it is already in the wanted order."""
     if have == want:
         return None
     order = tuple(have.index(axis) for axis in want if axis in have)
@@ -39,7 +39,7 @@ def move_of(have: tuple[str, ...], want: tuple[str, ...]) -> Callable[[Array], A
 
 
 def reader(term: Operand, want: tuple[str, ...]) -> Reader:
-    """What reads an operand, spread over the axes wanted."""
+    """Return the function that reads an operand, broadcast to the wanted axes."""
     if isinstance(term, Literal):
         if term.sizes:
             return lambda values, sizes: term.number(sizes)
@@ -54,7 +54,7 @@ def reader(term: Operand, want: tuple[str, ...]) -> Reader:
 def index_of(
     term: Term, values: Mapping[str, Array], sizes: Sizes, want: tuple[str, ...], declared: tuple[str, ...]
 ) -> Any:
-    """What to write in brackets so that an array is read (or written) at the term's indices, axes as wanted."""
+    """Return the NumPy index that reads (or writes) an array at the term's indices, with the wanted axes."""
     reads = [i for i, axis in enumerate(term.axes) if isinstance(axis, Read)]
     index: list[Any] = []
     places: Any = None
@@ -75,7 +75,7 @@ def index_of(
 
 
 def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int) -> Any:
-    """The places on an axis of a size, over the axes of the index; those beyond its ends are one past the last."""
+    """Return the positions on an axis over the axes of the index; one out of bounds becomes one past the last."""
     at = axis.at
     if isinstance(at, Affine) and not at.fixed:
         places = at.over(sizes, np.arange)
@@ -89,14 +89,14 @@ def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int)
 
 
 def beyond_of(term: Term) -> list[tuple[int, float]]:
-    """The axes that may be read beyond their ends, and what stands there: on a part of an axis 0, as others have it."""
+    """Return the axes that may be read out of bounds, with the fill value; 0 for an axis that is sharded."""
     parts = [(place, 0.0) for place, axis in enumerate(term.axes) if isinstance(axis, Read) and sharded_over(axis.axis)]
     return [*((place, at.outside) for place, at in term.beyond), *parts]
 
 
 def _check_index(positions: Any, axis: Read, size: int) -> None:
     if positions.dtype.kind not in "iu":
-        raise InputError(f"{axis} reads at {positions.dtype} numbers; an index must be integers")
+        raise InputError(f"the index of {axis} has the type {positions.dtype}: give integers")
     if positions.size and (positions.min() < 0 or positions.max() >= size):
         raise InputError(
             f"{axis} reads at {int(positions.max())} or {int(positions.min())}, but axis {axis.axis} has {size}"

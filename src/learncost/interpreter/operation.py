@@ -1,4 +1,4 @@
-"""What each line of the normal form does on NumPy: the three kinds of line.
+"""The NumPy operations of each line of a lowered table: the three kinds of line.
 
 Operations used: matmul, multiply, add, subtract and the primitives' own functions as ufuncs, their reduce, add.at,
 where, and moves (transpose, reshape, indexing, stack, broadcast_to, zeros_like).
@@ -23,11 +23,11 @@ from learncost.ir.zigzag import devices_name, position
 from learncost.ops import OpDef, entry
 
 Operation = Callable[[Mapping[str, Array], Sizes, Exchange | None], Array]
-"""What computes the result of a line, from the values and the sizes. Collectives need an exchange."""
+"""The function that computes the result of a line, from the values and the sizes. Collectives need an exchange."""
 
 
 def prepared(line: Line, roles: Mapping[str, Value]) -> Operation:
-    """What a line of the normal form does: all that its axes say is worked out once, however often it runs."""
+    """Return the operation of a lowered line; its axes are resolved once, for any number of executions."""
     if isinstance(line, Op) and line.op != "inside" and entry(line.op).kind == "collective":
         names = [term.name for term in line.right]
         return lambda values, sizes, exchange: collected(line, [values[name] for name in names], sizes, exchange)
@@ -46,7 +46,7 @@ def run_line(
     sizes: Sizes,
     exchange: Exchange | None = None,
 ) -> None:
-    """Run one line of the normal form; `values` receives its result."""
+    """Run one lowered line; `values` receives its result."""
     values[line.name] = prepared(line, roles)(values, sizes, exchange)
 
 
@@ -86,7 +86,7 @@ def _by_element(function: Callable[..., Array], first: Operand, second: Operand,
 
 
 def _moving(line: Product, roles: Mapping[str, Value]) -> Operation:
-    """One factor: a gather, a scatter-add, a reduction, a transposition, a spread."""
+    """Return the operation of a single factor: a gather, a scatter-add, a reduction, a transpose, a broadcast."""
     left, (term,) = line.left[0], line.right
     want = left.loops
     if isinstance(term, Literal):
@@ -119,7 +119,7 @@ def _gathering(term: Term, want: tuple[str, ...], declared: tuple[str, ...]) -> 
             form = [*array.shape]
             form[place] = 1
             array = np.concatenate((array, np.full(form, outside, array.dtype)), axis=place)
-        return spread(array[(*index, ...)], term.loops, want)  # the dots keep an array where one number is read
+        return spread(array[(*index, ...)], term.loops, want)  # the ellipsis keeps an array where one number is read
 
     return gathered
 
@@ -153,7 +153,7 @@ def _sum(line: Sum) -> Operation:
 
 
 def _numbers(array: Array) -> Array:
-    """What holds as numbers, which are added up: of two that hold NumPy's sum is one that holds."""
+    """Return booleans as numbers for addition: NumPy's sum of two booleans is a boolean."""
     return array.astype(np.float32) if getattr(getattr(array, "dtype", None), "kind", "") == "b" else array
 
 
@@ -178,7 +178,7 @@ def _word(line: Op) -> Operation:
     if row.kind in ("scan", "choice"):
         return lambda values, sizes, exchange: _along(line, row, values, sizes)
     function, readers = function_of(row), [reader(term, want) for term in line.right]
-    if len(readers) < len(row.inputs):  # what to choose, the line's own condition says
+    if len(readers) < len(row.inputs):  # the line's own condition is the mask
         readers.insert(0, lambda values, sizes: _inside(line.where, want, sizes))
     if len(readers) == 1:
         (read,) = readers
@@ -193,17 +193,17 @@ def _eye(want: tuple[str, ...], sizes: Sizes) -> Array:
 
 
 def _joined(line: Op, want: tuple[str, ...], values: Mapping[str, Array], sizes: Sizes) -> Array:
-    """Arrays one behind another, in the order of the left, each with its own positions."""
+    """Return the concatenation of arrays in the order of the operands."""
     arrays, place = [values[term.name] for term in line.right], want.index(line.axes[0])
     joined = np.concatenate(arrays, axis=place)
     if line.op == "join" and joined.shape != shape_of(want, sizes):
         parts = " + ".join(str(array.shape[place]) for array in arrays)
-        raise InputError(f"axis {line.axes[0]} is {size_of(line.axes[0], sizes)}, but what is joined on it {parts}")
+        raise InputError(f"axis {line.axes[0]} is {size_of(line.axes[0], sizes)}, but the joined arrays have {parts}")
     return joined
 
 
 def _along(line: Op, row: OpDef, values: Mapping[str, Array], sizes: Sizes) -> Array:
-    """Sums up to each place along an axis, or the places that are chosen along one."""
+    """Return cumulative sums along an axis, or the positions that a choice selects along one."""
     (term,), want = line.right, line.left[0].loops
     assert isinstance(term, Term)
     others = tuple(axis for axis in term.loops if axis not in line.axes)
@@ -216,7 +216,7 @@ def _along(line: Op, row: OpDef, values: Mapping[str, Array], sizes: Sizes) -> A
         return spread((np.argmax if row.largest else np.argmin)(array, axis=-1), others, want)
     if not row.largest:
         order = np.argsort(array, axis=-1, kind="stable")
-    else:  # from the end, so that of equal values the first comes first
+    else:  # from the end, so that equal values keep their order
         order = array.shape[-1] - 1 - np.argsort(array[..., ::-1], axis=-1, kind="stable")[..., ::-1]
     places = line.axes if row.chooses == "all" else tuple(axis for axis in want if axis not in others)
     count = shape_of(places, sizes)[0]
@@ -243,7 +243,7 @@ def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -
 
 
 def _all_of(axis: str, sizes: Sizes) -> Array:
-    """The positions of an axis, as they are counted over all devices."""
+    """Return the positions of an axis in the global array."""
     places = np.arange(size_of(axis, sizes)) + first_of(axis, sizes)
     devices = sizes.get(devices_name(axis))
     return position(places, size_of(whole(axis), sizes), devices) if devices else places

@@ -1,4 +1,4 @@
-"""Places that positions on axes give: `X[B c y=2 i + u - 1]` reads axis y at 2 i + u - 1."""
+"""Affine index expressions: `X[B c y=2 i + u - 1]` reads axis y at 2 i + u - 1."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from learncost.ir.polynomial import base, size_of
 
 @dataclass(frozen=True, slots=True)
 class AffineTerm:
-    """A part of a place: a whole number, times sizes, times the position on an axis where there is one.
+    """A summand of an affine index: an integer, times sizes, times the index on an axis if there is one.
 
-    Of the sizes only so many whole parts as `over` says, `#c/2`: 1 of 3.
+    `over` divides the product of the sizes, rounded down: `#c/2` is 1 for c = 3.
     """
 
     factor: int = 1
@@ -23,7 +23,10 @@ class AffineTerm:
     over: int = 1
 
     def times(self, sizes: Mapping[str, Any]) -> Any:
-        """What the position is multiplied with, given the sizes."""
+        """Return the coefficient of the axis, given the sizes.
+
+        Raises `InputError` where the division by `over` makes it 0, so that every index is the same.
+        """
         result = 1
         for size in self.sizes:
             result *= size_of(size, sizes)
@@ -39,21 +42,21 @@ class AffineTerm:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A place on an axis as a sum of parts. One without axes, `0[]`, is fixed, and must be on the axis.
+    """An index on an axis as a sum of `AffineTerm`s. One without axes, `0[]`, is fixed, and must be within the axis.
 
-    What is read beyond the ends of the axis is `outside`; what is written there is dropped.
+    A read beyond the ends of the axis returns `outside`; a write there is dropped.
     """
 
     parts: tuple[AffineTerm, ...]
     outside: float = 0.0
 
-    # What a term has, so that an index may be either.
+    # The attributes that a Term has too, so that an index may be either.
     name = ""
     indexed = False
 
     @property
     def loops(self) -> tuple[str, ...]:
-        """The axes whose positions give the place, each once."""
+        """The axes whose indices the expression reads, each once."""
         return tuple(dict.fromkeys(part.axis for part in self.parts if part.axis))
 
     @property
@@ -66,7 +69,7 @@ class Affine:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The sizes that stand in it by name."""
+        """The sizes that the expression names."""
         return tuple(dict.fromkeys(size for part in self.parts for size in part.sizes))
 
     @property
@@ -74,7 +77,7 @@ class Affine:
         return not self.loops
 
     def tells(self, known: Collection[str]) -> bool:
-        """Whether the place tells the position on every axis, given those on the axes known: 2 i + u does, given u."""
+        """Return whether the value determines all indices, given those on known axes: 2 i + u does, given u."""
         unknown = [part for part in self.parts if part.axis and part.axis not in known]
         return not unknown or (len(unknown) == 1 and unknown[0].over == 1 and unknown[0].factor != 0)
 
@@ -86,14 +89,14 @@ class Affine:
         return replace(self, parts=tuple(map(part, self.parts))) if axes else self
 
     def number(self, sizes: Mapping[str, int], at: Mapping[str, Any] = {}) -> Any:
-        """The place, given the sizes and the positions on its axes (numbers, or arrays that spread over each other)."""
+        """Return the value, given sizes and indices on the axes (numbers, or arrays that broadcast to each other)."""
         total: Any = 0
         for part in self.parts:
             total = total + part.times(sizes) * (at[part.axis] if part.axis else 1)
         return total
 
     def over(self, sizes: Mapping[str, int], arange: Callable[[int], Any]) -> Any:
-        """The places over all positions on its axes, as an array that has these as `loops` has them."""
+        """Return the values for all indices on its axes, as an array with the dimensions of `loops`."""
         loops = self.loops
         at = {}
         for place, axis in enumerate(loops):
@@ -103,9 +106,10 @@ class Affine:
         return self.number(sizes, at)
 
     def solved(self, axis: str, place: str) -> Affine | None:
-        """The position on one of its axes, given the place as that on another axis: y = i + u - 1 for i is y - u + 1.
+        """Return the index on one of its axes, given the value as the index on another axis: y = i + u - 1 for i is y -
+        u + 1.
 
-        None where not every place has one, as with y = 2 i.
+        Return None where not every value has one, as with y = 2 i.
         """
         on_axis = [part for part in self.parts if part.axis == axis]
         if len(on_axis) != 1 or on_axis[0].sizes or abs(on_axis[0].factor) != 1:
@@ -122,12 +126,12 @@ class Affine:
 
     @property
     def ends_open(self) -> bool:
-        """Whether an axis behind it would be read as a part of it: `i + 1` before d would be `i + 1 d`."""
+        """Whether a following axis would be read as a summand: `i + 1` before d would be `i + 1 d`."""
         return not self.parts[-1].axis and not str(self).endswith("]")
 
 
 def total(parts: Sequence[AffineTerm]) -> tuple[AffineTerm, ...]:
-    """Parts of the same axis and sizes as one, those that are nothing left out; 0 where nothing is left."""
+    """Add summands of the same axis and sizes, and drop those that are 0; return a single 0 where none is left."""
     sums: dict[tuple[tuple[str, ...], str, int], int] = {}
     for part in parts:
         key = tuple(sorted(part.sizes)), part.axis, part.over

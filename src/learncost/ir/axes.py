@@ -1,4 +1,4 @@
-"""The axes of a line: called as its values declare them, and refused where they do not fit together."""
+"""Name resolution of the axes of a line: renaming to the declared axes, and shape checks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from learncost.ir.term import Literal, Operand, Read, Term, terms_of
 
 
 def settle(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
-    """The line with its axes called as the values declare them; a lone N' becomes N.
+    """Rename the axes of a line to those that its values declare; a single N' becomes N.
 
-    An axis keeps its own primes where it can: among the axes of one size the first in order of primes is unprimed.
+    Axes keep their primes where possible: among the axes of one size, the one with the fewest primes becomes unprimed.
     """
     sizes: dict[str, str] = {}
     order = list(line.loops)
@@ -45,7 +45,7 @@ def settle(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
 
 
 def _labelled(term: Operand, declared: Mapping[str, tuple[str, ...]]) -> Operand:
-    """A term that calls the axes which it reads at an index as its value declares them."""
+    """Rename the axes that a term reads at an index to those that its value declares."""
     if isinstance(term, Literal) or not term.indexed or term.name not in declared:
         return term
     pairs = zip(term.axes, declared[term.name], strict=True)
@@ -53,7 +53,7 @@ def _labelled(term: Operand, declared: Mapping[str, tuple[str, ...]]) -> Operand
 
 
 def show_declared(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
-    """A derived line renamed so that its left shows the axes that the left value declares."""
+    """Rename a derived line so that its left side shows the declared axes of the result."""
     term = line.left[0]
     want = declared[term.name]
     pairs = zip(term.axes, want, strict=True)
@@ -65,32 +65,32 @@ def show_declared(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
     if not swap and term.declared == want:
         return line
     line = line.renamed({}, swap)
-    # What is written at an index is called as it is declared, even where the loop of the index has that name, too.
+    # An axis written at an index keeps its declared name, even where a loop axis has that name, too.
     pairs = zip(line.left[0].axes, want, strict=True)
     axes = tuple(Read(name, axis.at) if isinstance(axis, Read) else axis for axis, name in pairs)
     return replace(line, left=(Term(term.name, axes), *line.left[1:]))
 
 
 def terms_in(line: Line) -> list[Term]:
-    """Every term that the line reads, those inside indices included; indices on the left last."""
+    """Return every term that the line reads, including those inside indices; indices on the left come last."""
     written = (axis.at for left in line.left for axis in left.axes if isinstance(axis, Read))
     return [term for operand in (*line.right, *written) for term in terms_of(operand)]
 
 
 def check_shape(line: Line) -> None:
-    """Refuse a layer's line whose axes do not fit together."""
+    """Raise `NotationError` for a line of a layer whose axes do not match."""
     left = set(line.left[0].loops)
     right = {axis for term in line.right for axis in term.loops}
     if (missing := sorted(left - right)) and line.right and not isinstance(line, Op):
-        parted = "; axes are parted by spaces, as in Y[B M d]" if len(missing[0]) > 1 else ""
+        parted = "; axes are separated by spaces, as in Y[B M d]" if len(missing[0]) > 1 else ""
         raise NotationError(f"axis {missing[0]} on the left is not on the right{parted}", str(line))
     if isinstance(line, Product):
         numbers = [term for term in line.right if isinstance(term, Literal)]
-        reduces = numbers and len(line.right) == len(numbers) + 1  # numbers beside one value say that the sum is meant
+        reduces = numbers and len(line.right) == len(numbers) + 1  # a number next to a single value means a sum
         for axis in sorted(right - left) if not reduces else ():
             if sum(axis in term.loops for term in line.right) == 1:
                 raise NotationError(
-                    f"axis {axis} is summed but stands in one factor alone{_reduced(line, axis)}", str(line)
+                    f"axis {axis} is summed but occurs in one factor only{_reduced(line, axis)}", str(line)
                 )
     elif isinstance(line, Sum):
         for term in line.right:
@@ -99,17 +99,17 @@ def check_shape(line: Line) -> None:
     elif isinstance(line, Op):
         for axis in line.axes:
             if axis not in right:
-                raise NotationError(f"{line.op} acts on axis {axis}, which is not there", str(line))
+                raise NotationError(f"{line.op} acts on axis {axis}, which no operand has", str(line))
             if line.axes.count(axis) > 1:
-                raise NotationError(f"axis {axis} stands twice in {line.op}[{' '.join(line.axes)}]", str(line))
+                raise NotationError(f"axis {axis} occurs twice in {line.op}[{' '.join(line.axes)}]", str(line))
     if line.left[0].indexed and not isinstance(line, Product):
-        raise NotationError("an index on the left stands before a product only", str(line))
+        raise NotationError("only a product may have an index on the left", str(line))
     for condition in line.where:
         _check_condition(condition, line)
 
 
 def _reduced(line: Product, axis: str) -> str:
-    """What to write for a sum or a mean over axes, where one value is all that stands on the right, or one first."""
+    """Return the correction for a sum or a mean of a single value, or of one factor before the product."""
     (term, *more) = line.right
     if line.left[0].indexed:
         return ""

@@ -1,4 +1,4 @@
-"""Objects that show themselves: their rows as a data frame, and HTML in a notebook."""
+"""Base classes of objects with a data frame and an HTML view for notebooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from learncost.ir.frames import pandas_of, polars_of
 
 
 class Drawing(Protocol):
-    """The functions that draw, which lie above the objects that are drawn."""
+    """The interface of the package that renders answers; it is registered at import because it is a higher layer."""
 
     def rows_of(self, thing: Any) -> list[dict[str, Any]]:
         """Return the rows of an object, a dictionary each."""
@@ -37,15 +37,15 @@ class Drawing(Protocol):
 
 
 def _no_drawing() -> Drawing:
-    raise RuntimeError("no package that draws is registered")
+    raise RuntimeError("no renderer is registered: import learncost")
 
 
 drawing: Callable[[], Drawing] = _no_drawing
-"""Return what draws; `learncost` sets it, so that nothing below the pictures imports them."""
+"""Return the renderer; `learncost/__init__.py` sets it, so that no lower layer imports `viz`."""
 
 
 class Framed:
-    """An object that gives its rows as a frame."""
+    """An object whose rows convert to data frames."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class Framed:
 
 
 class Displayed(Framed):
-    """An object that shows itself in a notebook."""
+    """An object with an HTML view in notebooks."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What can go wrong, in one place. Every message is one line: what is wrong, where, what would be right."""
+"""The exceptions of the package. Every message is one line: what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ Known = TypeVar("Known")
 
 
 class InputError(ValueError):
-    """What is wrong with an argument, in one line: what, where, and what would be right.
+    """An invalid argument. The message is one line: what is wrong, where, and what to do.
 
     It is a `ValueError`. The command line prints the line and ends with exit code 2.
+
+    Parameters
+    ----------
+    message
+        The problem.
 
     Examples
     --------
@@ -28,12 +33,12 @@ class InputError(ValueError):
 
 
 class NotationError(InputError):
-    """A line of the notation that is not well formed; the message quotes it. It is an `InputError`.
+    """A malformed line of the notation; the message quotes it. It is an `InputError`.
 
     Parameters
     ----------
     message
-        What is wrong.
+        The problem.
     line
         The line.
 
@@ -45,7 +50,7 @@ class NotationError(InputError):
     ... ''')
     ... except lc.NotationError as error:
     ...     print(error)
-    an axis stands twice in W; write a second one as a prime (N and N'): W[d d'], in line: Y[B M f] = X[B M d] W[d d]
+    an axis occurs twice in W; write the second with a prime (N and N'): W[d d'], in line: Y[B M f] = X[B M d] W[d d]
     """
 
     def __init__(self, message: str, line: str = "") -> None:
@@ -53,7 +58,7 @@ class NotationError(InputError):
 
 
 def _printable(text: str) -> str:
-    """The text in one line as a terminal can show it: what it cannot is escaped as in Python."""
+    """Return the text in one line, with non-printable characters escaped as in Python."""
     if text.isprintable():
         return text
     return "".join(
@@ -63,21 +68,21 @@ def _printable(text: str) -> str:
 
 
 def advice(line: str) -> str:
-    """What to write in place of a line, where it is a known first attempt; empty where it is none."""
-    from learncost.ir.attempts import advice  # some forty patterns: only where something is refused
+    """Return the correction of a line that makes a common mistake; empty for any other."""
+    from learncost.ir.attempts import advice  # imported only where a line is refused
 
     return advice(line)
 
 
 def header_advice(line: str) -> str:
-    """The same of a header."""
+    """Return the correction of a header that makes a common mistake; empty for any other."""
     from learncost.ir.attempts import header_advice
 
     return header_advice(line)
 
 
 def in_two_lines(line: str) -> str:
-    """A product and a sum in one line as two lines."""
+    """Return a line that multiplies and adds as two lines."""
     from learncost.ir.attempts import in_two_lines
 
     return in_two_lines(line)
@@ -99,7 +104,7 @@ RETIRED: Mapping[str, Mapping[str, str]] = {
 
 
 def named_one(kind: str, name: object, registry: Mapping[str, Known]) -> Known:
-    """Return what a registry has under a name.
+    """Return the entry of a registry.
 
     Raises `InputError` for a retired name, with today's, and for an unknown one, with the nearest and all that exist.
     """

@@ -1,4 +1,4 @@
-"""Rows of an answer as a polars or pandas DataFrame: whole numbers stay whole, however large they are."""
+"""Rows of an answer as a polars or pandas DataFrame; integers of any size remain integers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BROKEN = re.compile(r"[+-]?[0-9]+\.[0-9]+")
 
 
 def polars_of(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """The rows as a polars DataFrame. Raises `InputError` where polars is not installed."""
+    """Return the rows as a polars DataFrame. Raises `InputError` where polars is not installed."""
     try:
         import polars
     except ImportError:
@@ -26,12 +26,12 @@ def polars_of(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def pandas_of(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """The rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
+    """Return the rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
     return pandas_of_columns(columns_of(rows))
 
 
 def pandas_of_columns(columns: Mapping[str, Any]) -> Any:
-    """Columns as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
+    """Return columns as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
     try:
         import pandas
     except ImportError:
@@ -40,7 +40,7 @@ def pandas_of_columns(columns: Mapping[str, Any]) -> Any:
 
 
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Rows as columns, each of one type: what is missing is None, and where texts stand among numbers all are texts."""
+    """Return rows as columns of one type each: a missing cell is None, and a column of mixed types becomes strings."""
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: _alike([row.get(name) for row in rows]) for name in names}
@@ -57,7 +57,7 @@ def _alike(values: list[Any]) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A cell: an empty text is nothing, and of several values a text of all."""
+    """Return a cell as a scalar: an empty string becomes None, a sequence becomes a string of its items."""
     if value is None or value == "":
         return None
     if isinstance(value, tuple | list):
@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
 
 
 def records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
-    """Rows of written cells with the columns' names, each once; numbers are read."""
+    """Return rows of printed cells as dictionaries with unique column names; numbers are parsed."""
     names: list[str] = []
     for place, column in enumerate(columns):
         name = column or ("name" if place == 0 else "value")

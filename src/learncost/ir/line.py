@@ -1,4 +1,4 @@
-"""The three kinds of line - product, sum and word - with their conditions, and what is known of where they are from."""
+"""The three kinds of line - product, sum and op - with their conditions and metadata."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from learncost.ir.term import Literal, Operand, Term
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`where N <= M`: only the points with index(lower) <= index(upper) are inside; or with <, = or !=.
+    """A mask over index pairs: `where N <= M` keeps the points with index(lower) <= index(upper); also <, = and !=.
 
-    Either side may be a number, `where M != 0`, as digits. `where N <= M < N + w` has a window: of these, only the
+    Either side may be a number, `where M != 0`, as digits. `where N <= M < N + w` has a window: it keeps only the
     points with index(upper) < index(lower) + w, a size or a number from 1.
     """
 
@@ -36,7 +36,7 @@ class Condition:
 
     @property
     def ordered(self) -> bool:
-        """Whether it says of two axes which comes first, as a query sees earlier keys."""
+        """Whether it orders two axes, as in causal attention."""
         return self.relation in ("<", "<=") and len(self.axes) == 2
 
     def renamed(self, axes: Mapping[str, str]) -> Condition:
@@ -54,17 +54,17 @@ RELATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,
     "!=": operator.ne,
 }
-"""What a condition may ask of two positions."""
+"""The comparison of two indices that each relation of a condition makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusedKernel:
-    """Consecutive lines that run as one, turn by turn: what only they read never lies in memory as a whole.
+    """Consecutive lines that run as one kernel, tile by tile; values that only they read are never stored in full.
 
-    axes    what it takes turns over; every other axis of its lines lies inside of a turn
-    blocks  an axis of which a turn takes blocks of at most so many places, one after another; None: all at once
-    zigzag  whether a part of that axis is a stretch early and one late (`ir/zigzag.py`)
-    Axes are called as the kernel's own values declare them.
+    axes    the axes that are tiled; every other axis of its lines is within a tile
+    blocks  an axis that each tile reads in blocks of at most this many positions, one after another; None: all at once
+    zigzag  whether a shard of that axis consists of an early and a late chunk (`ir/zigzag.py`)
+    The axes have the names that the kernel's own values declare.
     """
 
     name: str
@@ -75,11 +75,11 @@ class FusedKernel:
 
 @dataclass(frozen=True, slots=True)
 class RunningStatistics:
-    """The running statistics of a normalization, which a training step updates and nothing learns.
+    """The running statistics of a normalization, which a training step updates without an optimizer.
 
-    mean, variance, count   their names; count, of the batches so far, is "" where nothing counts
-    places                  which axes of the normalized value they have
-    momentum                the share of the new statistics in each update; None: their cumulative average
+    mean, variance, count   their names; count, the number of batches so far, is "" where no line counts them
+    places                  the axes of the normalized value that they have, by number
+    momentum                the weight of the new statistics in each update; None: a cumulative average
     """
 
     mean: str
@@ -90,41 +90,39 @@ class RunningStatistics:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of what a step updates."""
+        """The names of the statistics that a step updates."""
         return tuple(name for name in (self.mean, self.variance, self.count) if name)
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Where a line comes from and what it is for; no reading needs it for its meaning."""
+    """Metadata of a line: its origin and purpose. It does not change what the line computes."""
 
     layer: str = ""
     block: str | None = None
     phase: str = "forward"
     equation: str = ""
-    local: str = ""  # the left name inside the layer where the line was written
+    local: str = ""  # the left name inside the layer that contains the line
     locals: tuple[str, ...] = ()  # the same for the operands on the right
     gradients: tuple[str, ...] = ()  # numbers of the paper's equations for the gradients of the operands
-    origin: int = -1  # of a lowered line: the place of the line that it belongs to, among all lines in their order
-    jacobian: str = ""  # and for the explicit Jacobian of the line
-    binding: tuple[tuple[str, str], ...] = ()  # the sizes of the layer's own axes, and what a call made of them
-    cached: int | None = None  # of a value that decoding keeps: the place of the keys' positions among its axes
-    kernel: FusedKernel | None = None  # which lines it runs with
-    types: tuple[str, ...] = ()  # of a line that makes a weight: those of its codes, of its scales, of what it makes
-    module: str = ""  # the path of the module whose line it is, with * for the number of a block; "." is the whole
-    operator: str = ""  # what computes it there, such as linear
-    why: str = ""  # of a collective: why it is there
-    again: str = (
-        ""  # the checkpoints around it, the outermost first: 1!/2-, where ! runs all again, and - keeps its result
-    )
-    running: RunningStatistics | None = None  # of a normalization: the statistics that a training step keeps of it
+    origin: int = -1  # for a lowered line: the number of the line it comes from, among all lines in order
+    jacobian: str = ""  # the paper's equation number of the explicit Jacobian
+    binding: tuple[tuple[str, str], ...] = ()  # the axes of the layer, and the caller's axes for them
+    cached: int | None = None  # for a value in the KV cache: the number of its axis of key positions
+    kernel: FusedKernel | None = None  # the fused kernel that the line belongs to
+    types: tuple[str, ...] = ()  # for a dequantization: the types of the codes, of the scales and of the result
+    module: str = ""  # the path of the line's module, with * for a block's number; "." is the root module
+    operator: str = ""  # the operator that computes it there, such as linear
+    why: str = ""  # for a collective: the reason for it
+    again: str = ""  # the checkpoints around it, outermost first: 1!/2-, where ! recomputes all and - saves the result
+    running: RunningStatistics | None = None  # for a normalization: the statistics that a training step updates
 
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """What is said of the cost of a line that is not derived: FLOPs as polynomials in sizes, and by whom.
+    """The declared cost of a line without a derivation: FLOPs as polynomials in sizes, and their source.
 
-    forward, backward   of one turn, as `Polynomial.parse` reads them; None: nobody knows
+    forward, backward   FLOPs of one iteration, as `Polynomial.parse` reads them; None: unknown
     visible             the share of them, a fraction, that a causal mask leaves; "" where there is no mask
     """
 
@@ -134,7 +132,7 @@ class Opaque:
     visible: str = ""
 
     def flops(self, part: str) -> Polynomial | None:
-        """The FLOPs of a word's part; None where they are not known."""
+        """Return the FLOPs of the body (forward) or the gradient (backward) of an op; None where they are unknown."""
         text = self.forward if part == "body" else self.backward
         return None if text is None else Polynomial.parse(text)
 
@@ -155,7 +153,7 @@ class Opaque:
 
 @dataclass(frozen=True)
 class Line:
-    """What the three kinds of line share. `left` has several terms only before a word."""
+    """The base class of the three kinds of line. Only an op may have several terms in `left`."""
 
     left: tuple[Term, ...]
     right: tuple[Operand, ...]
@@ -178,13 +176,13 @@ class Line:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """The names that the line needs, indices included, each once."""
+        """The names that the line reads, including indices, each once."""
         inner = [n for term in self.right for n in term.names]
         inner += [n for term in self.left for n in term.names[1:]]
         return tuple(dict.fromkeys(inner))
 
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Line:
-        """The same under other names; itself where none of them changes."""
+        """Return the line with values and axes renamed; the same object where nothing changes."""
         return self.with_changed(
             left=tuple(t.renamed(names, axes) for t in self.left),
             right=tuple(t.renamed(names, axes) for t in self.right),
@@ -192,7 +190,7 @@ class Line:
         )
 
     def with_changed(self, **fields: Any) -> Self:
-        """The line with these fields; itself where it has them already, so that what it remembers stays."""
+        """Return the line with these fields; the same object, with its cached properties, where it has them."""
         changed = {name: value for name, value in fields.items() if value != getattr(self, name)}
         return replace(self, **changed) if changed else self
 
@@ -206,11 +204,11 @@ _ONE = Literal()
 
 @dataclass(frozen=True)
 class Product(Line):
-    """`Y[M f] = X[M d] W[d f]`: axes that are absent on the left are summed."""
+    """A product, `Y[M f] = X[M d] W[d f]`: axes that are absent on the left are summed."""
 
     @cached_property
     def sides(self) -> MatmulDims:
-        """What its axes do; of a product of one factor there are rows and lone axes alone. It has two at most."""
+        """The dimensions of the matrix product. It has two factors at most; one factor has only rows and lone axes."""
         first, second = (term.loops for term in (*self.right, _ONE)[: max(2, len(self.right))])
         return sides(first, second, self.left[0].loops)
 
@@ -220,7 +218,7 @@ class Product(Line):
 
 @dataclass(frozen=True)
 class Sum(Line):
-    """`Y[M d] = X[M d] + b[d]`: terms with signs; a term with fewer axes is spread."""
+    """A sum, `Y[M d] = X[M d] + b[d]`: terms with signs; a term with fewer axes is broadcast."""
 
     signs: tuple[int, ...] = ()
 
@@ -231,11 +229,11 @@ class Sum(Line):
 
 @dataclass(frozen=True)
 class Op(Line):
-    """`P[B h M N] = softmax[N](S[B h M N])`: a word of the vocabulary, with the axes it acts on.
+    """An op, `P[B h M N] = softmax[N](S[B h M N])`, with the axes it acts on.
 
-    `part` says which of the word's tables this line is: its body, its gradient, or its explicit Jacobian; `given` and
-    `gives` are the names in that table of the operands and of the results. `opaque` is there where the line is not
-    derived, but the word `opaque`: what is said of its cost.
+    `part` selects the table of the op that this line stands for: its body, its gradient, or its explicit Jacobian;
+    `given` and `gives` are the names in that table of the operands and of the results. `opaque` is the declared cost of
+    a line without a derivation, which the op `opaque` marks.
     """
 
     op: str = ""
@@ -252,7 +250,7 @@ class Op(Line):
 
     @cached_property
     def chosen(self) -> tuple[str, ...]:
-        """The axes that it gives what it chooses among its operands: those of its result that no operand has."""
+        """The axes of the result that no operand has, along which the op places what it selects."""
         operand_axes = {axis for term in self.right for axis in term.loops}
         return tuple(axis for axis in self.left[0].loops if self.right and axis not in operand_axes)
 
@@ -270,7 +268,7 @@ class Op(Line):
 
 
 def alias(line: Line) -> bool:
-    """Another name for the same array: a sum of one term with the sign +, or what was written into its room."""
+    """Return whether a line only renames an array: a sum of one term with the sign +, or an append into its buffer."""
     if isinstance(line, Op):
         return line.op == "append"
     return isinstance(line, Sum) and len(line.right) == 1 and line.signs == (1,)

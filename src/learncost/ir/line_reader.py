@@ -1,4 +1,4 @@
-"""Reads the tokens of one line from left to right: terms, numbers, places, and what a line does with them."""
+"""The tokenizer and recursive-descent parser of one line: terms, numbers, index expressions and operations."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _TOKEN = re.compile(
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is a name of the notation, a path among them."""
+    """Return whether a text is a name of the notation; paths such as 0.weight are names."""
     return bool(re.fullmatch(_NAME, text)) and f"_{text.replace('.', '_')}".isidentifier()
 
 
 class RefusedError(Exception):
-    """What a line has that cannot be read, and what to write instead where that is known already."""
+    """A token that cannot be parsed, with a correction where one is known."""
 
     def __init__(self, message: str, advice: str = "") -> None:
         super().__init__(message)
@@ -33,15 +33,15 @@ class RefusedError(Exception):
 
 
 def check_whole(digits: str) -> int:
-    """Return the whole number that is written so. Raises `RefusedError` for one that is larger than sizes may be."""
+    """Return the integer that the digits write. Raises `RefusedError` for one that is larger than `LARGEST`."""
     number = int(digits)
     if number > LARGEST:
-        raise RefusedError(f"{number:g} is larger than {LARGEST:,}, where the whole numbers of a table end")
+        raise RefusedError(f"{number:g} is larger than {LARGEST:,}, the largest whole number in a table")
     return number
 
 
 class LineReader:
-    """Reads the tokens of one line from left to right."""
+    """The parser of the tokens of one line, from left to right."""
 
     def __init__(self, body: str, text: str) -> None:
         self.body = body
@@ -79,14 +79,14 @@ class LineReader:
         if self.kind() != "name":
             raise RefusedError(f"expected a name{f' before {self.peek!r}' if self.peek else ' at the end'}")
         if not is_name(self.value().rstrip("'")):
-            raise RefusedError(f"{self.value()!r} is no name: letters, digits and _ are")
+            raise RefusedError(f"{self.value()!r} is not a name: use letters, digits and _")
         self.position += 1
         return self.tokens[self.position - 1][1]
 
     def iterations(self) -> str:
-        """How often a repeat turns, as a number."""
+        """Parse the trip count of a loop, as a number."""
         if self.kind() != "number" or not self.value().isdecimal() or check_whole(self.value()) < 1:
-            raise RefusedError(f"an axis is called by a name, a repeat turns a whole number of times, not {self.peek}")
+            raise RefusedError(f"expected the name of an axis or a whole number of iterations, not {self.peek}")
         self.position += 1
         return self.value(-1)
 
@@ -95,18 +95,18 @@ class LineReader:
             raise RefusedError("expected a number")
         number = float(self.value())
         if isinf(number) and not self.value().endswith("inf"):
-            raise RefusedError(f"{self.value()} is larger than any number that a table computes with")
+            raise RefusedError(f"{self.value()} is larger than the largest floating-point number")
         self.position += 1
         return number
 
     def term(self) -> Term:
         operand = self.operand()
         if isinstance(operand, Literal):
-            raise RefusedError("a number cannot stand here")
+            raise RefusedError("expected a value, not a number")
         return operand
 
     def size(self) -> str:
-        """A size by name, a whole number, or in parentheses a sum of sizes and whole numbers."""
+        """Parse a size: a name, an integer, or in parentheses a sum of sizes and integers."""
         if not self.take("("):
             if self.kind() == "number" and self.value().isdecimal():
                 check_whole(self.value())
@@ -115,7 +115,7 @@ class LineReader:
             return self.name()
         text = ""
         while not self.take(")"):
-            if text:  # the sign of a number may stand with its digits
+            if text:  # the sign of a number may be part of its token
                 sign = "" if self.value().startswith("-") and self.kind() == "number" else self.value()
                 if self.kind() == "name" or (self.kind() == "number" and sign):
                     sign = "*"  # as in 2 M
@@ -165,7 +165,7 @@ class LineReader:
         return term
 
     def place(self) -> Term | Affine:
-        """Where an axis is read: at an index, `T[B M]`, or at a place that positions on axes give, `2 i + u - 1`."""
+        """Parse where an axis is read: at an index array, `T[B M]`, or at an affine index, `2 i + u - 1`."""
         if self.kind() == "name" and self.value(1) == "[":
             return self.term()
         in_brackets = self.take("(")
@@ -183,14 +183,14 @@ class LineReader:
         return Affine(total(parts))
 
     def part(self, sign: int) -> AffineTerm:
-        """A whole number, sizes and an axis, multiplied: `2 i`, `#k h`, `1`."""
+        """Parse one summand, an integer, sizes and an axis multiplied: `2 i`, `#k h`, `1`."""
         factor, sizes, axis = sign, [], ""
         number = self.kind() == "number"
         if number:
             value = self.number()
             if not (value.is_integer() and abs(value) <= LARGEST):
                 limit = f"whole numbers up to {LARGEST:,}" if abs(value) > LARGEST else "whole numbers"
-                raise RefusedError(f"a place on an axis has {limit}, not {value:g}", ": y=2 i + u - 1")
+                raise RefusedError(f"an index on an axis takes {limit}, not {value:g}", ": y=2 i + u - 1")
             factor *= int(value)
         while self.take("#"):
             sizes.append(self.name())
@@ -198,11 +198,11 @@ class LineReader:
         if self.kind() == "name" and self.value(1) not in ("=", "["):
             axis = self.name()
         if not number and not sizes and not axis:
-            raise RefusedError("a place on an axis is written as in y=2 i + u - 1, or as an index T[B M]")
+            raise RefusedError("an index on an axis is written as in y=2 i + u - 1, or as an index array T[B M]")
         return AffineTerm(factor, tuple(sizes), axis, over)
 
     def whole_number(self) -> int:
-        """A whole number from 1."""
+        """Parse an integer from 1."""
         value = self.number()
         if not (value.is_integer() and 1 <= value <= LARGEST):
             raise RefusedError(f"a size is divided by a whole number from 1 to {LARGEST:,}, not by {value:g}")
@@ -249,7 +249,7 @@ class LineReader:
     def applied(
         self, name: str, axes: tuple[str, ...], left: tuple[Term, ...], where: tuple[Condition, ...]
     ) -> Line | LayerCall:
-        """What follows a name and an open parenthesis: terms for a word, bare names for a call."""
+        """Parse the operands in the parentheses after a name: terms for an op, bare names for a call of a layer."""
         self.expect("(")
         bare = self.kind() == "name" and self.value(1) in (",", ")", ";")
         if bare or self.peek == ";":
@@ -260,7 +260,7 @@ class LineReader:
         while not self.take(")"):
             operands.append(self.operand())
             if not self.take(",") and self.peek != ")":
-                raise RefusedError(f"{name} takes operands with commas between them")
+                raise RefusedError(f"{name} takes operands separated by commas")
         return Op(left, tuple(operands), where, op=name, axes=axes)
 
     def call(self, layer: str, left: tuple[Term, ...], where: tuple[Condition, ...]) -> LayerCall:
@@ -283,13 +283,13 @@ class LineReader:
 
 
 def twice(term: Term) -> tuple[str, str]:
-    """What is said of a term in which an axis stands twice, and what to write: a prime on every one but the first."""
+    """Return the problem of a term in which an axis occurs twice, and the correction with primes."""
     axes: list[str | Read] = []
     for axis, axis_name in zip(term.axes, term.declared, strict=True):
         while axis_name in Term("", tuple(axes)).declared:
             axis_name += "'"
         axes.append(Read(axis_name, axis.at) if isinstance(axis, Read) else axis_name)
-    problem = f"an axis stands twice in {term.name}; write a second one as a prime (N and N')"
+    problem = f"an axis occurs twice in {term.name}; write the second with a prime (N and N')"
     return problem, f": {Term(term.name, tuple(axes))}"
 
 
@@ -300,7 +300,7 @@ def _tokens(body: str) -> Iterator[tuple[str, str]]:
         if not match:
             raise RefusedError(f"{body[position]!r} is not expected")
         kind, value = match.lastgroup or "", match.group(match.lastgroup or "")
-        # A minus sign before a number is a sign between terms when a term ended just before it.
+        # A minus sign right after a term is a sign between terms, not a part of the number.
         if kind == "number" and value.startswith("-") and body[:position].rstrip().endswith("]"):
             yield "mark", "-"
             value = value[1:]

@@ -1,4 +1,4 @@
-"""The repeat, lines that run several times, and ways through lines and repeats."""
+"""Loops, lines that run several times, and iteration over lines and loops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from learncost.ir.value import Value, axes_of
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """A value handed from turn to turn: `start` and `end` are its names inside, `initial` and `final` outside."""
+    """A loop-carried value: `start` and `end` are its names inside the loop, `initial` and `final` outside."""
 
     start: str
     end: str
@@ -24,12 +24,14 @@ class Carry:
 
 @dataclass(frozen=True)
 class Loop:
-    """`repeat n_layer carry X:`: the lines, count times. Its body is a scope of its own that sees the outer names.
+    """A loop, `repeat n_layer carry X:`. It runs its lines `count` times; its body is a scope that sees the outer
+    names.
 
-    `each` pairs a name inside with the stack outside that it is a slice of, turn by turn; `keep` pairs a name inside
-    with the stack outside that collects it. A stack has the count as its first axis; where a name inside has as many
-    axes as its stack, a turn has several slices that stand together, a part of the stack (`part`). `reverse` runs the
-    last turn first. `around` is the axis of a mesh round which a turn's parts come, one device further in every turn.
+    It is like `jax.lax.scan`: `each` pairs a name inside with the outer stack (`xs`) that it is a slice of, one per
+    iteration; `keep` pairs a name inside with the outer stack (`ys`) that collects it. A stack has the count as its
+    first axis; where a name inside has as many axes as its stack, an iteration reads several consecutive slices
+    (`part`). `reverse` runs the last iteration first. `around` is the mesh axis of a ring: in every iteration the
+    shards have moved one device further.
     """
 
     count: str
@@ -48,25 +50,25 @@ class Loop:
 
     @cached_property
     def inside(self) -> frozenset[str]:
-        """The names that belong to the body's own scope."""
+        """The names that the body's scope defines."""
         names = {carry.start for carry in self.carry} | {name for name, _ in self.each}
         return frozenset(names | defined(self.lines))
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The outer names that it hands out: what it carried, and the stacks of what it keeps."""
+        """The outer names that it defines: the final loop-carried values, and the stacks of `keep`."""
         return (*(carry.final for carry in self.carry), *(outer for _, outer in self.keep))
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """The outer names that the repeat needs."""
+        """The outer names that the loop reads."""
         inside = self.inside
         names = [carry.initial for carry in self.carry] + [outer for _, outer in self.each]
         names += [name for line in self.lines for name in line.reads if name not in inside]
         return tuple(dict.fromkeys(names))
 
     def renamed(self, names: Mapping[str, str]) -> Loop:
-        """The same under other names of the scope around it; its own stay."""
+        """Return the loop with outer names renamed; its inner names remain."""
         inside = self.inside
         free = {name: new for name, new in names.items() if name not in inside}
 
@@ -82,7 +84,7 @@ class Loop:
         )
 
     def with_own(self, names: Mapping[str, str]) -> Loop:
-        """The same with other names of its own; those around it stay."""
+        """Return the loop with inner names renamed; outer names remain."""
 
         def new(name: str) -> str:
             return names.get(name, name)
@@ -97,13 +99,13 @@ class Loop:
         )
 
     def part(self, inside: str, stack: Sequence[str]) -> int:
-        """How many slices of a stack of these axes a turn has together under a name; 0: one, without the first axis."""
+        """Return how many consecutive slices of a stack an iteration reads; 0: one, without the first axis."""
         axes = self.axes.get(inside, ())
         return int(axes[0]) if axes and len(axes) == len(stack) else 0
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """The outer names that every turn reads as they are."""
+        """The outer names that every iteration reads in full."""
         inside = self.inside
         return tuple(dict.fromkeys(n for line in self.lines for n in line.reads if n not in inside))
 
@@ -112,7 +114,8 @@ class Loop:
         head += f" around {self.around}" if self.around else ""
         if self.carry:
             head += " carry " + " ".join(f"{c.start}->{c.end}" for c in self.carry)
-        # A weight's slice has the name of its stack, and what only a derivation keeps ends in a star.
+        # A weight's slice has the name of its stack, and values that only a derivation keeps end in a star; both are
+        # omitted.
         for op, pairs in (("each", self.each), ("keep", tuple((outer, inside) for inside, outer in self.keep))):
             pairs_shown = [f"{new}={old}" for new, old in pairs if new != old and "*" not in (new[-1], old[-1])]
             head += f" {op} {' '.join(pairs_shown)}" if pairs_shown else ""
@@ -124,7 +127,7 @@ Statement: TypeAlias = Line | Loop
 
 
 def walk(lines: Iterable[Statement], iterations: tuple[str, ...] = ()) -> Iterator[tuple[Line, tuple[str, ...]]]:
-    """Every line with the counts of the repeats around it."""
+    """Yield every line with the counts of the loops around it."""
     for line in lines:
         if isinstance(line, Loop):
             yield from walk(line.lines, (*iterations, line.count))
@@ -133,7 +136,7 @@ def walk(lines: Iterable[Statement], iterations: tuple[str, ...] = ()) -> Iterat
 
 
 def repeats(lines: Iterable[Statement]) -> Iterator[Loop]:
-    """Every repeat, those within others behind these."""
+    """Yield every loop, outer ones before inner ones."""
     for line in lines:
         if isinstance(line, Loop):
             yield line
@@ -141,14 +144,14 @@ def repeats(lines: Iterable[Statement]) -> Iterator[Loop]:
 
 
 def round_rings(lines: Iterable[Statement]) -> Iterator[Line]:
-    """The lines of turns in which parts of values go round devices."""
+    """Yield the lines of loops in which shards move round a ring of devices."""
     for repeat in repeats(lines):
         if repeat.around:
             yield from (line for line, _ in walk(repeat.lines))
 
 
 def each_line(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line]]) -> tuple[Statement, ...]:
-    """The lines with every one replaced by what `change` makes of it; repeats keep their frame."""
+    """Replace every line by the results of `change`; loops keep their carry, each and keep."""
     result: list[Statement] = []
     for line in lines:
         if isinstance(line, Loop):
@@ -159,34 +162,34 @@ def each_line(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line
 
 
 def not_derived(lines: Iterable[Statement]) -> tuple[Op, ...]:
-    """The lines that have a cost and no meaning: they cannot be run."""
+    """Return the lines with a declared cost and no derivation: they cannot be executed."""
     return tuple(line for line, _ in walk(lines) if isinstance(line, Op) and line.opaque is not None)
 
 
 def check_derived(lines: Iterable[Statement], doing: str) -> None:
-    """Refuse to do something with lines of which one is not derived, and say which. Raises `InputError`."""
+    """Raise `InputError` where a line has no derivation; the message names it and the purpose that needs one."""
     for line in not_derived(lines):
         where = f" in {line.meta.module}" if line.meta.module else ""
         raise InputError(f"{line.meta.operator or line.op}{where} is not derived, so {doing}, in line: {line}")
 
 
 def check_known(lines: Iterable[Statement], what: str) -> None:
-    """Refuse to do something with lines of which one has a cost that nobody knows. Raises `InputError`."""
+    """Raise `InputError` where the declared cost of a line is unknown."""
     for line in not_derived(lines):
         if line.opaque and None in (line.opaque.forward, line.opaque.backward):
             where = f" in {line.meta.module}" if line.meta.module else ""
             raise InputError(
-                f"{what} needs every cost, and that of {line.meta.operator or line.op}{where} is not known, "
+                f"{what} needs every cost, and that of {line.meta.operator or line.op}{where} is unknown, "
                 "forward and backward; learncost cost gives lower bounds"
             )
 
 
 def defined(lines: Iterable[Statement]) -> frozenset[str]:
-    """The names that lines define in their own scope."""
+    """Return the names that lines define in their own scope."""
     return frozenset(name for line in lines for name in line.makes)
 
 
 def windows(lines: Iterable[Statement]) -> tuple[str, ...]:
-    """The sizes that the windows of the lines have, each once; windows of a number have none."""
+    """Return the sizes of the windows of the lines, each once; windows of a number are left out."""
     windows_found = (condition.window for line, _ in walk(lines) for condition in line.where)
     return tuple(dict.fromkeys(window for window in windows_found if window and not window.isdigit()))

@@ -1,4 +1,4 @@
-"""The sides of a product of two factors: which axes are its rows, its columns, its sum, its batch."""
+"""The dimensions of a product of two factors: rows, columns, summed and batch axes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MatmulDims:
-    """The axes of a product of two factors by what they do; those of the result in the result's order.
+    """The axes of a product of two factors by their function, in the order of the result.
 
-    rows     the first factor has them, and the result
-    columns  the second factor has them, and the result
-    summed   both factors have them, the result has not, in the first factor's order
-    batch    both factors have them, and the result
-    lone     one factor alone has them: it is summed before it is multiplied
+    rows     axes of the first factor and the result
+    columns  axes of the second factor and the result
+    summed   axes of both factors and not of the result, in the first factor's order
+    batch    axes of both factors and the result
+    lone     axes of one factor only: they are summed before the multiplication
     """
 
     rows: tuple[str, ...]
@@ -25,17 +25,17 @@ class MatmulDims:
 
     @property
     def are_of_matrices(self) -> bool:
-        """Whether it is a product of matrices: each factor keeps an axis that the other lacks, and both sum one."""
+        """Whether it is a matrix product: each factor has an axis that the other lacks, and both share a summed one."""
         return bool(self.rows and self.columns and self.summed)
 
     @property
     def sums(self) -> bool:
-        """Whether an axis is summed: if none is, it is a product element by element."""
+        """Whether an axis is summed; without one the product is elementwise."""
         return bool(self.summed or self.lone)
 
 
 def sides(left: Sequence[str], right: Sequence[str], result: Collection[str]) -> MatmulDims:
-    """The sides of a product, by the axes of its factors and of its result."""
+    """Return the dimensions of a product, from the axes of its factors and of its result."""
     return MatmulDims(
         rows=tuple(axis for axis in result if axis in left and axis not in right),
         columns=tuple(axis for axis in result if axis in right and axis not in left),

@@ -1,4 +1,4 @@
-"""Text to statements. Three kinds of line, calls of layers, the repeat; every error quotes its line."""
+"""The parser of layers: three kinds of line, calls of layers, and loops; every error quotes its line."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _TURNED = {">": "<", ">=": "<="}
 
 
 def split_names(text: str | None) -> tuple[str, ...]:
-    """Names parted by spaces or commas."""
+    """Split names at spaces and commas."""
     return tuple((text or "").replace(",", " ").split())
 
 
 def _pairs(names: str | None, text: str) -> tuple[tuple[str, str], ...]:
-    """`x=X, y=Y`: a new name and what it is made of."""
+    """Parse the pairs `x=X, y=Y` of a new name and its source."""
     pairs = []
     for item in split_names(re.sub(r"\s*=\s*", "=", names or "")):
         new, _, old = item.partition("=")
@@ -57,26 +57,26 @@ def _pairs(names: str | None, text: str) -> tuple[tuple[str, str], ...]:
 
 
 def parse_header(text: str) -> Header:
-    """The first line of a layer."""
+    """Parse the header of a layer."""
     match = _HEADER.match(text)
     if not match:
-        rule = "a layer begins with its header `name(inputs; weights) -> outputs`"
+        rule = "a layer must begin with its header `name(inputs; weights) -> outputs`"
         raise NotationError(f"{rule}{header_advice(text)}", text or "(empty)")
     name, *groups = match.groups()
     inputs, weights, outputs = (split_names(group) for group in groups)
     for item in (*inputs, *weights, *outputs):
         if not is_name(item):
-            raise NotationError(f"{item!r} is no name: letters, digits and _ are{header_advice(text)}", text)
+            raise NotationError(f"{item!r} is not a name: use letters, digits and _{header_advice(text)}", text)
     if not outputs:
-        raise NotationError("the header names no output behind ->", text)
+        raise NotationError("the header names no output after ->", text)
     for names in ((*inputs, *weights), outputs):
         if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-            raise NotationError(f"{twice[0]} stands twice in the header", text)
+            raise NotationError(f"{twice[0]} occurs twice in the header", text)
     return Header(name, inputs, weights, outputs)
 
 
 def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
-    """The lines of a body; what is indented under a `repeat ...:` belongs to it."""
+    """Parse the lines of a body; lines that are indented under a `repeat ...:` belong to it."""
     result: list[Parsed] = []
     rest = [line for line in lines if line.strip()]
     while rest:
@@ -89,22 +89,22 @@ def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
         match = _REPEAT.match(text)
         if not match:
             raise NotationError(
-                "a repeat is written `repeat COUNT carry X:`, with `each y=Y keep Z=z shared W` before the colon, "
-                "and `repeat COUNT backwards` where its last turn is the first to run",
+                "a loop is written `repeat COUNT carry X:`, with `each y=Y keep Z=z shared W` before the colon, "
+                "and `repeat COUNT backwards` to run the last iteration first",
                 text,
             )
         count, backwards, carry, each, keep, shared = match.groups()
         if _whole(count, text) < 1 if count.isdecimal() else not count.isidentifier():
-            raise NotationError(f"a repeat of {count} cannot run: how often is a size or a number from 1", text)
+            raise NotationError(f"a loop cannot run {count} times: the count must be a size or a number from 1", text)
         pairs = _pairs(each, text), _pairs(keep, text)
         for names in (split_names(carry), [new for new, _ in pairs[0]], [new for new, _ in pairs[1]]):
             if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-                raise NotationError(f"{twice[0]} stands twice in the repeat", text)
+                raise NotationError(f"{twice[0]} occurs twice in the repeat", text)
         body = []
         while rest and _indent(rest[0]) > indent:
             body.append(rest.pop(0))
         if not body:
-            raise NotationError("a repeat needs an indented body", text)
+            raise NotationError("a loop needs an indented body", text)
         handed = tuple(Carry(name, name, name, name) for name in split_names(carry))
         shares = split_names(shared)
         result.append(ParsedLoop(count, handed, *pairs, shares, parse_lines(body), text, bool(backwards)))
@@ -117,7 +117,7 @@ def _indent(line: str) -> int:
 
 @lru_cache(maxsize=4096)
 def parse_line(text: str) -> Line | LayerCall:
-    """One line: a product, a sum, a word, or a call. Families share most of theirs, and models are composed often."""
+    """Parse one line: a product, a sum, an op, or a call. The results are cached, since families share most lines."""
     body, equation = _ending(text, _EQUATION)
     body, module, operator, again = _ending(body, _ORIGIN)
     if module and not equation:
@@ -134,12 +134,12 @@ def parse_line(text: str) -> Line | LayerCall:
         line = replace(line, opaque=opaque)
     meta = Meta(equation=equation, module=module, operator=operator, again=again)
     if isinstance(line, LayerCall) and (operator or again):
-        raise NotationError(f"the lines of {line.layer} say themselves what computes them: write @ {module}", text)
+        raise NotationError(f"the lines of {line.layer} name their own operators: write only @ {module}", text)
     if isinstance(line, Line):
         if len(left) > 1 and not isinstance(line, Op):
-            raise NotationError("several names on the left stand only before a word or a call", text)
+            raise NotationError("only an operator or a call may have several names on the left", text)
         if not all(isinstance(term, Term) for term in left):
-            raise NotationError("a name must stand on the left", text)
+            raise NotationError("the left side must be a name", text)
         if statistics:
             meta = replace(meta, running=_running(statistics, line, text))
         return replace(line, meta=meta)
@@ -147,9 +147,9 @@ def parse_line(text: str) -> Line | LayerCall:
 
 
 def _running(match: re.Match[str], line: Line, text: str) -> RunningStatistics:
-    """The statistics that a normalization keeps: their axes are among those of its result."""
+    """Return the statistics that a normalization updates: their axes are among those of its result."""
     mean, axes, variance, count, momentum = match.groups()
-    rule = "`running` stands behind a normalize, as in `running m[c] v[c] n[] momentum 0.1`"
+    rule = "`running` follows a normalize, as in `running m[c] v[c] n[] momentum 0.1`"
     result = line.left[0].axes
     if not isinstance(line, Op) or line.op != "normalize" or not set(axes.split()) <= set(result) - set(line.axes):
         raise NotationError(f"{rule}, with axes that it does not act on", text)
@@ -161,7 +161,7 @@ def _running(match: re.Match[str], line: Line, text: str) -> RunningStatistics:
 
 
 def _ending(text: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
-    """A line without what stands at its end, and the groups of that; empty ones where nothing does."""
+    """Split the match of a pattern off the end of a line; return the rest and the groups, or empty groups."""
     match = pattern.search(text)
     if match is None:
         return (text, *("" for _ in range(pattern.groups)))
@@ -169,7 +169,7 @@ def _ending(text: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
 
 
 def _opaque_cost(match: re.Match[str], text: str) -> Opaque:
-    """What a line that is not derived says of its cost."""
+    """Return the declared cost of a line without a derivation."""
     _, forward, backward, visible, source = match.groups()
     if visible and not _is_share(visible):
         raise NotationError("`visible` is the share of pairs that a mask leaves, a fraction such as 5/9", text)
@@ -189,7 +189,7 @@ def _is_share(text: str) -> bool:
 
 
 def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term], Line | LayerCall]:
-    """The left and the whole of a line; what is refused is refused with what to write instead."""
+    """Parse the left side and the entire line. Raises `NotationError` with a correction where one is known."""
     try:
         reader = LineReader(body, text)
         left = [reader.term()]
@@ -204,9 +204,9 @@ def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term
 
 
 def _whole(side: str, line: str) -> int:
-    """A number, if it is one and not a name; 0 of a name. Raises `NotationError` for what is neither, or too large."""
+    """Return a number, or 0 for a name. Raises `NotationError` for any other text, or a number that is too large."""
     if side and not side.isdecimal() and not is_name(side.rstrip("'")):
-        raise NotationError(f"{side!r} is no name: letters, digits and _ are", line)
+        raise NotationError(f"{side!r} is not a name: use letters, digits and _", line)
     try:
         return check_whole(side) if side.isdecimal() else 0
     except RefusedError as refused:
@@ -231,12 +231,12 @@ def _condition(text: str, line: str) -> Condition:
             lower, upper = upper, lower
         return Condition(lower, upper, _TURNED.get(relation, relation))
     if lower.isdigit() or upper.isdigit() or relation not in ("<", "<="):
-        raise NotationError("a window lies between two axes, as in `where N <= M < N + w`", line)
+        raise NotationError("a window needs two axes, as in `where N <= M < N + w`", line)
     if start != lower:
         right = f"{lower} {relation} {upper} < {lower} + {window}"
-        raise NotationError(f"a window begins at the first axis, as in `where {right}`", line)
+        raise NotationError(f"a window must begin at the first axis, as in `where {right}`", line)
     if window.endswith("'"):
         raise NotationError(f"the window {window} is a size, which has no prime", line)
     if window.isdigit() and int(window) < 1:
-        raise NotationError(f"the window {window} holds nothing: it is a size or a number from 1", line)
+        raise NotationError(f"the window {window} is empty: it must be a size or a number from 1", line)
     return Condition(lower, upper, relation, window)

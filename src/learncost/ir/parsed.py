@@ -1,4 +1,4 @@
-"""What a layer's text says before its names are bound: its header, lines, calls of layers, and repeats."""
+"""The syntax tree of a layer before its names are bound: header, lines, calls of layers, and loops."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from learncost.ir.loop import Carry
 from learncost.ir.term import Term
 
 OWN = "*"
-"""In the place of a call's weights: they, and the values inside, keep the names that the called layer has for them."""
+"""In place of a call's weights: weights and values inside keep the names that the called layer has for them."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """`name(inputs; weights) -> outputs`."""
+    """The header of a layer, `name(inputs; weights) -> outputs`."""
 
     name: str
     inputs: tuple[str, ...]
@@ -25,7 +25,7 @@ class Header:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """`A[B M d] = attention(H, H, H; attn, N = M') where M' <= M`: replaced by the layer's lines when it is defined."""
+    """A call, `A[B M d] = attention(H, H, H; attn, N = M') where M' <= M`; the definition's lines replace it."""
 
     left: tuple[Term, ...]
     layer: str
@@ -38,15 +38,15 @@ class LayerCall:
 
     @property
     def is_own(self) -> bool:
-        """Whether the called lines become the caller's own."""
+        """Whether the called lines are inlined under their own names."""
         return self.weights == (OWN,)
 
 
 @dataclass(frozen=True)
 class ParsedLoop:
-    """A repeat before its names are bound. `each` and `keep` are pairs of a new name and what it is made of.
+    """A loop before its names are bound. `each` and `keep` are pairs of a new name and its source.
 
-    own   weights of which every turn has its own; None: all but those `shared` and those read around it
+    own   weights that are stacked, one per iteration; None: all but those `shared` and those read outside
     """
 
     count: str
@@ -64,7 +64,7 @@ Parsed = Line | LayerCall | ParsedLoop
 
 
 def names_of(line: Parsed) -> Iterator[str]:
-    """The names that a line reads, weights included."""
+    """Yield the names that a line reads, including weights."""
     if isinstance(line, Line):
         yield from line.reads
     elif isinstance(line, LayerCall):
@@ -76,14 +76,14 @@ def names_of(line: Parsed) -> Iterator[str]:
 
 
 def makes(line: Parsed) -> tuple[str, ...]:
-    """The names that a line makes."""
+    """Return the names that a line defines."""
     if isinstance(line, ParsedLoop):
         return (*(handed.final for handed in line.carry), *(new for new, _ in line.keep))
     return tuple(term.name for term in line.left)
 
 
 def calls_of(lines: Iterable[Parsed]) -> Iterator[LayerCall]:
-    """The calls among lines, in their order."""
+    """Yield the calls among lines, in their order."""
     for line in lines:
         if isinstance(line, LayerCall):
             yield line

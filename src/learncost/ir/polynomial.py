@@ -1,6 +1,6 @@
-"""Counts are polynomials in the sizes with rational coefficients: exact on ints, fast on arrays, printable.
+"""Polynomials in the sizes with rational coefficients: exact on ints, fast on arrays, printable.
 
-Coefficients are integers but where a price book halves: M (M + 1) / 2 pairs are M^2/2 + M/2, and whole at every M.
+Coefficients are integers except where a price book halves: M (M + 1) / 2 pairs are M^2/2 + M/2, an integer at every M.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any, TypeAlias, cast
 
 from learncost.ir.errors import InputError
 
-Monomial = tuple[str, ...]  # size names in sorted order, a name twice is its square
+Monomial = tuple[str, ...]  # size names in sorted order; a square has the name twice
 Coefficient: TypeAlias = Any  # an int, or a Fraction where a price book halves
 
 LARGEST = 10**12
-"""Sizes beyond this are slips of the keyboard; so are other whole numbers of a table."""
+"""The largest size and integer of a table; a larger one is taken for a typing error."""
 
 ROUND = "~"
-"""What marks the part of an axis that came round a ring of devices: `M/cp~` is as long as `M/cp`, and another one's."""
+"""The mark of a shard received from another device of a ring: `M/cp~` is as long as `M/cp`."""
 
 
 def base(axis: str) -> str:
-    """The size an axis has: N' is a second axis of N's size, and so is a part that came round."""
+    """Return the size that an axis has: N for N' and for a received shard."""
     return axis.rstrip("'~")
 
 
 def marked(axis: str) -> str:
-    """The size with the mark of a part that came round: `M/cp~` of `M/cp~'`."""
+    """Return the size with the mark of a received shard: `M/cp~` for `M/cp~'`."""
     return base(axis) + (ROUND if comes_round(axis) else "")
 
 
 def comes_round(axis: str) -> bool:
-    """Whether an axis is a part that came round a ring of devices."""
+    """Return whether an axis is a shard received from another device of a ring."""
     return ROUND in axis
 
 
@@ -46,25 +46,25 @@ _SUMMAND = re.compile(r"([+-]?)([^+-]+)")
 
 @lru_cache(maxsize=4096)
 def summands(size: str) -> tuple[tuple[int, str], ...]:
-    """A sum of sizes, numbers and their products, `M*N-1`, as these with their signs; a size alone is its only one."""
+    """Split a sum of sizes, numbers and their products, `M*N-1`, into signed summands."""
     return tuple((-1 if sign == "-" else 1, size_name) for sign, size_name in _SUMMAND.findall(size))
 
 
 def factors(summand: str) -> tuple[str, ...]:
-    """The sizes and numbers whose product a summand is: M and N of `M*N`."""
+    """Split a product into sizes and numbers: M and N of `M*N`."""
     return tuple(summand.split("*"))
 
 
 def names_of_sizes(size: str) -> tuple[str, ...]:
-    """The sizes and numbers in a sum of products of them."""
+    """Return the sizes and numbers in a sum of products."""
     return tuple(base(name) for _, summand in summands(size) for name in factors(summand))
 
 
 def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
-    """The size of an axis: a number as digits, a size by name, a part of one, or a sum of products, `M*N-1`.
+    """Return the size of an axis: a number as digits, a named size, a part of one, or a sum of products, `M*N-1`.
 
-    Parts are so many, `n_layer/3`, or one for each device on axes of a mesh, `f/tp/dp`. Raises `InputError` where the
-    parts are not whole, KeyError where the size is not known. Of parts that are filled up the sizes have their own.
+    A part divides by a number, `n_layer/3`, or by the devices on axes of a mesh, `f/tp/dp`. Padded shards have their
+    own entry in `sizes`. Raises `InputError` where a part is not an integer, KeyError where a size is unknown.
     """
     if axis in sizes:
         return sizes[axis]
@@ -82,7 +82,7 @@ def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
 
 
 def _part(size: Any, part: str, name: str, sizes: Mapping[str, Any]) -> Any:
-    """One of so many equal parts of a size, of which `name` is the whole."""
+    """Divide a size into equal parts; `name` is the global size, for the message."""
     number = int(part) if part.isdigit() else sizes[part]
     rest = size % number
     if rest.any() if hasattr(rest, "any") else rest:
@@ -95,42 +95,42 @@ def _part(size: Any, part: str, name: str, sizes: Mapping[str, Any]) -> Any:
 
 @lru_cache(maxsize=4096)
 def whole(axis: str) -> str:
-    """The axis of which another one is a part: `M'` of `M/cp'`."""
+    """Return the global axis of a shard: `M'` of `M/cp'`."""
     size, primes = base(axis), axis[len(base(axis)) :]
     return size.partition("/")[0] + primes
 
 
 @lru_cache(maxsize=4096)
 def sharded_over(axis: str) -> tuple[str, ...]:
-    """The axes of a mesh that an axis is cut over, the outermost first: tp and dp of `f/tp/dp`."""
+    """Return the mesh axes that an axis is sharded over, the outermost first: tp and dp of `f/tp/dp`."""
     return tuple(part for part in base(axis).split("/")[1:] if not part.isdigit())
 
 
 def down_to(axis: str, mesh_axis: str) -> str:
-    """An axis as it is cut down to an axis of the mesh: `e/tp/ep` of `e/tp/ep/dp`."""
+    """Return an axis with its sharding up to and including a mesh axis: `e/tp/ep` of `e/tp/ep/dp`."""
     names = sharded_over(axis)
     return "/".join((base(axis).partition("/")[0], *names[: names.index(mesh_axis) + 1]))
 
 
 def place_cut(axes: Iterable[str], mesh_axis: str) -> int | None:
-    """Which of some axes an axis of a mesh cuts; None where it cuts none."""
+    """Return the number of the first axis that is sharded over a mesh axis; None where there is none."""
     return next((place for place, axis in enumerate(axes) if mesh_axis in sharded_over(axis)), None)
 
 
 def here(mesh_axis: str) -> str:
-    """What sizes call the place of a device on an axis of its mesh, counted from 0."""
+    """Return the key in `sizes` of a device's coordinate on a mesh axis, counted from 0."""
     return f"{mesh_axis}:here"
 
 
 def first_of(axis: str, sizes: Mapping[str, Any]) -> int:
-    """The first position that a device has of an axis that is cut over a mesh; 0 of one that is not."""
+    """Return the global index of the first position of a device's shard; 0 for an axis that is not sharded."""
     return held(axis, sizes)[0] if sharded_over(axis) else 0
 
 
 def held(axis: str, sizes: Mapping[str, Any]) -> tuple[int, int]:
-    """The first position that a device has of an axis, and how many: fewer than its size where the part is filled up.
+    """Return the global index of the first position of a device's shard, and its length without padding.
 
-    A device that has nothing but what was added begins where the whole ends.
+    A shard that consists of padding alone begins at the end of the global axis.
     """
     mesh_axes, outer = sharded_over(axis), whole(axis)
     first, many = 0, int(size_of(outer, sizes))
@@ -143,19 +143,19 @@ def held(axis: str, sizes: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def came_from(mesh_axis: str, iteration: int, sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Whose part it is that came round to this device in a turn: in turn 0 that of the device before it."""
+    """Return the coordinate of the device whose shard arrived in an iteration: in iteration 0 the previous device."""
     return {here(f"{mesh_axis}{ROUND}"): (sizes[here(mesh_axis)] - 1 - iteration) % sizes[mesh_axis]}
 
 
 def shape_of(axes: Iterable[str], sizes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The shape of an array with these axes, as `size_of` has each of them."""
+    """Return the shape of an array with these axes, by `size_of`."""
     return tuple(size_of(axis, sizes) for axis in axes)
 
 
 def least(axis: str, others: Iterable[str]) -> str:
-    """The name of a size that is the lesser of an axis's and of the points of others: `min(e, B M t)`.
+    """Return the name of the minimum of an axis's size and of the product of other sizes: `min(e, B M t)`.
 
-    Of e rows that B M t numbers choose, no more are touched than there are, and no more than are chosen.
+    It bounds the rows that a gather touches: no more than exist, and no more than are selected.
     """
     return f"min({base(axis)}, {' '.join(map(base, others))})"
 
@@ -168,12 +168,12 @@ class Polynomial:
 
     @staticmethod
     def of(axes: Iterable[str], coefficient: Coefficient = 1) -> Polynomial:
-        """The number of points of the axes, times a coefficient. Axes written as digits are numbers."""
+        """Return the product of the axes' sizes, times a coefficient. Axes written as digits are numbers."""
         return _of(tuple(axes), coefficient)
 
     @staticmethod
     def parse(text: str) -> Polynomial:
-        """The polynomial that a text writes as `str` does: `9 B M d e + 2 B^2 - 1`. Raises `InputError`."""
+        """Parse a polynomial as `str` prints it: `9 B M d e + 2 B^2 - 1`. Raises `InputError`."""
         from fractions import Fraction  # only where one is read
 
         count, signed = ZERO, text.strip() if text.strip()[:1] in ("+", "-") else f"+ {text.strip()}"
@@ -181,7 +181,7 @@ class Polynomial:
         for sign, term in terms:
             factors = _FACTOR.findall(term)
             if not factors or _FACTOR.sub("", term).strip():
-                raise InputError(f"{text!r} is no polynomial of sizes, such as 9 B M d e + 2 B^2")
+                raise InputError(f"{text!r} is not a polynomial of sizes, such as 9 B M d e + 2 B^2")
             number, names = Fraction(1), list[str]()
             for whole, over, name, power in factors:
                 if name.lower() in ("inf", "nan"):
@@ -239,9 +239,9 @@ class Polynomial:
         return frozenset(name for monomial in self.terms for name in monomial)
 
     def at(self, sizes: Mapping[str, Any]) -> Any:
-        """The value: an int for ints, an array for arrays; a Count in the sizes that are left out.
+        """Return the value: an int for ints, an array for arrays; a `Polynomial` in the sizes that are left out.
 
-        Raises `InputError` where it is no whole number.
+        Raises `InputError` where the value is not an integer.
         """
         common, total = self._common, cast(Any, 0)
         try:
@@ -257,21 +257,21 @@ class Polynomial:
 
     @cached_property
     def _common(self) -> int:
-        """What makes every coefficient a whole number."""
+        """The least common multiple of the denominators."""
         return lcm(*[coefficient.denominator for coefficient in self.terms.values()])
 
     def with_sizes(self, sizes: Mapping[str, Any]) -> Polynomial:
-        """As `at`, but always a Count: of no size at all where every size is given."""
+        """Return `at` as a `Polynomial` always: a constant where every size is given."""
         value = self.at(sizes) if sizes else self
         return value if isinstance(value, Polynomial) else Polynomial.of((), value)
 
     def _parts(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """The sizes among its own that are parts of known ones (`size_of`)."""
+        """Return those of its sizes that are parts of known ones (`size_of`)."""
         parts = [name for name in self.sizes - sizes.keys() if name.partition("/")[0] in sizes]
         return {name: size_of(name, sizes) for name in parts if sizes.keys() >= {*sharded_over(name)}}
 
     def _lesser(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """The sizes among its own that are the lesser of two (`least`), where the two are known."""
+        """Return those of its sizes that are minima of known ones (`least`)."""
         lesser = {}
         for name in self.sizes - sizes.keys():
             size_name, _, many = name.removeprefix("min(").removesuffix(")").partition(", ")
@@ -281,16 +281,16 @@ class Polynomial:
                 for factor in names:
                     product = product * size_of(factor, sizes)
                 size = size_of(size_name, sizes)
-                # One is at most the other in 0 or 1 of the cases: arrays go element by element.
+                # One of the two comparisons is 1 and the other 0, elementwise for arrays.
                 lesser[name] = size * (size <= product) + product * (size > product)
         return lesser
 
     def _whole(self, total: Any, common: int) -> Any:
-        """The value of the polynomial times `common`, divided by it."""
+        """Return the value of the polynomial times `common`, divided by it."""
         if not isinstance(total, int):
             return total / common
         if total % common:
-            raise InputError(f"{self} is no whole number at these sizes: a book that halves has odd numbers to halve")
+            raise InputError(f"{self} is not a whole number at these sizes: the price book halves an odd number")
         return total // common
 
     def _partly(self, sizes: Mapping[str, Any]) -> Polynomial:
@@ -301,14 +301,14 @@ class Polynomial:
                 if name in sizes:
                     if not isinstance(sizes[name], int):
                         left = ", ".join(sorted(self.sizes - sizes.keys()))
-                        raise InputError(f"where a size is an array no other may be left out: give {left}")
+                        raise InputError(f"an array of sizes needs all other sizes: give {left}")
                     number *= sizes[name]
             left_open = tuple(name for name in monomial if name not in sizes)
             terms[left_open] = terms.get(left_open, 0) + number
         return Polynomial({monomial: number for monomial, number in terms.items() if number})
 
     def rename(self, names: Mapping[str, str]) -> Polynomial:
-        """The same polynomial in other names."""
+        """Return the polynomial with sizes renamed."""
         total = Polynomial()
         for monomial, coefficient in self.terms.items():
             total += Polynomial.of((names.get(name, name) for name in monomial), coefficient)
@@ -332,12 +332,12 @@ class Polynomial:
 
 
 def larger(first: Any, second: Any) -> Any:
-    """The larger of two numbers, or of each of two arrays of them."""
+    """Return the maximum of two numbers, elementwise for arrays."""
     return _of_two(max, "maximum", first, second)
 
 
 def smaller(first: Any, second: Any) -> Any:
-    """The smaller of two numbers, or of each of two arrays of them."""
+    """Return the minimum of two numbers, elementwise for arrays."""
     return _of_two(min, "minimum", first, second)
 
 
@@ -350,13 +350,13 @@ def _of_two(alone: Callable[[Any, Any], Any], of_arrays: str, first: Any, second
 
 
 def _is_known(size: str, sizes: Mapping[str, Any]) -> bool:
-    """Whether a size has a value: a number, or one whose name and whose parts' names have one."""
+    """Return whether a size has a value: a number, or a name that is known and whose parts are known."""
     names = [name for name in size.split("/") if not name.isdigit()]
     return sizes.keys() >= {*names}
 
 
 def checked_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes as counts take them: whole numbers from 1 as Python's exact ints, arrays as float64.
+    """Return sizes as counts need them: whole numbers from 1 as Python's exact ints, arrays as float64.
 
     Integer arrays would overflow silently. Raises `InputError` for anything else.
     """
@@ -398,7 +398,7 @@ def _of(axes: tuple[str, ...], coefficient: Coefficient) -> Polynomial:
 
 
 def total(counts: Iterable[Polynomial]) -> Polynomial:
-    """The sum of many counts."""
+    """Return the sum of many polynomials."""
     several = [count for count in counts if count.terms]
     if len(several) < 2:
         return several[0] if several else ZERO

@@ -1,6 +1,6 @@
-"""Precisions: which type each role of a step has. A precision is one row here, and every command knows it by its name.
+"""Precisions: the data type of each role of a step. Every row of this table is a precision in every command.
 
-A type is plain (`BYTES`), or numbers of few bits with a scale a block (`BLOCKS`).
+A type is plain (`BYTES`), or codes of few bits with a scale per block (`BLOCKS`).
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int32": 4}
 """Bytes of an element, by its plain type."""
 
 PRODUCTS_ALONE = ("fp8", "fp4")
-"""Types that devices multiply in and that nobody stores a step in: recipes keep weights, states and most activations in
-bf16 or fp32, with scales beside what is cast. Until one is written down as a precision, memory and time are unknown.
-torchtitan, docs/performance.md and docs/float8.md: in float8 the peak memory is that of bf16."""
+"""Types of matrix products in which no tensor of a step is stored: recipes keep weights, states and most activations in
+bf16 or fp32, with scales for the tensors that are cast. Until a recipe is a precision here, memory and time are
+unknown. torchtitan, docs/performance.md and docs/float8.md: in float8 the peak memory is that of bf16.
+"""
 
 
 def check_stored(name: str) -> None:
-    """Refuse a type that is known for its products alone. Raises `InputError`."""
+    """Raise `InputError` for a type that is known for its products only."""
     if name in PRODUCTS_ALONE:
         raise InputError(
-            f"the memory and time of {name} are unknown: which arrays are {name}, and which stay in bf16 or fp32, is "
-            f"up to a recipe; use bf16 (learncost cost alone counts the FLOPs of {name})"
+            f"the memory and time of {name} are unknown: the recipe decides which tensors are {name} and which "
+            f"remain in bf16 or fp32; use bf16 (only learncost cost counts the FLOPs of {name})"
         )
 
 
 @dataclass(frozen=True)
 class BlockScales:
-    """Numbers as codes of few bits, and a scale for every block of them: a number is its code's level by the scale.
+    """A quantized type: codes of few bits, and a scale for every block; a number is its code's level times the scale.
 
     bits    of a code
-    block   how many numbers in a row share a scale; 0: all that one result sums
-    scales  the type of the scales, plain or of blocks again
-    levels  what the codes stand for, from -1 to 1, in the order of the codes; None: not read by a table
+    block   how many consecutive numbers share a scale; 0: all that one result sums
+    scales  the type of the scales, plain or quantized again
+    levels  the values of the codes, from -1 to 1, in the order of the codes; None: no table reads them
     least   arrays of fewer numbers are fp32
-    behind  whether a product reads the codes as numbers, whole ones, and the scale stands behind its sum; the weight
-            itself is then never made
-    learns  whether these are weights that learn
-    powers  whether a whole weight has one scale, a power of two, of which the power is stored
+    behind  whether a product reads the codes as integers and multiplies its sum by the scale; the weight is then never
+            dequantized
+    learns  whether these are trainable weights
+    powers  whether a tensor has one scale, a power of two, of which the exponent is stored
     """
 
     name: str
@@ -56,7 +57,7 @@ class BlockScales:
     powers: bool = False
 
     def bytes(self, count: int) -> int:
-        """Of so many numbers in a row: codes, and the scales of their blocks."""
+        """Return the bytes of consecutive numbers: codes, and the scales of their blocks."""
         if count < self.least:
             return count * BYTES["fp32"]
         return -(-count * self.bits // 8) + bytes_of_type(self.scales, -(-count // self.block) if self.block else 1)
@@ -122,29 +123,29 @@ BLOCKS: Mapping[str, BlockScales] = {
         ),
     )
 }  # fmt: skip
-"""Types of numbers with scales by their names."""
+"""The quantized types by their names."""
 
 
 def bytes_of_type(name: str, count: int) -> int:
-    """Bytes of so many numbers of a type, in a row."""
+    """Return the bytes of consecutive numbers of a type."""
     return BLOCKS[name].bytes(count) if name in BLOCKS else BYTES[name] * count
 
 
 @dataclass(frozen=True)
 class Precision:
-    """The type of each role of a step.
+    """The data type of each role of a step.
 
-    weights    that learn, and of those that do not learn whatever no block multiplies by (embeddings, norms, the head)
-    gradients  of the weights
-    values     of the passes: activations and their gradients, which is also what products are computed in
-    states     of what an optimizer remembers
-    masters    of the second copy of the weights, which the optimizer updates; "": it updates the weights themselves
-    loss       of what log-softmax and its gradient read and make, which programs widen
-    frozen     of weights that do not learn and that a block multiplies by as matrices; "": as the other weights
-    kept       of activations while they wait for the backward pass; "": as the other values
-    products   of the factors of matrix products, which have a scale a row and a column; "": as the values
-    learned    of matrices that learn and that products alone read, whose updates are rounded at random; "": as the
-               other weights
+    weights    of trainable weights, and of frozen ones that no block multiplies by (embeddings, norms, the head)
+    gradients  of the gradients of weights
+    values     of activations and their gradients; products are computed in it, too
+    states     of the optimizer states
+    masters    of the master weights, which the optimizer updates; "": it updates the weights themselves
+    loss       of the operands and results of log-softmax and its gradient, which programs widen
+    frozen     of frozen weights that blocks multiply by as matrices; "": as the other weights
+    kept       of saved tensors until the backward pass; "": as the other values
+    products   of the factors of matrix products, which have a scale per row and column; "": as the values
+    learned    of trainable matrices that only products read, with stochastic rounding of updates; "": as the other
+               weights
     also       other names
     """
 
@@ -165,7 +166,7 @@ class Precision:
 
     @property
     def is_stored(self) -> bool:
-        """Whether it is known what its arrays are stored in: without that, FLOPs alone are."""
+        """Whether the storage types are known; otherwise only FLOPs are."""
         return self.values not in PRODUCTS_ALONE
 
     @cached_property
@@ -185,32 +186,32 @@ class Precision:
 
     @cached_property
     def master(self) -> int:
-        """Bytes of an element of the copy that the optimizer updates; 0 where there is none."""
+        """Bytes of an element of the master weights; 0 where there are none."""
         return BYTES[self.masters] if self.masters else 0
 
     @cached_property
     def scores(self) -> int:
-        """Bytes of an element of what log-softmax reads and makes."""
+        """Bytes of an element of the operands and results of log-softmax."""
         return BYTES[self.loss]
 
     @property
     def array(self) -> str:
-        """What a training's arrays are, as NumPy calls it: bf16 is rounded in fp32; fp64 has all whole numbers."""
+        """The NumPy type of a training's arrays: fp32 for bf16, with rounding; fp64 for integers."""
         return "float64" if "fp64" in (self.weights, self.masters) or self.is_whole else "float32"
 
     @property
     def is_whole(self) -> bool:
-        """Whether all numbers are whole ones."""
+        """Whether all numbers are integers."""
         return self.values == "int32"
 
     @property
     def quantized(self) -> BlockScales | None:
-        """What matrices are stored in that have scales: those that are frozen, or those that learn."""
+        """The quantized type of matrices, frozen or trainable."""
         return BLOCKS.get(self.frozen or self.learned)
 
     @property
     def computed(self) -> str:
-        """The precision that a program computes in that reads codes as they are: the type of its other numbers."""
+        """The precision in which a program computes that reads codes directly: the type of its other numbers."""
         codes = self.kept or self.products or (self.quantized is not None and self.quantized.behind)
         return self.values if codes else self.name
 
@@ -327,23 +328,23 @@ PRECISIONS: dict[str, Precision] = {
         ),
     )
 }  # fmt: skip
-"""Precisions by their names: a row is all that a new one needs."""
+"""The precisions by their names; a new one needs only a row."""
 
 
 def precision_of(name: str) -> Precision:
-    """A precision by its name; an unknown one is refused with those that exist."""
+    """Return a precision by its name. Raises `InputError` for an unknown one, with those that exist."""
     by_name = {**PRECISIONS, **{other: precision for precision in PRECISIONS.values() for other in precision.also}}
     return named_one("precision", name, by_name)
 
 
 def stored(name: str) -> Precision:
-    """A precision by its name, of which memory and time are known. Raises `InputError`."""
+    """Return a precision whose memory and time are known. Raises `InputError`."""
     check_stored(name)
     return precision_of(name)
 
 
 def either(dtype: str | None, precision: str | None, usual: str = "fp32", counts_alone: bool = False) -> Precision:
-    """What was named as the precision, or as `dtype`, its short form; both may be given where they are the same.
+    """Return the precision named by `precision`, or by `dtype`, its short form; both may be given where they agree.
 
     counts_alone  whether no bytes and no time depend on it
     """

@@ -1,4 +1,4 @@
-"""What a layer says of its inputs, a line each: `targets: index of v`, `share: share of targets`, `last: end of M`."""
+"""Declarations of inputs, one per line: `targets: index of v`, `share: share of targets`, `last: end of M`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _CONSTANTS = "constants:"
 
 
 def role(line: str) -> dict[str, Value]:
-    """The inputs that a line tells of, with their roles; none where it is a line of another kind.
+    """Parse the inputs that a line declares, with their roles; return {} for any other line.
 
-    `tokens: index of v` is read at places of the axis v, `types: kind of s` too, and is 0 where nothing says it;
-    `share: share of targets` holds -1/count where there is a target and 0 elsewhere, `sign: sign of targets` 1 for yes
-    and -1 for no, `last: end of M` the last place that a sequence reaches, `c: buffer of e` numbers that are stored
-    beside weights, and are 0 where nothing says them; `constants: S` have no gradient.
+    `tokens: index of v` holds indices on the axis v, and so does `types: kind of s`, which defaults to 0; `share: share
+    of targets` holds -1/count where there is a target and 0 elsewhere, `sign: sign of targets` 1 for yes and -1 for no,
+    `last: end of M` the last position of a sequence, `c: buffer of e` numbers that are stored with the weights and
+    default to 0; `constants: S` have no gradient.
     """
     if line.strip().startswith(_CONSTANTS):
         return {name: Value((), "constant") for name in split_names(line.partition(":")[2])}
@@ -35,11 +35,11 @@ def role(line: str) -> dict[str, Value]:
     for kind in GIVEN:
         if kind == kind_text:
             return {name: Value((), kind, of)}
-    raise NotationError(f"what an input is of something is one of {', '.join(sorted(GIVEN))}, not {kind_text}", line)
+    raise NotationError(f"the role of an input must be one of {', '.join(sorted(GIVEN))}, not {kind_text}", line)
 
 
 def spelled(roles: Mapping[str, Value], header: Header) -> dict[str, Value]:
-    """The roles; `constants: share` beside targets is `share: share of targets`, as layers were written before."""
+    """Return the roles with `constants: share` next to targets as `share: share of targets`, the form it replaces."""
     spelled_roles = dict(roles)
     if "share" in spelled_roles and spelled_roles["share"].role == "constant" and "targets" in header.inputs:
         spelled_roles["share"] = Value((), "share", "targets")
@@ -47,7 +47,7 @@ def spelled(roles: Mapping[str, Value], header: Header) -> dict[str, Value]:
 
 
 def check(table: Table, header: Header, roles: Mapping[str, Value]) -> None:
-    """Refuse what a layer says of its inputs where its lines say otherwise."""
+    """Raise `NotationError` for a declaration of an input that the lines contradict."""
     places = places_read(table)
     signed = {value.of for value in roles.values() if value.role == "sign"}
     for name, value in roles.items():
@@ -56,26 +56,26 @@ def check(table: Table, header: Header, roles: Mapping[str, Value]) -> None:
             raise NotationError(f"{name} is not an input of {header.name}", statement if value.of else name)
         if value.role in INDICES:
             if name not in places:
-                raise NotationError(f"{name} is read as a value, at no place of {value.of}", statement)
+                raise NotationError(f"{name} is read as a value, not as an index of {value.of}", statement)
             if base(value.of) not in map(base, places[name]):
                 read = " and ".join(dict.fromkeys(places[name]))
-                raise NotationError(f"{name} is read at places of {read}, not of {value.of}", statement)
+                raise NotationError(f"{name} is read as an index of {read}, not of {value.of}", statement)
         elif value.role == "share" and value.of not in (*header.inputs, *signed):
             raise NotationError(f"{value.of} is not an input of {header.name}", statement)
         elif value.role == "share" and value.of not in (*places, *signed):
             raise NotationError(
-                f"{value.of} holds values, and a share is of answers, which are read as places: {value.of}: index of v",
+                f"{value.of} holds values; a share needs targets that are indices: declare {value.of}: index of v",
                 statement,
             )
 
 
 def indexed(table: Table) -> dict[str, str]:
-    """The axis that each index reads places of, of every scope; of several the first."""
+    """Return the axis that each index array indexes, in every scope; the first of several."""
     return {name: axes[0] for name, axes in places_read(table).items()}
 
 
 def places_read(table: Table) -> dict[str, list[str]]:
-    """The axes that each index reads places of, of every scope."""
+    """Return the axes that each index array indexes, in every scope."""
     axis_of: dict[str, list[str]] = {}
 
     def visit(axes: Mapping[str, tuple[str, ...]], lines: Iterable[Statement]) -> None:

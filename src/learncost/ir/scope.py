@@ -1,4 +1,4 @@
-"""From parsed lines to a checked table: names get versions and declared axes, readers' axes are brought to them."""
+"""Name binding, from parsed lines to a checked table: values get versions and declared axes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Check = Callable[[Line], Line]
 
 @dataclass(frozen=True)
 class Expanded:
-    """What stands for a call of a layer.
+    """The expansion of a call of a layer.
 
-    lines    its lines and repeats, under the caller's names and axes
-    weights  those that it brings along
-    drawn    inputs that it brings along: masks
-    roles    of the caller's names, what the layer knows of them beside their axes
-    made     the names of what they make and the caller does not name
+    lines    its lines and loops, under the caller's names and axes
+    weights  the weights that it adds
+    drawn    the inputs that it adds: masks
+    roles    the roles of the caller's names that the layer declares
+    made     the names of values that the lines define and the caller does not name
     """
 
     lines: tuple[Parsed, ...]
@@ -50,10 +50,10 @@ def bind(
     expand: Expand | None = None,
     roles: Mapping[str, Value] = {},
 ) -> Table:
-    """The table of a header and its lines.
+    """Return the table of a header and its lines.
 
-    `check` may refuse or complete a line once its axes are known; `expand` says what stands for a call of a layer;
-    `roles` are what is said of inputs: such as constants, which have no gradient.
+    `check` may refuse or complete a line once its axes are known; `expand` returns the expansion of a call of a layer;
+    `roles` are the declared roles of inputs, such as constants, which have no gradient.
     """
     parsed = tuple(parsed)
     scope = _TableScope(header, check, expand, _read_outside(parsed))
@@ -63,12 +63,12 @@ def bind(
         if name not in scope.current:
             raise NotationError(f"the output {name} is never defined", header.name)
         if scope.current[name] in (*header.inputs, *header.weights):
-            raise NotationError(f"the output {name} is an input that no line changes", header.name)
+            raise NotationError(f"the output {name} is an input that no line assigns", header.name)
     for name in (*header.inputs, *header.weights):
         if name not in scope.axes and name not in scope.indices:
             raise NotationError(f"{name} is declared in the header of {header.name} and never read")
     if learned := [name for name in scope.weights if name in scope.indices]:
-        raise NotationError(f"{learned[0]} is read as an index: it is an input, no weight", header.name)
+        raise NotationError(f"{learned[0]} is read as an index: declare it as an input, not as a weight", header.name)
     _check_names(header, lines)
     return Table(
         lines,
@@ -81,7 +81,7 @@ def bind(
 
 
 def _check_names(header: Header, lines: Iterable[Statement]) -> None:
-    """Refuse a size of no axis, and a name of the header that is a size: sizes go by the names of axes."""
+    """Raise `NotationError` for a size of no axis, and for a name of the header that is also a size."""
     every = [*walk(lines)]
     axes = {base(axis): line for line, _ in reversed(every) for axis in (*line.loops, *_labels(line))}
     counts = {size: line for line, iterations in reversed(every) for size in (*iterations, *windows([line]))}
@@ -89,7 +89,7 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
         if name in axes or name in counts:
             kind = "an axis" if name in axes else "a size"
             line = axes.get(name) or counts[name]
-            raise NotationError(f"{name} is {kind} and a name of the header: call one otherwise", str(line))
+            raise NotationError(f"{name} is {kind} and a name of the header: rename one of them", str(line))
     for line, _ in every:
         sizes_read = (size for term in _operands(line) if not isinstance(term, Term) for size in term.sizes)
         sizes = {name for size in sizes_read for name in names_of_sizes(size) if not name.isdigit()}
@@ -99,17 +99,17 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
         if unknown := sorted(sizes - {*axes, *counts}):
             near = difflib.get_close_matches(unknown[0], axes, n=1) or [*axes][:1]
             hint = f"; write the size of one, such as #{near[0]}" if near else ""
-            raise NotationError(f"#{unknown[0]} is the size of no axis of {header.name}{hint}", str(line))
+            raise NotationError(f"#{unknown[0]} is not the size of an axis of {header.name}{hint}", str(line))
 
 
 def _labels(line: Line) -> Iterator[str]:
-    """The axes that are read or written at an index."""
+    """Yield the axes that are read or written at an index."""
     for term in (*line.left, *terms_in(line)):
         yield from (axis.axis for axis in term.axes if isinstance(axis, Read))
 
 
 def _operands(line: Line) -> Iterator[Operand | Affine]:
-    """Everything on the right, and what indices read."""
+    """Yield every operand on the right, and the operands of indices."""
     yield from line.right
     for term in (*line.left, *terms_in(line)):
         yield from (axis.at for axis in term.axes if isinstance(axis, Read))
@@ -123,28 +123,28 @@ def _read_outside(parsed: Iterable[Parsed]) -> frozenset[str]:
 
 
 class _TableScope:
-    """The names of a table while its lines are read in order; a repeat opens an inner one."""
+    """The names of a table while its lines are read in order; a loop opens an inner scope."""
 
     def __init__(self, header: Header, check: Check | None, expand: Expand | None, outside: frozenset[str]) -> None:
         self.given = frozenset((*header.inputs, *header.weights))
         self.weights = list(header.weights)
         self.drawn: list[str] = []
-        self.stacked: dict[str, None] = {}  # weights of which the turns of a repeat before have each their own
-        self.called: dict[str, str] = {}  # of a weight that a call brings along: what the call gives, one name for all
+        self.stacked: dict[str, None] = {}  # weights that earlier loops stack, one per iteration
+        self.called: dict[str, str] = {}  # for a weight that a call adds: the call's argument, one name for all
         self.roles: dict[str, Value] = {}
         self.check = check
         self.expand = expand
-        self.outside = outside  # names that lines outside any repeat read: a weight among them is shared
+        self.outside = outside  # names that lines outside of loops read: a weight among them is shared
         self.current: dict[str, str] = {name: name for name in self.given}
         self.versions: dict[str, int] = {}
-        self.first: dict[str, str] = {}  # of a version: the name without its number
-        self.taken: set[str] = set(self.given)  # names that something has
+        self.first: dict[str, str] = {}  # for a version: the name without its number
+        self.taken: set[str] = set(self.given)  # names in use
         self.axes: dict[str, tuple[str, ...]] = {}
         self.indices: set[str] = set()
         self.values: set[str] = set()
 
     def version(self, name: str) -> str:
-        """The name of what a line makes: the second X is X.2, where nothing else was called so."""
+        """Return a unique name for a result: the second X is X.2, unless that name is in use."""
         version = name
         while version in self.taken:
             self.versions[name] = self.versions.get(name, 1) + 1
@@ -165,9 +165,9 @@ class _TableScope:
         return tuple(result)
 
     def hint(self, name: str) -> str:
-        """What may have been meant by a name that nothing has."""
+        """Return the name that was probably meant by an undefined one."""
         near = next((candidate for candidate in self.current if candidate.lower() == name.lower()), None)
-        return f"; there is {near}" if near else "; an input or a weight stands in the header, name(inputs; weights)"
+        return f"; there is {near}" if near else "; declare an input or a weight in the header, name(inputs; weights)"
 
     def call(self, call: LayerCall) -> tuple[Parsed, ...]:
         if self.expand is None:
@@ -178,15 +178,13 @@ class _TableScope:
         axes_of_names = {name: self.axes[now] for name, now in self.current.items() if now in self.axes}
         expansion = self.expand(call, axes_of_names)
         if call.is_own and (twice := sorted(expansion.made & self.taken)):
-            problem = f"{twice[0]} is a value of {call.layer} and one here: give a prefix in place of {OWN}"
+            problem = f"{twice[0]} is a value of {call.layer} and of this layer: give a prefix in place of {OWN}"
             raise NotationError(problem, call.text)
         self.roles |= {name: value for name, value in expansion.roles.items() if name not in self.roles}
         for name in (*expansion.weights, *expansion.drawn):
             if name not in self.given:
                 if name in self.taken:
-                    raise NotationError(
-                        f"{name} is a value already: call the weight of {call.layer} otherwise", call.text
-                    )
+                    raise NotationError(f"{name} is a value already: rename the weight of {call.layer}", call.text)
                 self.given |= {name}
                 self.current[name] = name
                 self.taken.add(name)
@@ -195,7 +193,7 @@ class _TableScope:
         return expansion.lines
 
     def valued(self, axes: Axes) -> dict[str, Value]:
-        """What is known of names with these axes."""
+        """Return the values of names with these axes."""
         return {name: self.value(name, name_axes) for name, name_axes in axes.items()}
 
     def value(self, name: str, axes: tuple[str, ...]) -> Value:
@@ -221,7 +219,7 @@ class _TableScope:
             if unknown := sorted(condition.axes - loops):
                 raise NotationError(f"where {condition}: axis {unknown[0]} is not in the line", str(line))
         self.check_counts(line)
-        line = settle(line, self.axes)  # so that a name that is met first declares its axes under their own names
+        line = settle(line, self.axes)  # first, so that a new name declares axes of known values
         known = len(self.axes)
         for term in line.right:
             if isinstance(term, Term):
@@ -242,7 +240,7 @@ class _TableScope:
         return line.with_changed(left=tuple(Term(names[t.name], t.axes) for t in line.left))
 
     def check_counts(self, line: Line) -> None:
-        """Every name is read with as many axes as it has."""
+        """Check that every name is read with as many axes as it declares."""
         first_axes: dict[str, tuple[str, ...]] = {}
         for term in terms_in(line):
             declared = (
@@ -251,17 +249,17 @@ class _TableScope:
             if len(declared) != len(term.axes):
                 text = f"{term.name}[{' '.join(declared)}] is read with {len(term.axes)} axes"
                 if len(declared) > len(term.axes) and term.beyond:
-                    text += "; a place with an axis behind it stands in parentheses, as y=(i + u) in [y=(i + u) x]"
+                    text += "; write an index before another axis in parentheses, as y=(i + u) in [y=(i + u) x]"
                 raise NotationError(text, str(line))
 
     def declare(self, term: Term, line: Line) -> None:
-        """The axes of a name are those of the line in which it stands first."""
+        """Declare the axes of a name, those of the line in which it occurs first."""
         if len(set(term.declared)) < len(term.axes):
             raise NotationError("".join(twice(term)), str(line))
         self.axes[term.name] = term.declared
 
     def meet(self, term: Term, line: Line, index: bool) -> None:
-        """A read: the first one of a given name declares its axes, later ones must have as many."""
+        """Record a read: the first one of a name declares its axes, later ones must have as many."""
         if term.name not in self.axes:
             self.declare(term, line)
         (self.indices if index else self.values).add(term.name)
@@ -282,7 +280,7 @@ class _TableScope:
         sliced = [name for name in self.stacked if self.is_own(name, block, shared)]
         self.axes |= {name: self.axes[name][1:] for name in sliced if self.axes[name][:1] == (block.count,)}
         outside = self.outside
-        self.outside |= _read_outside(block.lines)  # what these lines read is shared by the turns of repeats within
+        self.outside |= _read_outside(block.lines)  # inner loops share the values that these lines read
         lines = self.statements(block.lines)
         self.outside = outside
         carry = [self.handed(handed, start, outer, block) for handed, start in zip(block.carry, starts, strict=True)]
@@ -316,11 +314,11 @@ class _TableScope:
         return Loop(block.count, lines, values, tuple(carry), pairs, tuple(keep), block.backwards)
 
     def is_own(self, name: str, block: ParsedLoop, shared: frozenset[str]) -> bool:
-        """Whether every turn has a weight, or a mask, of its own."""
+        """Return whether a weight, or a mask, is stacked, one per iteration."""
         return not {name, self.called.get(name)} & shared if block.own is None else name in block.own
 
     def start(self, handed: Carry) -> str:
-        """The name inside of what a turn is handed: that of what the first one is, or one of its own."""
+        """Return the name of a loop-carried value at the start of an iteration: its outer name, or a new one."""
         initial = self.current[handed.initial]
         if handed.start == handed.initial:
             return initial
@@ -330,7 +328,7 @@ class _TableScope:
         return start
 
     def handed(self, handed: Carry, start: str, outer: Mapping[str, str], block: ParsedLoop) -> Carry:
-        """What goes from turn to turn; it must be read and assigned inside, with the axes that it came in with."""
+        """Return a loop-carried value; it must be read and assigned inside, with the same axes."""
         name, end = handed.initial, self.current.get(handed.end, start)
         if end == start:
             raise NotationError(f"{name} is carried but never assigned", block.text)
@@ -338,29 +336,29 @@ class _TableScope:
             raise NotationError(f"{name} is carried but never read as it comes in", block.text)
         if _bases(self.axes[end]) != _bases(self.axes[start]):
             first, last = " ".join(self.axes[start]), " ".join(self.axes[end])
-            raise NotationError(f"{name} enters a turn as {first} and leaves it as {last}", block.text)
+            raise NotationError(f"{name} starts an iteration with axes {first} and ends it with {last}", block.text)
         return Carry(start, end, outer[name], handed.final)
 
     def slices(self, block: ParsedLoop) -> tuple[tuple[str, str], ...]:
-        """`each x=X`: x is a new name inside, a turn's slice of the stack X."""
+        """Bind `each x=X`: x is a new name inside, an iteration's slice of the stack X."""
         pairs = []
         for new, old in block.each:
             if old not in self.current:
                 raise NotationError(f"{old} is not defined before it is read", block.text)
             if new in self.current:
-                raise NotationError(f"{new} is defined already: a slice needs a name of its own", block.text)
+                raise NotationError(f"{new} is defined already: rename the slice", block.text)
             stack = self.current[old]
             self.current[new] = self.version(new)
             if stack in self.axes:
                 if base(self.axes[stack][0] if self.axes[stack] else "") != block.count:
                     declared = f"{old}[{' '.join(self.axes[stack])}]"
-                    raise NotationError(f"{declared} has no turn of {block.count} as its first axis", block.text)
+                    raise NotationError(f"{declared} must have {block.count} as its first axis", block.text)
                 self.axes[self.current[new]] = self.axes[stack][1:]
             pairs.append((self.current[new], stack))
         return tuple(pairs)
 
     def stacks(self, slices: Iterable[tuple[str, str]], inner: Axes, block: ParsedLoop) -> None:
-        """What the lines inside say of the stacks: axes of those met first there, and whether they are indices."""
+        """Declare the stacks that inner lines read first, with their axes, and whether they are indices."""
         for new, stack in slices:
             if new not in inner:
                 raise NotationError(f"{new} is a slice of {stack} that no line reads", block.text)
@@ -375,9 +373,9 @@ class _TableScope:
                 raise NotationError(f"{stack} is read both as a value and as an index", block.text)
 
     def kept(self, name: str, outer: Mapping[str, str], block: ParsedLoop) -> str:
-        """`keep Y=y`: the name inside of what the stack Y collects."""
+        """Bind `keep Y=y`: return the inner name of the value that the stack Y collects."""
         if name not in self.current or self.current[name] == outer.get(name):
-            raise NotationError(f"{name} is kept but not defined inside", block.text)
+            raise NotationError(f"{name} is collected by keep but not defined inside the loop", block.text)
         return self.current[name]
 
 

@@ -1,4 +1,4 @@
-"""What a layer states of the whole: `sizes: d=768 f=3072`, `limits: M<=1024`, `frozen: W1 W2`, `unread: 4096`."""
+"""Declarations about a layer: `sizes: d=768 f=3072`, `limits: M<=1024`, `frozen: W1 W2`, `unread: 4096`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIMIT = re.compile(r"([^\W\d]\w*)(<=|>=)(\d[\d_]*)")
 
 @dataclass(frozen=True)
 class Limit:
-    """The sizes that a letter may have: those that its lines are written for."""
+    """The range of values of a size for which the lines are valid."""
 
     least: int = 1
     most: int = LARGEST
@@ -37,21 +37,21 @@ class Limit:
         return Limit(max(self.least, other.least), min(self.most, other.most))
 
     def holds(self, size: int) -> bool:
-        """Whether the letter may have a size."""
+        """Return whether a size is within the range."""
         return self.least <= size <= self.most
 
     def text(self, letter: str) -> str:
-        """`M>=4 M<=1024`."""
+        """Return the range in the notation, `M>=4 M<=1024`."""
         least = [f"{letter}>={self.least}"] if self.least > 1 else []
         return " ".join([*least, *([f"{letter}<={self.most}"] if self.most < LARGEST else [])])
 
 
 @dataclass(frozen=True)
 class StateDictEntry:
-    """Where the state_dict of a module has a weight, a buffer or a running statistic.
+    """The entry of a module's state_dict that holds a weight, a buffer or a running statistic.
 
-    paths  of each turn, where a repeat has a stack of them, the names of one that has several together
-    shape  there, of one turn; None: that of its axes
+    paths  for each iteration of a loop that stacks it, the paths that share the value
+    shape  there, for one iteration; None: that of its axes
     """
 
     paths: tuple[tuple[str, ...], ...]
@@ -59,7 +59,7 @@ class StateDictEntry:
 
     @staticmethod
     def usual(name: str, iterations: int | None) -> StateDictEntry:
-        """Return that of a name that is a path itself; of a stack `each` stands for the number of the turn."""
+        """Return the entry whose path is the name; in a stack, the iteration's number replaces `each`."""
         parts = name.split(".")
         numbered = (
             ".".join(str(iteration) if part == "each" else part for part in parts)
@@ -68,14 +68,14 @@ class StateDictEntry:
         return StateDictEntry(((name,),) if iterations is None else tuple((path,) for path in numbered))
 
     def text(self, name: str) -> str:
-        """`stored: W path path [4,1,3]`."""
+        """Return the entry in the notation, `stored: W path path [4,1,3]`."""
         paths = ["=".join(several) for several in self.paths]
         shape = [] if self.shape is None else [f"[{','.join(map(str, self.shape))}]"]
         return " ".join(["stored:", name, *paths, *shape])
 
 
 def _is_expression(text: str) -> bool:
-    """Whether Python's parser reads it, which reads the expressions of sizes."""
+    """Return whether Python's parser accepts the text; sizes are Python expressions."""
     try:
         ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -85,16 +85,16 @@ def _is_expression(text: str) -> bool:
 
 @dataclass
 class Stated:
-    """What lines state of the whole layer.
+    """The declarations about a layer.
 
     sizes   of its axes, counts and windows: those that it fixes
     limits  of sizes that it leaves open: `limits: M<=1024 H>=32`
-    frozen  weights that do not learn
-    follows  sizes that follow from others, with an expression each: `follows: y=(H-1)//2+1`
-    unread  how many parameters are stored with it that no line reads; None: nothing is said
-    unused  FLOPs forward of a module that it was read from, in its sizes, of which nothing follows and no line tells
-    undecided  sizes that the values of an input decide, such as how many places a mask selects
-    stored  where the state_dict of the module that it was read from has what is called otherwise here
+    frozen  weights that are not trainable
+    follows  sizes that depend on others, with an expression each: `follows: y=(H-1)//2+1`
+    unread  the number of stored parameters that no line reads; None: not declared
+    unused  forward FLOPs of its source module, in its sizes, whose results no output needs and no line contains
+    undecided  sizes that depend on the values of an input, such as how many positions a mask selects
+    stored  the state_dict entries of its source module whose names differ from those here
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Stated:
     stored: dict[str, StateDictEntry] = field(default_factory=dict)
 
     def take(self, line: str) -> bool:
-        """Whether the line states such a thing, which is kept. Raises `NotationError`."""
+        """Store the declaration of a line; return whether it was one. Raises `NotationError`."""
         match = _STATEMENT.match(line)
         if match:
             takes = {
@@ -130,14 +130,14 @@ class Stated:
                 problem = f"a size is a name and a whole number from 1 to {LARGEST:,}, as in `sizes: d=768 f=3072`"
                 raise NotationError(f"{problem}, not {item!r}", line)
             if self.sizes.setdefault(match[1], int(match[2])) != int(match[2]):
-                raise NotationError(f"{match[1]} is {self.sizes[match[1]]} already", line)
+                raise NotationError(f"{match[1]} is {self.sizes[match[1]]} already: give it once", line)
 
     def _limits(self, text: str, line: str) -> None:
         for item in split_names(re.sub(r"\s*([<>]=)\s*", r"\1", text)):
             match = _LIMIT.fullmatch(item)
             if match is None or not 1 <= int(match[3]) <= LARGEST:
                 raise NotationError(
-                    f"a limit is a size and a number that it does not pass, as in `limits: M<=1024`, not {item!r}", line
+                    f"a limit is a size and its largest or smallest value, as in `limits: M<=1024`, not {item!r}", line
                 )
             said = Limit(most=int(match[3])) if match[2] == "<=" else Limit(int(match[3]))
             both = self.limits[match[1]] = self.limits.get(match[1], Limit()) & said
@@ -151,9 +151,7 @@ class Stated:
         for item in text.split():
             match = _FOLLOWS.fullmatch(item)
             if match is None or match[1] in self.follows or not _is_expression(match[2]):
-                problem = (
-                    "a size that follows from others is written once and without spaces, as in `follows: y=H//2+1`"
-                )
+                problem = "a size that depends on others is written once and without spaces, as in `follows: y=H//2+1`"
                 raise NotationError(f"{problem}, not {item!r}", line)
             self.follows[match[1]] = match[2]
 
@@ -165,7 +163,7 @@ class Stated:
         shape = ops.pop() if ops and ops[-1].startswith("[") else None
         if not name or (shape is not None and not re.fullmatch(r"\[(\d+(,\d+)*)?\]", shape)):
             raise NotationError(
-                "what a state_dict calls otherwise is written `stored: W net.0.weight [4,1,3,3]`: the name, its paths, "
+                "a state_dict entry is written `stored: W net.0.weight [4,1,3,3]`: the name, its paths, "
                 "its shape there",
                 line,
             )
@@ -174,24 +172,24 @@ class Stated:
 
     def _unread(self, text: str, line: str) -> None:
         if not text.strip().isdecimal():
-            raise NotationError("how many parameters nothing reads is a whole number, as in `unread: 4096`", line)
+            raise NotationError("the number of unread parameters must be a whole number, as in `unread: 4096`", line)
         if self.unread is not None:
-            raise NotationError("`unread:` stands twice", line)
+            raise NotationError("`unread:` occurs twice", line)
         self.unread = int(text)
 
     def _unused(self, text: str, line: str) -> None:
         if self.unused is not None:
-            raise NotationError("`unused:` stands twice", line)
+            raise NotationError("`unused:` occurs twice", line)
         try:
             self.unused = Polynomial.operations(text)
         except InputError as error:
-            raise NotationError(f"what nothing reads are FLOPs, as in `unused: 2 B M d`; {error}", line) from None
+            raise NotationError(f"`unused:` takes FLOPs, as in `unused: 2 B M d`; {error}", line) from None
 
     def check(self, table: Table) -> None:
-        """Refuse what the table does not have: sizes of no axis, frozen names that are no weights."""
-        sizes, of_none = tuple(size_names(table)), "the size of no axis, count or window"
+        """Raise `NotationError` for declared sizes of no axis and for frozen names that are not weights."""
+        sizes, of_none = tuple(size_names(table)), "not the size of an axis, count or window"
         known = {"sizes": sizes, "limits": sizes, "undecided": sizes, "frozen": table.weights}
-        meant = {"sizes": of_none, "limits": of_none, "undecided": of_none, "frozen": "no weight"}
+        meant = {"sizes": of_none, "limits": of_none, "undecided": of_none, "frozen": "not a weight"}
         stated = {
             "sizes": [*self.sizes, *self.follows],
             "limits": self.limits,
@@ -209,9 +207,9 @@ class Stated:
 
 
 def size_names(table: Table) -> Mapping[str, None]:
-    """The names of all sizes of a table, in the order in which its values and lines have them.
+    """Return the names of all sizes of a table, in the order in which its values and lines have them.
 
-    They are those of axes, counts of repeats, windows, and sizes that only numbers and places read.
+    They are those of axes, trip counts of loops, windows, and sizes that only numbers and indices read.
     """
     return _size_names(IdentityKey(table))
 
@@ -233,7 +231,7 @@ def _size_names(same: IdentityKey[Table]) -> Mapping[str, None]:
 
 
 def _sizes_of(operand: Operand | Affine) -> Iterator[str]:
-    """The sizes that a term reads: of the axes that it is declared with, of its numbers and places."""
+    """Yield the sizes that a term reads: of its declared axes, of its numbers and indices."""
     if isinstance(operand, Literal):
         for size in operand.sizes:
             yield from names_of_sizes(size)

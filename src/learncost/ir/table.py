@@ -1,4 +1,4 @@
-"""The table: lines and repeats, with what is known of every value in their scope. Programs are values."""
+"""The table: an immutable program of lines and loops, with what is known of every value in their scope."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from learncost.ir.value import FIXED, INDICES, Value, axes_of
 
 @dataclass(frozen=True)
 class Table(Displayed):
-    """Lines and repeats, with what is known of every value in their scope: its axes, and what it is there for.
+    """Lines and loops, with the axes and the role of every value in their scope.
 
-    `inputs` and `weights` are given from outside, `outputs` is what others may read.
+    `inputs` and `weights` are its parameters, `outputs` are the values that callers may read.
     """
 
     lines: tuple[Statement, ...]
@@ -26,15 +26,15 @@ class Table(Displayed):
     weights: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     title: str = field(default="", compare=False)
-    within: Table | None = field(default=None, compare=False)  # the whole whose context these lines run in
-    keeps: tuple[str, ...] = ()  # collectives of which a placement keeps what they make forward for the backward pass
-    zigzag: Mapping[str, tuple[str, ...]] | None = None  # axes in zigzag, over what; before it is placed: none yet
-    ring: bool = False  # whether parts go round where a placement would gather what lines sum over
-    sizes: Mapping[str, int] = field(default_factory=dict)  # those that it states
+    within: Table | None = field(default=None, compare=False)  # the table of which these lines are a part
+    keeps: tuple[str, ...] = ()  # collectives whose forward results are saved for the backward pass
+    zigzag: Mapping[str, tuple[str, ...]] | None = None  # axes in zigzag order, over which mesh axes; None: unsharded
+    ring: bool = False  # whether shards move round a ring where sharding would all-gather summed axes
+    sizes: Mapping[str, int] = field(default_factory=dict)  # the sizes that it declares
 
     @cached_property
     def repeats(self) -> tuple[Loop, ...]:
-        """The repeats among its lines, but those within others."""
+        """The loops among its lines; inner loops are not listed."""
         return tuple(line for line in self.lines if isinstance(line, Loop))
 
     @cached_property
@@ -44,28 +44,28 @@ class Table(Displayed):
 
     @cached_property
     def known(self) -> Mapping[str, Value]:
-        """What is known of every value of every scope; of a name that several have, in the outermost."""
+        """The values of every scope; a name in several scopes has that of the outermost."""
         return {**_inside(self.lines), **self.values}
 
     def header(self, name: str) -> str:
-        """What the header calls an output: Y, of which the last version is Y.2; a cache, of one that has grown."""
+        """Return the name of an output in the header: Y for its last version Y.2; the cache after an append."""
         value = self.values[name]
         grown = value.role == "new" and self.values[value.of].role == "cache"
         return value.of if value.of and (grown or value.role == "value") else name
 
     @cached_property
     def renewed(self) -> Mapping[str, str]:
-        """What a step makes anew, weights and states, with the names of what it makes of them."""
+        """The weights and states that a step updates, with the names of their new values."""
         return {self.values[name].of: name for name in self.outputs if self.values[name].role == "new"}
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Matrices that a procedure has beside the weights, and that a step makes anew as it does these."""
+        """Matrices that a procedure adds to the weights, and that a step updates as it does these."""
         return tuple(n for n in self.inputs if n in self.renewed and self.values[n].role == "projection")
 
     @property
     def following(self) -> tuple[str, ...]:
-        """Those of them that take the steps of a weight, and have none of the optimizer's own."""
+        """The matrices of `beside` that take the update of a weight and have no optimizer state."""
         made = {line.name: line for line in self.lines if isinstance(line, Sum)}
         return tuple(name for name in self.beside if self.renewed[name] in made)
 
@@ -76,19 +76,19 @@ class Table(Displayed):
 
     @cached_property
     def multiplied(self) -> frozenset[str]:
-        """Its weights, those of which it has the codes, and what stands for a weight, as its lines read them."""
+        """Weights, quantized weights, and values that stand for a weight, by the names that its lines read."""
         fixed = {name for name, value in self.known.items() if value.role == "projection" and value.of in self.weights}
         whole = {value.of for value in self.values.values() if value.dtype}
         return frozenset(self.weights) | {self.values[name].of for name in self.codes} | whole | fixed
 
     @cached_property
     def codes(self) -> frozenset[str]:
-        """Indices that say which levels the numbers of a weight are, or its scales: they are kept in bytes."""
+        """Indices that are the codes of a quantized weight, or of its scales: they are stored in bytes."""
         return frozenset(name for name in self.indices if self.values[name].role == "index" and self.values[name].of)
 
     @cached_property
     def constants(self) -> frozenset[str]:
-        """Inputs that have no gradient: drawn masks, shares of the loss."""
+        """Inputs that have no gradient: random masks, weights of targets in the loss."""
         return frozenset(name for name, value in self.values.items() if value.role in FIXED)
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class Table(Displayed):
 
 
 def _inside(lines: Iterable[Statement]) -> dict[str, Value]:
-    """The values of the repeats, outer ones before inner ones."""
+    """Return the values of the loops, outer ones before inner ones."""
     values: dict[str, Value] = {}
     for line in lines:
         if isinstance(line, Loop):
@@ -105,6 +105,6 @@ def _inside(lines: Iterable[Statement]) -> dict[str, Value]:
 
 
 def features(table: Table) -> frozenset[str]:
-    """The sizes that its weights have as axes, counts of repeats aside: those of features, not of positions."""
+    """Return the sizes of the axes of weights, without trip counts of loops: feature sizes, not positions."""
     counts = {count for _, iterations in walk(table.lines) for count in iterations}
     return frozenset(base(axis) for name in table.weights for axis in table.axes[name] if axis not in counts)

@@ -1,4 +1,4 @@
-"""The operands of a line: values with their axes, `Q[B M h k]`, read at an index or a place, and numbers."""
+"""The operands of a line: values with their axes, `Q[B M h k]`, read at an index, and numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from learncost.ir.polynomial import factors, size_of, summands
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An axis read at an index, `v=T[B M]`, or at a place, `y=i + 1`: there it is read, not along all of it."""
+    """An axis read at an index array, `v=T[B M]`, or at an affine index, `y=i + 1`, not along all of it."""
 
     axis: str
     at: Term | Affine
@@ -41,7 +41,7 @@ class Term:
 
     @property
     def declared(self) -> tuple[str, ...]:
-        """The axes of the value itself, indices aside: wte[v=tokens[B M] d] has (v, d)."""
+        """The axes of the value itself, without those of indices: wte[v=tokens[B M] d] has (v, d)."""
         return _declared(self.axes)
 
     @property
@@ -50,14 +50,14 @@ class Term:
 
     @property
     def apart(self) -> bool:
-        """Whether what is written here never meets: it is not at an index, or positions say where, `Y[B M=0[] d]` or
-        `Y[M=i + 1 d]`, each place at most once. At an index of data several may meet.
+        """Whether every element is written at most once: there is no index, or the indices determine the positions, as
+        in `Y[B M=0[] d]` or `Y[M=i + 1 d]`. With an index array, several writes may collide.
         """
         return _apart(self.axes)
 
     @property
     def beyond(self) -> tuple[tuple[int, Affine], ...]:
-        """Which of the axes may be read beyond their ends, and at which places: those that positions give."""
+        """The axes that may be read beyond their ends, with their affine indices."""
         reads = ((number, axis.at) for number, axis in enumerate(self.axes) if isinstance(axis, Read))
         return tuple((number, at) for number, at in reads if isinstance(at, Affine) and not at.fixed)
 
@@ -68,7 +68,7 @@ class Term:
         return (self.name, *inner)
 
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Term:
-        """The same under other names; itself where none of them changes."""
+        """Return the term with values and axes renamed; the same object where nothing changes."""
         name, new_axes = names.get(self.name, self.name), self.axes
         if axes or self.indexed:
             new_axes = tuple(
@@ -82,7 +82,7 @@ class Term:
 
 
 def _spelt(axes: tuple[Axis, ...]) -> Iterator[str]:
-    """The axes as they are written; a place in parentheses where the axis behind it would be read as a part of it."""
+    """Yield the axes as text; an index is in parentheses where the next axis would be read as a part of it."""
     for axis, behind in zip_longest(axes, axes[1:]):
         at = axis.at if isinstance(axis, Read) else None
         in_brackets = isinstance(at, Affine) and at.ends_open and isinstance(behind, str)
@@ -111,7 +111,7 @@ def _indexed(axes: tuple[Axis, ...]) -> bool:
 def _apart(axes: tuple[Axis, ...]) -> bool:
     known = {axis for axis in axes if isinstance(axis, str)}
     places = [axis.at for axis in axes if isinstance(axis, Read)]
-    while told := [at for at in places if isinstance(at, Affine) and at.tells(known)]:  # the place tells the position
+    while told := [at for at in places if isinstance(at, Affine) and at.tells(known)]:  # determined positions
         known.update(*(at.loops for at in told))
         places = [at for at in places if at not in told]
     return not places
@@ -143,18 +143,18 @@ class Literal:
         return self if sizes == self.sizes else replace(self, sizes=sizes)
 
     def number(self, sizes: Mapping[str, int]) -> float:
-        """The number, given the sizes."""
+        """Return the number, given the sizes."""
         points = 1
         for size in self.sizes:
             points *= size_of(size, sizes)
         if points <= 0 and self.power < 0:
-            raise InputError(f"{self} is one over {points}")
+            raise InputError(f"{self} divides by {points}: use other sizes")
         if points < 0 and not self.power.is_integer():
-            raise InputError(f"{self} is a root of {points}")
+            raise InputError(f"{self} is a root of {points}: use other sizes")
         try:
             return float(self.value * float(points) ** self.power)
         except OverflowError:
-            raise InputError(f"{self} is larger than any number that a table computes with") from None
+            raise InputError(f"{self} is larger than the largest floating-point number") from None
 
     def __str__(self) -> str:
         if not self.sizes:
@@ -168,7 +168,7 @@ Operand: TypeAlias = Term | Literal
 
 
 def terms_of(operand: Operand | Affine) -> Iterator[Term]:
-    """A term and those that it is read at; of a number none."""
+    """Yield a term and those inside its indices; nothing for a number."""
     if not isinstance(operand, Term):
         return
     yield operand

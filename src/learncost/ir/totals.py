@@ -1,4 +1,4 @@
-"""Totals that begin as nothing, as gradients of what turns share or hand on: the first part is the total, not added."""
+"""Accumulators that start at zero, such as gradients of shared values: the first summand is not added."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from learncost.ir.term import Term
 
 
 def empty(lines: Iterable[Statement]) -> frozenset[str]:
-    """The names that hold zeros alone, in the scope of these lines."""
+    """Return the names that hold only zeros, in the scope of these lines."""
     return frozenset(line.name for line in lines if isinstance(line, Op) and line.op == "zeros")
 
 
 def begun(repeat: Loop, nothing: Set[str]) -> frozenset[str]:
-    """What a turn is handed of totals that begin as one of the names of nothing around it."""
+    """Return the loop-carried accumulators that start as one of the names of zeros around the loop."""
     return frozenset(c.start for c in repeat.carry if c.initial in nothing and _is_total(repeat, c))
 
 
 def added(line: Line, nothing: Set[str]) -> Line:
-    """A line of a turn that is handed these totals before anything is in them: its part, under the total's name."""
+    """Return a line of the first iteration without the accumulators that are still zero."""
     if isinstance(line, Sum) and nothing & {*line.reads}:
         right = tuple(term for term in line.right if isinstance(term, Term) and term.name not in nothing)
         return line.with_changed(right=right, signs=(1,))
@@ -28,7 +28,7 @@ def added(line: Line, nothing: Set[str]) -> Line:
 
 
 def beginnings(lines: Iterable[Statement]) -> Iterator[tuple[Line, tuple[str, ...]]]:
-    """The sums that add a turn's part to a total, with the counts of the turns in each of which it begins anew."""
+    """Yield the sums that add to an accumulator, with the counts of the loops that restart it."""
     return _beginnings(tuple(lines), {}, ())
 
 
@@ -46,7 +46,7 @@ def _beginnings(
 
 
 def _is_total(repeat: Loop, carry: Carry) -> bool:
-    """Whether turns only add to what they are handed: one line reads it, a sum with what the turn makes."""
+    """Return whether iterations only add to a loop-carried value: one line reads it, a sum with another value."""
     readers = [line for line in repeat.lines if carry.start in line.reads]
     if len(readers) != 1:
         return False

@@ -1,4 +1,4 @@
-"""What is known of a value: its axes, and what it is there for. Names are shown and read by people; this is read."""
+"""The axes and the role of a value. Names are for people; programs read the role."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 Axes: TypeAlias = tuple[str, ...]
 
 Role: TypeAlias = Literal[
-    "value",  # what a line makes; and inputs and weights, of which the table says that they are. `of` of X.2 is X
-    "index",  # read as an index alone
-    "constant",  # given, and without a gradient
-    "number",  # a number of the procedure or of the optimizer; `of` is what it is called there, such as lr
-    "share",  # -1/count where there is one `of` these answers, 0 elsewhere: what each counts in the loss
-    "sign",  # 1 where `of` these answers it is yes, -1 elsewhere
-    "kind",  # an index of what kind something is `of` this axis; 0 where nothing says it
-    "buffer",  # numbers `of` this axis that are stored beside weights, and do not learn; 0 where nothing says them
-    "end",  # an index of the last place `of` this axis that a sequence reaches
-    "mask",  # drawn, in dropout; `of` what is dropped from
-    "padding",  # which keys are there
-    "projection",  # fixed random matrix, by which PEPITA's error comes to the value `of`; or what is read for a weight
-    "feedback",  # fixed random matrix, by which the error at the value `of` comes to another one for its gradient
-    "direction",  # drawn anew in every step: which way the value `of` is moved
-    "received",  # of a stage of a pipeline: what another one makes, as its own
-    "state",  # what the optimizer remembers `of` a weight
+    "value",  # what a line defines; also plain inputs and weights. `of` of X.2 is X
+    "index",  # read only as an index
+    "constant",  # an input without a gradient
+    "number",  # a hyperparameter of the procedure or the optimizer; `of` is its name there, such as lr
+    "share",  # -1/count where there is one `of` these targets, 0 elsewhere: the weight of each in the loss
+    "sign",  # 1 where a target `of` these is yes, -1 elsewhere
+    "kind",  # an index of a category `of` this axis; it defaults to 0
+    "buffer",  # numbers `of` this axis that are stored with the weights and not trainable; they default to 0
+    "end",  # an index of the last position `of` this axis in a sequence
+    "mask",  # random, in dropout; `of` is the value that it multiplies
+    "padding",  # which keys are not padding
+    "projection",  # a fixed random matrix that projects the error to the value `of`; or a stand-in for a weight
+    "feedback",  # a fixed random matrix that brings the error at the value `of` to another one for its gradient
+    "direction",  # random in every step: the direction in which the value `of` is perturbed
+    "received",  # in a pipeline stage: a value that another stage sends
+    "state",  # optimizer state `of` a weight
     "running",  # a running statistic of a normalization, `of` which kind: mean, variance, count
-    "gathered",  # the sum of the gradients `of` a weight over microbatches
+    "gathered",  # the accumulated gradient `of` a weight over microbatches
     "gradient",  # `of` a value
-    "part",  # a part of the gradient `of` a value, which a sum adds up with others
-    "tangent",  # how the value `of` moves when others are moved
-    "unsummed",  # what the gradient `of` a word's result makes of an operand, before it is summed
-    "inner",  # made by the word that makes the value `of`, for its gradient
-    "kept",  # the stack of a value `of` a turn, one turn beside the other, for what comes later
+    "part",  # a partial gradient `of` a value, one summand of several
+    "tangent",  # the tangent of the value `of` in forward mode
+    "unsummed",  # the gradient of an operand from an op's result `of`, before the reduction of broadcast axes
+    "inner",  # an intermediate of the op that computes the value `of`, for its gradient
+    "kept",  # the stack of a value `of` each iteration, saved for later
     "cache",  # the cached positions `of` a value
-    "new",  # what a weight, a state or a cache, `of`, is after the step
+    "new",  # the value of a weight, a state or a cache `of` after the step
     "copy",  # of the value `of`, in another type
-    "step",  # of lowering: on the way to the value `of`
+    "step",  # of lowering: an intermediate of the value `of`
 ]
-"""What a value is there for."""
+"""The purpose of a value."""
 
 DRAWN: frozenset[Role] = frozenset(("mask", "padding"))
-"""Roles of inputs that a batch brings along, beside those that a layer is called with."""
+"""Roles of inputs that a batch adds to those that a layer is called with."""
 
 FIXED: frozenset[Role] = frozenset(
     (
@@ -63,13 +63,13 @@ FIXED: frozenset[Role] = frozenset(
 """Roles of inputs that have no gradient."""
 
 RANDOM: frozenset[Role] = frozenset(("projection", "feedback"))
-"""Roles of fixed random matrices, which a procedure has beside the weights."""
+"""Roles of fixed random matrices, which a procedure adds to the weights."""
 
 INDICES: frozenset[Role] = frozenset(("index", "kind", "end"))
-"""Roles of what is read as an index alone."""
+"""Roles of values that are read only as an index."""
 
 GIVEN: frozenset[Role] = frozenset(("index", "kind", "share", "sign", "buffer", "end"))
-"""Roles that a line of the notation gives an input, as in `targets: index of v`, each `of` something."""
+"""Roles that a declaration gives an input, as in `targets: index of v`, each `of` something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +81,18 @@ class Value:
     axes
         Its declared axes.
     role
-        What it is there for.
+        Its purpose.
     of
-        The value that it is the gradient of, a part of, the stack, the next one, the cache; the answers that it is a
+        The value that it is the gradient, a part, the stack, the next version or the cache of; the targets that it is a
         share or a sign of, the axis that it is an end of.
     group
-        Where a repeat was split by turns, the value whose turns these are.
+        Where a loop was split by iterations, the value whose iterations these are.
     dtype
         Its data type; empty: that of the run.
     split
-        Axes that are cut over devices; none so far.
+        Axes that are sharded over devices; none so far.
     power
-        Of a whole number that stands for another: the power of two by which it is multiplied for that.
+        For an integer that represents another number: the power of two that it is multiplied by.
     """
 
     axes: Axes
@@ -104,16 +104,16 @@ class Value:
     power: int | None = None
 
     def along(self, axes: Iterable[str]) -> Value:
-        """The same with other axes."""
+        """Return the value with other axes."""
         return replace(self, axes=tuple(axes))
 
     def stacked(self, count: str) -> Value:
-        """The same of all turns of a repeat, one beside the other."""
+        """Return the value stacked over all iterations of a loop."""
         return replace(self, axes=(count, *self.axes))
 
 
 def axes_of(values: Mapping[str, Value]) -> dict[str, Axes]:
-    """The declared axes of every name."""
+    """Return the declared axes of every name."""
     return {name: value.axes for name, value in values.items()}
 
 
@@ -122,7 +122,7 @@ _Of = TypeVar("_Of")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class IdentityKey(Generic[_Of]):
-    """An object, such as a table, as a key: equal to itself alone. It lives as long as the key does."""
+    """An object, such as a table, as a key that compares by identity. The object lives as long as the key."""
 
     content: _Of
 

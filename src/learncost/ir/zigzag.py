@@ -1,7 +1,7 @@
-"""Zigzag: an axis in another order, so that every device has a stretch of its beginning and one of its end.
+"""Zigzag order of an axis, in which every shard has one chunk of its beginning and one of its end.
 
-Of 2 p stretches of an axis the i-th of p devices has the i-th and the i-th last. Under a causal condition all devices
-see as many pairs, where of p stretches one after another the last device sees the most.
+Of 2 p chunks of an axis, the i-th of p devices has the i-th and the i-th last. Under a causal condition all devices
+have the same number of pairs, where with p contiguous shards the last device has the most.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from learncost.ir.polynomial import base, whole
 
 
 def position(place: Any, size: Any, devices: Any) -> Any:
-    """Which position of an axis stands at a place of it in zigzag; of arrays element by element."""
+    """Return the position that an index has in zigzag order; elementwise for arrays."""
     part, stretch = size // devices, size // (2 * devices)
     device, rest = place // part, place % part
     is_late = rest >= stretch
@@ -22,11 +22,11 @@ def position(place: Any, size: Any, devices: Any) -> Any:
 
 
 def devices_of(axis: str, zigzag: Mapping[str, tuple[str, ...]] | None, sizes: Mapping[str, int]) -> int:
-    """Over how many devices an axis, or the one that it is a part of, stands in zigzag; 0 where it does not."""
+    """Return the number of devices of an axis in zigzag order, also for a shard of it; 0 where it is in plain order."""
     over = (zigzag or {}).get(base(whole(axis)))
     return prod(sizes[name] for name in over) if over else 0
 
 
 def devices_name(axis: str) -> str:
-    """What sizes call the number of devices over which an axis stands in zigzag."""
+    """Return the key in `sizes` of the number of devices of an axis in zigzag order."""
     return f"{base(whole(axis))}:zigzag"

@@ -1,1 +1,1 @@
-"""Layers as tables: the shipped ones, calls of one in another, and what their lines say of products and gradients."""
+"""Layers as tables: the shipped layers, calls of layers, and analyses of their products and gradients."""

@@ -1,4 +1,4 @@
-"""Active parameters: of the weights that tokens choose among, those that one token meets."""
+"""Active parameters: the parameters that process one token, of a mixture of experts only the routed ones."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from learncost.ir.term import Read, Term
 
 @dataclass(frozen=True)
 class ExpertChoice:
-    """The axis of a weight along which each token reads several entries, and along which axes it reads them."""
+    """The axis of a weight along which each token reads several entries, and the axes of those entries."""
 
     axis: str
     chosen: tuple[str, ...]
 
 
 def choices(table: Table) -> Mapping[str, ExpertChoice]:
-    """The weights of which a line chooses several entries for each token, `WG[e=chosen[B M t] d f]`: experts.
+    """Return the weights from which a line selects several entries for each token, `WG[e=chosen[B M t] d f]`: experts.
 
-    A line of the table chooses them, as `topk` does: what is looked up where an input says it, as embeddings, bags of
-    them and relative positions are, is no choice, nor is a weight that another line reads otherwise.
+    The selection is a line of the table, such as `topk`. A look-up at an input (embeddings, bags of them, relative
+    positions) does not count, nor does a weight that another line reads in a different way.
     """
     makers = {name: line for line, _ in walk(table.lines) for name in line.makes}
     found: dict[str, ExpertChoice] = {}
@@ -42,7 +42,7 @@ def choices(table: Table) -> Mapping[str, ExpertChoice]:
 
 
 def _choice(axis: object, makers: Mapping[str, Line]) -> ExpertChoice | None:
-    """What an axis that is read at an index chooses along; None where no line chooses several for a token."""
+    """Return the selection of an axis that is read at an index; None where no line selects several per token."""
     if not isinstance(axis, Read) or not isinstance(axis.at, Term):
         return None
     chosen = _chosen(axis.at.name, makers)
@@ -52,7 +52,7 @@ def _choice(axis: object, makers: Mapping[str, Line]) -> ExpertChoice | None:
 
 
 def _chosen(name: str, makers: Mapping[str, Line]) -> Sequence[bool]:
-    """Which of an index's axes have what is chosen for one token, where it is made or moved on."""
+    """Return which axes of an index enumerate the entries selected for one token, followed through moves."""
     line = makers.get(name)
     if line is None:
         return ()
@@ -67,10 +67,10 @@ def _chosen(name: str, makers: Mapping[str, Line]) -> Sequence[bool]:
 
 
 def active_parameters(table: Table, sizes: Mapping[str, int] | None = None) -> Polynomial:
-    """The parameters that one token meets: t of e experts, of everything else all; with sizes, no more than there are.
+    """Return the parameters that process one token: t of e experts, and all others; with sizes, at most all there are.
 
-    Embeddings count in full, as in the publications of Mixtral (12.9B) and Qwen1.5-MoE (2.7B);
-    those of gpt-oss (3.6B) and DeepSeek leave that of the input out.
+    Embeddings count in full, as in the publications of Mixtral (12.9B) and Qwen1.5-MoE (2.7B); those of gpt-oss (3.6B)
+    and DeepSeek leave out that of the input.
     """
     chosen = choices(table)
 
@@ -88,5 +88,5 @@ def active_parameters(table: Table, sizes: Mapping[str, int] | None = None) -> P
 
 
 def parameters(table: Table) -> Polynomial:
-    """What is trained: every weight of the table once, stacks of turns in full."""
+    """Return the number of parameters: every weight of the table once, stacks of loops in full."""
     return total(Polynomial.of(table.axes[name]) for name in table.weights)

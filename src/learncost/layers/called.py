@@ -1,4 +1,4 @@
-"""A call of a layer: its lines under the caller's names and axes, its repeats with their stacks."""
+"""The expansion of a call of a layer: its lines and loops under the caller's names and axes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from learncost.layers.spelling import primed
 
 
 def expanded(table: Table, call: LayerCall, axes_of_names: Axes) -> Expanded:
-    """The lines of the called layer under the caller's names and axes, and what they read beside the arguments.
+    """Return the lines of the called layer under the caller's names and axes, and the weights and masks that they add.
 
-    What is a constant to the called layer, a share or an end, is one to the caller, where it is an input.
+    The roles of the called layer's inputs, such as constants, become roles of the caller's inputs.
     """
     drawn = tuple(name for name in table.inputs if table.values[name].role in DRAWN)
     inputs = tuple(name for name in table.inputs if name not in drawn)
@@ -49,20 +49,20 @@ def expanded(table: Table, call: LayerCall, axes_of_names: Axes) -> Expanded:
 
 
 def within(path: str, inner: str) -> str:
-    """The path of a module inside of another one; "" is said of none, "." is the outer one itself."""
+    """Return the path of a module inside of another one; "" is no path, "." is the outer module itself."""
     return path if inner in ("", ".") else inner if path in ("", ".") else f"{path}.{inner}"
 
 
 def own_equations(equations: Mapping[str, str], table: Table, call: LayerCall) -> dict[str, str]:
-    """The numbers of printed equations that derived lines of a layer equal, where its lines become the caller's own."""
-    names = dict(zip(table.inputs, call.arguments, strict=False))  # masks come behind the inputs
+    """Return the equation numbers of a called layer's derived lines under the caller's names."""
+    names = dict(zip(table.inputs, call.arguments, strict=False))  # masks come after the inputs
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
     return {f"{name[0]}{names.get(name[1:], name[1:])}": number for name, number in equations.items()}
 
 
 @dataclass
 class _InlinedCall:
-    """The lines of a called layer as they go to the caller; `restricted` are the call's conditions that lines took."""
+    """The renaming of a called layer's lines; `restricted` are the call's conditions that lines took."""
 
     call: LayerCall
     prefix: str
@@ -71,7 +71,7 @@ class _InlinedCall:
     restricted: set[Condition] = field(default_factory=set)
 
     def statements(self, lines: Iterable[Statement], names: dict[str, str]) -> tuple[Parsed, ...]:
-        """Lines under the caller's names; `names` receives those of what they make."""
+        """Return lines under the caller's names; `names` receives the names of their results."""
         result: list[Parsed] = []
         for line in lines:
             names |= {name: self.inner_name(name) for name in line.makes if name not in names}
@@ -87,14 +87,14 @@ class _InlinedCall:
         where = tuple(c for c in self.call.where if c.axes <= set(moved.loops))
         self.restricted.update(where)
         module = within(self.call.module, line.meta.module)
-        if self.call.is_own and line.meta.layer == self.title:  # as if it stood in the caller
+        if self.call.is_own and line.meta.layer == self.title:  # as if the caller contained the line
             meta = Meta(equation=line.meta.equation, operator=line.meta.operator, module=module, again=line.meta.again)
         else:
             meta = replace(line.meta, binding=binding, module=module)
         return moved.with_changed(where=(*moved.where, *where), meta=meta)
 
     def block(self, repeat: Loop, names: Mapping[str, str]) -> ParsedLoop:
-        """A repeat, whose own names are told apart from those of what the call is given."""
+        """Return a loop with inner names that differ from those of the call's arguments."""
         sliced = tuple(names[outer] for inside, outer in repeat.each if inside == outer)
         slices = [(inside, outer) for inside, outer in repeat.each if inside != outer]
         inner = {**names} | {name: self.inner_name(name) for name in repeat.inside if (name, name) not in repeat.each}
@@ -112,9 +112,10 @@ class _InlinedCall:
 
 
 def _weight_names(call: LayerCall, weights: tuple[str, ...]) -> tuple[dict[str, str], str]:
-    """One name for one weight is its name; one name for several is their prefix; else as many names as weights.
+    """Return the names of the called layer's weights: a single name for a single weight, a prefix, or one name per
+    weight.
 
-    Drawn masks are always named by the prefix: the call's left where it has no other; with `*` there is none.
+    Masks always have the prefix; without one it is the left side of the call; with `*` there is none.
     """
     if call.is_own:
         return {name: name for name in weights}, ""
@@ -127,11 +128,11 @@ def _weight_names(call: LayerCall, weights: tuple[str, ...]) -> tuple[dict[str, 
 
 
 def _axis_names(call: LayerCall, table: Table, axes_of_names: Axes, names: Mapping[str, str]) -> dict[str, str]:
-    """What the layer's axes are called at the caller's: as the call says, else as what it is given and left show."""
+    """Return the caller's names of the layer's axes, from the call, its arguments and its left side."""
     axes = dict(call.axes)
     counts = {iteration for _, iterations in walk(table.lines) for iteration in iterations}
     if fixed := [axis for axis, new in call.axes if new.isdecimal() and axis not in counts]:
-        raise NotationError(f"{fixed[0]} is an axis of {call.layer}: call it by a name, not a number", call.text)
+        raise NotationError(f"{fixed[0]} is an axis of {call.layer}: give it a name, not a number", call.text)
     pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     for inner, outer in names.items():
         if inner in table.axes and outer in axes_of_names:
@@ -153,14 +154,14 @@ def _axis_names(call: LayerCall, table: Table, axes_of_names: Axes, names: Mappi
     if unknown := [axis for axis, _ in call.axes if base(axis) not in sizes]:
         raise NotationError(f"{call.layer} has no axis {unknown[0]}; it has {', '.join(sizes)}", call.text)
     for axis in loops:
-        if axis not in axes and axis != base(axis) and base(axis) in axes:  # a second one of a size that is known
+        if axis not in axes and axis != base(axis) and base(axis) in axes:  # a second axis of a known size
             axes[axis] = primed(base(axes[base(axis)]), axes.values())
     axis_of_name: dict[str, str] = {}
     for axis in loops:
         name = axes.get(axis, axis)
         if (first := axis_of_name.setdefault(name, axis)) != axis:
             raise NotationError(
-                f"axes {first} and {axis} of {call.layer} would both be {name}: call one by another name, "
+                f"axes {first} and {axis} of {call.layer} would both be {name}: rename one of them, "
                 f"as in `; ..., {axis} = {name}'`",
                 call.text,
             )

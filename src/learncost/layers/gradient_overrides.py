@@ -1,4 +1,4 @@
-"""Cuts: where a gradient does not go on as it would, because a learning procedure stops it or has it from elsewhere."""
+"""Gradient overrides and stops of a learning procedure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from learncost.ir.line import Line
 from learncost.ir.value import IdentityKey, Value
 
 Scope: TypeAlias = tuple[tuple[str, ...], ...]
-"""Where names stand: what each of the repeats around them makes, the outermost first; of a table's own names none."""
+"""The path of a scope: the names that each loop around it defines, the outermost first; () for the table."""
 
 
 @dataclass(frozen=True)
 class GradientSource:
-    """What stands for a gradient: its name, the lines that make it, and what is known of the values that these read.
+    """The replacement of a gradient: its name, the lines that compute it, and the values that these read.
 
-    beyond   of what turns hand on: whether what is before the repeat is handed it, too
+    beyond   for a loop-carried value: whether the gradient of the initial value is replaced, too
     """
 
     name: str
@@ -28,14 +28,14 @@ class GradientSource:
 
 @dataclass(frozen=True)
 class GradientOverrides:
-    """What of a table's derivation is cut.
+    """The overrides and stops of a derivation.
 
-    stopped   operands that get no gradient of a line: the line, and their places on its right
-    given     by scope, values whose gradients come from elsewhere; what reads them hands nothing back
-    between   by the scope of a repeat, what its turns hand on to the turn before in the place of the gradient of what
-              they were handed, by that one's name; what is before the repeat has the gradient of the first turn, if
-              nothing else is said
-    slices    by the scope of a repeat, what these lines read of stacks of the same names, and what is known of it
+    stopped   operands that get no gradient from a line: the line, and their numbers on its right
+    given     by scope, values whose gradients are replaced; their readers contribute nothing
+    between   by the scope of a loop, the replacement of the gradient that its iterations pass to the previous one, by
+              the
+              loop-carried name; by default the initial value has the gradient of the first iteration
+    slices    by the scope of a loop, the values that these lines read of stacks of the same names
     """
 
     stopped: frozenset[tuple[IdentityKey[Line], int]] = frozenset()
@@ -44,7 +44,7 @@ class GradientOverrides:
     slices: Mapping[Scope, Mapping[str, Value]] = field(default_factory=dict)
 
     def stops(self, line: Line, i: int) -> bool:
-        """Whether an operand gets no gradient of a line."""
+        """Return whether an operand gets no gradient from a line."""
         return bool(self.stopped) and (IdentityKey(line), i) in self.stopped
 
 

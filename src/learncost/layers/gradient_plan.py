@@ -1,4 +1,4 @@
-"""Which names have a gradient: computed from wanted ones (needed), and the outputs depend on them (alive)."""
+"""The names that have a gradient: they depend on wanted names (needed), and the outputs depend on them (alive)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from learncost.ops import entry
 
 @dataclass
 class GradientPlan:
-    """The names of one scope; `inner` holds the scopes of its repeats, by what these make."""
+    """The names of one scope with gradients; `inner` has the scopes of its loops, by the names that these define."""
 
-    weights: frozenset[str]  # names made of weights alone: their gradients belong to the weight update
+    weights: frozenset[str]  # names computed from weights only: their gradients belong to the weight update
     needed: set[str] = field(default_factory=set)
     alive: set[str] = field(default_factory=set)
-    expected: dict[str, int] = field(default_factory=dict)  # how many parts a gradient will have
+    expected: dict[str, int] = field(default_factory=dict)  # the number of parts of each gradient
     inner: dict[tuple[str, ...], GradientPlan] = field(default_factory=dict)
     overrides: GradientOverrides = NONE
     scope: Scope = ()
-    constants: frozenset[str] = frozenset()  # what lines read beside weights alone, and what is made of it
+    constants: frozenset[str] = frozenset()  # constants that lines read only with weights, and names computed from them
 
     def through(self, line: Line) -> list[int]:
-        """Which operands of a line get a gradient from it: not those that a cut stands before."""
+        """Return which operands of a line get a gradient from it, without stopped and overridden ones."""
         return [
             i
             for i in differentiable(line)
@@ -37,15 +37,15 @@ class GradientPlan:
         ]
 
     def is_given(self, name: str) -> bool:
-        """Whether the gradient of a name comes from elsewhere, so that nothing that reads it hands one back."""
+        """Return whether the gradient of a name is overridden, so that its readers contribute nothing."""
         return name in self.overrides.given.get(self.scope, {})
 
     def hands_in(self, name: str) -> bool:
-        """Whether a repeat that takes the name in is to hand a gradient of it back."""
+        """Return whether a loop that reads the name must return a gradient of it."""
         return name in self.needed and not self.is_given(name)
 
     def needs(self, lines: Iterable[Statement], start: set[str]) -> None:
-        """Mark what is computed from the wanted names."""
+        """Mark the names that depend on the wanted ones."""
         self.needed |= start
         for line in lines:
             if isinstance(line, Loop):
@@ -74,7 +74,7 @@ class GradientPlan:
         while True:
             inner.needs(line.lines, start)
             more = {carry.start for carry in line.carry if carry.end in inner.needed} - inner.needed
-            if not more or line.count == "1":  # a turn that stands alone has none before it
+            if not more or line.count == "1":  # a single iteration has no previous one
                 break
             start |= more
         self.needed |= {carry.final for carry in line.carry if carry.end in inner.needed}
@@ -82,7 +82,7 @@ class GradientPlan:
         self.inner[line.makes] = inner
 
     def live(self, lines: Iterable[Statement], outputs: set[str]) -> None:
-        """Mark what the outputs depend on, and count the parts that each gradient will have."""
+        """Mark the names that the outputs depend on, and count the parts of each gradient."""
         self.alive |= outputs | (self.overrides.given.get(self.scope, {}).keys() & self.needed)
         for line in reversed(tuple(lines)):
             if isinstance(line, Loop):
@@ -90,7 +90,7 @@ class GradientPlan:
             elif any(term.name in self.alive for term in line.left):
                 if isinstance(line, Op) and entry(line.op).body and not entry(line.op).gradient:
                     if any(name in self.needed for name in line.reads):
-                        raise InputError(f"{line.op} has no gradient, in line: {line}")
+                        raise InputError(f"the operator {line.op} has no gradient, in line: {line}")
                     continue
                 for i in self.through(line):
                     self.expect(operand(line, i).name)
@@ -119,20 +119,20 @@ class GradientPlan:
                 self.expect(name)
 
     def expect(self, name: str) -> None:
-        """One more part of the gradient of a value."""
+        """Count one more part of the gradient of a value."""
         if self.hands_in(name):
             self.alive.add(name)
             self.expected[name] = self.expected.get(name, 0) + 1
 
     def wants(self, name: str) -> bool:
-        """Whether the name has a gradient."""
+        """Return whether the name has a gradient."""
         return name in self.needed and name in self.alive
 
 
 def beside_weights(table: Table) -> frozenset[str]:
-    """The given constants that belong to weights, such as the scales of their codes: not the batch.
+    """Return the input constants that belong to weights, such as the scales of their codes, not to the batch.
 
-    Lines read them beside weights alone, and they are spread along an axis of these.
+    Lines read them only with weights, and broadcast them along an axis of these.
     """
     constants = {name for name in table.inputs if table.values[name].role in ("constant", "buffer")}
     while spoilt := _spoilt(table.lines, {name: {name} for name in constants}, set(table.weights)):
@@ -143,10 +143,10 @@ def beside_weights(table: Table) -> frozenset[str]:
 
 
 def _spoilt(lines: Iterable[Statement], roots: dict[str, set[str]], weights: set[str]) -> set[str]:
-    """Constants that a line reads beside something else than weights.
+    """Return constants that a line reads with a value that is not a weight.
 
-    roots    the constants that names are made of
-    weights  names made of weights, and perhaps of constants
+    roots    the constants that names are computed from
+    weights  names computed from weights, and perhaps from constants
     """
     spoilt: set[str] = set()
     for line in lines:
@@ -174,7 +174,7 @@ def _spoilt(lines: Iterable[Statement], roots: dict[str, set[str]], weights: set
 
 
 def _is_as_wide(line: Line, weights: Iterable[str]) -> bool:
-    """Whether what a line reads beside weights has no axis that these have not, as a batch has."""
+    """Return whether a line's other operands have no axis that its weights lack, such as a batch axis."""
     terms = [term for each in line.right for term in terms_of(each)]
     wide = {axis for term in terms if term.name in weights for axis in term.loops}
     return all(set(term.loops) <= wide for term in terms)

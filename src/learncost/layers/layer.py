@@ -1,4 +1,4 @@
-"""A layer is its forward table. Calls of other layers are replaced by their lines when the layer is defined."""
+"""A layer as its forward table. Calls of other layers are expanded when the layer is defined."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from learncost.layers.parts import PART, SHOWN
 from learncost.layers.spelling import differentiable, spell
 from learncost.ops import OpDef, canonical, entries, entry, plain
 
-ALSO = "also:"  # what people call a layer, with commas between; a name of its own is not said again
+ALSO = "also:"  # synonyms of a layer, separated by commas; its own name is not repeated
 
 _DIGITS = re.compile(r"\d{300,}")  # a double ends at 309
 
 EVALUATION = "evaluation:"
-"""The line behind which a file has the layer as it runs in evaluation."""
+"""The line of a file after which the layer in evaluation mode follows."""
 
 _EVALUATION = re.compile(rf"^\s*{EVALUATION}\s*$", re.MULTILINE)
 
-KEYS = "N"  # the axis of the keys' positions in a layer of attention
+KEYS = "N"  # the axis of key positions in a layer of attention
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The module that a layer was read from, in this process.
+    """The module that a layer was imported from, in this process.
 
-    evaluation  reads its forward pass in evaluation: a text, "" where it is that in training
-    values      its parameters and buffers as it begins with them, by their paths; empty where they have no values
-    saved       of these the entries of its state_dict
-    said        what these values are
+    evaluation  returns its forward pass in evaluation mode as text, "" where it equals that in training
+    values      its initial parameters and buffers, by their paths; empty where they have no values
+    saved       the entries of its state_dict among these
+    said        a description of these values
     """
 
     evaluation: Callable[[], str]
@@ -60,47 +60,46 @@ class Origin:
 
 @dataclass(frozen=True)
 class Layer(Displayed):
-    """A layer: its forward equations as a table, and where they are from.
+    """A layer: its forward equations as a table, with their source.
 
     Attributes
     ----------
     name
-        What it is called.
+        Its name.
     table
-        The forward equations; `table.inputs`, `table.weights`, `table.outputs` and `table.axes` say what they read and
-        give.
+        The forward equations; `table.inputs`, `table.weights`, `table.outputs` and `table.axes` are its signature.
     equations
         The numbers of the printed equations that derived lines equal, by the names of the gradients.
     text
-        The layer as it was written.
+        The layer in the notation.
     source
-        The text of its remarks: the publication.
+        The text of its comments: the publication.
     cache
-        Values that decoding keeps for every position of a key.
+        Values in the KV cache.
     sizes
         The sizes that it fixes, of axes, counts and windows; the others are given where it is priced or run.
     limits
-        Sizes that its lines are written for, where they are not any.
+        The ranges of sizes for which its lines are valid, where they are restricted.
     follows
-        Sizes that follow from others, by their names, each as an expression such as `(H-1)//2+1`.
+        Sizes that depend on others, by their names, each as an expression such as `(H-1)//2+1`.
     undecided
-        Sizes that the values of an input decide, such as how many places a mask selects.
+        Sizes that depend on the values of an input, such as how many positions a mask selects.
     frozen
-        Weights that do not learn.
+        Weights that are not trainable.
     unread
-        How many parameters are stored with it that no line reads.
+        The number of stored parameters that no line reads.
     unused
-        FLOPs of products that a module that it was read from computes forward and nothing reads; no line tells them.
+        FLOPs of products in the forward pass of its source module whose results nothing reads; no line contains them.
     stored
-        Where the state_dict of the module that it was read from has what is called otherwise here.
+        The state_dict entries of its source module whose names differ from those here.
     evaluation
-        Of a layer that is a forward pass in training: that in evaluation, where it is another one.
+        For a layer in training mode: the layer in evaluation mode, where it differs.
     steps
-        Of a module that was read in this process: runs its training step on tensors without values.
+        For a module imported in this process: runs its training step on tensors without values.
     origin
-        Of a module that was read in this process: what else it says, its values and its pass in evaluation.
+        For a module imported in this process: its values and its forward pass in evaluation mode.
     live
-        Of such a module: builds it with values, with what it reads, for `verify`.
+        For such a module: creates it with values and inputs, for `verify`.
 
     Examples
     --------
@@ -136,34 +135,33 @@ class Layer(Displayed):
 
 
 def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
-    """A layer that ships, by its name or what people call it, or one in the notation.
+    """Return a shipped layer by its name or a synonym, or a layer from its text in the notation.
 
-    In the notation it is a header `name(inputs; weights) -> outputs`, then one equation a line.
-
-    Remarks begin with % and become the layer's source. A line `gradients: dX (31), dW (33)` gives the numbers of
-    printed equations to derived lines, and `cache: K V` the values that decoding keeps. Of inputs, `constants: S` names
-    those that have no gradient, `targets: index of v` those that are read at places of an axis, `share: share of
-    targets` what each target counts in the loss, -1/count where there is one (`learncost.ir.roles`). Of the
-    whole, `sizes: d=768 f=3072` fixes sizes, `limits: M<=1024` says which sizes it is written for, `frozen: W` names
-    weights that do not learn, `unread: 4096` says how many parameters no line reads, and `unused: 2 B M d` how many
-    FLOPs of the forward pass of a module no line tells, since nothing reads what they make.
+    The notation has a header `name(inputs; weights) -> outputs`, then one equation per line. Comments begin with % and
+    become the layer's source. A line `gradients: dX (31), dW (33)` assigns the numbers of printed equations to derived
+    lines, and `cache: K V` names the values in the KV cache. For inputs, `constants: S` declares those without a
+    gradient, `targets: index of v` those that are indices of an axis, and `share: share of targets` the weight of each
+    target in the loss, -1/count where there is one (`learncost.ir.roles`). For the layer, `sizes: d=768 f=3072` fixes
+    sizes, `limits: M<=1024` restricts them, `frozen: W` names weights that are not trainable, `unread: 4096` is the
+    number of parameters that no line reads, and `unused: 2 B M d` the FLOPs of a module's forward pass that no line
+    contains, since nothing reads their results.
 
     Parameters
     ----------
     text
-        The layer in the notation, or the name of one that ships (`learncost list layers`).
+        The layer in the notation, or the name of a shipped one (`learncost list layers`).
     layers
-        Layers that the lines may call, by name; the shipped ones can be called in any case.
+        Layers that the lines may call, by name; shipped layers can always be called.
 
     Returns
     -------
     Layer
-        The layer, checked: names, axes and words are known and fit.
+        The layer, with names, axes and operators checked.
 
     Raises
     ------
     NotationError
-        For a line that is not well formed; the message quotes it.
+        For a malformed line; the message quotes it.
 
     Examples
     --------
@@ -180,7 +178,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     if isinstance(text, str) and re.fullmatch(r"\s*[\w .-]+\s*", text, re.ASCII) and "\n" not in text.strip():
         return shipped_layer(usual_names().get(plain(text), text.strip()))
     if not isinstance(text, str):
-        raise NotationError(f"a layer is a text in the notation, not {text!r}")
+        raise NotationError(f"a layer must be a text in the notation, not {text!r}")
     text, *others = _EVALUATION.split(text.removeprefix("\ufeff"), maxsplit=1)
     evaluation = layer(others[0], layers) if others else None
     remarks: list[str] = []
@@ -192,7 +190,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     lines: list[str] = []
     for line in text.splitlines():
         if (digits := _DIGITS.search(line)) is not None:
-            raise NotationError(f"a number of {len(digits[0]):,} digits is larger than any that a table computes with")
+            raise NotationError(f"a number of {len(digits[0]):,} digits exceeds every floating-point number")
         if line.strip().startswith("%"):
             remarks.append(line.strip().lstrip("% "))
         elif line.strip().startswith("gradients:"):
@@ -206,14 +204,14 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
             said.append(line)
         elif stated.take(line):
             said.append(line)
-        elif line.strip() and not line.strip().startswith((ALSO, PART, SHOWN)):  # said in the files of those that ship
+        elif line.strip() and not line.strip().startswith((ALSO, PART, SHOWN)):  # only in files of shipped layers
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
     parsed = defined(header, parse_lines(lines[1:]), layers or {}, spelled(roles, header), equations)
     lefts = {term.name for line, _ in walk(parsed.table.lines) for term in line.left}
     for name in cache:
         if name not in lefts or KEYS not in parsed.table.axes.get(name, ()):
-            raise NotationError(f"the cache keeps {name}, which {header.name} does not make along {KEYS}", lines[0])
+            raise NotationError(f"`cache:` names {name}: no value of {header.name} along {KEYS}", lines[0])
     stated.check(parsed.table)
     return replace(
         parsed,
@@ -240,7 +238,7 @@ def defined(
     roles: Mapping[str, Value] = {},
     equations: Mapping[str, str] = {},
 ) -> Layer:
-    """The layer of a header and its parsed lines, which may call others; with what is said of it otherwise."""
+    """Return the layer of a header and its parsed lines, which may call others, with its declarations."""
     calls = _Calls(layers)
     table = _with_choices(bind(header, lines, _check_op, calls, roles))
     check_roles(table, header, roles)
@@ -251,7 +249,7 @@ def defined(
 
 
 def in_evaluation(layer_in_training: Layer) -> Layer:
-    """The layer as it runs in evaluation: itself, where nothing says otherwise. Raises `InputError`."""
+    """Return the layer in evaluation mode; the layer itself where both modes are equal. Raises `InputError`."""
     if layer_in_training.evaluation is None and layer_in_training.origin is not None:
         text = layer_in_training.origin.evaluation()
         return layer(text) if text else layer_in_training
@@ -259,7 +257,7 @@ def in_evaluation(layer_in_training: Layer) -> Layer:
 
 
 def marked(layer: Layer) -> Table:
-    """The layer's table, in which every line that makes a value of the cache says so."""
+    """Return the layer's table with the lines of cached values marked."""
 
     def mark(line: Line) -> tuple[Line]:
         if line.name not in layer.cache:
@@ -270,9 +268,9 @@ def marked(layer: Layer) -> Table:
 
 
 def _check_gradients(table: Table) -> None:
-    """Refuse a weight or an input that learns, or what is made of one, where a word has no gradient for it.
+    """Raise `NotationError` for an operand that needs a gradient where the op has none for it.
 
-    What `less` and `equal` say changes nowhere but in jumps: they have no gradient for any operand, and need none.
+    The conditions that `less` and `equal` compute are piecewise constant: they need no gradient for any operand.
     """
     reach = GradientPlan(frozenset(table.weights))
     reach.needs(table.lines, {*table.inputs, *table.weights} - table.indices - table.constants)
@@ -295,12 +293,12 @@ def _check_gradients(table: Table) -> None:
 
 
 def _with_choices(table: Table) -> Table:
-    """The table in which what a word chooses is an index, and is refused where it is read as a value."""
+    """Return the table with the results of choices as indices. Raises `NotationError` where one is read as a value."""
     lines = [line for line, _ in walk(table.lines)]
     chosen = {line.name for line in lines if isinstance(line, Op) and entry(line.op).kind == "choice"}
     for line in lines:
         if wrong := next((term for term in line.right if term.name in chosen), None):
-            problem = f"{wrong.name} holds places: it is read at, as in X[v={wrong}]"
+            problem = f"{wrong.name} holds indices: use it as an index, as in X[v={wrong}]"
             raise NotationError(problem, str(line))
 
     def known(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -340,7 +338,7 @@ def _tagged(line: Line, name: str, equations: Mapping[str, str]) -> Line:
 
 
 def _check_op(line: Line) -> Line:
-    """Complete a word: its own spelling, default operands, the names of its operands and results in its body."""
+    """Complete an op: its canonical name, default operands, the names of its operands and results in its body."""
     if not isinstance(line, Op) or line.given:
         return line
     try:
@@ -348,7 +346,7 @@ def _check_op(line: Line) -> Line:
     except ValueError as error:
         raise NotationError(f"{error}{advice(str(line)) if 'nearest' not in str(error) else ''}", str(line)) from None
     if op.kind == "constant" and op.name in ("append", "join"):
-        raise NotationError(f"{op.name} stands in tables that are derived; a layer has no use for it", str(line))
+        raise NotationError(f"{op.name} is an operator of derived tables: a layer cannot use it", str(line))
     if op.kind == "opaque":
         return _opaque(line)
     missing = len(op.inputs) - len(line.right)
@@ -373,7 +371,7 @@ def _check_op(line: Line) -> Line:
     acted = set(line.axes) if op.reduces else set()
     if op.chooses == "some":
         if len(left - right) != 1 or left & acted:
-            problem = f"{op.name} gives its places an axis of their own, as in T[M k] = {op.name}[v](X[M v])"
+            problem = f"the result of {op.name} has a new axis, as in T[M k] = {op.name}[v](X[M v])"
             raise NotationError(problem, str(line))
         right |= left - right
     if missing_there := sorted(left - right):
@@ -381,9 +379,9 @@ def _check_op(line: Line) -> Line:
     if left != right - acted:
         raise NotationError(f"the axes of {line.left[0]} must be those of the operands of {op.name}", str(line))
     if op.outside is None and any(condition.axes & set(line.axes) for condition in line.where):
-        raise NotationError(f"{op.name} has no meaning under a `where` on an axis it acts on", str(line))
+        raise NotationError(f"{op.name} cannot have a `where` on an axis it acts on", str(line))
     if op.kind == "choice" and any(not condition.axes & set(line.axes) for condition in line.where):
-        raise NotationError(f"{op.name} takes a `where` on the axis it acts on alone", str(line))
+        raise NotationError(f"{op.name} can only have a `where` on the axis it acts on", str(line))
     if op.inline:
         return _inline(line, op)
     defaults = op.defaults[len(op.defaults) - missing :] if missing else ()
@@ -393,18 +391,18 @@ def _check_op(line: Line) -> Line:
 
 
 def _opaque(line: Op) -> Op:
-    """A line that is not derived: whatever it reads and gives."""
+    """Complete a line without a derivation; it may read and define any values."""
     if line.axes or line.where:
-        raise NotationError("opaque takes neither axes nor a `where`: nobody knows what it does", str(line))
+        raise NotationError("opaque takes neither axes nor a `where`: its meaning is unknown", str(line))
     if any(isinstance(term, Literal) or term.indexed for term in (*line.left, *line.right)):
-        raise NotationError("opaque takes whole values, no numbers and no reads at a place", str(line))
+        raise NotationError("opaque takes values, no numbers and no indices", str(line))
     given = tuple(f"X{number}" for number, _ in enumerate(line.right, 1))
     gives = tuple(f"Y{number}" for number, _ in enumerate(line.left, 1))
     return replace(line, given=given, gives=gives, opaque=line.opaque or Opaque())
 
 
 def _inline(line: Op, op: OpDef) -> Line:
-    """The line of a word's body with the word's own operand and axes in it."""
+    """Return the line of an op's body with the op's own operand and axes."""
     (body,) = op.body
     operands = dict(zip(op.inputs, line.right, strict=True))
     right = tuple(
@@ -418,7 +416,7 @@ def _inline(line: Op, op: OpDef) -> Line:
 
 @dataclass
 class _Calls:
-    """What stands for calls of layers, those given and those that ship; and what a caller has of those with `*`."""
+    """The expansion of calls of given and shipped layers; it collects the equations and caches of calls with `*`."""
 
     layers: Mapping[str, Layer]
     equations: dict[str, str] = field(default_factory=dict)
@@ -433,19 +431,19 @@ class _Calls:
         return expansion
 
 
-# The registry: a file `name.table` beside this one holds one layer.
+# The registry: a file `name.table` in the folder `tables` has one layer.
 
 
 @cache
 def shipped() -> tuple[str, ...]:
-    """The names of the layers that come with the package."""
+    """Return the names of the shipped layers."""
     folder = files("learncost.layers") / "tables"
     return tuple(sorted(f.name.removesuffix(".table") for f in folder.iterdir() if f.name.endswith(".table")))
 
 
 @cache
 def usual_names() -> Mapping[str, str]:
-    """The layers by what people call them, as `plain` has it: their own names, and those in their files."""
+    """Return the shipped layers by their names and synonyms, in the spelling of `plain`."""
     folder = files("learncost.layers") / "tables"
     usual: dict[str, str] = {}
     for name in shipped():
@@ -457,17 +455,17 @@ def usual_names() -> Mapping[str, str]:
 
 @cache
 def shipped_layer(name: str, line: str = "") -> Layer:
-    """A layer that comes with the package, by its name (hyphens accepted)."""
+    """Return a shipped layer by its name (hyphens accepted). Raises `NotationError` for an unknown one."""
     name = name.replace("-", "_")
     if name not in shipped():
         near = difflib.get_close_matches(name, shipped(), n=1)
         hint = f"; the nearest is {near[0]!r}" if near else advice(line)
         if any(canonical(name) == op.name for op in entries()):
-            hint = f"; {name} is a word, whose operands show their axes, as in {name}(X[M d])"
+            hint = f"; {name} is an operator: write its operands with their axes, as in {name}(X[M d])"
         raise NotationError(f"no layer is called {name!r}{hint}", line)
     return layer((files("learncost.layers") / "tables" / f"{name}.table").read_text(encoding="utf-8"))
 
 
 def term(table: Table, name: str) -> Term:
-    """A value of the table as its declaration shows it."""
+    """Return a value of the table as a term with its declared axes."""
     return Term(name, table.axes[name])

@@ -1,4 +1,4 @@
-"""One name for one array: lines that only give a second name are left out, and their readers read the first."""
+"""Copy propagation: lines that only rename an array are removed, and their readers read the original."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from learncost.ops import entry
 
 
 def named_once(table: Table) -> Table:
-    """The table without sums of one term whose axes lie as those of the term; outputs keep their names."""
+    """Return the table without sums of one term with the same axes; outputs keep their names."""
     return replace(table, lines=_named(table.lines, table.axes, set(table.outputs), {}))
 
 
 def _named(
     lines: Sequence[Statement], axes: Mapping[str, tuple[str, ...]], endings: set[str], outer: Mapping[str, str]
 ) -> tuple[Statement, ...]:
-    """The lines under their arrays' names; `outer` says which names of the scope around have another one."""
+    """Return the lines under their arrays' names; `outer` has the renamed names of the enclosing scope."""
     names = {name: first for name, first in outer.items() if name not in defined(lines)}
     result: list[Statement] = []
     for line in lines:
@@ -51,7 +51,7 @@ def _repeat(line: Loop, axes: Mapping[str, tuple[str, ...]], names: Mapping[str,
 
 
 def _same(line: Line, axes: Mapping[str, tuple[str, ...]]) -> bool:
-    """Whether the two arrays are declared alike: in the order in which the line reads them, as long as each other."""
+    """Return whether two arrays have the same declared axes, in the order in which the line reads them."""
     left, right = line.left[0], line.right[0]
     return (
         isinstance(right, Term)
@@ -66,10 +66,10 @@ def _bases(axes: Iterable[str | None]) -> list[str]:
 
 
 def written_once(table: Table) -> Table:
-    """The table in which no name is given twice.
+    """Return the table in static single assignment form: no name is defined twice.
 
-    All but the last array of a name in a scope are called `name:1`, `name:2`; in a turn, `name:turn` is what makes a
-    loop's `name`.
+    All but the last array of a name in a scope are called `name:1`, `name:2`; in an iteration, `name:turn` is the value
+    that becomes a loop's `name`.
     """
     lines, values = _versions(table.lines, table.values)
     return replace(table, lines=lines, values={**table.values, **values})
@@ -78,7 +78,7 @@ def written_once(table: Table) -> Table:
 def _versions(
     lines: Sequence[Statement], values: Mapping[str, Value]
 ) -> tuple[tuple[Statement, ...], dict[str, Value]]:
-    """The lines of a scope, and what is known of the names that are new."""
+    """Return the lines of a scope, and the values of the new names."""
     left = Counter(name for line in lines for name in line.makes)
     versions: Counter[str] = Counter()
     names: dict[str, str] = {}
@@ -117,14 +117,14 @@ def _versions(
 
 
 def _told_apart(line: Loop) -> Loop:
-    """The repeat, its own names other than those of the totals that it hands out."""
+    """Return the loop with inner names that differ from the final names of its loop-carried values."""
     finals = {carry.final for carry in line.carry}
     names = {name: f"{name}:turn" for name in line.inside & finals}
     return line.with_own(names) if names else line
 
 
 def scores(table: Table) -> set[str]:
-    """What log-softmax and its gradient read and make: scores over the vocabulary, or over classes."""
+    """Return the operands and results of log-softmax and its gradient: scores over the vocabulary, or over classes."""
     ops = [line for line, _ in walk(table.lines) if isinstance(line, Op)]
     lines = [line for line in ops if entry(line.op).makes == "logarithms"]
     return {name for line in lines for name in (*line.reads, *line.makes)} - set(table.weights)

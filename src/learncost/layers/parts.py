@@ -1,5 +1,6 @@
-"""What a shipped layer is in a model, as its file says: in a line `part: norm`, and in a line `shown as: norm` what
-ledgers call it, where that is another layer's name."""
+"""The function of a shipped layer in a model, from lines of its file: `part: norm`, and `shown as: norm` for its name
+in reports, where that is another layer's.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +14,33 @@ from learncost.ir.line import Line
 PART = "part:"
 SHOWN = "shown as:"
 
-NO_LAYER = "shared_weights"  # the gradients of weights that several turns of a repeat share are added in no layer
+NO_LAYER = "shared_weights"  # the gradients of weights that several iterations share are added outside of any layer
 
 Part: TypeAlias = Literal["", "embedding", "positions", "norm", "residual", "head", "loss", "pooler"]
 
 NORM: Part = "norm"
 
-# These stand before the blocks or after them: block by block nothing of them is made again.
+# These run before or after the blocks: recomputation of blocks does not include them.
 OUTSIDE_BLOCKS: frozenset[Part] = frozenset({"embedding", "positions", "head", "loss", "pooler"})
 
 
 def shown_layer(name: str) -> str:
-    """What a layer of a model's table is called in the ledger."""
+    """Return the name of a layer of a model's table in reports."""
     return _said(name).get(SHOWN, name) if name else NO_LAYER
 
 
 def part_of(name: str) -> Part:
-    """What a layer is in a model, by what it is called there or in the ledger; empty where its file does not say."""
+    """Return the function of a layer in a model, by its name there or in reports; empty where none is declared."""
     return _PARTS[_said(shown_layer(name)).get(PART, "")]
 
 
 def is_norm(name: str) -> bool:
-    """Whether it is a norm: one that ships, or a layer or an operator of one's own that is called so."""
+    """Return whether a layer is a norm: a shipped one, or a layer or operator of the user that is named so."""
     return part_of(name) == NORM or NORM in name.split("_")
 
 
 def of_part(line: Line, part: Part) -> bool:
-    """Whether it is a line of a layer that is this part of a model."""
+    """Return whether a line belongs to a layer with this function in a model."""
     return part_of(line.meta.layer) == part
 
 
@@ -48,7 +49,7 @@ _PARTS: Mapping[str, Part] = {part: part for part in get_args(Part)}
 
 @cache
 def _said(name: str) -> Mapping[str, str]:
-    """What the file of a shipped layer says of it, by the line's first words; of another layer nothing."""
+    """Return the declarations in the file of a shipped layer, by their keyword; nothing for another layer."""
     file = files("learncost.layers") / "tables" / f"{name}.table"
     if not name.isidentifier() or not file.is_file():
         return {}

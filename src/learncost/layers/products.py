@@ -1,4 +1,4 @@
-"""Which products are products of matrices, and what they come to, in full or where a `where` lets them be seen."""
+"""Matrix products: which products are such, and their MACCs, in full or for the visible pairs of a `where`."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ PRODUCT_OPERATORS = frozenset(
         "flex_attention",
     }
 )
-"""Operators that FlopCounterMode has a formula for: torch 2.13.0, torch/utils/flop_counter.py, flop_registry, and what
-PyTorch runs as these. mv, dot, addbmm and outer have no formula there."""
+"""Operators that FlopCounterMode has a formula for: torch 2.13.0, torch/utils/flop_counter.py, flop_registry, and those
+that PyTorch dispatches to these. mv, dot, addbmm and outer have no formula there.
+"""
 
 _Factor = tuple[tuple[str, ...], tuple[str, ...]]  # all axes that it loops over, and those that it has directly
 
 
 def matrix_maccs(line: Product) -> Polynomial:
-    """MACCs of the matrix products of a line.
+    """Return the MACCs of the matrix products of a line.
 
-    A line that says which operator computes it counts where PyTorch runs that operator as a product of matrices: a
-    vector is one row or one column then. In other lines each factor keeps an axis that the other lacks, and both sum
-    one.
+    A line that names its operator counts if PyTorch runs that operator as a matrix product: a vector is then one row or
+    one column. In other lines each factor must keep an axis that the other lacks, and both must share a summed one.
 
-    An axis that only an index runs over makes no rows and no columns: a weight read at one, as an expert is, stays one
-    matrix for every point of the index. A scatter sums the axes of its index.
+    An axis that only an index runs over is neither a row nor a column: a gathered weight, such as an expert, is one
+    matrix for every element of the index. A scatter sums the axes of its index.
     """
     terms = [term for term in line.right if isinstance(term, Term)]
     if len(terms) == 2 and _runs_as_matrices(line, terms):
@@ -79,11 +79,11 @@ def matrix_maccs(line: Product) -> Polynomial:
 
 
 def _runs_as_matrices(line: Product, terms: Sequence[Term]) -> bool:
-    """Whether PyTorch runs a product of two factors as one of matrices, by the operator that computes it.
+    """Return whether PyTorch runs a product of two factors as a matrix product, by the operator that computes it.
 
     The groups of a convolution are matrices by their axes alone: PyTorch has separate kernels for single channels.
-    `bilinear` runs bmm for both of its products and for the gradient of its weight; what is in between it multiplies
-    element by element (torch 2.13.0, aten/src/ATen/native/Linear.cpp, _trilinear).
+    `bilinear` runs bmm for both of its products and for the gradient of its weight, and multiplies the intermediate
+    elementwise (torch 2.13.0, aten/src/ATen/native/Linear.cpp, _trilinear).
     """
     operator = operator_name(line.meta.operator)
     if operator == "bilinear":
@@ -92,16 +92,17 @@ def _runs_as_matrices(line: Product, terms: Sequence[Term]) -> bool:
 
 
 def _groups(line: Product, terms: Sequence[Term]) -> list[str]:
-    """The axes of a product that its factors and its result have, such as the groups of a convolution."""
+    """Return the axes that the factors and the result of a product share, such as the groups of a convolution."""
     return [axis for axis in line.left[0].loops if all(axis in term.loops for term in terms)]
 
 
 def operator_maccs(line: Product) -> Polynomial:
-    """MACCs of a line as the formula of the operator that computes it has them: a term for every point of its factors.
+    """Return the MACCs of a line by the formula of the operator that computes it: one term for every point of its
+    factors.
 
-    Of a product of two factors only, whatever their axes are: a depthwise convolution has no matrices and is counted.
-    FlopCounterMode's formula of a convolution's backward pass takes the gradient of its weight for that of one without
-    groups (torch 2.13.0, torch/utils/flop_counter.py, conv_backward_flop): so many times as there are groups.
+    Every product of two factors counts, whatever its axes: a depthwise convolution has no matrices and is counted.
+    FlopCounterMode's formula of a convolution's backward pass computes the gradient of a grouped weight as if there
+    were no groups (torch 2.13.0, torch/utils/flop_counter.py, conv_backward_flop): too large by the number of groups.
     """
     terms = [term for term in line.right if isinstance(term, Term)]
     if len(terms) != 2:
@@ -115,14 +116,14 @@ def operator_maccs(line: Product) -> Polynomial:
 
 @lru_cache(maxsize=4096)
 def operator_name(operator: str) -> str:
-    """What an operator is called without its namespace and its overload: linear of aten.linear.default."""
+    """Return the name of an operator without its namespace and its overload: linear for aten.linear.default."""
     parts = [part for part in operator.replace("::", ".").split(".") if part not in _NAMESPACES]
     return parts[0] if parts else operator
 
 
 IN_ITS_KERNEL = frozenset({"_euclidean_dist", "affine_grid_generator"})
-"""Operators whose forward kernel multiplies matrices where no counter of operators sees it; of the products of their
-backward pass it does: `cdist` of more than 25 rows (torch 2.13.0, aten/src/ATen/native/Distance.cpp), `affine_grid`
+"""Operators whose forward kernel multiplies matrices that counters of operators do not see; they see the products
+of the backward pass: `cdist` of more than 25 rows (torch 2.13.0, aten/src/ATen/native/Distance.cpp), `affine_grid`
 (AffineGridGenerator.cpp there)."""
 
 
@@ -132,18 +133,19 @@ tools/autograd/derivatives.yaml, _euclidean_dist_backward)."""
 
 
 SEEN_BACKWARD = frozenset({"addbmm"})
-"""Operators without a formula in FlopCounterMode whose gradients autograd takes by bmm, which has one (torch 2.13.0,
-tools/autograd/derivatives.yaml)."""
+"""Operators without a formula in FlopCounterMode whose gradients autograd computes by bmm, which has one (torch 2.13.0,
+tools/autograd/derivatives.yaml).
+"""
 
 
 def has_a_formula(line: Line, operators: Collection[str]) -> bool:
-    """Whether a counter with formulas of these operators sees a line."""
+    """Return whether a counter with formulas of these operators counts a line."""
     operator = operator_name(line.meta.operator)
     return operator in operators or (operator in SEEN_BACKWARD and line.meta.phase in ("backward", "weight_update"))
 
 
 def is_in_a_kernel(line: Product) -> bool:
-    """Whether counters of operators see nothing of a product, which a kernel of another name computes."""
+    """Return whether counters of operators miss a product because a kernel of another name computes it."""
     return line.meta.phase in ("forward", "recomputation") and line.meta.operator in IN_ITS_KERNEL
 
 
@@ -159,14 +161,14 @@ def with_a_second_gradient(lines: Iterable[Statement]) -> frozenset[str]:
 
 
 def in_half(line: Product, maccs: Polynomial) -> Polynomial:
-    """MACCs of a line, half of them where its `where` hides one half of the pairs of positions."""
+    """Return the MACCs of a line, half of them where its `where` masks one half of the pairs of positions."""
     from fractions import Fraction  # only where a book halves
 
     return maccs * Polynomial.of((), Fraction(1, 2)) if _causal(line) else maccs
 
 
 def inside(line: Product, maccs: Polynomial) -> Polynomial:
-    """MACCs of a line at the pairs of positions that its `where` lets be seen: M (M + 1) / 2 instead of M M."""
+    """Return the MACCs of a line at the pairs of positions that its `where` keeps: M (M + 1) / 2 instead of M M."""
     condition = _causal(line)
     if condition is None:
         return maccs
@@ -175,9 +177,10 @@ def inside(line: Product, maccs: Polynomial) -> Polynomial:
 
 
 def in_blocks(line: Product, maccs: Polynomial, sizes: Mapping[str, Any]) -> Polynomial:
-    """MACCs of a line of a `skipping` kernel: queries in blocks, each with the keys that one of them sees, no others.
+    """Return the MACCs of a line of a `skipping` kernel: each tile of queries with the keys that one of its queries
+    sees.
 
-    M = 80 in blocks of 64 are 64 * 64 + 16 * 80 pairs. Where a size is not known, all pairs.
+    M = 80 in tiles of 64 are 64 * 64 + 16 * 80 pairs. Where a size is unknown, all pairs count.
     """
     condition, kernel = _causal(line), line.meta.kernel
     length = None if condition is None else sizes.get(base(condition.upper))
@@ -194,11 +197,11 @@ def in_blocks(line: Product, maccs: Polynomial, sizes: Mapping[str, Any]) -> Pol
 
 
 def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[tuple[str, str]]:
-    """The lines of the kernels that leave out pairs of positions: names of the kernel and of what the line makes.
+    """Return the lines of kernels that skip masked pairs of positions, as names of the kernel and of the line's result.
 
     handed   names of this scope that others read
-    An array of all pairs that leaves a kernel is computed as a whole; where one comes in and is read turned around, the
-    kernel's positions are not those of its queries alone.
+    An array of all pairs that a kernel writes is computed in full; where a kernel reads one transposed, its positions
+    are not only those of its queries.
     """
     lines, kernels_lines = tuple(lines), set[tuple[str, str]]()
     groups: list[list[Line]] = [[]]
@@ -226,7 +229,7 @@ def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[tup
 
 
 def _skips(line: Line, made_inside: set[str], others: set[str], queries: str) -> bool:
-    """Whether a line can do with the pairs that its condition lets be seen."""
+    """Return whether a line needs only the pairs that its condition keeps."""
     terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
     pairs = {
         term.name
@@ -242,7 +245,7 @@ def _skips(line: Line, made_inside: set[str], others: set[str], queries: str) ->
 
 
 def _causal(line: Product) -> Condition | None:
-    """The condition that relates two axes of one size."""
+    """Return the condition that relates two axes of one size."""
     return next(
         (condition for condition in line.where if condition.ordered and base(condition.lower) == base(condition.upper)),
         None,
@@ -250,7 +253,7 @@ def _causal(line: Product) -> Condition | None:
 
 
 def pairs(condition: Condition) -> Polynomial:
-    """How many pairs of positions a condition lets be seen; a window is no longer than the sequence."""
+    """Return how many pairs of positions a condition keeps; a window is at most as long as the sequence."""
     from fractions import Fraction
 
     axis, diagonal = base(condition.lower), Polynomial.of((), -1 if condition.strict else 0)
@@ -266,7 +269,7 @@ def pairs(condition: Condition) -> Polynomial:
 
 
 def with_windows(table: Table, sizes: Mapping[str, Any]) -> Table:
-    """The table without the windows that hide nothing, where the sizes say that the sequence is no longer."""
+    """Return the table without windows that mask nothing, where the sizes show that the sequence is not longer."""
 
     def hides(condition: Condition) -> bool:
         length = sizes.get(base(condition.lower))
@@ -296,17 +299,17 @@ def _with_pairs(monomial: tuple[str, ...], number: int, axis: str, visible: Poly
 
 
 class ScoreGradients:
-    """Follows the gradient of attention's scores, from that of a softmax to the products that read it.
+    """Tracks the gradient of attention's scores, from that of a softmax to the products that read it.
 
-    What computes the scores again in its backward pass, as flash attention does, has one product more for each that
-    made them, of the same volume as the product of their gradient with one of its factors.
+    A backward pass that recomputes the scores, as flash attention does, has one more product for each that computed
+    them, of the same volume as the product of their gradient with one of its factors.
     """
 
     def __init__(self) -> None:
         self._gradients: set[str] = set()
 
     def again(self, line: Line, attends: bool) -> bool:
-        """Whether the next line of a table is the first product of values, one that `attends`, with such a gradient."""
+        """Return whether the next line of a table is the first product that reads such a gradient and `attends`."""
         if isinstance(line, Op) and line.part == "gradient" and entry(line.op).makes == "shares":
             self._gradients.add(line.name)
             return False
@@ -321,7 +324,7 @@ class ScoreGradients:
 
 
 def direct(term: Term) -> tuple[str, ...]:
-    """The axes that a term has itself, those of its indices aside; positions that give a place are its own."""
+    """Return the axes of a term itself, without those of index arrays; axes of affine indices count as its own."""
     axes = (
         (() if isinstance(axis.at, Term) else axis.at.loops) if isinstance(axis, Read) else (axis,)
         for axis in term.axes

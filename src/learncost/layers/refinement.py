@@ -1,16 +1,16 @@
-"""Refinements: rewritings that make a value of a layer anew before it is read, written in the notation with a hole.
+"""Refinements: rewrites of one value of a layer before it is read, as templates in the notation.
 
-A refinement is a layer whose output stands for the value and whose first input for what the layer makes: of
+A refinement is a layer whose output replaces the value and whose first input is the layer's original value. In
 
     softcap(X.uncapped) -> X
       X.small[_] = X.uncapped[_] inverse[]
       X.bent[_] = tanh(X.small[_])
       X[_] = X.bent[_] cap[]
 
-S.uncapped is what the layer calls S, and S is what these lines make of it. The first input shows the value's axes: a
-letter stands for one of them, `_` for all that no letter has, `n` for those that the rewriting names. Other inputs and
-weights of the header come into the layer, a name of its own is read as it is, and a name without axes that the header
-does not have is a number.
+S.uncapped is the original S of the layer, and S is the result of these lines. The first input shows the value's axes: a
+letter stands for one of them, `_` for all that no letter has, `n` for those that the rewrite names. Other inputs and
+weights of the header are added to the layer, a name of the layer is read as it is, and a name without axes that the
+header does not have is a number.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from learncost.ops import entry
 
 @dataclass(frozen=True)
 class Refinement:
-    """A refinement as it is written; `constants` are inputs without a gradient."""
+    """A parsed refinement; `constants` are inputs without a gradient."""
 
     header: Header
     lines: tuple[Line, ...]
@@ -43,7 +43,7 @@ class Refinement:
 
 @cache
 def refinement(name: str) -> Refinement:
-    """The refinement in the file of that name."""
+    """Return the refinement in the file of that name."""
     text = (files("learncost.layers") / "refinements" / f"{name}.table").read_text(encoding="utf-8")
     head, *lines = (line for line in text.splitlines() if not line.startswith("%"))
     constants = [name for line in lines for name in role(line)]
@@ -59,12 +59,12 @@ def refined(
     names: Mapping[str, str] = {},
     along: tuple[str, ...] = (),
 ) -> Layer:
-    """The layer with a value made anew by the refinement of a name.
+    """Return the layer with a value rewritten by the refinement of a name.
 
-    numbers  what stands for names without axes
+    numbers  the values of names without axes
     names    other names for inputs and weights; a line that reads a name that is "" is left out
     along    the axes that `n` stands for
-    Raises `InputError` for a value that no line makes.
+    Raises `InputError` for a value that no line defines.
     """
     replacement = refinement(name)
     hole: _Hole | None = None
@@ -79,7 +79,7 @@ def refined(
 
     changed, table = rewritten(layer, change), layer.table
     if hole is None:
-        raise InputError(f"{layer.name} has no line that makes {value}")
+        raise InputError(f"{layer.name} has no line that defines {value}")
     inputs = {
         name: value for name, value in hole.values_of(replacement.header.inputs[1:]).items() if name not in table.inputs
     }
@@ -92,7 +92,7 @@ def refined(
 
 
 class _Hole:
-    """The lines of a refinement in the place of one line of a layer, under its `where` and in its layer."""
+    """The lines of a refinement that replace one line of a layer, with its `where` and in its layer."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class _Hole:
 
     @property
     def values(self) -> dict[str, Value]:
-        """What the lines make, and what the line in whose place they stand makes."""
+        """The values that the lines define, and the original value of the line that they replace."""
         places = {line.name for line in self.lines if isinstance(line, Op) and entry(line.op).kind == "choice"}
         inner_values = {
             term.name: Value(term.declared, "index" if term.name in places else "value")
@@ -129,7 +129,7 @@ class _Hole:
         return {self.outer_name(self.replacement.header.inputs[0]): Value(self.line.left[0].declared), **inner_values}
 
     def values_of(self, names: Iterable[str]) -> dict[str, Value]:
-        """Inputs or weights of the header, as the layer has them."""
+        """Return inputs or weights of the header, under the layer's names."""
         terms = [term for line in self.lines for right in line.right for term in terms_of(right)]
         axes, indices = (
             {term.name: term.declared for term in terms},
@@ -140,7 +140,7 @@ class _Hole:
         return {new: Value(axes[new], roles.get(new, "value")) for new in map(self.outer_name, names)}
 
     def outer_name(self, name: str) -> str:
-        """A name as the layer has it: that of the value or of what is given, and what follows it after a dot."""
+        """Return a name in the layer: that of the value or of an argument, and its suffix after a dot."""
         stem = next((stem for stem in self.names if name == stem or name.startswith(f"{stem}.")), None)
         return name if stem is None else self.names[stem] + name.removeprefix(stem)
 
@@ -162,7 +162,7 @@ class _Hole:
         return Term(self.outer_name(term.name), tuple(axes))
 
     def placed(self, line: Line) -> Line:
-        """A line of the refinement among those of the layer."""
+        """Return a line of the refinement in terms of the layer."""
         left, right = tuple(map(self.term, line.left)), tuple(map(self.operand, line.right))
         loops = {axis for term in (*left, *right) for axis in term.loops}
         where = tuple(condition for condition in self.line.where if condition.axes <= loops)

@@ -1,4 +1,4 @@
-"""Rewritings: pure functions from layer to layer. A variant names what it replaces and keeps the free names."""
+"""Rewrites: pure functions from layer to layer. A variant names what it replaces and keeps the free names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DROPOUT = "dropout"  # the layer of the lines that dropout adds
 
 
 def rewritten(layer: Layer, change: Callable[[Line], Iterable[Line]], **table: object) -> Layer:
-    """The layer with every line replaced by what `change` makes of it."""
+    """Replace every line of a layer by the results of `change`."""
     lines = each_line(layer.table.lines, change)
     return replace(layer, table=replace(layer.table, lines=lines, **table))  # type: ignore[arg-type]  # Table's fields
 
 
 def with_op(layer: Layer, old: str, new: str) -> Layer:
-    """Another word in place of one, such as relu for gelu_tanh."""
+    """Replace one operator by another, such as gelu_tanh by relu."""
     new_op = entry(new)
 
     def change(line: Line) -> tuple[Line]:
@@ -34,7 +34,7 @@ def with_op(layer: Layer, old: str, new: str) -> Layer:
 
 
 def with_epsilon(layer: Layer, epsilon: float) -> Layer:
-    """Another epsilon in every normalization."""
+    """Set the epsilon of every normalization."""
 
     def change(line: Line) -> tuple[Line]:
         if isinstance(line, Op) and entry(line.op).makes == "normal":
@@ -45,7 +45,7 @@ def with_epsilon(layer: Layer, epsilon: float) -> Layer:
 
 
 def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
-    """A bias after every product with the weights named: {"WQ": "bQ"} makes Q = XQ WQ + bQ."""
+    """Add a bias after every product with the named weights: {"WQ": "bQ"} makes Q = XQ WQ + bQ."""
     values = dict(layer.table.values)
     weights = list(layer.table.weights)
 
@@ -57,7 +57,7 @@ def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
         bias = Term(biases[weight.name], tuple(a for a in left.axes if a in weight.axes))
         linear = Term(f"{left.name}.linear", left.axes)
         values[bias.name], values[linear.name] = Value(bias.declared), Value(left.declared)
-        if bias.name not in weights:  # the weight may stand in several products
+        if bias.name not in weights:  # several products may read the weight
             weights.insert(weights.index(weight.name) + 1, bias.name)
         meta = Meta(line.meta.layer, equation=line.meta.equation, local=left.name, locals=(linear.name, bias.name))
         meta = replace(meta, binding=line.meta.binding, module=line.meta.module)
@@ -69,7 +69,7 @@ def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
 
 
 def with_transposed(layer: Layer, weight: str) -> Layer:
-    """A weight stored with its axes the other way round, so that a head can be tied to the embedding."""
+    """Transpose the storage of a weight, so that a head can be tied to the embedding."""
 
     def change(line: Line) -> tuple[Line]:
         right = tuple(Term(t.name, t.axes[::-1]) if isinstance(t, Term) and t.name == weight else t for t in line.right)
@@ -80,7 +80,7 @@ def with_transposed(layer: Layer, weight: str) -> Layer:
 
 
 def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
-    """Dropout of the named values: a product with a drawn mask, 0 or 1/keep."""
+    """Add dropout to the named values: a product with a random mask, 0 or 1/keep."""
     values = dict(layer.table.values)
     masks: list[str] = []
     chosen = set(names)
@@ -103,7 +103,7 @@ def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
 
 
 def with_padding(layer: Layer) -> Layer:
-    """Attention that does not look at padded keys: minus infinity where `keep.mask` does not hold."""
+    """Mask padded keys in attention: minus infinity where `keep.mask` is false."""
     ops = (line for line in layer.table.lines if isinstance(line, Op))
     scores, (keys,) = next((w.right[0].name, w.axes) for w in ops if entry(w.op).outside == float("-inf"))
     batch = layer.table.axes[scores][0]

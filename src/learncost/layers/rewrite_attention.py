@@ -1,7 +1,7 @@
-"""Rewritings of attention: norms of queries and keys, rotary positions, biases of scores, caps, scales, windows.
+"""Rewrites of attention: norms of queries and keys, rotary positions, biases of scores, caps, scales, windows.
 
 Each keeps the name of the value that it refines, so that they may follow one another in the order in which a model
-applies them. What comes from outside (cosines, slopes, buckets) is an input without a gradient.
+applies them. External values (cosines, slopes, buckets) are inputs without a gradient.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ def with_norms(
     shifts: Mapping[str, str] = {},
     from_one: bool = False,
 ) -> Layer:
-    """Root mean square norms of queries and keys: {"Q": "gQ", "K": "gK"}. Qwen3 norms each head, OLMo 2 all of them.
+    """Add root mean square norms of queries and keys: {"Q": "gQ", "K": "gK"}. Qwen3 norms each head, OLMo 2 all of
+    them.
 
-    A value is normed along those of the axes that it has; its gain has the same. With `shifts`, {"Q": "sQ", "K": "sK"},
-    it is layer normalization, as in Phi; with `from_one` a gain is learned as its difference from one, as in Gemma 3.
+    A value is normalized along those of the axes that it has; its gain has the same. With `shifts`, {"Q": "sQ", "K":
+    "sK"}, it is layer normalization, as in Phi; with `from_one` a gain is learned as its difference from one, as in
+    Gemma 3.
     """
     for name, gain in gains.items():
         kind = "norm" if name in shifts else "rms_norm_from_one" if from_one else "rms_norm"
@@ -40,24 +42,24 @@ def with_norms(
 
 
 def with_unit_rms(layer: Layer, names: Iterable[str], epsilon: float, along: tuple[str, ...] = ("k",)) -> Layer:
-    """Root mean square norms without gains, of the queries and keys of Llama 4 behind their positions."""
+    """Add root mean square norms without gains, as Llama 4 applies to queries and keys after rotary positions."""
     for name in names:
         layer = refined(layer, "unit_rms", name, {"epsilon": epsilon}, along=along)
     return layer
 
 
 def with_temperature(layer: Layer, queries: str = "Q") -> Layer:
-    """Queries times an input that grows with the position: temperature[M], as where Llama 4 has no positions."""
+    """Multiply queries by temperature[M], which grows with the position, as Llama 4 does without positions."""
     return refined(layer, "temperature", queries)
 
 
 def with_rotary(layer: Layer, queries: str = "Q", keys: str | None = "K") -> Layer:
-    """Rotary positions, Su et al. 2021, equation (34): x cos + turned(x) sin, where turned(x) reads x at flip.
+    """Add rotary positions, Su et al. 2021, equation (34): x cos + rotated(x) sin, where rotated(x) reads x at flip.
 
-    Queries and keys have a batch axis, then the positions, and last the width that is turned. Inputs `cosine`, `sine`
-    are for the queries' positions, `key_cosine`, `key_sine` for the keys'; the sign of the turned part is in the sine.
-    flip[k] = k +- half is Llama's layout, k +- 1 that of GPT-J; where only a part is turned, the rest has cosine 1 and
-    sine 0. Without `keys` one value alone is turned, as where another layer makes the keys.
+    Queries and keys have a batch axis, then the positions, and last the rotated width. Inputs `cosine`, `sine` are for
+    the queries' positions, `key_cosine`, `key_sine` for the keys'; the sign of the rotated part is in the sine. flip[k]
+    = k +- half is Llama's layout, k +- 1 that of GPT-J; for partial rotary positions, the rest has cosine 1 and sine 0.
+    Without `keys` only one value is rotated, for layers that read the keys of another one.
     """
     layer = refined(layer, "rotary", queries)
     if keys is None:
@@ -68,15 +70,15 @@ def with_rotary(layer: Layer, queries: str = "Q", keys: str | None = "K") -> Lay
 
 
 def with_softcap(layer: Layer, cap: float, name: str = "S") -> Layer:
-    """Scores or logits that cannot pass a cap, c tanh(x / c): Gemma Team 2024 (Gemma 2), section 2."""
+    """Add soft capping of scores or logits, c tanh(x / c): Gemma Team 2024 (Gemma 2), section 2."""
     return refined(layer, "softcap", name, {"cap": cap, "inverse": 1 / cap})
 
 
 def with_scale(layer: Layer, scale: float, name: str = "S") -> Layer:
-    """Another factor of the scores, such as Gemma's query_pre_attn_scalar^-0.5."""
+    """Set the scale of the scores, such as Gemma's query_pre_attn_scalar^-0.5."""
 
     if not any(isinstance(line, Product) and line.name == name for line in layer.table.lines):
-        raise InputError(f"{layer.name} has no product that makes {name}")
+        raise InputError(f"{layer.name} has no product that defines {name}")
 
     def change(line: Line) -> tuple[Line]:
         if line.name != name or not isinstance(line, Product):
@@ -87,7 +89,7 @@ def with_scale(layer: Layer, scale: float, name: str = "S") -> Layer:
 
 
 def without_scale(layer: Layer, name: str = "S") -> Layer:
-    """Scores that are not scaled, as in T5: the line that scales them goes, what it read takes its name."""
+    """Remove the scale of the scores, as in T5: drop the line that scales them, and give its operand its name."""
     (line,) = (product for product in layer.table.lines if isinstance(product, Product) and product.name == name)
     (raw,) = (term.name for term in line.right if isinstance(term, Term))
 
@@ -100,12 +102,12 @@ def without_scale(layer: Layer, name: str = "S") -> Layer:
 
 
 def with_alibi(layer: Layer, name: str = "S") -> Layer:
-    """Scores with a bias that is linear in the distance, a slope for each head: Press et al. 2022, section 3."""
+    """Add a bias to scores that is linear in the distance, with a slope for each head: Press et al. 2022, section 3."""
     return refined(layer, "alibi", name)
 
 
 def with_relative_bias(layer: Layer, name: str = "S") -> Layer:
-    """Scores with a learned bias for each head and bucket of distances: Raffel et al. 2020, section 2.1.
+    """Add a learned bias to scores for each head and bucket of distances: Raffel et al. 2020, section 2.1.
 
     bucket[M N] holds the row of the weight `relative` for query M and key N.
     """
@@ -113,17 +115,17 @@ def with_relative_bias(layer: Layer, name: str = "S") -> Layer:
 
 
 def with_bias(layer: Layer, name: str = "S") -> Layer:
-    """Scores with a bias that comes in as the last input, made once for many blocks, as in T5: bias[h M N]."""
+    """Add a bias to scores that is the last input, computed once for many blocks, as in T5: bias[h M N]."""
     return refined(layer, "bias", name)
 
 
 def with_visible(layer: Layer, name: str = "S") -> Layer:
-    """Attention only where visible[M N] holds: sliding windows, chunks, documents. Dense, so charged in full."""
+    """Restrict attention to visible[M N]: sliding windows, chunks, documents. It is dense, so priced in full."""
     return refined(layer, "visible", name)
 
 
 def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:
-    """Attention whose softmax has one more logit for each head, learned, that takes its share to nothing: gpt-oss."""
+    """Add a learned logit for each head to the softmax of attention, whose share is dropped: gpt-oss."""
     heads = layer.table.axes[name][1:-2]
     new_op = entry("softmax_with_sink")
 

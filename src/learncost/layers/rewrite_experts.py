@@ -1,4 +1,4 @@
-"""Rewritings of mixtures of experts: what becomes of the gates."""
+"""Rewrites of mixtures of experts: changes of the gates."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from learncost.layers.rewrite import rewritten
 
 
 def with_factor(layer: Layer, factor: float, name: str) -> Layer:
-    """A value times a number, such as the gates times DeepSeek-V2's routed_scaling_factor."""
+    """Multiply a value by a number, such as the gates by DeepSeek-V2's routed_scaling_factor."""
     return refined(layer, "factor", name, {"by": factor})
 
 
 def with_groups(layer: Layer, scores: str, by: str) -> Layer:
-    """Experts of some groups alone, by the refinement that says which: axis e in i groups of j, of which q remain."""
+    """Restrict routing to experts of q groups, by the named refinement: axis e is split in i groups of j."""
     return refined(layer, by, scores)
 
 
 def without_op(layer: Layer, op: str) -> Layer:
-    """What a word was applied to in the place of its result: without `proportion` gates are not normalised."""
+    """Replace an operator's result by its operand: without `proportion` gates are not normalized."""
     is_removed = False
 
     def change(line: Line) -> tuple[Line]:
@@ -32,5 +32,5 @@ def without_op(layer: Layer, op: str) -> Layer:
 
     changed = rewritten(layer, change)
     if not is_removed:
-        raise InputError(f"{layer.name} has no word {op}")
+        raise InputError(f"{layer.name} has no operator {op}")
     return changed

@@ -1,4 +1,4 @@
-"""How a line of a word's table is spelled with the axes of the word's own line, and which operands have gradients."""
+"""Substitution of the axes of an op into the lines of its table, and the operands that have gradients."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from learncost.ops import entry
 
 
 def operand(line: Line, i: int) -> Term:
-    """An operand that is a named value."""
+    """Return an operand that is a named value."""
     term = line.right[i]
     assert isinstance(term, Term)
     return term
 
 
 def differentiable(line: Line) -> list[int]:
-    """Which operands on the right can have a gradient."""
+    """Return which operands on the right can have a gradient."""
     terms = [i for i, term in enumerate(line.right) if isinstance(term, Term)]
     if isinstance(line, Op):
         if line.part != "body" or line.opaque:
@@ -30,7 +30,7 @@ def differentiable(line: Line) -> list[int]:
 
 
 def primed(axis: str, used: Iterable[str]) -> str:
-    """A second axis of an axis's size, beside those that are there."""
+    """Return another axis of an axis's size, with a prime more than those in use."""
     used = set(used)
     axis += "'"
     while axis in used:
@@ -39,7 +39,7 @@ def primed(axis: str, used: Iterable[str]) -> str:
 
 
 def condition_names(lines: Iterable[Statement]) -> frozenset[str]:
-    """Names of values that hold or not at each element: those that a word asks whether they do."""
+    """Return the names of boolean values: those that an op reads as a condition."""
     bodies = (line for line, _ in walk(lines) if isinstance(line, Op) and line.part == "body")
     return frozenset(
         term.name
@@ -51,7 +51,7 @@ def condition_names(lines: Iterable[Statement]) -> frozenset[str]:
 
 
 def spell(axes: Iterable[str], line: Op, second: Mapping[str, str] = {}) -> tuple[str, ...]:
-    """The axes of a body's line (`_`, `n`, `n'`) as the word's line has them."""
+    """Return the axes of a body's line (`_`, `n`, `n'`) with the op's own axes substituted."""
     result: list[str] = []
     for axis in axes:
         if axis == "_":
@@ -64,5 +64,5 @@ def spell(axes: Iterable[str], line: Op, second: Mapping[str, str] = {}) -> tupl
 
 
 def merging(meta: Meta, phase: str) -> Meta:
-    """What is said of a line that adds parts of a gradient, of a value that a line of this tag reads or makes."""
+    """Return the metadata of a line that adds parts of a gradient, from that of a line with the value."""
     return Meta(meta.layer, meta.block, phase, local="merge", binding=meta.binding, module=meta.module)

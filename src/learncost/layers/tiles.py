@@ -1,6 +1,6 @@
-"""Gradients of values that are read place by place, as a stack of blocks' weights is.
+"""Gradients of values that are read one position at a time, such as a stack of blocks' weights.
 
-No two parts of such a gradient have a place in common, so they stand one behind another, and nothing is added.
+The parts of such a gradient do not overlap, so they are concatenated instead of added.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from learncost.ir.term import Axis, Read, Term
 from learncost.layers.spelling import primed
 
 ONE = "1"
-"""What an axis of one place is called: by its size, as stacks of so many turns are."""
+"""The name of an axis of length 1, which is its size, as for stacks of one iteration."""
 
 
 def place_of(axis: Axis) -> int | None:
-    """The number at which an axis is read; None of one that is not."""
+    """Return the fixed position at which an axis is read; None for any other."""
     at = axis.at if isinstance(axis, Read) else None
     if not isinstance(at, Affine) or not at.fixed or at.sizes:
         return None
@@ -27,7 +27,7 @@ def place_of(axis: Axis) -> int | None:
 
 
 def tiled(terms: Sequence[Term], sizes: Mapping[str, int]) -> int | None:
-    """The axis of a value along which terms read single places, all of them that there are; None where none is so."""
+    """Return the axis along which terms read single positions that together cover it; None where there is none."""
     for number, axes in enumerate(zip(*(term.axes for term in terms), strict=True)):
         places = {place_of(axis) for axis in axes}
         axis = axes[0]
@@ -37,7 +37,7 @@ def tiled(terms: Sequence[Term], sizes: Mapping[str, int]) -> int | None:
 
 
 def read_place_by_place(lines: Iterable[Statement], sizes: Mapping[str, int]) -> set[str]:
-    """Axes of these sizes of which a value is read at single places, at all that there are."""
+    """Return the axes of these sizes along which a value is read at single positions that cover them."""
     read: dict[str, list[Term]] = {}
     for line, _ in walk(lines) if sizes else ():
         for term in line.right:
@@ -47,7 +47,7 @@ def read_place_by_place(lines: Iterable[Statement], sizes: Mapping[str, int]) ->
 
 
 def _tiled_axes(terms: Sequence[Term], sizes: Mapping[str, int]) -> Iterator[str]:
-    """The axes along which reads of a value are tiles, and those along which what is read in a tile is tiles again."""
+    """Yield the axes along which reads of a value are tiles, and those along which the reads of a tile are again."""
     number = tiled(terms, sizes)
     if number is None:
         return
@@ -60,13 +60,13 @@ def _tiled_axes(terms: Sequence[Term], sizes: Mapping[str, int]) -> Iterator[str
 
 
 def with_one(axes: Sequence[Axis], number: int) -> tuple[Axis, ...]:
-    """Axes of which one has one place."""
+    """Return the axes with one of them replaced by an axis of length 1."""
     one = primed(ONE, map(str, axes)) if ONE in axes else ONE
     return (*axes[:number], one, *axes[number + 1 :])
 
 
 def behind_another(left: Term, names: Iterable[str], number: int, meta: Meta) -> Line:
-    """A line that has arrays of one place each, one behind another along an axis."""
+    """Return a line that concatenates arrays of length 1 along an axis."""
     along = str(left.axes[number])
     declared = with_one(left.axes, number)
     one = str(declared[number])

@@ -1,8 +1,8 @@
-"""Live: which arrays are alive when - what forward must keep, the peak, and the arrays that make it.
+"""Liveness analysis: which arrays are live at each line, what forward must save, the peak, and the live arrays there.
 
-An array lives from the line that defines it to the last line that reads it; inputs and weights live throughout, outputs
-to the end. The table is read as written: a word's inner values are seen by reading the lowered table, and another name
-for an array (a sum of one term) is the same array. Nothing is assumed to happen in place.
+An array is live from the line that defines it to the last line that reads it; inputs and weights are live throughout,
+outputs to the end. The table is read as written: an operator's inner values appear after lowering, and a second name
+for an array (a sum of one term) is the same array. No operation is in-place.
 """
 
 from learncost.liveness.answer import Live, LiveArray, LiveInterval, Moment

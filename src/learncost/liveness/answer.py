@@ -1,4 +1,4 @@
-"""What is alive: the curve, its peak, the arrays that make it, and how long they stay."""
+"""The results of liveness analysis: the curve, its peak, the live arrays there, and all live intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from learncost.ir.displayed import Displayed
 
 @dataclass(frozen=True)
 class LiveArray:
-    """An array in memory: its name, its axes and shape, its bytes, and the layer whose line made it."""
+    """An array in memory: its name, its axes and shape, its bytes, and the layer whose line defines it."""
 
     name: str
     axes: tuple[str, ...]
@@ -20,15 +20,15 @@ class LiveArray:
     bytes: Any
     layer: str = ""
     block: str | None = None
-    role: str = ""  # weight, index, gradient, kept (of the forward pass, read later), or what is made and gone
+    role: str = ""  # weight, index, gradient, kept (a saved tensor), or "" for a temporary
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One line of the table, and the bytes that are alive while it runs.
+    """One line of the table, and the bytes that are live while it runs.
 
-    `loops` are the repeats that it stands in, from the outermost: the number of each, the size that says how often it
-    turns, and how often that is. A line stands once for all turns, with the bytes of the one in which most is alive.
+    `loops` are the loops around it, from the outermost: the number of each, the size that is its trip count, and that
+    count. A line occurs once for all iterations, with the bytes of the iteration in which most is live.
     """
 
     line: str
@@ -41,15 +41,14 @@ class Moment:
 
 @dataclass(frozen=True)
 class LiveInterval:
-    """An array, or several alike, over the lines at which it is alive: numbers of moments of a curve, both included.
+    """The live interval of an array, or of several equal ones: the first and last moment of a curve, both included.
 
-    Where a line stands for several turns, it is what is alive in the turn in which most is.
-
-    shape   of one of them, and `number`, how many there are: of what every turn keeps, those that are there
+    A line of a loop occurs once, for the iteration in which most is live.
+    shape   of one of them, and `number`, how many there are: of the saved tensors of iterations, those that are live
     bytes   of all of them
-    macro_operation, layer, block  of the line that made it; "given" and "" of what came from outside
-    role    as of `LiveArray`
-    part    what it is for, of those that the account of a step has; empty where only a table was read
+    macro_operation, layer, block  of the line that defines it; "given" and "" for an input
+    role    as in `LiveArray`
+    part    its category in the account of a step; empty where only a table was read
     """
 
     name: str
@@ -66,28 +65,28 @@ class LiveInterval:
     part: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
+        """Return the interval as a dictionary for JSON."""
         names = ("name", "axes", "shape", "number", "bytes", "first", "last", "macro_operation", "layer", "block")
         return {name: getattr(self, name) for name in names} | {"part": self.part}
 
 
 @dataclass(frozen=True)
 class Live(Displayed):
-    """Which arrays are alive when. Bytes are exact whole numbers, or arrays where sizes were arrays.
+    """The live arrays of a table over time. Bytes are exact whole numbers, or arrays where sizes were arrays.
 
     Attributes
     ----------
     kept
-        Values of the forward pass that later passes read, its inputs included and its weights not: `name`, `axes`,
-        `shape`, `bytes`.
+        Saved tensors: values of the forward pass that later passes read, including its inputs and without its weights,
+        with `name`, `axes`, `shape`, `bytes`.
     peak
-        Bytes at the worst moment.
+        The peak memory in bytes.
     peak_line
-        The line that runs at that moment.
+        The line that runs at the peak.
     live_at_peak
-        The arrays that are alive then.
+        The live arrays at the peak.
     curve
-        The bytes at every line, in the order of the lines. A repeated block stands once.
+        The bytes at every line, in the order of the lines. A loop's lines occur once.
     dtype
         The data type of the arrays.
 
@@ -113,13 +112,13 @@ class Live(Displayed):
 
     @cached_property
     def stays(self) -> tuple[LiveInterval, ...]:
-        """Every array with the first and the last line of the curve at which it is alive, and its bytes there.
+        """Every array with the first and the last line of the curve at which it is live, and its bytes there.
 
-        At every line they sum to the curve. None where sizes were arrays.
+        Their sum at a line is the curve. Empty where sizes were arrays.
         """
         return self._stays()
 
     @property
     def kept_bytes(self) -> Any:
-        """Bytes of all that is kept."""
+        """Bytes of all saved tensors."""
         return sum(array.bytes for array in self.kept)

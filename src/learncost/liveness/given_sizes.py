@@ -1,4 +1,4 @@
-"""What is alive where all sizes are given."""
+"""Liveness for given sizes."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ def live(
     widths: Mapping[str, int] | None = None,
     rules: ScheduleRules = AS_WRITTEN,
 ) -> Live:
-    """Which named arrays of a table are alive when, and how many bytes they take together.
+    """Return which arrays of a table are live at each line, and their total bytes.
 
-    An array lives from the line that makes it to the last line that reads it; inputs and weights live throughout.
+    An array is live from the line that defines it to the last line that reads it; inputs and weights are live
+    throughout.
 
     Parameters
     ----------
     table
-        A table as it stands; of a layer or a derivation the whole step: forward, backward and update.
+        A table, which is read as it is; a layer or a derivation stands for its full step: forward, backward and update.
     sizes
-        Every size, by the names of the axes and of the counts of repeats. Arrays of sizes give arrays of bytes;
-        `peak_line` and `live_at_peak` are then those of the first row. The turns of a repeat are one number.
+        Every size, by the names of the axes and of the trip counts of loops. Arrays of sizes give arrays of bytes;
+        `peak_line` and `live_at_peak` are then those of the first row. A trip count must be one number.
     dtype
-        The type of every array, indices included.
+        The type of every array, including indices.
     widths
         Bytes of an element by role, where a role has another type: weight, index, gradient, kept; an array's own name
-        goes before its role.
+        takes precedence over its role.
     rules
-        What stays inside of a kernel, and what takes the place of something else: by default nothing does.
+        The rules for values inside of kernels and for in-place operations; by default there are none.
 
     Returns
     -------
     Live
-        The peak, what makes it, and what is kept.
+        The peak, the live arrays there, and the saved tensors.
 
     Raises
     ------
@@ -63,14 +64,14 @@ def live(
     208
     """
     if dtype not in BYTES:
-        raise InputError(f"no data type is called {dtype!r}; there are {', '.join(BYTES)}")
+        raise InputError(f"no data type is called {dtype!r}; use one of {', '.join(BYTES)}")
     if isinstance(table, Layer):
         table = derive(table)
     if isinstance(table, Derived):
         table = table.step
     iterations = iterations_of(table, sizes)
     if several := sorted(count for count, number in iterations.items() if not isinstance(number, int | None)):
-        raise InputError(f"live takes one number of turns for a repeat: {several[0]} may be no array")
+        raise InputError(f"the trip count of a loop must be one number: give {several[0]} as a number, not as an array")
     walk = walk_of(table, rules, sizes)
     needed = {name.partition("/")[0] for array in walk.arrays for name in array.count.sizes}
     missing = sorted((needed | {count.partition("/")[0] for count in iterations if not count.isdigit()}) - sizes.keys())
@@ -87,9 +88,9 @@ def moments(
     rules: ScheduleRules = IN_KERNELS,
     iterations: Walked = every_iteration,
 ) -> Iterator[tuple[Line, tuple[int, ...], int]]:
-    """Every line as it runs, turn by turn, with the numbers of the turns around it and the bytes that are alive then.
+    """Yield every line in execution order, with the numbers of the iterations around it and the bytes that are live.
 
-    iterations which turns of a repeat are walked; by default all of them
+    iterations the iterations of a loop that are walked; by default all of them
     """
     walk = Walk(table, rules, iterations_of(table, sizes), iterations)
     levels_of_lines = walk.levels(lambda count: count.at(sizes), BYTES[dtype], widths or {})

@@ -1,4 +1,4 @@
-"""What is alive where sizes are left open: as polynomials in them."""
+"""Liveness for open sizes, as polynomials in them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def levels(
     widths: Mapping[str, int] | None = None,
     rules: ScheduleRules = IN_KERNELS,
 ) -> tuple[Polynomial, ...]:
-    """The bytes at a line as polynomials in the sizes that are left out: what is solved for a size that fits.
+    """Return the bytes at lines as polynomials in the open sizes; they are solved for a size that fits.
 
-    A line has one where it may be the worst: where something goes after it, and it brings something. A repeat whose
-    turns are left out is taken to have more than `FEW` of them.
+    Only lines that may be the peak are included: those that allocate, where something is freed next. A loop whose trip
+    count is open is taken to have more than `FEW` iterations.
     """
     changes = walk_of(table, rules, sizes).changes(lambda count: count.with_sizes(sizes), BYTES[dtype], widths or {})
     grows = [all(part >= 0 for part in change.terms.values()) for change in changes]
@@ -36,10 +36,10 @@ def levels(
 
 @dataclass(frozen=True)
 class Instant:
-    """A moment of a table whose sizes are left open.
+    """A moment of a table whose sizes are open.
 
-    loops  the repeats around its line, from the outermost: the number of each, the size that says how often it turns
-    place  of its line in a curve, where every line stands once for all its turns
+    loops  the loops around its line, from the outermost: the number of each, and the size that is its trip count
+    place  the number of its line in a curve, where every line occurs once for all its iterations
     """
 
     line: Line
@@ -49,11 +49,12 @@ class Instant:
 
 @dataclass(frozen=True)
 class SymbolicInterval:
-    """An array between two moments, from 1, both included: its bytes as a polynomial, and whether it was given.
+    """A live interval for open sizes: the first and last moment, from 1, both included, and the bytes as a polynomial.
 
-    iterations the count of the repeat whose turns keep it; "" of any other
-    axes    of one of those that it stands for, `times` how many these are, `width` the bytes of an element
-    macro_operation, layer, block  of the line that made it; `role`, as of `Held`
+    given   whether it is an input
+    iterations  the trip count of the loop whose iterations save it; "" for any other
+    axes    of one of the arrays that it stands for, `times` the number of these, `width` the bytes of an element
+    macro_operation, layer, block  of the line that defines it; `role`, as in `LiveArray`
     """
 
     name: str
@@ -78,10 +79,10 @@ def stretches(
     iterations: Mapping[str, int] | None = None,
     width: int = 4,
 ) -> tuple[tuple[Instant, ...], tuple[SymbolicInterval, ...]]:
-    """The moments of a table, and the arrays over them, for sizes that are left open.
+    """Return the moments of a table, and the live intervals over them, for open sizes.
 
-    widths  bytes of an element by role or by name, as of `live`; `width` where neither is told
-    iterations of repeats, by their counts; one that is left out is taken to have more than `FEW` of them
+    widths  bytes of an element by role or by name, as in `live`; `width` is the default
+    iterations  of loops, by their trip counts; one that is left out is taken to have more than `FEW`
     """
     walk = walk_of(table, rules, iterations or {})
     counts: dict[tuple[tuple[str, ...], int], Polynomial] = {}

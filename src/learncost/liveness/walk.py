@@ -1,4 +1,4 @@
-"""The arrays of a table under the rules of a runner, walked once for all sizes and types."""
+"""The arrays of a table under an engine's rules, walked once for all sizes and types."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from learncost.program.lifetimes import Lifetimes, ScheduledArray, Walked, some_
 
 
 def _iterations(count: str, sizes: Mapping[str, Any]) -> Any:
-    """The turns of a repeat, or None where its size is left out."""
+    """Return the trip count of a loop, or None where its size is left out."""
     has_size = count.isdigit() or base(count).partition("/")[0] in sizes
     return size_of(count, sizes) if has_size else None
 
 
 def walk_of(table: Table, rules: ScheduleRules, sizes: Mapping[str, Any]) -> Walk:
-    """The arrays of a table, remembered: at other lengths, in other types, and as polynomials they are the same."""
+    """Return the cached walk of a table; it is the same at other lengths, in other types, and for polynomials."""
     return _walk(IdentityKey(table), rules, tuple(iterations_of(table, sizes).items()))
 
 
@@ -39,12 +39,12 @@ def _walk(same: IdentityKey[Table], rules: ScheduleRules, iterations: tuple[tupl
 
 
 def iterations_of(table: Table, sizes: Mapping[str, Any]) -> dict[str, int | None]:
-    """The turns of every repeat, by its count."""
+    """Return the trip count of every loop, by its size."""
     return {count: _iterations(count, sizes) for _, counts in each(table.lines) for count in counts}
 
 
 class Walk:
-    """The arrays of a table under the rules of a runner, and what they are for."""
+    """The arrays of a table under an engine's rules, with their roles."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Walk:
 
     @cached_property
     def places(self) -> list[int]:
-        """Of every moment the place of its line among all of them, each of which stands once for all its turns."""
+        """The number of the line of every moment; a line counts once for all its iterations."""
         places: dict[tuple[tuple[int, ...], int], int] = {}
         keys = ((tuple(loop for loop, _ in path), number) for _, path, number in self.lines)
         return [places.setdefault(key, len(places)) for key in keys]
@@ -82,15 +82,15 @@ class Walk:
         return "kept" if array.kept else ""
 
     def width(self, array: ScheduledArray, width: int, widths: Mapping[str, int]) -> int:
-        """Bytes of an element: by its name, by its role, or as of all."""
+        """Return the bytes of an element: by its name, by its role, or the default."""
         return widths.get(name_of(array), widths.get(self.role(array), width))
 
     def levels(self, value: Callable[[Polynomial], Any], width: int, widths: Mapping[str, int]) -> Iterator[Any]:
-        """What is alive at every moment, as it `changes`."""
+        """Yield the bytes that are live at every moment."""
         return accumulate(self.changes(value, width, widths))
 
     def changes(self, value: Callable[[Polynomial], Any], width: int, widths: Mapping[str, int]) -> list[Any]:
-        """What begins at every moment less what ended before, a count becoming a number or another count by `value`."""
+        """Return allocations minus deallocations at every moment; `value` converts each polynomial."""
         numbers: dict[tuple[tuple[str, ...], int], Any] = {}
         changes = [value(Polynomial())] * (len(self.lines) + 2)
         for array in self.arrays:
@@ -105,7 +105,7 @@ class Walk:
         return changes[1:-1]
 
     def _kept(self) -> Iterator[ScheduledArray]:
-        """What is kept; of what no turn keeps for later ones, and every turn makes, that of one turn."""
+        """Yield the saved tensors; one that every iteration overwrites is counted once."""
         counted: set[tuple[str, tuple[int, ...]]] = set()
         for array in self.arrays:
             if array.kept and self.role(array) != "weight":
@@ -144,8 +144,11 @@ class Walk:
         )
 
     def _curve(self, levels: Sequence[Any], sizes: Mapping[str, Any]) -> tuple[tuple[Moment, ...], tuple[int, ...]]:
-        """A line stands once, with the bytes of that of its turns in which most is alive; and which moment that is,
-        from 1: none where the bytes are arrays."""
+        """Return the curve, each line with its largest bytes over iterations, and the moments of those, numbered from
+        1.
+
+        The moments are empty where the bytes are arrays.
+        """
         highest: dict[int, tuple[int, Any]] = {}
         for moment, (place, level) in enumerate(zip(self.places, levels, strict=True)):
             if place not in highest:
@@ -165,7 +168,7 @@ class Walk:
     def _stays(
         self, moments: Sequence[int], sizes: Mapping[str, Any], width: int, widths: Mapping[str, int]
     ) -> Iterator[LiveInterval]:
-        """The arrays at moments, those of a stack that are there as long as each other together."""
+        """Yield the live intervals over the given moments; members of a stack with equal intervals are one."""
         groups: dict[Any, list[ScheduledArray]] = {}
         stretches = IntervalSet(moments)
         for array in self.arrays:
@@ -192,13 +195,13 @@ def _held(
     width: Callable[[ScheduledArray], int],
     role: Callable[[ScheduledArray], str],
 ) -> list[LiveArray]:
-    """Arrays as they are shown, the turns' parts of a stack together."""
+    """Return the arrays for display; the slices of a stack are one."""
     groups: dict[Any, list[ScheduledArray]] = {}
     for array in arrays:
         groups.setdefault(array.stack[0] if array.stack else array, []).append(array)
     result = []
     for several in groups.values():
-        first = several[-1]  # of a stack the first may be what went into the repeat
+        first = several[-1]  # the first of a stack may be the loop's initial value
         axes, shape = first.axes, shape_of(first.axes, sizes)
         if first.stack:
             axes = first.stack[1]
@@ -211,12 +214,12 @@ def _held(
 
 
 def name_of(array: ScheduledArray) -> str:
-    """What an array is called: where it is a part of a stack, as that."""
+    """Return the name of an array; for a slice, the name of its stack."""
     return array.stack[0] if array.stack else array.name
 
 
 def _gradients(table: Table) -> frozenset[str]:
-    """What optimizers are given, under every name that it has in stacks."""
+    """Return the gradients that optimizers read, under every name that they have in stacks."""
     lines = [line for line, _ in each(table.lines) if isinstance(line, Op) and "G" in line.given]
     updates = [line for line in lines if line.meta.phase == "optimizer_step"]
     return frozenset(line.right[line.given.index("G")].name for line in updates)

@@ -1,4 +1,4 @@
-"""The words. A newcomer adds one here: its body, its gradient, and where they come from; `verify` then proves it."""
+"""Composite operators. A new one needs a body, a gradient and a source; `learncost verify` then checks it."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ define(
         dX[_] = dY[_] S[_]
         """,
         pointwise=True,
-        # From 20 on PyTorch takes X itself unless it is told otherwise: 2e-9 too little.
+        # From its threshold of 20 on, PyTorch returns X itself: 2e-9 too little.
         spelled={"torch": "functional.softplus({X}, threshold=40)", "jax": "jax.nn.softplus({X})"},
         source="log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), stable; Dugas et al. 2001",
     )

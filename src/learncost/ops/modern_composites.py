@@ -1,4 +1,4 @@
-"""Words of the models after 2019 - norms without a mean, shares, sinks, bounds - and of losses over yes and no."""
+"""Operators of models after 2019 - norms without a mean, gates, sinks, bounds - and of binary losses."""
 
 from __future__ import annotations
 

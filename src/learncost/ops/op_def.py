@@ -1,4 +1,4 @@
-"""An entry of the vocabulary: all that is told of a word. A word means its body; primitives mean a NumPy operation."""
+"""The definition of an operator. Its body defines its meaning; a primitive stands for one NumPy operation."""
 
 from __future__ import annotations
 
@@ -19,42 +19,43 @@ Lines = tuple[Line, ...]
 
 @dataclass(frozen=True)
 class OpDef:
-    """A word: `n` stands for the axes it acts on, `_` for all the others.
+    """The definition of an operator: `n` stands for the axes it acts on, `_` for all the others.
 
     inputs    names of its operands, in order; `defaults` are literals for the last ones
     outputs   names of its results
     body      lines that compute the outputs; empty for a primitive
     gradient  lines that compute d<input> from d<output>, inputs, outputs and lines of the body
     jacobian  lines that compute J[_ n n'], the derivative of output n with respect to input n'
-    symmetric  whether its Jacobian is, so that the gradient table read with an operand's tangent gives the result's
-    tangent_texts  where it is not: by operand, lines that compute t<output> from t<operand>, inputs, outputs, the body
-    conditions  operands that hold or not at each element: they choose, and have no gradient
-    outside   the value that an input has outside a `where` on the axes it acts on (minus infinity for a softmax); None:
-              the word has no meaning there
-    empty     the word that it is where a `where` may leave nothing of what it acts on
-    kind      of a primitive: elementwise, reduction, constant; scan: of all up to each place; choice: places, which are
-              indices; move: what it was given, without a gradient;
-              collective: between the devices of a mesh
-    inline    a layer's line with it stands for the one line of its body
+    symmetric  whether the Jacobian is symmetric, so that the gradient table applied to an operand's tangent gives the
+               result's tangent
+    tangent_texts  otherwise, by operand: lines that compute t<output> from t<operand>, inputs, outputs and the body
+    conditions  operands that are boolean masks: they select, and have no gradient
+    outside   the value of an input outside a `where` on the axes it acts on (minus infinity for a softmax); None: a
+              `where` is not allowed
+    empty     the operator that replaces it where a `where` may mask out every element
+    kind      of a primitive: elementwise, reduction, constant; scan: a cumulative reduction; choice: positions, which
+              are
+              indices; move: a copy of its operand without a gradient; collective: between the devices of a mesh
+    inline    whether a layer's line with it is replaced by the single line of its body
 
-    Where the default does not do, of what libraries have a function for:
+    The following are set where a library's function differs from the default:
 
     spelled   its call by backend, with names of inputs and {axis}, or with {shape}, the sizes of the last axes, along
               which it acts; default of a primitive: the module's function
-    called    what NumPy, PyTorch and JAX call a primitive, where that is not its name
+    called    the name of a primitive in NumPy, PyTorch and JAX, where it differs
     c         the expression of a primitive in C; default: the function of <math.h>
-    work      how many simple operations that is: what takes few is computed again where it is read
-    sign      its sign between two operands, in Python
-    bound     of the larger or smaller of two: what PyTorch's clamp calls the second where that is a number
-    truth     whether it says what holds
-    number    its value on numbers alone; default: the function of Python's math
-    chooses   of a choice: one place, all in their order, or some of them, as many as the axis is long that they get
-    largest   of a choice: whether the largest come first
-    backwards  of a scan: whether it begins at the last place
-    by        of a reduction: the elementwise primitive that it takes again and again
-    fill      of a constant: the number that stands everywhere
-    makes     what numbers: shares of a whole, as a softmax; logarithms of such shares; normal ones, of one scale
-    complex   whether NumPy has it for complex numbers, as an analytic function
+    work      its cost in simple operations: an inexpensive one is recomputed where it is read
+    sign      its infix operator in Python
+    bound     for a minimum or maximum: the name of the second operand in torch.clamp, where that is a number
+    truth     whether the result is boolean
+    number    its value on scalars; default: the function of Python's math
+    chooses   for a choice: one position, all in sorted order, or some, as many as the result's new axis is long
+    largest   for a choice: whether the largest come first
+    backwards  for a scan: whether it starts at the last position
+    by        for a reduction: the elementwise primitive that it repeats
+    fill      for a constant: the value of every element
+    makes     the distribution of its results: shares that sum to 1, as a softmax; their logarithms; normalized values
+    complex   whether NumPy supports it for complex numbers, as an analytic function
     """
 
     name: str
@@ -100,7 +101,7 @@ class OpDef:
         )
 
     def value(self, *numbers: float) -> float | None:
-        """A primitive of numbers alone; None where it has no value."""
+        """Return the value of a primitive on scalars; None where it has none."""
         function = self.number or getattr(math, self.name, None)
         try:
             return None if function is None or not self.pointwise or self.body else float(function(*numbers))
@@ -121,11 +122,11 @@ class OpDef:
 
     @cached_property
     def tangents(self) -> Mapping[str, Lines]:
-        """By operand, the lines of its tangent table."""
+        """The lines of its tangent table, by operand."""
         return {name: _parse(text) for name, text in self.tangent_texts.items()}
 
     def lines(self, part: str, gives: Iterable[str]) -> Lines:
-        """The lines of a part that the wanted names need."""
+        """Return the lines of a part that the wanted names need."""
         lines: Lines = {"body": self.body, "gradient": self.gradient, "jacobian": self.jacobian}[part]
         names_needed = set(gives)
         chosen_lines: list[Line] = []
@@ -136,7 +137,7 @@ class OpDef:
         return tuple(reversed(chosen_lines))
 
     def gradient_reads(self, gives: Iterable[str]) -> tuple[str, ...]:
-        """What the gradient needs from outside itself: d<output>, inputs, outputs, lines of the body."""
+        """Return the names that the gradient reads: d<output>, inputs, outputs, lines of the body."""
         lines = self.lines("gradient", gives)
         makes = {term.name for line in lines for term in line.left}
         return tuple(dict.fromkeys(name for line in lines for name in line.reads if name not in makes))
@@ -157,7 +158,7 @@ _aliases: dict[str, str] = {}
 
 
 def define(entry: OpDef, aliases: tuple[str, ...] = ()) -> OpDef:
-    """Add a word to the vocabulary."""
+    """Register an operator."""
     _entries[entry.name] = entry
     _aliases.update(dict.fromkeys(aliases, entry.name))
     return entry
@@ -167,39 +168,39 @@ _MODULES = re.compile(r"^(?:torch|nn|functional|f|jax|jnp|np|numpy|math|scipy|sp
 
 
 def plain(name: str) -> str:
-    """A name without what people write differently: case, hyphens, spaces, the module that libraries have it in."""
+    """Return a name without variations of spelling: case, hyphens, spaces, the module of a library."""
     while (rest := _MODULES.sub("", name)) != name:
         name = rest
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def op_called(name: str) -> OpDef | None:
-    """The word that people call so, in any case and with hyphens."""
+    """Return the operator of a name in any spelling, or None."""
     by_spelling = {plain(spelling): spelling for spelling in (*_aliases, *_entries)}
     return entry(by_spelling[plain(name)]) if plain(name) in by_spelling else None
 
 
 def canonical(name: str) -> str:
-    """The word's own name for one of its spellings, which may have the module that a library has it in."""
+    """Return the canonical name of an operator for one of its spellings, such as a library's with its module."""
     if "." in name and _MODULES.match(name):
         return op.name if (op := op_called(name)) else name
     return _aliases.get(name, name)
 
 
 def entry(name: str) -> OpDef:
-    """The entry of a word; an unknown one is refused with the nearest known."""
+    """Return the definition of an operator. Raises `InputError` for an unknown name, with the nearest known one."""
     op = OPAQUE if name == OPAQUE.name else _entries.get(canonical(name))
     if op is None:
-        typed = [each for each in _entries if _entries[each].kind != "collective"]  # those, placements write
+        typed = [each for each in _entries if _entries[each].kind != "collective"]  # only sharding adds these
         near = difflib.get_close_matches(plain(name), [*typed, *_aliases], n=1, cutoff=0.65)
-        raise InputError(f"no word is called {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
+        raise InputError(f"no operator is called {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
     return op
 
 
 OPAQUE = OpDef("opaque", (), (), kind="opaque", source="what is not derived: a line has a cost and no meaning")
-"""No word like others, so it is not among them: any operands, any results, nothing to run."""
+"""The operator of lines without a derivation; it accepts any operands and results, and cannot be executed."""
 
 
 def entries() -> tuple[OpDef, ...]:
-    """Every word that a layer may be written with, in the order of their definition: collectives are not among them."""
+    """Return every operator that a layer may use, in the order of definition; collectives are left out."""
     return tuple(op for op in _entries.values() if op.kind != "collective")

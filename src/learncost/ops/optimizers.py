@@ -1,4 +1,4 @@
-"""Optimizers, a row each: one step of one parameter. Its operations are read off the body, as all prices are."""
+"""Optimizers, one per row: the step of one parameter. The body determines the operation counts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from learncost.ops.op_def import OpDef, define
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer, by the word that is its step.
+    """An optimizer, defined by the operator of its step.
 
-    state    operands that are kept from step to step: of `M` the step makes `M2`
+    state    operands that are stored between steps: `M2` is the new value of `M`
     scalars  operands that are numbers, the same for all weights
-    kept     what the state is, with its source
+    kept     a description of the state, with its source
     """
 
     op: str
@@ -24,13 +24,13 @@ class Optimizer:
 
 
 OPTIMIZERS: dict[str, Optimizer] = {}
-"""Those whose step is known, by name."""
+"""The optimizers by name."""
 
 
 def _optimizer(name: str, state: Sequence[str], scalars: Sequence[str], body: str, *, kept: str, source: str) -> None:
-    """A word that makes the new weight U of a weight W and its gradient G, and the new state.
+    """Define an operator that computes the new weight U from a weight W and its gradient G, and the new state.
 
-    Of the numbers a training knows lr, mu (its momentum), b1 and b2 (its betas) with c = 1 - b and k = 1/(1 - b^t) at
+    The scalars of a training are lr, mu (its momentum), b1 and b2 (its betas) with c = 1 - b and k = 1/(1 - b^t) at
     step t, eps, and decay = 1 - lr x weight decay.
     """
     outputs = ("U", *(f"{state_name}2" for state_name in state))

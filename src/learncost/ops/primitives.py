@@ -1,6 +1,6 @@
-"""Primitives: what NumPy does in one operation. One row is all that is told of one.
+"""Primitives, one per row: operators that NumPy computes in one operation.
 
-Elementwise ones cost one FLOP per element of their result, reductions one per element read, others nothing.
+Elementwise ones cost one FLOP per element of the result, reductions one per element read, others nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from learncost.ops.op_def import OpDef, define
 
 MODULES = {"numpy": "np", "torch": "torch", "jax": "jnp"}
-"""What emitted programs call the libraries."""
+"""The names of the libraries in emitted programs."""
 
 
 def _elementwise(name: str, *inputs: str, gradient: str = "", aliases: tuple[str, ...] = (), **more: Any) -> None:
-    """A function of each element, of X where it is not told of what."""
+    """Define an elementwise function, of X by default."""
     operands = inputs or ("X",)
     define(OpDef(name, operands, ("Y",), gradient_text=gradient, kind="elementwise", pointwise=True, **more), aliases)
 
@@ -287,7 +287,7 @@ define(
 
 
 def _reduction(name: str, by: str, outside: float, aliases: tuple[str, ...], source: str) -> None:
-    """The largest or smallest along axes: equal ones share the gradient."""
+    """Define a maximum or minimum along axes; equal elements share the gradient."""
     gradient = """
     E[_ n] = equal(X[_ n], Y[_])
     c[_] = E[_ n]
@@ -319,7 +319,7 @@ _reduction("min", "minimum", math.inf, ("amin",), "equal minima share the gradie
 
 
 def _scan(name: str, backwards: bool, other: str, spelled: dict[str, str]) -> None:
-    """Sums of all up to each place along an axis; their gradients are the sums from the other end."""
+    """Define a cumulative sum along an axis; its gradient is the cumulative sum from the other end."""
     row = OpDef(
         name,
         ("X",),
@@ -348,7 +348,7 @@ _scan(
 
 
 def _choice(name: str, chooses: str, largest: bool, spelled: dict[str, str], source: str, *aliases: str) -> None:
-    """Places along an axis, of equal values the first one first: indices, without a gradient."""
+    """Define an operator that returns positions along an axis, as indices without a gradient; ties keep their order."""
     more: dict[str, Any] = {"kind": "choice", "chooses": chooses, "largest": largest}
     more["outside"] = None if chooses == "all" else -math.inf if largest else math.inf
     define(OpDef(name, ("X",), ("Y",), spelled=spelled, source=source, **more), aliases)
@@ -357,7 +357,7 @@ def _choice(name: str, chooses: str, largest: bool, spelled: dict[str, str], sou
 for _name, _largest in (("argmax", True), ("argmin", False)):
     _call = {backend: f"{at}.{_name}({{X}}, -1)" for backend, at in MODULES.items()}
     _choice(
-        _name, "one", _largest, _call, f"the place of the {'largest' if _largest else 'smallest'}, the first of several"
+        _name, "one", _largest, _call, f"the index of the {'largest' if _largest else 'smallest'}, the first of several"
     )
 _choice(
     "argsort",
@@ -368,7 +368,7 @@ _choice(
         "torch": "torch.argsort({X}, dim=-1, stable=True)",
         "jax": "jnp.argsort({X}, -1, stable=True)",
     },
-    "the places of all, from the smallest up",
+    "the positions of all in ascending order",
     "sort",
 )
 _choice(
@@ -380,7 +380,7 @@ _choice(
         "torch": "torch.argsort({X}, dim=-1, descending=True, stable=True)[..., :{k}]",
         "jax": "jax.lax.top_k({X}, {k})[1]",
     },
-    "the places of the largest, these first; as many as the axis of the result is long",
+    "the positions of the largest in descending order; as many as the axis of the result is long",
     "top_k",
 )
 
@@ -396,7 +396,7 @@ define(
         ("X", "Z"),
         ("Y",),
         kind="constant",
-        source="arrays one behind another along the axis: a sum of reads at places of which no two meet",
+        source="the concatenation along the axis: a sum of reads at positions that do not overlap",
     )
 )
 define(
@@ -405,6 +405,6 @@ define(
         ("X", "Z"),
         ("Y",),
         kind="constant",
-        source="Z written behind X along the axis, where the array has room: it computes and moves nothing of its own",
+        source="Z appended to X along the axis, in a preallocated buffer: it computes and copies nothing itself",
     )
 )

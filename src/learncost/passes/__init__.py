@@ -1,1 +1,1 @@
-"""Rewritings of tables: lowering, recomputation, fusion, quantization, LoRA, and the plans of a step (plan.py)."""
+"""Passes over tables: lowering, recomputation, fusion, quantization, LoRA, and the plans of a step (plan.py)."""

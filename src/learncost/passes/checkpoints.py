@@ -1,8 +1,8 @@
-"""Checkpoints that a layer's own lines name: their lines run again in the backward pass, as PyTorch runs them.
+"""Activation checkpoints of a layer's own lines: their lines are recomputed in the backward pass, as PyTorch does.
 
-Each checkpoint runs its lines once more, those of checkpoints within it included, before the first gradient of one of
-its lines is computed. It stops at the last value that autograd kept of it; one that is marked with `!`, as with
-`use_reentrant=True`, runs to its end. What a policy keeps, marked with `-`, does not run again there.
+Each checkpoint recomputes its lines, including those of inner checkpoints, before the first gradient of one of its
+lines. It stops at the last tensor that autograd saved from it; one that is marked with `!`, as with
+`use_reentrant=True`, runs to its end. Results that a policy saves, marked with `-`, are not recomputed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 
 
 def checkpointed(table: Table) -> Table:
-    """The step with the lines of its checkpoints once more; the table itself where it has none."""
+    """Return the step with its checkpoints' recomputation; the table itself where it has none."""
     if not any(line.meta.again for line, _ in walk(table.lines)):
         return table
     values = dict(table.values)
@@ -29,7 +29,7 @@ def checkpointed(table: Table) -> Table:
 
 
 def _scope(lines: Sequence[Statement], values: Values, outputs: set[str]) -> tuple[Statement, ...]:
-    """The lines of one scope, which go forward and then backward, with those that run again."""
+    """Return the lines of one scope, forward and then backward, with recomputation."""
     result = list(lines)
     for (before, forward), (after, reverse), elsewhere in pairs(lines, outputs):
         inner_values: Values = {**forward.values, **reverse.values}
@@ -42,14 +42,14 @@ def _scope(lines: Sequence[Statement], values: Values, outputs: set[str]) -> tup
 
 @dataclass(frozen=True)
 class _LineCheckpoint:
-    """A checkpoint: its path, the places of its lines forward, and how many of them run again."""
+    """A checkpoint: its path, the numbers of its forward lines, and how many of them are recomputed."""
 
     path: Path
     places: tuple[int, ...]
     count: int
 
     def reruns(self, line: Line) -> bool:
-        """Whether a line of it runs again, which a policy may have kept."""
+        """Return whether a line is recomputed; a policy may save its result instead."""
         return not _marks(line)[len(self.path) - 1].endswith("-")
 
 
@@ -73,7 +73,7 @@ def _with_checkpoints(lines: Sequence[Statement], values: Values) -> tuple[State
     }
 
     def names(path: Path, reads: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """What a line of a checkpoint, forward again or backward, reads in the place of what ran forward."""
+        """Yield the renaming of values that a recomputed or backward line of a checkpoint reads."""
         for name in reads:
             made = path_of(forward[maker[name]]) if name in maker else ()
             depth = next((i for i in range(min(len(path), len(made)), 0, -1) if path[:i] == made[:i]), 0)
@@ -102,16 +102,16 @@ def _with_checkpoints(lines: Sequence[Statement], values: Values) -> tuple[State
 
 
 def _found(path: Path, forward: dict[int, Line], reverse: dict[int, Line], maker: dict[str, int]) -> _LineCheckpoint:
-    """A checkpoint, which stops where autograd kept the last value of it."""
+    """Return a checkpoint, which ends at the last tensor that autograd saved from it."""
     places = tuple(place for place, line in forward.items() if path_of(line)[: len(path)] == path)
     if not places or _is_whole(path, forward[places[0]]):
         return _LineCheckpoint(path, places, len(places))
-    end = 0  # places of lines before it run again
+    end = 0  # lines with smaller numbers are recomputed
     for line in reverse.values():
         of_line = path_of(line)
         if of_line[: len(path)] != path:
             continue
-        if len(of_line) > len(path):  # of a checkpoint within, which keeps what it was given
+        if len(of_line) > len(path):  # of an inner checkpoint, which saves its inputs
             inner = of_line[: len(path) + 1]
             within = [place for place in places if path_of(forward[place])[: len(inner)] == inner]
             if within:
@@ -127,7 +127,7 @@ def _found(path: Path, forward: dict[int, Line], reverse: dict[int, Line], maker
 
 
 def _keeps(line: Line, name: str, gradient: Line) -> bool:
-    """Whether a line keeps an operand for this line of its gradient."""
+    """Return whether a line saves an operand for this line of its gradient."""
     if (line.meta.module, line.meta.operator) != (
         gradient.meta.module,
         gradient.meta.operator,
@@ -141,7 +141,7 @@ def _marks(line: Line) -> Path:
 
 
 def path_of(line: Line) -> Path:
-    """The numbers of the checkpoints around a line, the outermost first."""
+    """Return the numbers of the checkpoints around a line, the outermost first."""
     return tuple(mark.rstrip("!-") for mark in _marks(line))
 
 
@@ -150,12 +150,12 @@ def _prefixes(path: Path) -> Iterator[Path]:
 
 
 def _is_whole(path: Path, line: Line) -> bool:
-    """Whether a checkpoint around a line runs to its end."""
+    """Return whether a checkpoint around a line is recomputed to its end."""
     return "!" in _marks(line)[len(path) - 1]
 
 
 def _again(name: str, above: int) -> str:
-    """What a value is called that a checkpoint makes again: its own one, or one so many above it."""
+    """Return the name of a recomputed value: that of its own checkpoint, or of one `above` levels up."""
     return f"{name}.again{above + 1 if above else ''}"
 
 

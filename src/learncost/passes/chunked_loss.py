@@ -1,7 +1,8 @@
-"""Head: scores, loss and their gradients one sequence after the other, so that batch x vocabulary never lies in memory.
+"""The plan chunked-loss (chunked cross-entropy): scores, loss and their gradients run sequence by sequence.
 
-Between the scores of the vocabulary and the gradients that they leave nothing passes from sequence to sequence but
-sums: of the loss, and of the gradients of the head's weights. Forward and backward of a sequence stand in one turn.
+Between the scores of the vocabulary and their gradients, sequences exchange only sums: of the loss, and of the
+gradients of the head's weights. Forward and backward of a sequence run in one iteration, so that batch x vocabulary is
+never stored.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ BATCH = "B"
 
 
 def chunked_loss(table: Table) -> Table:
-    """The step with the head and its loss as a repeat over the batch; left as it is where it has no such form.
+    """Return the step with the head and its loss as a loop over the batch; the step itself where this is not possible.
 
-    That is so where the loss is no sum over positions of a log softmax, and where scores are read by others or wanted.
+    It is not where the loss is not a sum over positions of a log softmax, or where other lines or outputs read scores.
     """
     lines = tuple(_inside(line, table) for line in table.lines)
     table = table if lines == table.lines else replace(table, lines=lines)
@@ -47,7 +48,7 @@ def chunked_loss(table: Table) -> Table:
 
 
 def _inside(line: Statement, around: Table) -> Statement:
-    """A repeat in whose turns the head and its loss stand, as those of local losses do; any other line as it is."""
+    """Return a loop with the head and its loss in its iterations, as for local losses; any other line unchanged."""
     if not isinstance(line, Loop):
         return line
     outputs = (*(carry.end for carry in line.carry), *(name for name, _ in line.keep))
@@ -60,7 +61,7 @@ def _inside(line: Statement, around: Table) -> Statement:
 
 
 def _part(table: Table) -> tuple[int, int, set[str]] | None:
-    """From the first line that makes a value of batch x positions x vocabulary to the last that reads one."""
+    """Return the range of lines that define or read a value of batch x positions x vocabulary, and these values."""
     acted = [line for line in table.lines if isinstance(line, Op) and entry(line.op).makes == "logarithms"]
     acted = [line for line in acted if line.part == "body" and line.left[0].axes[0] == BATCH and len(line.loops) > 2]
     if len(acted) != 1:
@@ -76,23 +77,23 @@ def _part(table: Table) -> tuple[int, int, set[str]] | None:
 
 
 class _OtherFormError(Exception):
-    """The lines cannot take turns over the batch."""
+    """The lines do not have the form of a loop over the batch."""
 
 
 @dataclass
 class _ChunkLoop:
-    """The lines of the part: before the repeat, in its turns, and after it."""
+    """The lines of the range: before the loop, in its iterations, and after it."""
 
     table: Table
-    later: set[str]  # names that lines after the part read, and outputs
+    later: set[str]  # names that later lines read, and outputs
     before: list[Statement] = field(default_factory=list)
     inside: list[Statement] = field(default_factory=list)
     after: list[Line] = field(default_factory=list)
     carry: list[Carry] = field(default_factory=list)
     each: dict[str, str] = field(default_factory=dict)
-    values: dict[str, Value] = field(default_factory=dict)  # inside of a turn
-    outer: dict[str, Value] = field(default_factory=dict)  # of the totals' zeros
-    made_inside: set[str] = field(default_factory=set)  # inside of a turn, totals aside
+    values: dict[str, Value] = field(default_factory=dict)  # of an iteration
+    outer: dict[str, Value] = field(default_factory=dict)  # of the accumulators' zeros
+    made_inside: set[str] = field(default_factory=set)  # of an iteration, without accumulators
 
     @property
     def totals(self) -> set[str]:
@@ -104,7 +105,7 @@ class _ChunkLoop:
 
     @property
     def keep(self) -> tuple[tuple[str, str], ...]:
-        """What others read of the turns."""
+        """The values of iterations that other lines read, as stacks."""
         read = self.later | {name for line in self.after for name in line.reads}
         return tuple((name, name) for name in self.values if name in self.made_inside and name in read)
 
@@ -125,7 +126,7 @@ class _ChunkLoop:
             self.iteration(line)
 
     def iteration(self, line: Line) -> None:
-        """One sequence's share of a line: the same line without the batch, and a sum where it summed over that."""
+        """Emit a line for one sequence: the line without the batch, and an accumulation where it summed over that."""
         left, right = tuple(map(self.sliced, line.left)), tuple(map(self.operand, line.right))
         iteration_line = replace(line, left=left, right=right)
         if BATCH in iteration_line.loops or (isinstance(iteration_line, Op) and BATCH in iteration_line.axes):
@@ -145,7 +146,7 @@ class _ChunkLoop:
             raise _OtherFormError
 
     def add(self, line: Line, axes: tuple[str, ...]) -> None:
-        """A total that the turns carry."""
+        """Add a loop-carried accumulator."""
         name = line.name
         start, end, zero = (f"{name}:{part}" for part in ("sum", "sum.2", "zero"))
         meta = merging(line.meta, line.meta.phase)
@@ -157,7 +158,7 @@ class _ChunkLoop:
         self.carry.append(Carry(start, end, zero, name))
 
     def of_iteration(self, name: str) -> tuple[str, ...]:
-        """The axes of a value inside of a turn."""
+        """Return the axes of a value inside of an iteration."""
         axes = self.table.axes[name]
         if BATCH not in axes:
             return axes
@@ -169,7 +170,7 @@ class _ChunkLoop:
         return self.sliced(term) if isinstance(term, Term) else term
 
     def sliced(self, term: Term) -> Term:
-        """A value as a turn knows it, where it has a batch: of one sequence."""
+        """Return a term as an iteration reads it: the slice of one sequence, where it has a batch."""
         axes = [axis if isinstance(axis, str) else self.read(axis) for axis in term.axes]
         if self.of_iteration(term.name) != self.table.axes[term.name] and axes.pop(0) != BATCH:
             raise _OtherFormError

@@ -1,4 +1,4 @@
-"""Numbers as codes of 8 bits and a scale for those that share one, as lines of a table."""
+"""Quantization of values to 8-bit codes with a scale per group, as lines of a table."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from learncost.ir.term import Literal, Term
 from learncost.ir.value import Role, Value
 
 LAYER = "codes"
-"""The layer of the lines that make codes, and values of them."""
+"""The layer of the lines that quantize and dequantize values."""
 
 LARGEST, LEAST = 127, 1e-30
-"""The largest code, and the least scale: zeros alone have codes of zeros."""
+"""The largest code, and the smallest scale: a group of zeros has codes of 0."""
 
 Values = dict[str, Value]
 
 
 def coded(number: Term, name: str, inside: Sequence[str], values: Values, phase: str) -> Iterator[Line]:
-    """The lines that make NAME.codes and NAME.scales of a value: its largest number along some axes has the code 127.
+    """Yield the lines that compute NAME.codes and NAME.scales of a value; the largest number of each group has the code
+    127.
 
     inside  the axes along which numbers share a scale
-    values  of the scope, to which those that are made are added
+    values  of the scope, to which the new ones are added
     """
     axes = number.declared
     rows = tuple(axis for axis in axes if axis not in inside)

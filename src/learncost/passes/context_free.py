@@ -1,4 +1,4 @@
-"""Lines whose normal form does not depend on the lines around them, and when two of these have the same one."""
+"""Lines whose lowering does not depend on other lines, and a key for lines with equal lowering."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from learncost.ir.term import Term
 
 
 def alone(table: Table) -> Callable[[Line], bool]:
-    """Whether a line is lowered in the same way wherever it stands.
+    """Return a predicate for lines that are lowered in the same way in any context.
 
-    Only what may stand outside a `where` comes from other lines. It is known of what lines with a `where` make, by
-    whatever name a repeat hands it in or out; every line that touches none of these names stands alone.
+    Only the values outside a `where` depend on other lines. They are tracked for results of lines with a `where`,
+    through all names that loops give them; every line that reads or defines none of these names is context-free.
     """
     conditioned = {term.name for line, _ in walk(table.lines) if line.where for term in line.left}
     repeats = [*table.repeats]
@@ -31,13 +31,13 @@ def alone(table: Table) -> Callable[[Line], bool]:
 
 
 def shape(line: Line) -> Hashable:
-    """What the counts of a line that stands alone depend on: everything but its names and its tag."""
+    """Return a key of everything that the counts of a context-free line depend on, without names and metadata."""
     particulars: tuple[Hashable, ...] = ()
     if isinstance(line, Op):
         particulars = (line.op, line.part, line.axes, line.given, line.gives, line.opaque)
     elif isinstance(line, Sum):
         particulars = line.signs
-    # The axes of indices, and a term or literal that is read twice, are a part of what is lowered.
+    # The axes of indices, and a term or literal that is read twice, change the lowering.
     right = tuple(term.axes if isinstance(term, Term) else term for term in line.right)
     names = [term.name for term in line.right]
     return type(line), particulars, tuple(term.axes for term in line.left), right, tuple(map(names.index, names))

@@ -1,7 +1,7 @@
-"""In product: an elementwise optimizer stands where the product that makes a weight's gradient ends.
+"""The plan epilogue-update: an elementwise optimizer runs in the epilogue of the gradient's matrix product.
 
 A sum of the product is complete while it is still in a register: the weight's element and its states are then updated
-there, and the gradient is never stored. It is what `fused-update` does for a whole weight, done for a tile of it.
+there, and the gradient is never stored. It does tile by tile what `fused-update` does for a full weight.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from learncost.passes.fused_update import fused_update
 from learncost.passes.kernels import KernelNames
 
 KERNELS = "in_product"
-"""How kernels of this plan begin."""
+"""The prefix of the names of this plan's kernels."""
 
 
 def epilogue_update(table: Table) -> Table:
-    """The step, at once, with every weight's update in the product that makes its gradient, where that is possible.
+    """Return the step of fused-update, with updates in the epilogues of gradient products where possible.
 
     Raises `InputError` where a line of the optimizer reads several gradients, as clipping by their norm does.
     """
@@ -37,10 +37,10 @@ def epilogue_update(table: Table) -> Table:
 
 @dataclass(frozen=True)
 class EpilogueUpdates:
-    """Which weights a step updates in the product of their gradient.
+    """The weights that a step updates in the epilogue of their gradient's product.
 
     inside   their names
-    outside  all others that learn, each with what its gradient is instead of one product
+    outside  all other trainable weights, each with the form of its gradient, which is not a single product
     """
 
     inside: tuple[str, ...]
@@ -51,12 +51,12 @@ class EpilogueUpdates:
         for weight, reason in self.outside.items():
             names.setdefault(reason, []).append(weight)
         others = "; ".join(f"{', '.join(weights)} ({reason})" for reason, weights in names.items())
-        text = f"In the product of their gradient, which is never stored: {', '.join(self.inside) or 'no weight'}."
-        return f"{text} Stored is the gradient of {others}." if others else text
+        text = f"Updated in the epilogue of the gradient's product: {', '.join(self.inside) or 'no weight'}."
+        return f"{text} The gradient is stored for {others}." if others else text
 
 
 def updates(table: Table) -> EpilogueUpdates:
-    """Of a step under the plan: the weights that are updated in their product, and why others are not."""
+    """Return the weights that a step under the plan updates in an epilogue, and the reasons why others are not."""
     inside: list[str] = []
     outside: dict[str, str] = {}
     for scope, handed in _scopes(table.lines, set(table.outputs)):
@@ -73,7 +73,7 @@ def updates(table: Table) -> EpilogueUpdates:
 
 
 def _without_op(table: Table, inside: list[str], outside: dict[str, str]) -> None:
-    """Add the weights whose update is no word of an optimizer, as in whole numbers."""
+    """Add the weights whose update is not an optimizer's op, as in integer training."""
     makers = {name: line for line in table.lines if isinstance(line, Line) for name in line.makes}
     for weight in (name for name in table.renewed if name in table.weights):
         line = makers.get(table.renewed[weight])
@@ -83,7 +83,7 @@ def _without_op(table: Table, inside: list[str], outside: dict[str, str]) -> Non
             inside.append(weight)
             continue
         lines = [line]
-        for update in lines:  # back to what the optimizer does not make
+        for update in lines:  # back to values that the optimizer does not compute
             for name in update.reads:
                 maker = makers.get(name)
                 if maker is not None and table.axes[name] and maker.meta.phase == "optimizer_step":
@@ -93,7 +93,7 @@ def _without_op(table: Table, inside: list[str], outside: dict[str, str]) -> Non
 
 
 def _scopes(lines: Sequence[Statement], handed: set[str]) -> Iterator[tuple[Sequence[Statement], set[str]]]:
-    """The lines of every scope, and the names that leave it."""
+    """Yield the lines of every scope, and the names that leave it."""
     yield lines, handed
     for line in lines:
         if isinstance(line, Loop):
@@ -105,7 +105,7 @@ def _leaving(repeat: Loop) -> set[str]:
 
 
 def _within(lines: Sequence[Statement], handed: set[str], names: KernelNames) -> tuple[Statement, ...]:
-    """One scope, with the products of gradients moved to the updates that alone read them."""
+    """Return one scope, with the products of gradients moved to the updates that are their only readers."""
     result = [
         replace(line, lines=_within(line.lines, _leaving(line), names)) if isinstance(line, Loop) else line
         for line in lines
@@ -131,7 +131,7 @@ def _words(chain: Sequence[Line]) -> list[str]:
 
 
 def _no_gradient(line: Product) -> str:
-    """Why a line is no product of two matrices whose sums could be used where they end; nothing if it is one."""
+    """Return why a line is not a product of two matrices with an epilogue; "" if it is."""
     if line.left[0].indexed:
         return "rows added up at an index"
     if len(line.right) != 2 or not all(isinstance(term, Term) for term in line.right) or not line.sides.are_of_matrices:
@@ -144,7 +144,7 @@ def _no_gradient(line: Product) -> str:
 
 
 def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
-    """The optimizer's lines that wait for a gradient, in order, with those of its axes that only they read."""
+    """Return the optimizer's lines that depend on a gradient, in order, with those that only they read."""
     waiting = {*product.makes}
     chain: list[Line] = []
     steps: list[Line] = []
@@ -171,14 +171,14 @@ def _chain(lines: Sequence[Statement], product: Line) -> list[Line]:
 
 
 def _scales(line: Line, product: Line, waiting: Collection[str]) -> bool:
-    """Whether a line scales a product's sums element by element, as behind one of whole numbers."""
+    """Return whether a line scales a product's sums elementwise, as after an integer product."""
     terms = [term for term in line.right if isinstance(term, Term) and term.name in waiting]
     identical = all(term.axes == product.left[0].axes for term in (*terms, line.left[0]))
     return isinstance(line, Product) and not line.where and len(terms) == 1 and identical
 
 
 def _refusal(lines: Sequence[Statement], handed: Collection[str], line: Line, chain: Sequence[Line]) -> str:
-    """Why a product and the optimizer's lines behind it are not one kernel; nothing if they can be."""
+    """Return why a product and the optimizer's lines after it cannot be one kernel; "" if they can."""
     axes = line.left[0].loops
     if line.name in handed or any(line.name in other.reads and other not in chain for other in lines):
         return "read by others than the optimizer"
@@ -198,12 +198,12 @@ def _place(lines: Sequence[Statement], line: Line) -> int:
 
 
 def _reason(scope: Sequence[Statement], handed: Collection[str], name: str) -> str:
-    """What a gradient is of which the weight is not updated in a product."""
+    """Return the form of a gradient whose weight is not updated in an epilogue."""
     seen: set[str] = set()
     while name not in seen:
         seen.add(name)
         maker = next((line for line in scope if name in line.makes), None)
-        if isinstance(maker, Line) and maker.meta.phase == "optimizer_step":  # weight decay: the gradient is the first
+        if isinstance(maker, Line) and maker.meta.phase == "optimizer_step":  # weight decay of the gradient
             name = maker.right[0].names[0]
             continue
         if maker is None or isinstance(maker, Loop):

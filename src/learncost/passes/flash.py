@@ -1,8 +1,8 @@
-"""Flash: attention whose scores are never stored, neither for the backward pass nor as a whole.
+"""The plan flash (FlashAttention): scores of attention are never stored in full, nor saved for the backward pass.
 
-Between the product of queries and keys and the product with the values, everything has an axis of queries and an axis
-of keys. Those lines run as one kernel, a sequence and a head a turn, some queries at a time; their values are made
-again in the backward pass instead of being kept. Which positions are visible bounds what a block computes.
+Between the product of queries and keys and the product with the values, every value has an axis of queries and an axis
+of keys. Those lines run as one kernel per sequence and head, in tiles of queries; their results are recomputed in the
+backward pass instead of being saved. A causal or window condition bounds the keys of a tile.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from learncost.passes.kernels import KernelNames
 from learncost.passes.rematerialization import recomputed, run_once
 
 QUERIES = 32
-"""Queries of a block: their scores with two thousand keys, and the gradients of these, take half a mebibyte, which a
-core's cache holds; under a causal condition a block computes half of its own square in vain."""
+"""Queries of a tile: their scores with two thousand keys, and the gradients of these, take half a mebibyte, which fits
+a core's cache; under a causal condition half of a tile's own square is computed in vain.
+"""
 
 
 def flash(table: Table) -> Table:
-    """The step with the lines between queries, keys and values as kernels, run again in the backward pass.
+    """Fuse the lines between queries, keys and values into kernels, which are recomputed in the backward pass.
 
-    Where all of a block runs again, as in the procedure `recompute`, it does so with its kernel. Dao et al. 2022,
-    FlashAttention, algorithms 1 and 4, here with the whole rows of a block's scores at once.
+    Where full blocks are recomputed, as in the procedure `recompute`, the kernel is recomputed with them. Dao et al.
+    2022, FlashAttention, algorithms 1 and 4, here with the complete rows of a tile's scores at once.
     """
     table = named_once(table)
     kept = kept_again(table)
@@ -40,11 +41,11 @@ def flash(table: Table) -> Table:
         return table
     if any(line.meta.again and line.meta.phase == "recomputation" for line, _ in walk(table.lines)):
         raise InputError(
-            "flash makes scores again where a checkpoint of the module does so already: leave torch.utils.checkpoint "
-            "out of the module, and say --procedure recompute with --plan flash"
+            "flash recomputes scores that a checkpoint of the module recomputes already: leave torch.utils.checkpoint "
+            "out of the module, and use --procedure recompute with --plan flash"
         )
     again = recomputed(once, lambda line: not pairs.keys().isdisjoint(line.makes))
-    # With their gradients: through an explicit Jacobian these have more axes, and are no pairs themselves.
+    # Including their gradients; through an explicit Jacobian these have more axes, and do not count.
     gradients = {name: value.of for name, value in again.known.items() if value.role == "gradient"}
     pairs |= {name: pairs[of] for name, of in gradients.items() if of in pairs and name not in pairs}
     planned = replace(again, lines=_kernels(again.lines, pairs, KernelNames(again)))
@@ -54,7 +55,7 @@ def flash(table: Table) -> Table:
 
 
 def scores(table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Names of values that have queries and keys, by name: the axes that turns are taken over, and the queries."""
+    """Return the values that have both queries and keys, with their tiled axes and the axis of queries."""
     return _pairs(table.lines, table)
 
 
@@ -83,16 +84,16 @@ def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[st
 
 
 def _queries(softmax: Op, keys: str, table: Table) -> str | None:
-    """The axis of the scores whose positions are the queries': the other one that no weight has."""
+    """Return the axis of the scores whose positions are the queries': the other one that no weight has."""
     sizes = features(table) | _chosen(table)
     rows = [axis for axis in softmax.left[0].declared if base(axis) not in sizes and axis != "B"]
     if keys not in rows or len(rows) != 2:
-        return None  # a choice among experts, say
+        return None  # such as a choice among experts
     return next(axis for axis in rows if axis != keys)
 
 
 def _chosen(table: Table) -> frozenset[str]:
-    """The axes that count what is chosen, such as the experts of a token."""
+    """Return the axes that enumerate selected entries, such as the experts of a token."""
     return frozenset(
         base(axis)
         for line, _ in walk(table.lines)
@@ -104,7 +105,7 @@ def _chosen(table: Table) -> frozenset[str]:
 def _kernels(
     lines: Sequence[Statement], pairs: dict[str, tuple[tuple[str, ...], str]], names: KernelNames
 ) -> tuple[Statement, ...]:
-    """The lines of a scope, those that make or read scores in kernels."""
+    """Return the lines of a scope, with those that compute or read scores in kernels."""
     result: list[Statement] = []
     group: list[Line] = []
 

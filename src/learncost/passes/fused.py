@@ -1,7 +1,7 @@
-"""Fused: consecutive lines that take turns over the same rows run as one kernel, one row after another.
+"""The plan fused: consecutive lines over the same rows run as one kernel, row by row.
 
-Matrix products stand alone: a library computes them. What lies between two of them - biases, activations, sums of the
-residual stream, normalisations, their gradients - reads and writes every row once instead of once a line.
+Matrix products are excluded: a library computes them. The lines between two of them - biases, activations, residual
+sums, normalizations, their gradients - then read and write every row once instead of once per line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Axes:
     """The axes of a table.
 
     features  those of weights
-    order     all, as they come in its inputs and lines, so that equal turns are taken in one order everywhere
+    order     all, in the order of its inputs and lines, so that equal sets of rows have one order
     """
 
     features: frozenset[str]
@@ -42,18 +42,18 @@ class _Axes:
 
 
 def fused(table: Table) -> Table:
-    """The table with every line that is no matrix product in a kernel; kernels that other plans made stay."""
+    """Return the table with every line that is not a matrix product in a kernel; kernels of other plans remain."""
     table = named_once(table)
     return replace(table, lines=_fused(table.lines, _Axes.of(table), KernelNames(table)))
 
 
 def _multiplies(line: Line) -> bool:
-    """Whether the line is a product of two matrices, however their axes lie."""
+    """Return whether the line is a product of two matrices, in any layout."""
     return isinstance(line, Product) and len(line.right) == 2 and line.sides.are_of_matrices
 
 
 def _does(lines: Sequence[Line]) -> str:
-    """What the lines do: their layers, and whether they go backward."""
+    """Return a name for the lines: their layers, and whether they are backward."""
     layers = list(dict.fromkeys(line.meta.layer for line in lines if line.meta.layer)) or ["sums"]
     ops = [line.op for line in lines if isinstance(line, Op)]
     if len(layers) == 1 and ops and ops[0] != layers[0] and len(set(ops)) == 1:
@@ -70,13 +70,13 @@ class _FusionGroup:
 
     @property
     def totals(self) -> set[str]:
-        """What is known only after all turns: sums over rows."""
+        """Results that are complete only after all rows: sums over rows."""
         return {name for line in self.lines if not {*self.rows} <= {*line.left[0].loops} for name in line.makes}
 
     def takes(self, line: Line) -> bool:
-        """Whether a line that has the same rows reads of what these make its own row alone, and no total.
+        """Return whether a line with the same rows reads only its own row of the group's results, and no total.
 
-        Element by element it goes on where it reads what the last one makes.
+        An elementwise group without rows continues with a line that reads its last result.
         """
         if not self.rows:
             last = self.lines[-1]
@@ -87,7 +87,7 @@ class _FusionGroup:
 
 
 def _fused(lines: Iterable[Statement], axes: _Axes, names: KernelNames) -> tuple[Statement, ...]:
-    """One scope: groups of lines, and between them what stands alone."""
+    """Return the statements of one scope, with groups of lines as kernels."""
     parts: list[_FusionGroup | Statement] = []
     for line in _updates_late(_sums_early(tuple(lines), axes), axes):
         if isinstance(line, Loop):
@@ -112,18 +112,18 @@ def _fused(lines: Iterable[Statement], axes: _Axes, names: KernelNames) -> tuple
 
 
 def _rows(line: Line, axes: _Axes) -> tuple[str, ...] | None:
-    """The axes that a kernel of this line takes turns over: those of no weight. None: the line stands alone."""
+    """Return the axes that a kernel of this line is tiled over: those of no weight. None: the line is not fused."""
     if _multiplies(line) or (isinstance(line, Op) and line.op in _APART):
         return None
     if line.meta.phase == "optimizer_step":
-        return () if isinstance(line, Op) else None  # element by element
+        return () if isinstance(line, Op) else None  # elementwise
     acted = {*line.axes, *line.chosen} if isinstance(line, Op) else set()
     rows = tuple(axis for axis in line.loops if base(axis) not in axes.features and axis not in acted)
     if len({base(axis) for axis in rows}) < len(rows):
         return None
     if not rows:
         return None
-    # The gradient of a table that is read at an index is scattered: rows of one turn meet those of another.
+    # The gradient of a table that is read at an index is scattered: rows may collide.
     scattered = any(term.indexed and not set(rows) <= set(term.axes) for term in line.left)
     if scattered and _is_table(line.left[0], axes):
         return None
@@ -136,7 +136,7 @@ def _is_table(term: Term, axes: _Axes) -> bool:
 
 
 def _sums_early(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
-    """Sums over all rows, such as biases' gradients, right after the line that makes what they sum."""
+    """Move sums over all rows, such as biases' gradients, right after the line that computes their operand."""
     result: list[Statement] = []
     for line in lines:
         place = len(result)
@@ -154,18 +154,18 @@ def _sums_early(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
 
 
 def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
-    """What can wait until after the next group of other lines, or until it is read.
+    """Delay lines until after the next group of other lines, or until their results are read.
 
-    Those are weights' gradients that are matrix products, totals of the turns of a loop, what the optimizer does, and
-    what is computed again.
+    These are weights' gradients that are matrix products, accumulators of loops, the optimizer's lines and
+    recomputation.
     """
     result: list[Statement] = []
     late: list[Line] = []
     updated = _updated(lines)
-    passed = False  # whether other lines stand between the first of `late` and here
+    passed = False  # whether other lines are between the first of `late` and here
 
     def flush(names: set[str] | None = None) -> None:
-        """Put what makes these names here, and what that reads; None: everything."""
+        """Emit the lines that compute these names, with those they need; None: all."""
         chosen, waiting, needed = list[Line](), list[Line](), set(names or ())
         for statement in reversed(late):
             if names is None or not needed.isdisjoint(statement.makes):
@@ -180,7 +180,7 @@ def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
         if isinstance(line, Line) and _waits(line, axes):
             late.append(line)
             continue
-        if isinstance(line, Line) and line.meta.kernel in updated:  # who reads a weight stands before its update
+        if isinstance(line, Line) and line.meta.kernel in updated:  # readers of a weight must precede its update
             old = updated[line.meta.kernel]
             flush({name for waiting in late if not old.isdisjoint(waiting.reads) for name in waiting.makes})
         product = _stands_alone(line)
@@ -195,7 +195,7 @@ def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
 
 
 def _updated(lines: Sequence[Statement]) -> dict[FusedKernel | None, set[str]]:
-    """By the kernels of other plans that have lines of an optimizer: the arrays that these read, and may change."""
+    """Return, by kernel of another plan with lines of an optimizer, the arrays that these read and may overwrite."""
     arrays: dict[FusedKernel | None, set[str]] = {}
     for line in lines:
         if isinstance(line, Line) and line.meta.kernel and line.meta.phase == "optimizer_step":
@@ -214,7 +214,7 @@ def _waits(line: Line, axes: _Axes) -> bool:
 
 
 def _together(first: Statement, second: Statement) -> bool:
-    """Whether both are lines of one kernel."""
+    """Return whether both are lines of one kernel."""
     return (
         isinstance(first, Line)
         and isinstance(second, Line)
@@ -224,5 +224,5 @@ def _together(first: Statement, second: Statement) -> bool:
 
 
 def _stands_alone(line: Statement) -> bool:
-    """A matrix product that no kernel has."""
+    """Return whether a statement is a matrix product outside of any kernel."""
     return isinstance(line, Line) and _multiplies(line) and line.meta.kernel is None

@@ -1,7 +1,7 @@
-"""At once: a weight is updated as soon as its gradient is there, so that the gradients never lie in memory together.
+"""The plan fused-update: the optimizer step is fused into the backward pass, and gradients are freed one by one.
 
-A weight of a block is updated in the block's own turn of the backward pass, any other right after the last line that
-makes its gradient or reads the weight: what is updated is read no more.
+A weight of a block is updated in the block's own backward iteration, any other right after the last line that computes
+its gradient or reads the weight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from learncost.ir.value import Value
 
 
 def fused_update(table: Table) -> Table:
-    """The step with the optimizer's lines where the gradients are made; the gradients are then no outputs any more.
+    """Return the step with the optimizer's lines next to the gradients, which are no longer outputs.
 
     Raises `InputError` where a line of the optimizer reads several gradients, as clipping by their norm does.
     """
@@ -41,17 +41,17 @@ def fused_update(table: Table) -> Table:
 
 
 def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
-    """By gradient, the lines that update its weight: the optimizer's, and those of weight decay before it.
+    """Return, by gradient, the lines that update its weight: the optimizer's, and those of weight decay before it.
 
-    Beside them the lines that read no gradient and cannot stand with one of them alone: they go first of all.
+    The second result has the lines that read no gradient and belong to several updates: they run first.
     """
     made = [name for line in table.lines if not _updates(line) for name in line.makes]
     waits = {name: place for place, name in enumerate(made)}
-    # A number beside them, such as a power of two, is no obstacle where it is there before.
+    # A scalar, such as a power of two, does not prevent fusion if it is defined before.
     gradients = {n for n in made if table.axes[n] or n in table.outputs or table.values[n].role == "gradient"}
     chains: dict[str, list[Line]] = {}
     gradient_of: dict[str, str] = {}
-    before: dict[str, Line] = {}  # what reads a weight alone, as its decay does
+    before: dict[str, Line] = {}  # lines that read only a weight, such as its decay
     for line in table.lines:
         if not isinstance(line, Line) or not _updates(line):
             continue
@@ -60,7 +60,7 @@ def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
         if len(read) > 1 or any(waits[line.name] > waits[name] for name in read):
             raise InputError(
                 "the plan fused-update updates a weight as soon as its gradient exists, but here it waits for others: "
-                f"{line.name} is made of {max(2, len(read))} (to clip gradients by their norm, leave fused-update out)"
+                f"{line.name} reads {max(2, len(read))} (to clip gradients by their norm, leave out fused-update)"
             )
         if not read:
             before |= dict.fromkeys(line.makes, line)
@@ -84,7 +84,7 @@ def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
 
 
 def _needed(chain: Iterable[Line], before: Mapping[str, Line]) -> list[Line]:
-    """The lines of those before that a chain reads, and what these read, in their order."""
+    """Return those of the earlier lines that a chain needs, transitively, in their order."""
     names = {name for line in chain for name in line.reads}
     result: list[Line] = []
     for line in reversed(dict.fromkeys(before.values())):
@@ -95,7 +95,7 @@ def _needed(chain: Iterable[Line], before: Mapping[str, Line]) -> list[Line]:
 
 
 def _along(line: Line, axis: str) -> bool:
-    """Whether a word acts along an axis, so that no slice of its result is made of a slice."""
+    """Return whether an op acts along an axis, so that a slice of its result needs more than a slice of its operand."""
     return isinstance(line, Op) and axis in line.axes
 
 
@@ -106,9 +106,10 @@ def _updates(line: Statement) -> bool:
 def _in_iterations(
     repeat: Loop, gradient: str, chain: Sequence[Line], table: Table, around: Mapping[str, Value] | None = None
 ) -> Loop:
-    """The repeat in whose turns a stack of gradients is made, with the update of the turn's weight in its stead.
+    """Return the loop that computes a stack of gradients, with the update of each iteration's weight in place of the
+    stack.
 
-    around   what is known of the names there, where it stands in another repeat
+    around   the values of the scope around it, for a loop inside of another loop
     """
     values = table.values if around is None else around
     names = {outer: inside for inside, outer in (*repeat.keep, *repeat.each)}
@@ -126,7 +127,7 @@ def _in_iterations(
         names.get(name, name): values[name].along((*first, *values[name].axes[1:])) for name in (*stacks, *makes)
     }
     lines = list(repeat.lines)
-    if together:  # several turns' gradients are there, each made in a turn of a repeat inside
+    if together:  # several iterations' gradients are computed by an inner loop
         place, maker = next((i, line) for i, line in enumerate(lines) if names[gradient] in line.makes)
         assert isinstance(maker, Loop)
         lines[place] = _in_iterations(
@@ -143,7 +144,7 @@ def _in_iterations(
 def _add(
     lines: list[Statement], gradient: str, chain: Sequence[Line], names: Mapping[str, str], stacks: Sequence[str]
 ) -> None:
-    """Add the update of a turn's weight to the lines of the turn."""
+    """Add the update of an iteration's weight to the lines of the iteration."""
 
     def sliced(term: Term) -> Term:
         axes = term.axes[1:] if term.name in (gradient, *stacks) else term.axes

@@ -1,4 +1,4 @@
-"""Exponentials and logarithms of whole numbers, as lines: powers of two, and polynomials between two of them."""
+"""Exponentials and logarithms of integers, as lines: powers of two, and polynomials between them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from learncost.passes.powers import HALF, WORD, Power, ScaledInteger
 from learncost.passes.shifts import Shifts
 
 LOG2_E, LN_2 = (11819, -13), (22713, -15)
-"""log2(e) and ln(2) as whole numbers times powers of two."""
+"""log2(e) and ln(2) as integers times powers of two."""
 
 UNIT = -10
-"""The power of what stands in the exponent of two."""
+"""The power of two of the exponent's unit."""
 
 
 def exponential(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name: str, meta: Meta) -> ScaledInteger:
-    """2^(x log2(e)), up to 1: a power of two, and a polynomial from 2^-1/2 to 2^1/2."""
+    """Emit 2^(x log2(e)), at most 1: a power of two, and a polynomial from 2^-1/2 to 2^1/2."""
     steps = _IntegerSteps(scope, name, axes, meta)
     number = scope.narrow(number, axes, HALF, meta.phase)
     factor, power = LOG2_E
@@ -33,7 +33,7 @@ def exponential(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], nam
 
 
 def logarithm(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name: str, meta: Meta) -> ScaledInteger:
-    """(bits of x, and a polynomial of its highest bits, from 1/2 to 1) times ln(2)."""
+    """Emit (bits of x, and a polynomial of its highest bits, from 1/2 to 1) times ln(2)."""
     steps = _IntegerSteps(scope, name, axes, meta)
     given = Term(number.name, axes)
     many = steps.op("bits", given)
@@ -53,7 +53,7 @@ def logarithm(scope: Shifts, number: ScaledInteger, axes: tuple[str, ...], name:
 
 @dataclass(frozen=True)
 class _IntegerSteps:
-    """Lines on the way to one value, along its axes."""
+    """A builder of the intermediate lines of one value, along its axes."""
 
     scope: Shifts
     name: str
@@ -83,7 +83,7 @@ class _IntegerSteps:
         return self.sum(first, second, -1)
 
     def polynomial(self, x: Term, factors: Sequence[int], unit: int) -> Term:
-        """By Horner's rule, of x times 2 to the power of -unit; the factors have the same scale as the result."""
+        """Evaluate a polynomial of x 2^-unit by Horner's rule; its factors have the result's scale."""
         *others, last = factors
         total: Term = self.times(x, last)
         for number, factor in reversed([*enumerate(others)]):
@@ -99,4 +99,4 @@ FUNCTIONS: Mapping[str, Callable[[Shifts, ScaledInteger, tuple[str, ...], str, M
     "exp": exponential,
     "log": logarithm,
 }
-"""By their words: of a number along axes, as a value of a name."""
+"""The functions by their ops: each maps a number along axes to a value of a name."""

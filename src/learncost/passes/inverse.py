@@ -1,6 +1,6 @@
-"""Blocks that are inverted: a backward turn makes what a block was handed of what it handed on.
+"""Reversible blocks: a backward iteration recomputes the block's inputs from its outputs.
 
-Where every sum on a stream adds what is made of the other stream alone, y = x + f gives x = y - f, line by line.
+Where every sum on a stream adds a function of the other stream only, y = x + f gives x = y - f, line by line.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from learncost.ir.value import Value
 from learncost.passes.rematerialization import pairs, recomputed
 
 Chain = list[tuple[Sum, int]]
-"""The sums on the way of a stream through a block, and of each the place of the term that is the stream's."""
+"""The sums on the path of a stream through a block, each with the number of the stream's operand."""
 
 
 def chain_of(lines: Iterable[Statement], start: str, end: str) -> Chain | None:
-    """The sums alone by which a name is made of another; None where something else is on the way."""
+    """Return the sums by which a name is computed from another one; None where another operation is on the path."""
     makers = {line.name: line for line in lines if isinstance(line, Sum)}
 
     def back(name: str) -> Chain | None:
@@ -38,7 +38,7 @@ def chain_of(lines: Iterable[Statement], start: str, end: str) -> Chain | None:
 
 
 def inverted(table: Table) -> Table:
-    """The step in which every backward turn makes the block's inputs of its outputs, and all else of these."""
+    """Return the step in which backward iterations recompute a block's inputs from its outputs, then the rest."""
     again = recomputed(table, chosen=lambda line: True, whole=True)
     lines, values = list(again.lines), dict(again.values)
     for (before, forward), (after, reverse), elsewhere in pairs(again.lines, again.outputs):
@@ -50,9 +50,9 @@ def inverted(table: Table) -> Table:
 
 
 def kept_again(table: Table) -> Table:
-    """The step in which what blocks are handed is kept, where the backward pass makes it; itself where it does not.
+    """Return the step with saved block inputs in place of their recomputation; the step itself where there is none.
 
-    What makes it there is still there, as lines that run again.
+    The lines that recompute them remain, as recomputation.
     """
     lines, values = list(table.lines), dict(table.values)
     forwards = ((at, line) for at, line in enumerate(lines) if isinstance(line, Loop) and not line.reverse)
@@ -62,7 +62,7 @@ def kept_again(table: Table) -> Table:
         if not isinstance(reverse, Loop) or not reverse.reverse:
             continue
         carried = (carry for carry in reverse.carry if carry.initial in finals)
-        made = [carry for carry in carried if carry.end in finals[carry.initial][1]]  # no gradient
+        made = [carry for carry in carried if carry.end in finals[carry.initial][1]]  # not a gradient
         for before in {finals[carry.initial][0] for carry in made}:
             forward = lines[before]
             assert isinstance(forward, Loop)
@@ -77,7 +77,7 @@ def kept_again(table: Table) -> Table:
 def _inverted(
     forward: Loop, reverse: Loop, more: int, elsewhere: set[str], values: dict[str, Value]
 ) -> tuple[Loop, Loop]:
-    """Both repeats; the lines that run again are as many at the beginning of a backward turn as there are `more`."""
+    """Return both loops; the first `more` lines of a backward iteration are the recomputation."""
     starts = {carry.start for carry in forward.carry}
     again = [line for line in reverse.lines[:more] if isinstance(line, Line)]
     chains = [chain_of(again, carry.start, carry.end) or [] for carry in forward.carry]
@@ -94,7 +94,7 @@ def _inverted(
 
 
 def _solved(line: Sum, at: int) -> Sum:
-    """y = x + f as x = y - f."""
+    """Return y = x + f as x = y - f."""
     others = [i for i in range(len(line.right)) if i != at]
     (left,), x = line.left, line.right[at]
     assert isinstance(x, Term)
@@ -103,13 +103,13 @@ def _solved(line: Sum, at: int) -> Sum:
 
 
 def _ordered(lines: list[Line], there: set[str]) -> tuple[Line, ...]:
-    """The lines, each after what it reads; what none of them makes is there."""
+    """Return the lines in topological order; names that none of them defines are available."""
     waiting, ordered = list(lines), list[Line]()
     missing = {name for line in lines for name in line.makes} - there
     while waiting:
         line = next((line for line in waiting if missing.isdisjoint(line.reads)), None)
         if line is None:
-            raise InputError(f"a block cannot be inverted in which a branch reads both streams, in line: {waiting[0]}")
+            raise InputError(f"a block with a branch that reads both streams cannot be inverted, in line: {waiting[0]}")
         waiting.remove(line)
         ordered.append(line)
         missing -= {*line.makes}

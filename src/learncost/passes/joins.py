@@ -1,4 +1,4 @@
-"""Places that a normal form has other words for: sums of arrays one behind another, and writes that are reads."""
+"""Lowering of affine indices: sums that are concatenations, and scatters that are gathers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from learncost.ir.term import Axis, Literal, Operand, Read, Term
 
 
 def join_of(line: Sum) -> Op | None:
-    """A sum of reads at places of which each begins where the one before ends: `J[n] = X[m=n] + Z[k=n - #m]`."""
+    """Return a sum of reads, each beginning where the one before ends, as a `join`: `J[n] = X[m=n] + Z[k=n - #m]`."""
     left, along = line.left[0], ""
     ends: list[AffineTerm] = []  # of the arrays so far
     parts: list[Operand] = []
@@ -33,7 +33,7 @@ def join_of(line: Sum) -> Op | None:
 
 
 def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
-    """Axes along which arrays are joined, each with those of the arrays."""
+    """Yield axes along which arrays are concatenated, each with those of the arrays."""
     for line, _ in walk(table.lines):
         op = join_of(line) if isinstance(line, Sum) else None
         if op is not None:
@@ -42,9 +42,10 @@ def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
 
 
 def read_back(left: Term, value: Operand, meta: Meta) -> Product | None:
-    """A write at places as a read, where every place has one position: `Y[n=m + 1] = X[m]` is `Y[n] = X[m=n - 1]`.
+    """Return a write at affine indices as a read, where the map is one-to-one: `Y[n=m + 1] = X[m]` is `Y[n] = X[m=n -
+    1]`.
 
-    None where positions meet or leave gaps, as with `y=i + u` and `y=2 i`.
+    Return None where positions collide or leave gaps, as with `y=i + u` and `y=2 i`.
     """
     if isinstance(value, Literal):
         return None

@@ -1,4 +1,4 @@
-"""Keep: what collectives make forward is kept for the backward pass, in place of being moved again there."""
+"""The plan keep: results of forward collectives are saved for the backward pass instead of being sent again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from learncost.ops.collectives import KIND, SENDS_NOTHING
 
 
 def keep(table: Table, ops: tuple[str, ...]) -> Table:
-    """The step that says which collectives' results a placement keeps (sharding/keeping.py); over one device none.
+    """Return the step with the collectives whose results sharding saves (sharding/keeping.py); no effect on one device.
 
-    Raises `InputError` for a word that moves nothing between devices.
+    Raises `InputError` for an operator that sends nothing.
     """
     for op in ops:
         if entry(op).kind != KIND or op in SENDS_NOTHING:
-            raise InputError(f"keep names collectives, such as all_gather or dispatch, and {op} is none")
+            raise InputError(f"keep takes collectives, such as all_gather or dispatch: {op} is not one")
     return replace(table, keeps=ops)

@@ -1,4 +1,4 @@
-"""Names of kernels, each given once."""
+"""Unique names of kernels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from learncost.ir.table import Table
 
 
 class KernelNames:
-    """The names that a table's kernels have, and those that are given out."""
+    """The names of a table's kernels, and those allocated since."""
 
     def __init__(self, table: Table) -> None:
         self._taken = {line.meta.kernel.name for line, _ in walk(table.lines) if line.meta.kernel}
 
     def of(self, wish: str) -> str:
-        """The wish, with a number behind it where another kernel has it."""
+        """Return the wished name, with a number appended where another kernel has it."""
         name, number = wish, 2
         while name in self._taken:
             name, number = f"{wish}_{number}", number + 1

@@ -1,7 +1,7 @@
-"""The normal form that everything executable passes through.
+"""Lowering to the form that everything executable has.
 
-Index reads stand alone, products have two factors, a lone axis is summed first, sums have two terms, words are replaced
-by their bodies down to the primitives. A `where` becomes a select only where an outside value could still reach a sum.
+Index reads are separate lines, products have two factors, lone axes are summed first, sums have two terms, and ops are
+replaced by their bodies down to primitives. A `where` becomes a select only where a masked value could reach a sum.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from learncost.passes.outside import MaskCondition, OutsideValues, bounds, moved
 
 
 def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:
-    """The table in normal form: what is executed, primitive by primitive.
+    """Lower a table to primitives.
 
-    Words are replaced by their bodies, products have two factors, sums two terms.
+    Ops are replaced by their bodies, products have two factors, sums two terms.
 
     Parameters
     ----------
     table
         The table.
     whole
-        Keep words whole where that changes nothing.
+        Leave an op unexpanded where the result is the same.
     joins
-        Write sums of arrays that stand one behind another as the word `join`, which adds nothing.
+        Write sums of concatenated arrays as the op `join`, which adds nothing.
 
     Returns
     -------
     Table
-        The normal form. Every line still knows which line it comes from.
+        The lowered table. The metadata of every line names the line it comes from.
 
     Examples
     --------
@@ -58,34 +58,34 @@ def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:
 
 @lru_cache(maxsize=32)
 def _lowered(same: IdentityKey[Table], whole: bool, joins: bool) -> Table:
-    """A proof runs one table several times, and so does an engine that predicts what it will take."""
+    """Lower a table with caching: verification runs one table several times, and so do predictions of engines."""
     table = same.content
     work = _Lowering(dict(table.values), frozenset(table.outputs) | _handed(table.lines), whole=whole, joins=joins)
     return replace(table, lines=work.statements(table.lines), values=work.values)
 
 
 def lower_line(line: Line) -> tuple[Line, ...]:
-    """The normal form of one line, of which nothing is known from lines before."""
+    """Return the lowering of one line without knowledge of other lines."""
     return _lowered_line(IdentityKey(line))
 
 
 @lru_cache(maxsize=4096)
 def _lowered_line(same: IdentityKey[Line]) -> tuple[Line, ...]:
-    """The steps of several procedures have lines in common, and each is timed more than once."""
+    """Lower a line with caching: the steps of several procedures share lines, and each is timed more than once."""
     work = _Lowering({}, frozenset())
     work.line(same.content)
     return tuple(work.out)
 
 
 def expanded(line: Line, values: Mapping[str, Value]) -> tuple[tuple[Line, ...], dict[str, Value]]:
-    """The lines that one line of a scope is in normal form, and the values on the way."""
+    """Return the lowered lines of one line of a scope, and the intermediate values."""
     work = _Lowering(dict(values), frozenset())
     work.line(line)
     return tuple(work.out), {name: value for name, value in work.values.items() if name not in values}
 
 
 def _is_normal(line: Line) -> bool:
-    """Whether a product or a sum without a `where` is its own normal form."""
+    """Return whether a product or a sum without a `where` is already lowered."""
     left = line.left[0]
     if line.where or left.indexed or len(line.right) > 2 or any(term.indexed for term in line.right):
         return False
@@ -100,16 +100,16 @@ def _is_normal(line: Line) -> bool:
 
 
 def _handed(lines: Iterable[Statement]) -> frozenset[str]:
-    """Names that turn into other names without a line: what stands outside a `where` must be zero in them."""
+    """Return the loop-carried inputs: their values outside a `where` must be zero."""
     return frozenset(carry.initial for line in lines if isinstance(line, Loop) for carry in line.carry)
 
 
 @dataclass
 class _Lowering:
-    """Lines in, lines of the normal form out.
+    """The lowering of one scope.
 
-    Under a `where` every result is zero outside. It is made so only where it matters: until then an array may hold
-    anything there, and `outside` says what: a number that is known, or None.
+    Under a `where` every result is zero outside. It is zeroed only where it matters: until then an array may hold any
+    value there, and `outside` records it: a known number, or None.
     """
 
     values: dict[str, Value]
@@ -134,15 +134,15 @@ class _Lowering:
         return tuple(result)
 
     def repeat(self, line: Loop) -> Loop:
-        """The body is a scope of its own; what is known of a kept value goes with its stack."""
+        """Lower a loop's body in its own scope; the outside values of a slice are those of its stack."""
         ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if not self.is_kept(stack)}
         inside = line.inside
         outside = OutsideValues({name: numbers for name, numbers in self.outside.items() if name not in inside})
         for name, stack in line.each:
             if stack in self.outside:
-                iterations = 0 if line.part(name, self.axes(stack)) else -1  # a slice has no turn as its first axis
+                iterations = 0 if line.part(name, self.axes(stack)) else -1  # a slice lacks the iteration axis
                 outside[name] = moved(self.outside[stack], iterations)
-        # In two scopes lines of one name have steps of one name, with other axes.
+        # In two scopes, lines of one name have intermediates of one name, with other axes.
         outer_values = {name: value for name, value in self.values.items() if value.role != "step"}
         handed = _handed(line.lines) | ends
         inner = _Lowering(
@@ -167,7 +167,7 @@ class _Lowering:
         return self.values[name].axes if name in self.values else ()
 
     def is_kept(self, stack: str) -> bool:
-        """Whether turns read a stack alone, each its own slice."""
+        """Return whether only iterations read a stack, each its own slice."""
         return stack in self.values and self.values[stack].role == "kept"
 
     def line(self, line: Line) -> None:
@@ -209,12 +209,12 @@ class _Lowering:
         return self.step(f"{line.name}~{self.steps}", line, axes)
 
     def step(self, name: str, line: Line, axes: Iterable[str]) -> Term:
-        """A value on the way to that of a line."""
+        """Return an intermediate of a line's value."""
         term = Term(name, tuple(axes))
         self.values.setdefault(name, Value(term.declared, "step", line.name))
         return term
 
-    # Index reads stand alone.
+    # Index reads are separate lines.
 
     def unindexed(self, line: Line) -> Line:
         if isinstance(line, Product) and len(line.right) == 1 and line.right[0].indexed and not line.left[0].indexed:
@@ -234,7 +234,7 @@ class _Lowering:
         return left
 
     def at_names(self, line: Line, terms: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The terms with every index that is itself read at an index or a place made first."""
+        """Return the terms with every index that is itself indexed computed first."""
         return tuple(
             Term(term.name, tuple(self._at_name(line, axis) for axis in term.axes))
             if isinstance(term, Term) and term.indexed
@@ -263,7 +263,7 @@ class _Lowering:
         factors: list[Operand] = list(self.guarded(line, target))
         factors.sort(key=lambda term: isinstance(term, Literal))  # numbers last; the sort is stable
         if len(factors) == 2 and factors[1] == Literal() and {*factors[0].loops} != {*target.loops}:
-            factors.pop()  # one is but the sign of a sum
+            factors.pop()  # a factor of one only marks a sum
         factors = [self.reduced(line, i, factors, target) for i in range(len(factors))]
         while len(factors) > 2:
             first, second, *rest = factors
@@ -286,7 +286,7 @@ class _Lowering:
             self.emit(read_back(left, target, line.meta) or Product((left,), (target,), (), line.meta))
 
     def reduced(self, line: Product, i: int, factors: list[Operand], target: Term) -> Operand:
-        """The factor with the axes summed that stand in it alone."""
+        """Return the factor with those of its axes summed that no other term has."""
         term = factors[i]
         if len(factors) == 1 and not (target.loops and set(target.loops) - set(term.loops)):
             return term
@@ -299,7 +299,7 @@ class _Lowering:
         return left
 
     def guarded(self, line: Product, target: Term) -> tuple[Operand, ...]:
-        """The factors such that nothing from outside a `where` is summed."""
+        """Return the factors such that no masked value is summed."""
         factors = line.right
         for condition in line.where:
             if condition.axes <= set(target.loops) and not line.left[0].indexed:
@@ -345,7 +345,7 @@ class _Lowering:
         else:
             self.emit(Sum(line.left, (acc, terms[-1][1]), line.where, line.meta, (1, terms[-1][0])))
 
-    # Words.
+    # Ops.
 
     def op(self, line: Op) -> None:
         if line.opaque:
@@ -365,7 +365,7 @@ class _Lowering:
             self.through_body(line)
 
     def stays_whole(self, line: Op) -> bool:
-        """Emit the word as one line, unless its body has to be seen; what stands outside follows from the body."""
+        """Emit the op unexpanded unless its body needs masks; outside values follow from the body. Return whether."""
         tried = replace(
             self,
             values=dict(self.values),
@@ -403,14 +403,14 @@ class _Lowering:
                 bindings[body.name] = number
 
     def placed(self, line: Op, body: Line, bindings: Mapping[str, Operand], second: Mapping[str, str]) -> Line:
-        """A line of a word's table with the word's own operands, results and axes in it."""
+        """Return a line of an op's table with the op's own operands, results and axes."""
 
         def place(term: Operand) -> Operand:
             if isinstance(term, Literal):
                 return replace(term, sizes=spell(term.sizes, line, second)) if term.sizes else term
             actual = bindings.get(term.name)
             if actual is None:
-                # With a mark that no other name has: dZ.K may be the gradient of Z.K, and no line of this word.
+                # The mark is unique: dZ.K may be the gradient of Z.K, and not a line of this op.
                 return self.step(f"{line.name}!{term.name}", line, spell(term.declared, line, second))
             if isinstance(actual, Term) and "n'" in term.axes and "n" not in term.axes:
                 return actual.renamed({}, second)
@@ -440,7 +440,7 @@ class _Lowering:
         )
 
     def guarded_op(self, line: Op, value: float) -> Op:
-        """The operands such that outside a `where` they have the word's own outside value."""
+        """Return the operands with the op's own outside value outside of a `where`."""
         right = line.right
         for condition in line.where:
             if not condition.axes & set(line.axes):
@@ -455,10 +455,10 @@ class _Lowering:
             )
         return replace(line, right=right)
 
-    # What stands outside.
+    # Outside values.
 
     def settled(self, line: Line, term: Operand) -> Operand:
-        """The operand, zero outside the conditions that it was made under, unless the line is under them itself."""
+        """Return the operand with zeros outside of its conditions, unless the line has these conditions itself."""
         for at, value in list(self.outside.get(term.name, {}).items()):
             if value == 0.0 or any(within(bounds(c), at.read(term)) for c in line.where):
                 continue
@@ -486,7 +486,7 @@ class _Lowering:
         return Term(self.selected[key], term.axes)
 
     def whole_output(self, line: Line) -> None:
-        """What others may read shows its zeros outside."""
+        """Emit an output with zeros outside of its conditions."""
         raw = {term.name: self.fresh(line, term.loops) for term in line.left}
         moved = replace(line, left=tuple(raw.values()))
         if isinstance(moved, Product):
@@ -504,7 +504,7 @@ class _Lowering:
 
 
 def _with_outside(term: Operand, number: float) -> Operand:
-    """The operand with that number beyond the ends of the axes that it is read at places of."""
+    """Return the operand with a number beyond the ends of the axes that it reads at affine indices."""
     if not isinstance(term, Term) or not term.indexed:
         return term
     return Term(term.name, tuple(_at_with_outside(axis, number) for axis in term.axes))
@@ -517,8 +517,9 @@ def _at_with_outside(axis: Axis, number: float) -> Axis:
 
 
 def _may_be_empty(line: Op) -> bool:
-    """Whether the conditions may leave no place of what a word acts on; one that the first or the own place holds in
-    leaves something."""
+    """Return whether the conditions may mask out all that an op acts on; one that keeps the first position or the
+    diagonal does not.
+    """
     relevant = [condition for condition in line.where if condition.axes & {*line.axes}]
     if len(relevant) != 1:
         return bool(relevant)
@@ -531,7 +532,7 @@ def _may_be_empty(line: Op) -> bool:
 
 
 def _number(line: Line) -> Operand | None:
-    """What a line of numbers alone comes to, or one that a number chooses; None of any other."""
+    """Return the value of a line of numbers, or the operand that a number selects; None for any other line."""
     numbers = [term.value for term in line.right if isinstance(term, Literal) and not term.sizes]
     if isinstance(line, Op) and line.op == "select" and isinstance(line.right[0], Literal):
         return line.right[1 if numbers[0] else 2]

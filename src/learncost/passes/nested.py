@@ -1,7 +1,7 @@
-"""Repeats inside of repeats as one repeat for each group of layers, so that its turns can differ.
+"""Nested loops as one loop for each group of layers, so that their iterations can differ.
 
-Layers that turns share, as ALBERT has them, are groups, each of them turns, each of these layers: three repeats, one in
-another. Written out, a group is one repeat whose body has its layers one after the other and whose turns share weights.
+Shared layers, as in ALBERT, are groups of iterations of layers: three nested loops. In flat form, a group is one loop
+whose body has its layers one after the other and whose iterations share weights.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MOST_LAYERS = 128
 
 
 def is_nested(repeat: Loop) -> bool:
-    """Whether a repeat has others inside."""
+    """Return whether a loop contains other loops."""
     return any(isinstance(line, Loop) for line in repeat.lines)
 
 
 def flat(table: Table, sizes: Mapping[str, int]) -> Table:
-    """The table without groups of turns of layers: the same lines, as often, on the same numbers.
+    """Return the table without groups of iterations of layers: the same lines, as often, on the same numbers.
 
     A stack of weights of groups and layers becomes one weight for each of them: with two groups of one layer `attn.WQ`
-    is `group_0.attn.WQ` and `group_1.attn.WQ`; a single one keeps its name. Repeats in repeats of another kind stay.
+    is `group_0.attn.WQ` and `group_1.attn.WQ`; a single one keeps its name. Other nested loops remain.
     """
     for line in table.lines:
         if isinstance(line, Loop) and len(nest := _nest(line)) == 3:
@@ -38,7 +38,7 @@ def flat(table: Table, sizes: Mapping[str, int]) -> Table:
 
 
 def _nest(repeat: Loop) -> list[Loop]:
-    """Groups of turns of layers that hand on one value, if that is what a repeat is; else fewer than these three."""
+    """Return the nested loops of groups, iterations and layers that carry one value; otherwise fewer than three."""
     nest = [repeat]
     while len(nest) < 3 and len(nest[-1].lines) == 1 and isinstance(inner := nest[-1].lines[0], Loop):
         nest.append(inner)
@@ -47,7 +47,7 @@ def _nest(repeat: Loop) -> list[Loop]:
 
 @dataclass
 class _Groups:
-    """One nest on its way; `made` are the new names of every stack."""
+    """The flattening of one nest; `made` has the new names of every stack."""
 
     whole: Table
     nest: list[Loop]
@@ -59,7 +59,7 @@ class _Groups:
         self.groups, self.iterations, self.layers = self.nest
         self.counts = [int(size_of(repeat.count, self.sizes)) for repeat in (self.groups, self.layers)]
         if self.counts[0] * self.counts[1] > MOST_LAYERS:
-            raise InputError(f"layers of groups are written out for this, up to {MOST_LAYERS:,} of them")
+            raise InputError(f"layers of groups are unrolled here, {MOST_LAYERS:,} at most: use fewer layers")
 
     def table(self) -> Table:
         groups = tuple(self.group(number) for number in range(self.counts[0]))
@@ -78,7 +78,7 @@ class _Groups:
         )
 
     def group(self, group: int) -> Loop:
-        """One group: its layers as lines one after the other, its turns as the turns."""
+        """Return the loop of one group: its layers as lines one after the other, its iterations as the iterations."""
         (outer,), (inner,) = self.groups.carry, self.layers.carry
         lines: list[Line] = []
         values: dict[str, Value] = {}
@@ -92,7 +92,7 @@ class _Groups:
                 values |= {new: self.layers.values[inside]} if (new, new) in each else {}
             names[inner.start] = handed
             for line in self.layers.lines:
-                assert isinstance(line, Line)  # the innermost repeat of the nest
+                assert isinstance(line, Line)  # the innermost loop of the nest
                 lines.append(line.renamed(names))
             sliced = {inside for inside, _ in self.layers.each}
             values |= {new: self.layers.values[name] for name, new in names.items() if name not in sliced}
@@ -103,7 +103,7 @@ class _Groups:
         return Loop(self.iterations.count, tuple(lines), values, (carry,), tuple(each))
 
     def stack(self, new: str, stack: str, each: list[tuple[str, str]]) -> str:
-        """The array outside that a layer's slice becomes: of a weight the slice itself, of a turn's own a stack."""
+        """Return the outer array that a layer's slice becomes: a shared weight itself, or a stack over iterations."""
         slices = dict(self.iterations.each)
         outside = dict(self.groups.each)[slices.get(stack, stack)]
         _, *inner = self.whole.axes[outside]
@@ -122,6 +122,6 @@ class _Groups:
         return ".".join((*parts, name))
 
     def final(self, group: int) -> str:
-        """What a group hands on, the last one under the name that the nest had."""
+        """Return the name of a group's result; that of the last one is the nest's."""
         (outer,) = self.groups.carry
         return outer.final if group == self.counts[0] - 1 else f"{outer.final}@{group}"

@@ -1,4 +1,4 @@
-"""What stands outside a `where` in an array: a number that follows from the lines that made it, or something else."""
+"""The values of arrays outside of a `where`: a number that follows from the lines that define them, or unknown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Bounds: TypeAlias = tuple[Axis, Axis, str, str | None]  # a condition on axes as
 
 
 class MaskCondition(NamedTuple):
-    """A condition on a value: the places of the lower and the upper axis among its axes, or a number as digits."""
+    """A condition on a value: the numbers of the lower and the upper axis among its axes, or a number as digits."""
 
     lower: int | str
     upper: int | str
@@ -22,23 +22,23 @@ class MaskCondition(NamedTuple):
     window: str | None
 
     def read(self, term: Operand) -> Bounds:
-        """The condition on the axes with which a term reads the value."""
+        """Return the condition on the axes with which a term reads the value."""
         lower, upper = (side if isinstance(side, str) else term.axes[side] for side in self[:2])
         return lower, upper, self.relation, self.window
 
     def on(self, axes: tuple[str, ...]) -> Condition:
-        """The condition on the value's own axes."""
+        """Return the condition on the value's own axes."""
         lower, upper = (side if isinstance(side, str) else axes[side] for side in self[:2])
         return Condition(lower, upper, self.relation, self.window)
 
 
 class OutsideValues(dict[str, dict[MaskCondition, float | None]]):
-    """By name of a value and by condition: the number outside, or None."""
+    """The number outside of each condition, or None, by name of a value."""
 
     def number_beyond(self, term: Operand, condition: Condition) -> float | None:
-        """The number that stands outside the condition in an operand, or None.
+        """Return the number outside of the condition in an operand, or None.
 
-        What is known outside of a condition is known outside of every wider one.
+        A value outside of a condition is known outside of every wider one, too.
         """
         if isinstance(term, Literal):
             return term.value if not term.sizes else None
@@ -47,7 +47,7 @@ class OutsideValues(dict[str, dict[MaskCondition, float | None]]):
         return next((value for value in numbers if value is not None), None)
 
     def vanishes(self, line: Product, term: Operand, where: Bounds) -> bool:
-        """Whether another factor is zero wherever this one may hold anything."""
+        """Return whether another factor is zero wherever this one is unknown."""
         return any(
             value == 0.0 and within(at.read(other), where)
             for other in line.right
@@ -56,7 +56,7 @@ class OutsideValues(dict[str, dict[MaskCondition, float | None]]):
         )
 
     def beyond(self, line: Line, condition: Condition) -> float | None:
-        """What stands outside in the result of a line, when that follows from its operands."""
+        """Return the number outside in the result of a line, when it follows from its operands."""
         values = [
             self.number_beyond(term, condition)
             if isinstance(term, Literal) or condition.axes <= set(term.loops)
@@ -85,7 +85,7 @@ class OutsideValues(dict[str, dict[MaskCondition, float | None]]):
 
 
 def moved(numbers: Mapping[MaskCondition, float | None], places: int) -> dict[MaskCondition, float | None]:
-    """What is known of a stack and of its slice, whose axes stand one place apart."""
+    """Return the outside values of a stack from those of its slice, or vice versa, with axes shifted by `places`."""
     shifted: dict[MaskCondition, float | None] = {}
     for pair, value in numbers.items():
         lower, upper = (side if isinstance(side, str) else side + places for side in pair[:2])
@@ -95,7 +95,7 @@ def moved(numbers: Mapping[MaskCondition, float | None], places: int) -> dict[Ma
 
 
 def bounds(condition: Condition) -> Bounds:
-    """The condition as it is compared with others."""
+    """Return the condition in the form that is compared with others."""
     return condition.lower, condition.upper, condition.relation, condition.window
 
 
@@ -103,18 +103,18 @@ _IMPLIES = {"<": ("<", "<=", "!="), "=": ("=", "<=")}
 
 
 def within(inner: Bounds, outer: Bounds) -> bool:
-    """Whether all that is inside of one condition is inside of the other; of two windows the sizes are not known."""
+    """Return whether one condition implies the other; the sizes of two windows are unknown."""
     return inner[:2] == outer[:2] and outer[2] in _IMPLIES.get(inner[2], (inner[2],)) and outer[3] in (None, inner[3])
 
 
 def narrowest(where: Iterable[Condition]) -> tuple[Condition, ...]:
-    """The conditions, each once, without those that another one implies."""
+    """Return the conditions, each once, without those that another one implies."""
     conditions = tuple(dict.fromkeys(where))
     return tuple(c for c in conditions if not any(o != c and within(bounds(o), bounds(c)) for o in conditions))
 
 
 def pair(term: Operand, condition: Condition) -> MaskCondition | None:
-    """Where a condition's axes stand in a term."""
+    """Return the condition on a term's axes by their numbers; None where the term lacks one."""
     axes = term.axes
     if not condition.axes <= {*axes}:
         return None

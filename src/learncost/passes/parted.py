@@ -1,7 +1,7 @@
-"""The step of a table in three passes: forward, backward, and behind both the gradients of weights.
+"""The step of a table in three passes: forward, backward, and then the gradients of weights.
 
-A line is of the last pass where only gradients of weights follow from it. A repeat backwards that has lines of both
-becomes two: the first one keeps for the second what each of its turns makes and the same turn there reads.
+A line belongs to the last pass where only gradients of weights depend on it. A reversed loop with lines of both becomes
+two: the first one saves for the second the values that each of its iterations defines and the same iteration reads.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Values = dict[str, Value]
 
 @dataclass(frozen=True)
 class Parted(Displayed):
-    """A step whose weight updates are a pass of their own: so many of its statements, the last ones."""
+    """A step whose weight updates are a separate pass: its last `updates` statements."""
 
     table: Table
     updates: int
 
 
 def parted(table: Table) -> Parted:
-    """A step of forward, backward and weight update with the weight updates in a pass of their own, behind the others.
+    """Return a step of forward, backward and weight update with the weight updates as a separate last pass.
 
-    One that is parted already stays as it is. What the optimizer does must stand in another table.
+    A step that is split already remains unchanged. The optimizer's lines must be in another table.
     """
     values = dict(table.values)
     before, behind = _parted(table.lines, values, {*table.outputs})
@@ -40,12 +40,12 @@ def parted(table: Table) -> Parted:
 def _parted(
     lines: Sequence[Statement], values: Values, handed: Set[str], wanted: Set[str] = frozenset()
 ) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
-    """The lines of a scope that are not of the last pass, and those that are; `values` receives what is kept for these.
+    """Return the lines of a scope before the last pass, and those of it; `values` receives the saved tensors.
 
     handed  names that leave the scope, and `wanted`, those that are needed before the last pass
     """
     before, behind = list[Statement](), list[Statement]()
-    soon, late = {*wanted}, set[str]()  # what lines of either pass read
+    soon, late = {*wanted}, set[str]()  # the names that lines of each pass read
     for unit in reversed(_units(lines)):
         first: tuple[Statement, ...] = unit
         second: tuple[Statement, ...] = ()
@@ -61,7 +61,7 @@ def _parted(
 
 
 def _units(lines: Iterable[Statement]) -> list[tuple[Statement, ...]]:
-    """What stays together: a line, a repeat, or the lines of a kernel."""
+    """Return the units that are not split: a line, a loop, or the lines of a kernel."""
     units: list[list[Statement]] = []
     kernel = None
     for line in lines:
@@ -75,19 +75,19 @@ def _units(lines: Iterable[Statement]) -> list[tuple[Statement, ...]]:
 
 
 def _is_late(lines: Sequence[Statement], soon: Set[str], late: Set[str], handed: Set[str]) -> bool:
-    """Whether only gradients of weights follow from lines: they are such, or only such read what they make."""
+    """Return whether only gradients of weights depend on lines: they are such, or only such read their results."""
     makes = {name for line in lines for name in line.makes}
     phases = {inner.meta.phase for inner, _ in walk(lines)}
     if "forward" in phases or not soon.isdisjoint(makes):
         return False
     if phases == {"weight_update"}:
         return True
-    meets = any(is_collective(line) for line in lines)  # other devices do so in their order
+    meets = any(is_collective(line) for line in lines)  # collectives keep their order on all devices
     return makes <= late and handed.isdisjoint(makes) and not meets
 
 
 def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
-    """A repeat as that of the passes before the last one, and that of the last one; either may be none.
+    """Return a loop as two, that of the passes before the last one, and that of the last one; either may be empty.
 
     soon  names of the scope around it that are read before the last pass
     """
@@ -101,7 +101,7 @@ def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[
         first, second = _parted(repeat.lines, own, handed, wanted)
         reads = [dict.fromkeys(name for line in lines for name in line.reads) for lines in (first, second)]
         late = {name for line in second for name in line.makes}
-        # What a turn of the last pass hands on no turn before it may read.
+        # No iteration of the first loop may read a value that the last pass carries.
         crossing = {c.end for c in repeat.carry if c.end in late and c.start in reads[0]}
         if not crossing:
             break
@@ -126,7 +126,7 @@ def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[
 
 
 def _free(name: str, values: Mapping[str, Value]) -> str:
-    """A name that nothing in a scope has."""
+    """Return a name that is unused in a scope."""
     while name in values:
         name += "*"
     return name

@@ -1,7 +1,7 @@
-"""Plans: named rewritings of a step's table, each Table -> Table, applied in the order of the registry.
+"""Plans: named rewrites of a step's table, each Table -> Table, applied in the order of the registry.
 
-A plan changes when and in what order the lines of a step run and what lies in memory meanwhile, never what comes out.
-It is written as a list, `chunked-loss,fused-update,recompute=gelu+norm`.
+A plan changes the schedule of a step and its memory, never its results. It is written as a list,
+`chunked-loss,fused-update,recompute=gelu+norm`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from learncost.ir.table import Table
 
 @dataclass(frozen=True)
 class Plan:
-    """A rewriting: `apply` gives the table that means the same, or the table itself where it finds nothing to do.
+    """A rewrite: `apply` returns an equivalent table, or the table itself where it does not apply.
 
-    argument  what stands after `=` where the plan takes something: names, joined by `+`; `apply` receives them
+    argument  the placeholder after `=` where the plan takes names, joined by `+`; `apply` receives them
     example   of these names
     """
 
@@ -33,12 +33,12 @@ class Plan:
 
     @property
     def spelling(self) -> str:
-        """How it is written, `recompute=WHAT`."""
+        """The form in which it is written, `recompute=WHAT`."""
         return f"{self.name}={self.argument}" if self.argument else self.name
 
 
 def _found_in(module: str) -> Callable[[Table, tuple[str, ...]], Table]:
-    """The rewriting of a module of this folder, which is imported when it is applied: start-up counts."""
+    """Return the rewrite of a module of this folder, which is imported when it is applied, for a fast start."""
 
     def apply(table: Table, parts: tuple[str, ...]) -> Table:
         plan_function = getattr(import_module(f"learncost.passes.{module}"), module)
@@ -50,10 +50,10 @@ def _found_in(module: str) -> Callable[[Table, tuple[str, ...]], Table]:
 
 
 CHOSEN = "auto"
-"""What stands for a plan that the planner chooses by the memory of the step."""
+"""The name of the plan that the planner chooses by the memory of the step."""
 
-# In the order in which they are applied, whatever the order in which they are written: first what changes the lines of
-# a part, then what runs again and when weights are updated, last which of the lines that stand together run together.
+# In the order in which they are applied, whatever the order in which they are written: first changes of the lines of a
+# part, then recomputation and the times of updates, last the fusion of adjacent lines.
 PLANS: Mapping[str, Plan] = {
     plan.name: plan
     for plan in (
@@ -121,11 +121,11 @@ PLANS: Mapping[str, Plan] = {
 
 
 def planned(table: Table, text: str, sizes: Mapping[str, int] | None = None) -> Table:
-    """The step under a plan, written as a list with commas; an empty one leaves it as it is.
+    """Apply a plan to a step, written as a list with commas; an empty one changes nothing.
 
-    sizes   where they are known, the plan is also held to them
-    Plans are applied in the order of the registry, not of the writer. Raises `InputError` where a name or what stands
-    after its `=` is not known, or blocks are no whole number of segments.
+    sizes   where they are known, the plan is also checked with them
+    Plans are applied in the order of the registry. Raises `InputError` where a name or an argument is unknown, or
+    blocks do not divide into segments.
     """
     for plan, parts in plan_of(text):
         table = plan.apply(table, parts)
@@ -136,24 +136,24 @@ def planned(table: Table, text: str, sizes: Mapping[str, int] | None = None) -> 
 
 
 def plan_of(text: str) -> tuple[tuple[Plan, tuple[str, ...]], ...]:
-    """The plans of a list with their arguments, in the order in which they are applied."""
+    """Return the plans of a list with their arguments, in the order in which they are applied."""
     arguments: dict[str, tuple[str, ...]] = {}
     for item in filter(None, (item.strip() for item in text.split(","))):
         name, equals, argument = (part.strip() for part in item.partition("="))
         if name == CHOSEN:
             raise InputError(
-                f"{CHOSEN} is chosen by the memory of a step, which is not asked for here: "
-                f"learncost memory MODEL --plan {CHOSEN} names the plan; give that"
+                f"the plan {CHOSEN} depends on the memory of a step, which this command does not predict: "
+                f"learncost memory MODEL --plan {CHOSEN} names a plan: give that"
             )
         plan = named_one("plan", name, PLANS)
         parts = tuple(part.strip() for part in argument.split("+"))
         if name in arguments:
-            raise InputError(f"the plan {name} is there twice in {text!r}: join its arguments by +")
+            raise InputError(f"the plan {name} occurs twice in {text!r}: join its arguments by +")
         if plan.argument and not all(parts):
             raise InputError(
-                f"the plan {name} needs to be told what: {plan.spelling}, as in {plan.name}={plan.example}"
+                f"the plan {name} needs an argument: write {plan.spelling}, as in {plan.name}={plan.example}"
             )
         if equals and not plan.argument:
-            raise InputError(f"the plan {name} takes nothing after it, not {item!r}")
+            raise InputError(f"the plan {name} takes no argument: write {name} instead of {item!r}")
         arguments[name] = parts if plan.argument else ()
     return tuple((plan, arguments[name]) for name, plan in PLANS.items() if name in arguments)

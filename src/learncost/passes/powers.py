@@ -1,4 +1,4 @@
-"""Whole numbers that stand for others, each times one power of two: of which the power may be known in a run alone."""
+"""Integers that represent other numbers, each array with one power of two, which may be known only at run time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Power:
-    """A power of two as a sum: a whole number, and scalars of the table, each as often as it is added.
+    """A power of two as a sum: an integer, and scalars of the table, each with its multiplicity.
 
     Examples
     --------
@@ -21,7 +21,7 @@ class Power:
 
     @staticmethod
     def of(scalar: str) -> Power:
-        """The power that is a scalar."""
+        """Return the power that is a scalar."""
         return Power(0, ((scalar, 1),))
 
     def times(self, factor: int) -> Power:
@@ -40,11 +40,11 @@ class Power:
 
 @dataclass(frozen=True)
 class ScaledInteger:
-    """What stands for a value of a table.
+    """The integers that represent a value of a table.
 
-    name   of the array of whole numbers
+    name   of the array of integers
     power  of two by which each is multiplied
-    bits   their sizes are below 2 to the power of these
+    bits   their absolute values are below 2 to this power
     """
 
     name: str
@@ -53,4 +53,4 @@ class ScaledInteger:
 
 
 CODE, HALF, TOTAL, WORD = 7, 15, 29, 30
-"""Bits of a code of 8 with its sign, of a factor of an elementwise product, of a sum of products, and of any number."""
+"""Bits of an 8-bit code without sign, of a factor of an elementwise product, of a sum of products, of any number."""

@@ -1,4 +1,4 @@
-"""A weight that is stored as codes and scales: which arrays these are, their axes, their bytes."""
+"""Quantized weights: the arrays of their codes and scales, with axes and bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from learncost.ir.precision import BLOCKS, BYTES, BlockScales
 
 @dataclass(frozen=True)
 class QuantizedArray:
-    """An array that stands for a part of a quantized weight: its axes, and its type; of blocks it has the codes."""
+    """An array of a quantized weight: its axes, and its type; that of a block type holds codes."""
 
     name: str
     axes: tuple[str, ...]
@@ -23,8 +23,8 @@ class QuantizedArray:
 class Quantized:
     """A weight of a table that is stored as codes and scales.
 
-    axes    of the weight, those of the stack of all turns first
-    inside  those that its products sum, of which blocks are made; `out` are its others but the stack's
+    axes    of the weight, with that of the stack of all iterations first
+    inside  those that its products sum, which are divided in blocks; `out` are its others without the stack's
     """
 
     weight: str
@@ -32,16 +32,16 @@ class Quantized:
     inside: tuple[str, ...]
     out: tuple[str, ...]
     kind: BlockScales
-    group: str = ""  # of turns of a repeat that was split: the weight whose turns these are
+    group: str = ""  # of iterations of a split loop: the weight whose iterations these are
 
     @property
     def stack(self) -> tuple[str, ...]:
-        """The axis of the turns, where each has its own."""
+        """The axis of the iterations, where each has its own weight."""
         return self.axes[: len(self.axes) - len(self.inside) - len(self.out)]
 
     @property
     def second(self) -> BlockScales | None:
-        """What the scales are stored in, where they have scales themselves."""
+        """The type of the scales, where they are quantized themselves."""
         return BLOCKS.get(self.kind.scales)
 
     @property
@@ -62,7 +62,7 @@ class Quantized:
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """The names of what its lines read that is the same for every weight: levels, and places of blocks."""
+        """The names of arrays that are shared by all weights: levels, and block numbers."""
         names = [] if self.kind.behind else [levels_of(self.kind)]
         if self.kind.block:
             names.append(places_of(self.inside, self.kind))
@@ -72,11 +72,11 @@ class Quantized:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names of all that its lines read: codes, scales, and what is the same for every weight."""
+        """The names of all arrays that its lines read: codes, scales, and shared ones."""
         return (self.codes.name, *(array.name for array in self.scales), *self.constants)
 
     def sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """How many blocks there are: the sizes of the axes that it adds."""
+        """Return the sizes of the axes that it adds: numbers of blocks and of levels."""
         counts = {} if self.kind.behind else {levels_axis(self.kind): len(self.kind.levels or ())}
         if self.kind.block:
             counts[blocks_of(self.inside, self.kind)] = -(-prod(shape_of(self.inside, sizes)) // self.kind.block)
@@ -86,32 +86,32 @@ class Quantized:
         return counts
 
     def bytes(self, sizes: Mapping[str, int]) -> int:
-        """Of codes and scales; `sizes` with those of its own axes."""
+        """Return the bytes of codes and scales; `sizes` with those of its own axes."""
         return sum(bytes_of_array(array, sizes) for array in (self.codes, *self.scales))
 
 
 def bytes_of_array(array: QuantizedArray, sizes: Mapping[str, int]) -> int:
-    """Bytes of an array, codes packed."""
+    """Return the bytes of an array, with packed codes."""
     bits = BLOCKS[array.kind].bits if array.kind in BLOCKS else 8 * BYTES[array.kind]
     points: int = prod(shape_of(array.axes, sizes))
     return -(-points * bits // 8)
 
 
 def blocks_of(axes: Iterable[str], kind: BlockScales) -> str:
-    """The axis of the blocks of axes: d_blocks_64."""
+    """Return the name of the axis of blocks: d_blocks_64."""
     return f"{'_'.join(map(base, axes))}_blocks_{kind.block}"
 
 
 def levels_of(kind: BlockScales) -> str:
-    """The name of the array of a type's levels."""
+    """Return the name of the array of a type's levels."""
     return f"{kind.name}.levels"
 
 
 def levels_axis(kind: BlockScales) -> str:
-    """The axis of a type's levels."""
+    """Return the name of the axis of a type's levels."""
     return f"levels_{len(kind.levels or ())}"
 
 
 def places_of(axes: Iterable[str], kind: BlockScales) -> str:
-    """The name of the array that says in which block every place of axes is: d_block_64."""
+    """Return the name of the array with the block number of every position: d_block_64."""
     return f"{'_'.join(map(base, axes))}_block_{kind.block}"

@@ -1,4 +1,4 @@
-"""Recompute: which forward lines of the blocks run again in the backward pass, so that their results are not kept."""
+"""The plan recompute: selective activation recomputation, by the forward lines of the blocks that are recomputed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ SEGMENTS = "block/"
 
 
 def recompute(table: Table, parts: tuple[str, ...]) -> Table:
-    """The step in which the chosen forward lines of every repeat run again in its backward repeat.
+    """Recompute the chosen forward lines of every loop in its backward loop.
 
-    parts  block: all lines of a block, at the beginning of its backward turn, as the procedure `recompute` has them;
-           block/3: all lines of 3 blocks, at the beginning of their backward turn, from the first one's input; the
-           other parts then run once more in each block's own turn;
+    parts  block: all lines of a block, at the beginning of its backward iteration, as in the procedure `recompute`;
+           block/3: all lines of 3 blocks, at the beginning of their backward iteration, from the first one's input; the
+           other parts are then recomputed once more in each block's own iteration;
            all: those that the backward pass needs, each before its first reader there;
-           a word, as softmax, or what words begin with, as gelu: its lines, and the products with masks and gates that
-           read them; a layer or a part of its name, as attention or norm: its lines; a module or an operator of a
-           table's lines, as mlp or layer_norm: those; a value, as mlp.G: its line
+           an operator, such as softmax, or a prefix, such as gelu: its lines, and the products with masks and gates
+           that
+           read them; a layer or a part of its name, such as attention or norm: its lines; a module or an operator of a
+           table's lines, such as mlp or layer_norm: those; a value, such as mlp.G: its line
     Raises `InputError` where a part is none of these.
     """
     lines = [line for line, iterations in walk(table.lines) if iterations]
@@ -65,25 +66,25 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
 
 
 def _iterations(segments: list[str]) -> int:
-    """How many blocks a segment has: of `block/3`, 3."""
+    """Return the number of blocks of a segment: 3 for `block/3`."""
     number, plans_text = segments[0].removeprefix(SEGMENTS), " and ".join(segments)
     if len(segments) > 1 or not number.isdigit() or int(number) < 1:
-        raise InputError(f"recompute keeps the input of every k-th block as block/2: k from 1, not {plans_text}")
+        raise InputError(f"recompute saves the input of every k-th block as in block/2: k from 1, not {plans_text}")
     return int(number)
 
 
 def _begins(name: str, part: str) -> bool:
-    """gelu_tanh begins with gelu."""
+    """Return whether a name is the part or begins with it: gelu_tanh begins with gelu."""
     return name == part or name.startswith(f"{part}_")
 
 
 def _within(name: str, part: str) -> bool:
-    """norm is a part of rms_norm and of norm_without_shift."""
+    """Return whether a name contains the part: norm is a part of rms_norm and of norm_without_shift."""
     return f"_{part}_" in f"_{name}_"
 
 
 def _passes_on(line: Line, names: set[str]) -> bool:
-    """A product with a mask or a gate: place by place, without a sum."""
+    """Return whether a line is a product with a mask or a gate: elementwise, without a sum."""
     terms = [term for term in line.right if isinstance(term, Term)]
     if not isinstance(line, Product) or len(terms) < 2 or any(term.indexed for term in (*terms, *line.left)):
         return False

@@ -1,7 +1,7 @@
-"""Forward lines of repeats that run again in the backward pass, so that what they make need not be kept.
+"""Rematerialization: forward lines of loops are recomputed in the backward pass instead of saving their results.
 
-A chosen line runs just before the first backward line that reads what it makes, from values that are kept or that
-other chosen lines make again. What the backward pass no longer reads is no longer kept.
+A chosen line runs just before the first backward line that reads its result, from saved tensors or from results of
+other recomputed lines. Tensors that the backward pass no longer reads are no longer saved.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Chosen = Callable[[Line], bool]
 
 
 def recomputed(table: Table, chosen: Chosen, whole: bool = False) -> Table:
-    """The step with the chosen lines of every repeat once more in the repeat that goes backwards through it.
+    """Return the step with the chosen lines of every loop recomputed in the loop that reverses it.
 
-    chosen  says of a forward line whether it may run again; of the lines of a kernel one stands for all
-    whole   all of them run at the beginning of the backward turn, whether a line there needs them or not
+    chosen  whether a forward line may be recomputed; of the lines of a kernel one stands for all
+    whole   all of them run at the beginning of the backward iteration, whether a line there needs them or not
     """
     values = dict(table.values)
     lines = _scope(table.lines, values, set(table.outputs), chosen, whole)
@@ -30,9 +30,9 @@ def recomputed(table: Table, chosen: Chosen, whole: bool = False) -> Table:
 
 
 def run_once(table: Table) -> Table:
-    """The table without the lines that run again, where some do; what they made is then to be kept (`recomputed`).
+    """Return the table without recomputation; the results are then to be saved (`recomputed`).
 
-    A weight that is made of codes for the backward pass is none of these: it is never kept.
+    Dequantization of a weight for the backward pass stays: a dequantized weight is never saved.
     """
     lines = _once(table.lines)
     return table if lines == table.lines else replace(table, lines=lines)
@@ -53,7 +53,7 @@ def _once(lines: Sequence[Statement]) -> tuple[Statement, ...]:
 def _scope(
     lines: tuple[Statement, ...], values: Values, outputs: set[str], chosen: Chosen, whole: bool
 ) -> tuple[Statement, ...]:
-    """The lines of one scope, in which forward repeats stand before the repeats backwards that read their stacks."""
+    """Return the lines of one scope, in which forward loops precede the reversed loops that read their stacks."""
     result = list(lines)
     for (before, forward), (after, reverse), elsewhere in pairs(lines, outputs):
         result[before], result[after] = _pair(forward, reverse, elsewhere, values, chosen, whole)
@@ -63,9 +63,10 @@ def _scope(
 def pairs(
     lines: Sequence[Statement], outputs: Iterable[str]
 ) -> Iterator[tuple[tuple[int, Loop], tuple[int, Loop], set[str]]]:
-    """Every repeat backwards after the one whose stacks it reads, with their places, and what all else reads.
+    """Yield every reversed loop with the loop whose stacks it reads, with their numbers, and the names that other lines
+    read.
 
-    `outputs` are names that the lines hand out.
+    `outputs` are the names that leave the scope.
     """
     for after, reverse in enumerate(lines):
         if not isinstance(reverse, Loop) or not reverse.reverse:
@@ -81,7 +82,7 @@ def pairs(
 def _pair(
     forward: Loop, reverse: Loop, elsewhere: set[str], values: Values, chosen: Chosen, whole: bool
 ) -> tuple[Loop, Loop]:
-    """Both repeats; `elsewhere` are the names that other lines read, `values` receives the stacks that are new."""
+    """Return both loops; `elsewhere` are the names that other lines read, `values` receives the new stacks."""
     inner_values: Values = {**forward.values}
     handed = {name for name, outer in forward.keep if outer in elsewhere} | {carry.end for carry in forward.carry}
     inner = _scope((*forward.lines, *reverse.lines), inner_values, handed, chosen, whole)
@@ -105,9 +106,9 @@ def joined(
     values: Values,
     inner_values: Values,
 ) -> tuple[Loop, Loop]:
-    """Both repeats with these lines: the forward one keeps what the other one and other lines, `elsewhere`, read.
+    """Return both loops with these lines: the forward one saves what the other one and other lines, `elsewhere`, read.
 
-    values        receives the stacks that are new
+    values        receives the new stacks
     inner_values  of both
     """
     remade = defined(second)
@@ -134,7 +135,7 @@ def joined(
 
 
 def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Line, ...]]:
-    """What runs again as one: a chosen line, or all lines of its kernel."""
+    """Return the units of recomputation: a chosen line, or all lines of its kernel."""
     groups: list[list[Line]] = []
     for line in lines:
         if isinstance(line, Loop):
@@ -149,12 +150,10 @@ def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Line, ...]]
 
 @dataclass
 class _Again:
-    """The lines of a backward turn so far, and what may still run again before the next one."""
+    """The lines of a backward iteration so far, and those that may still be recomputed before the next one."""
 
     units: Sequence[tuple[Line, ...]]
-    reverse_names: frozenset[
-        str
-    ]  # what the backward lines make themselves: what ran again already, in a kernel of theirs
+    reverse_names: frozenset[str]  # names that backward lines define themselves, by recomputation in a kernel
     out: list[Statement] = field(default_factory=list)
     waiting: dict[str, tuple[Line, ...]] = field(init=False)
     names: dict[str, str] = field(init=False)
@@ -168,7 +167,7 @@ class _Again:
             self.run(unit)
 
     def before(self, line: Statement) -> None:
-        """Run what makes the operands of a backward line."""
+        """Recompute the operands of a backward line."""
         self.make(name for name in line.reads if name not in self.reverse_names)
 
     def make(self, names: Iterable[str]) -> None:
@@ -186,7 +185,7 @@ class _Again:
 
 
 def _of_its_own(line: Line) -> Line:
-    """A line of a kernel in another one of the same form: a kernel's name is given once."""
+    """Return a line of a kernel in a copy of the kernel with a unique name."""
     kernel = line.meta.kernel
     if kernel is None:
         return line
@@ -194,5 +193,5 @@ def _of_its_own(line: Line) -> Line:
 
 
 def in_phase(lines: Iterable[Statement], phase: str) -> tuple[Line, ...]:
-    """Plain lines, labelled as another macro-operation."""
+    """Return the lines, without loops, in another phase."""
     return tuple(replace(line, meta=replace(line.meta, phase=phase)) for line in lines if isinstance(line, Line))

@@ -1,15 +1,15 @@
-"""A table in whole numbers alone: every value is an array of them, and one power of two for all of it.
+"""Integer training: every value of a table is an array of integers with one power of two as its scale.
 
     H.size[B f] = abs(H[B f])                     H a sum of 32 bits
     H.most[] = max[B f](H.size[B f])
-    H.over[] = bits(H.most[]) - 7[]               the bits that are too many, of at least none
-    H.codes[B f] = shift(H[B f], H.over[])        8 bits; its power is that of H, and H.over more
+    H.over[] = bits(H.most[]) - 7[]               the excess bits, at least 0
+    H.codes[B f] = shift(H[B f], H.over[])        8 bits; its power is that of H plus H.over
     Y[B g] = H.codes[B f] W.codes[f g]            a sum of 32 bits; its power is the sum of both
 
-Wang et al. 2020, NITI: Neural integer training, section 3: block exponents, of whole arrays. What is added is shifted
-to the larger power. Exponentials and logarithms are those of powers of two, of a polynomial between two of them. It is
-done line by line to the normal form; a word that only chooses among numbers, such as relu, stays as it is. What has no
-such form is refused by its name.
+Wang et al. 2020, NITI: Neural integer training, section 3: block exponents, of entire arrays. Summands are shifted to
+the larger power. Exponentials and logarithms use powers of two and a polynomial between two of them. The pass works
+line by line on the lowered table; an operator that only selects among numbers, such as relu, is unchanged. Other
+operators are refused by name.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from learncost.passes.rewrite_whole import is_whole
 from learncost.passes.shifts import Shifts
 
 FIXED = {"lr": (-24, WORD), "share": (-29, WORD)}
-"""The powers of two, and the bits, of numbers that a step is given: by their roles, or what they are called there."""
+"""The powers of two, and the bits, of input numbers: by their roles, or their names."""
 
 DATA, OTHERS, RESULTS = -7, -20, -16
-"""The powers of inputs, which are from -1 to 1; of weights that are no codes; of results, such as the loss."""
+"""The powers of inputs, which are from -1 to 1; of weights that are not quantized; of results, such as the loss."""
 
 ONE = "dloss"
-"""What is 1: the gradient of a loss."""
+"""The gradient of the loss, which is 1."""
 
 ORDERED = frozenset(("maximum", "minimum", "less", "equal", "select", "abs"))
-"""Words that choose among numbers, which have one power."""
+"""Operators that select among numbers of one power."""
 
 
 @dataclass
 class Integers(Shifts):
-    """A table on its way, of one scope.
+    """The conversion of a table of one scope.
 
-    numbers  what stands for each value
-    results  the values that have a power of their own
+    numbers  the integers of each value
+    results  the values with a fixed power
     """
 
     numbers: dict[str, ScaledInteger] = field(default_factory=dict)
     results: frozenset[str] = frozenset()
 
-    # What is given.
+    # Inputs.
 
     def begin(self, table: Table, powers: Iterable[str]) -> None:
-        """Say what stands for inputs and weights.
+        """Declare the integers of inputs and weights.
 
         powers  scalars that are powers of two
         """
@@ -78,7 +78,7 @@ class Integers(Shifts):
             if name in table.weights:
                 power, bits = OTHERS, TOTAL
             elif of not in FIXED and value.role not in ("value", "constant"):
-                raise InputError(f"{name} has no form in whole numbers: integer-only knows no {of or 'such input'}")
+                raise InputError(f"{name} cannot be an integer: integer-only does not support {of or 'such an input'}")
             dtype = "int8" if bits == CODE else ""
             self.values[name] = replace(value, power=power, dtype=dtype)
             self.numbers[name] = ScaledInteger(name, Power(power), bits)
@@ -86,7 +86,7 @@ class Integers(Shifts):
     # Lines.
 
     def line(self, line: Line) -> None:
-        """Add what a line is in whole numbers. Raises `InputError` where it is nothing."""
+        """Convert a line to integers. Raises `InputError` where it has no integer form."""
         lines, steps = ((line,), {}) if is_whole(line) else expanded(line, self.values)
         self.values |= {name: value for name, value in steps.items() if name not in self.values}
         first = len(self.out)
@@ -94,15 +94,15 @@ class Integers(Shifts):
             try:
                 self._primitive(inner)
             except InputError:
-                if isinstance(line, Op) and inner.name not in line.makes:  # a line of its body, which nobody wrote
+                if isinstance(line, Op) and inner.name not in line.makes:  # a line of its body
                     raise _no_form(line, line.op) from None
                 raise
         ordered = all(isinstance(inner, Op) and inner.op in ORDERED for inner in lines)
-        if isinstance(line, Op) and ordered and len(self.out) == first + len(lines):  # nothing was shifted between
+        if isinstance(line, Op) and ordered and len(self.out) == first + len(lines):  # without shifts between them
             self.out[first:] = [line.renamed(self._names(line))]
 
     def _names(self, line: Line) -> dict[str, str]:
-        """What a line reads, by what stands for it: codes, where only signs matter and they are there."""
+        """Return the integers of a line's operands: codes if they exist and only signs matter."""
         result = self.numbers.get(line.name)
         names = {}
         for name in line.reads:
@@ -130,14 +130,14 @@ class Integers(Shifts):
         self.numbers[left.name] = number
 
     def _left(self, line: Line) -> Term:
-        """Where a line writes: a result is shifted to its own power behind that."""
+        """Return the term that a line writes: a result with a fixed power is shifted afterwards."""
         left = line.left[0]
         return Term(f"{left.name}.wide", left.axes) if left.name in self.results else left
 
     def read(self, term: Operand) -> ScaledInteger:
-        """What stands for an operand."""
+        """Return the integers of an operand."""
         if not isinstance(term, Term) or term.name not in self.numbers:
-            raise InputError(f"{term} has no form in whole numbers")
+            raise InputError(f"{term} cannot be an integer: integer-only does not support it")
         return self.numbers[term.name]
 
     def _as(self, number: ScaledInteger, term: Operand) -> Term:
@@ -146,7 +146,7 @@ class Integers(Shifts):
     # Products.
 
     def _move(self, line: Product) -> ScaledInteger:
-        """One factor: read or added up at an index, summed along axes, spread."""
+        """Convert a single factor: gathered, scattered, summed along axes, broadcast."""
         (term,), left = line.right, self._left(line)
         number = self.read(term)
         summed = set(term.loops) - set(left.loops)
@@ -162,7 +162,7 @@ class Integers(Shifts):
             return self._times(line, left, first, second)
         a, b = self.read(first), self.read(second)
         for one, other, term in ((a, b, second), (b, a, first)):
-            if one.name in ("", ONE) and term.loops == left.loops:  # a power of two alone
+            if one.name in ("", ONE) and term.loops == left.loops:  # only a power of two
                 return replace(other, power=other.power + one.power)
         phase, meta = line.meta.phase, replace(line.meta, locals=())
         if line.sides.are_of_matrices or is_whole(line):
@@ -182,7 +182,7 @@ class Integers(Shifts):
         return ScaledInteger(left.name, part.power, WORD)
 
     def _times(self, line: Product, left: Term, term: Operand, literal: Literal) -> ScaledInteger:
-        """The product with a number, of 15 bits."""
+        """Convert a product with a number, of 15 bits."""
         if literal.sizes or not literal.value:
             raise _no_form(line, str(literal))
         number, power, value = self.read(term), 0, literal.value
@@ -210,7 +210,7 @@ class Integers(Shifts):
         return ScaledInteger(left.name, power, min(WORD, bits))
 
     def _aligned(self, line: Line, name: str, more: int = 0) -> tuple[tuple[Operand, ...], Power]:
-        """What a line reads, shifted to the largest of its powers, and by so many bits more."""
+        """Return a line's operands shifted to the largest of their powers, and by `more` bits."""
         powers = [self.numbers[term.name].power for term in line.right if term.name in self.numbers]
         power = powers[0]
         if any(other != power for other in powers):
@@ -228,7 +228,7 @@ class Integers(Shifts):
             right.append(Term(shifted.name, term.axes) if shifted else term)
         return tuple(right), power
 
-    # Words.
+    # Ops.
 
     def _word(self, line: Op) -> ScaledInteger | None:
         if line.op in FUNCTIONS:
@@ -250,7 +250,7 @@ class Integers(Shifts):
 
 
 def check_room(table: Table, sizes: Mapping[str, int]) -> None:
-    """Refuse sums that may need more than 32 bits. Raises `InputError`."""
+    """Raise `InputError` for sums that may need more than 32 bits."""
     for line in table.lines:
         if not isinstance(line, Product) or (line.left[0].indexed and not is_whole(line)):
             continue
@@ -258,37 +258,33 @@ def check_room(table: Table, sizes: Mapping[str, int]) -> None:
         room = 2 ** (TOTAL - 2 * CODE)
         if len(line.right) == 1:
             room = 2 ** (WORD - HALF)
-        elif table.values[line.name].role == "gradient":  # which is multiplied by the rate's 7 bits
+        elif table.values[line.name].role == "gradient":  # which is multiplied by the learning rate's 7 bits
             room = 2 ** (WORD - 3 * CODE)
         if count > room:
-            raise InputError(
-                f"a sum of {count:,} numbers may need more than 32 bits; {room:,} have room, in line: {line}"
-            )
+            raise InputError(f"a sum of {count:,} numbers may exceed 32 bits: reduce it to {room:,}, in line: {line}")
 
 
 def _meeting(line: Product, sizes: Mapping[str, int]) -> int:
-    """How many windows write to one place at most: one for each place on all axes of it but the longest."""
+    """Return the largest number of windows that write to one position, the product of all axes but the longest."""
     lengths = ([size_of(loop, sizes) for loop in axis.at.loops] for axis in line.left[0].axes if isinstance(axis, Read))
     return prod(prod(several) // max(several) for several in lengths if several)
 
 
 def _no_form(line: Line, what: str) -> InputError:
-    return InputError(f"integer-only has no form in whole numbers for {what}, in line: {line}")
+    return InputError(f"integer-only does not support {what}, in line: {line}")
 
 
 def with_integers(table: Table, powers: Iterable[str]) -> tuple[Table, Integers]:
-    """The table in whole numbers, and what stands for its values.
+    """Return the table in integers, and the integers of its values.
 
     powers  scalars that are powers of two
-    Raises `InputError` for a line that has no such form.
+    Raises `InputError` for a line without an integer form.
     """
     gradients = {name for name in table.outputs if table.values[name].role == "gradient"}
     work = Integers(dict(table.values), results=frozenset(table.outputs) - gradients)
     work.begin(table, powers)
     for line in table.lines:
         if isinstance(line, Loop):
-            raise InputError(
-                "integer-only has no form in whole numbers for blocks that repeat; it takes networks of one scope"
-            )
+            raise InputError("integer-only does not support loops: use a network without repeated blocks")
         work.line(line)
     return replace(table, lines=tuple(work.out), values=work.values), work

@@ -1,4 +1,4 @@
-"""Activations that wait for the backward pass as codes of 8 bits and a scale a row, as a rewriting of a step's table.
+"""Saved tensors as 8-bit codes with a scale per row, as a rewrite of a step's table.
 
     A.size[B f] = abs(A[B f])
     A.most[B] = max[f](A.size[B f])
@@ -10,9 +10,10 @@
     ...
     A.again[B f] = A.codes[B f] A.scales[B]
 
-Forward computes with A as before; whoever goes backward reads A.again. Chakrabarti & Moseley 2019, Backprop with
-approximate activations for memory-efficient network training, section 3, with 8 bits and the largest of a row for its
-scale. What a condition is on, such as causal shares, what the loss makes, and what has rows alone stay as they are.
+The forward pass computes with A as before; backward lines read A.again. Chakrabarti & Moseley 2019, Backprop with
+approximate activations for memory-efficient network training, section 3, with 8 bits and the largest of a row as its
+scale. Values under a condition, such as causal attention probabilities, results of the loss, and values with a single
+axis are not quantized.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from learncost.passes.rematerialization import pairs
 
 
 def with_kept(table: Table) -> Table:
-    """The step with codes in place of the activations that its forward pass keeps for its backward pass."""
+    """Return the step with codes in place of the activations that its forward pass saves for its backward pass."""
     return _CompressedStep(table).table
 
 
 def is_backward(line: Statement) -> bool:
-    """Whether a line goes backward, or comes after."""
+    """Return whether a line is not of the forward pass."""
     return line.reverse if isinstance(line, Loop) else line.meta.phase != "forward"
 
 
 @dataclass(frozen=True)
 class _CompressedNames:
-    """A value that is kept, and what stands for it."""
+    """The names of the arrays that represent a saved tensor."""
 
     value: str
 
@@ -64,7 +65,7 @@ class _CompressedStep:
         self.table = replace(table, lines=lines, values=values)
 
     def _keeps(self, line: Line, value: Value) -> bool:
-        """Whether what a forward line makes may be kept as codes."""
+        """Return whether a forward line's result may be saved as codes."""
         several = len(line.left) > 1 or line.left[0].indexed or bool(line.where)
         if (
             is_backward(line)
@@ -80,7 +81,7 @@ class _CompressedStep:
         return not value.dtype and len(value.axes) > 1 and bool(self._inside(value.axes))
 
     def _inside(self, axes: Sequence[str]) -> tuple[str, ...]:
-        """The axes of a row of numbers that have one scale: those of features at the end, else the last one."""
+        """Return the axes of numbers with one scale: the trailing feature axes, otherwise the last one."""
         last = len(axes)
         while last and base(axes[last - 1]) in self.features:
             last -= 1
@@ -88,7 +89,7 @@ class _CompressedStep:
         return inside if len(inside) < len(axes) else ()
 
     def _alone(self, lines: Sequence[Statement], values: Values) -> tuple[tuple[Statement, ...], Values]:
-        """The lines of a scope in which both passes stand."""
+        """Return the lines of a scope that contains both passes."""
         readers = {name for line in lines if is_backward(line) for name in line.reads}
         last = {name: place for place, line in enumerate(lines) for name in line.makes}
         result: list[Statement] = []
@@ -108,7 +109,7 @@ class _CompressedStep:
         return tuple(result), values
 
     def _iterations(self, lines: Sequence[Statement], values: Values) -> tuple[Statement, ...]:
-        """Repeats forward that keep codes for those backward that read them."""
+        """Return the lines with codes saved by forward loops for the reversed loops that read them."""
         result = list(lines)
         for (before, forward), (after, reverse), elsewhere in pairs(lines, self.outputs):
             result[before], result[after] = self._pair(forward, reverse, elsewhere, values)
@@ -151,12 +152,12 @@ class _CompressedStep:
         )
 
     def _coded(self, names: _CompressedNames, values: Values) -> Iterator[Line]:
-        """The lines that make codes and scales."""
+        """Yield the lines that quantize a value."""
         number = Term(names.value, values[names.value].axes)
         return coded(number, names.value, self._inside(number.declared), values, "forward")
 
     def _again(self, names: _CompressedNames, values: Values) -> Line:
-        """The line that makes the value of its codes."""
+        """Return the line that dequantizes a value."""
         codes, scales = (Term(names(part), values[names(part)].axes) for part in ("codes", "scales"))
         again = Term(names("again"), codes.declared)
         values[again.name] = Value(codes.declared)

@@ -1,8 +1,8 @@
-"""LoRA as a rewriting: beside a product with a weight runs a path of low rank, and only the path learns.
+"""LoRA as a rewrite: a low-rank path is added to a product with a frozen weight, and only the path is trained.
 
 Hu et al. 2022, LoRA, section 4.1: h = W x + (alpha / r) B A x. The order is that of the peft library, which scales the
-path's result: result = base(x) + lora_B(lora_A(x)) * scaling. A bias that follows the product is added after the path
-here and before it there: the same sum of the same number of terms.
+path's result: result = base(x) + lora_B(lora_A(x)) * scaling. A bias of the product is added after the path here and
+before it there: the same sum of the same number of terms.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.ir.value import Value
 
 RANK = "rank"
-"""The axis of the path's middle."""
+"""The rank axis of the path."""
 
 
 @dataclass(frozen=True)
 class LoraTarget:
-    """Weights that one path adapts: its name, the weights, and which layers' lines are meant (all where empty).
+    """The weights that one path adapts: its name, the weights, and the layers whose lines it applies to (all where
+    empty).
 
-    Several weights that multiply the same value are one matrix to the module that holds them, such as GPT-2's c_attn
-    of queries, keys and values: they share the path's A, and each has its own columns of B.
+    Several weights that multiply the same value are one matrix in their module, such as GPT-2's c_attn of queries, keys
+    and values: they share the path's A, and each has its own columns of B.
     """
 
     name: str
@@ -35,7 +36,7 @@ class LoraTarget:
 
 
 def is_linear(line: Line, weight: str) -> bool:
-    """Whether the line is a matrix product with the weight: some of its axes are summed, others stay."""
+    """Return whether the line is a matrix product with the weight: some of its axes are summed, others remain."""
     if not isinstance(line, Product) or line.left[0].indexed:
         return False
     terms = [term for term in line.right if term.name == weight]
@@ -46,7 +47,7 @@ def is_linear(line: Line, weight: str) -> bool:
 
 
 def is_lookup(line: Line, weight: str) -> bool:
-    """Whether the line takes rows of the weight: an embedding, a product with one-hot rows that runs as a gather."""
+    """Return whether the line gathers rows of the weight, as an embedding does in place of a one-hot product."""
     if not isinstance(line, Product) or len(line.right) != 1:
         return False
     term = line.right[0]
@@ -54,11 +55,11 @@ def is_lookup(line: Line, weight: str) -> bool:
 
 
 def with_lora(table: Table, projections: Iterable[LoraTarget], scale: float) -> Table:
-    """The table with a path of low rank beside every product of the projections' weights, times `scale`.
+    """Return the table with a low-rank path for every product of the targets' weights, times `scale`.
 
     The path of `attn.WQ` has the weights `attn.WQ.A[in.. rank]` and `attn.WQ.B[rank out..]`; where several weights
-    share one, A has the projection's name. In a repeat every turn has its own. Raises `InputError` for a
-    weight that nothing multiplies as a matrix.
+    share one, A has the target's name. In a loop every iteration has its own. Raises `InputError` for a weight that no
+    line multiplies as a matrix.
     """
     chosen = tuple(projections)
     outer = _LoraScope(dict(table.values), chosen, scale)
@@ -66,13 +67,13 @@ def with_lora(table: Table, projections: Iterable[LoraTarget], scale: float) -> 
     for projection in chosen:
         for weight in projection.weights:
             if (projection.name, weight) not in outer.used:
-                raise InputError(f"{weight} has no low-rank path: nothing multiplies by it as a matrix")
+                raise InputError(f"{weight} cannot have a low-rank path: no line multiplies by it as a matrix")
     return replace(table, lines=lines, values=outer.values, weights=(*table.weights, *outer.weights))
 
 
 @dataclass
 class _LoraScope:
-    """One scope on its way: what is known of its names, the weights that were added, who was met."""
+    """One scope: its values, the added weights, and the targets found so far."""
 
     values: dict[str, Value]
     projections: tuple[LoraTarget, ...]
@@ -93,7 +94,7 @@ class _LoraScope:
         return tuple(result)
 
     def _repeat(self, line: Loop) -> Loop:
-        """The body with its paths; the new weights are stacks outside, where the weight that they adapt is one."""
+        """Return the body with its paths; the new weights are outer stacks where the weight that they adapt is one."""
         inner = _LoraScope(dict(line.values), self.projections, self.scale)
         body = inner.rewritten(line.lines)
         self.used |= inner.used
@@ -101,7 +102,7 @@ class _LoraScope:
         sliced_weights = tuple(name for name in inner.weights if inner.adapted[name] in sliced)
         for name, value in inner.weights.items():
             self.weights[name] = self.values[name] = value.stacked(line.count) if name in sliced_weights else value
-        shared = inner.weights.keys() - {*sliced_weights}  # the turns know them as they know what they adapt: from here
+        shared = inner.weights.keys() - {*sliced_weights}  # read by iterations as they read the weight
         values = {name: value for name, value in inner.values.items() if name not in shared}
         return replace(line, lines=body, values=values, each=(*line.each, *((name, name) for name in sliced_weights)))
 
@@ -117,7 +118,7 @@ class _LoraScope:
         return None
 
     def _path(self, line: Line, projection: LoraTarget, weight: Term) -> list[Line]:
-        """The product under another name, D = X A, E = D B, S = E scale, and the sum of both."""
+        """Return the product under another name, D = X A, E = D B, S = E scale, and the sum of both."""
         self.used.add((projection.name, weight.name))
         left = line.left[0]
         out, local_name = _out(weight, left), _local(weight)
@@ -156,14 +157,14 @@ class _LoraScope:
 
 
 def _out(weight: Term, left: Term) -> tuple[str, ...]:
-    """The plain axes of the weight that the result has."""
+    """Return the plain axes of the weight that the result has."""
     return tuple(axis for axis in weight.axes if isinstance(axis, str) and axis in left.loops)
 
 
 def _meta(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Meta:
-    """The path's lines are a layer of their own; `path` says whose line it is, and which.
+    """Return the metadata of a path's line, which is in a layer of its own named after the adapted line.
 
-    A checkpoint around the adapted line is around its path, too. Products that its policy keeps are kept in the path.
+    A checkpoint around the adapted line includes its path. Products that its policy saves are saved in the path, too.
     """
     binding = tuple((axis, axis) for axis in dict.fromkeys(a for t in (left, *right) for a in t.loops))
     locals_ = tuple(map(_local, right))

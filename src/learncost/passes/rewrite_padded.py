@@ -1,11 +1,11 @@
-"""A size that is filled up to a larger one, as a rewriting: what is added takes part in nothing.
+"""Padding of a size, as a rewrite: the padded entries are masked out.
 
     L[B M v] = X[B M d] W[d v] where v < 50257
     P[B M v] = log_softmax[v](L[B M v]) where v < 50257
 
-Shoeybi et al. 2019, Megatron-LM, appendix A.2, fill up the vocabulary so that it can be cut over devices. Theirs learns
-scores for the tokens that there are not; here these stand outside of the softmax, so that the loss and the gradients of
-all others are what they were, and those of what was added are zero.
+Shoeybi et al. 2019, Megatron-LM, appendix A.2, pad the vocabulary so that it can be sharded. Theirs trains scores for
+the padded tokens; here these are masked out of the softmax, so that the loss and the gradients of all others are
+unchanged, and those of the padding are zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from learncost.ops import entry
 
 
 def with_padded(table: Table, axis: str, size: int) -> Table:
-    """The forward table in which only the first places of an axis take part, `size` of them, however many there are."""
+    """Return the forward table with an axis masked to its first `size` positions."""
     inside = Condition(axis, str(size), "<")
 
     def change(line: Line) -> tuple[Line]:
@@ -33,11 +33,11 @@ def with_padded(table: Table, axis: str, size: int) -> Table:
 
 
 def paddable(table: Table) -> frozenset[str]:
-    """Axes that may be filled up: of weights, of which lines read a place at an index or make logarithms of shares.
+    """Return axes that may be padded: of weights, that lines read at an index or that a log softmax acts on.
 
-    That is the vocabulary of a model of language, and the classes of a classifier. Beyond its size a softmax counts
-    nothing, and no index says a place; what picks the largest, reads at places or divides by how many there are would
-    count what is added.
+    These are the vocabulary of a language model and the classes of a classifier. A softmax masks the padding, and no
+    index points to it; an operator that selects the largest, reads at affine indices or divides by the size would
+    include it.
     """
     lines = [line for line, _ in walk(table.lines)]
     acted = {axis for line in lines if isinstance(line, Op) and _is_of_shares(line) for axis in line.axes}
@@ -52,7 +52,7 @@ def _is_of_shares(line: Op) -> bool:
 
 
 def _read(line: Line) -> Iterator[str]:
-    """Axes of which a line reads a place at an index."""
+    """Yield the axes that a line reads at an index array."""
     for term in line.right:
         for axis in term.axes:
             if isinstance(axis, Read) and isinstance(axis.at, Term):
@@ -60,7 +60,7 @@ def _read(line: Line) -> Iterator[str]:
 
 
 def _counted(line: Line) -> Iterator[str]:
-    """Axes of which it matters to a line how many places there are; to a choice, as its rows would not be balanced."""
+    """Yield the axes whose size affects a line's result; for a choice, the padded rows would unbalance it."""
     if isinstance(line, Op) and not entry(line.op).pointwise:
         yield from line.axes if entry(line.op).outside is None or entry(line.op).kind == "choice" else ()
     for operand in (*line.left, *line.right):

@@ -1,18 +1,18 @@
-"""Quantized weights as a rewriting: a frozen matrix is read as codes and scales, and made anew before its product.
+"""Quantized weights as a rewrite: a frozen matrix is stored as codes and scales, and dequantized before its product.
 
 For X W of a weight in 4 bits with a scale for 64 numbers of a column:
 
     W[d f] = nf4-64.levels[level=W.codes[d f]] W.scales[d_blocks_64=d_block_64[d] f]
     Y[B M f] = X[B M d] W[d f]
 
-where one scale is of all that a result sums, it may stand behind the sum, and the weight is never made:
+Where one scale covers all that a result sums, it may be applied after the sum, without dequantizing the weight:
 
     Y.sum[B M f] = X[B M d] W.codes[d f]
     Y[B M f] = Y.sum[B M f] W.scales[f]
 
-Dettmers et al. 2023, QLoRA, equations (5) and (6): both products, and with double quantization the scales too are made
-of codes and scales. Who reads the weight later makes it once more: it is never kept from forward to backward. A block
-is of numbers that one result sums, as PyTorch stores them; a row that is no whole number of blocks ends with a part.
+Dettmers et al. 2023, QLoRA, equations (5) and (6): both products, and with double quantization the scales too are
+dequantized from codes and scales. A later reader dequantizes the weight again: it is never saved from forward to
+backward. A block is of numbers that one result sums, as PyTorch stores them; the last block of a row may be shorter.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from learncost.passes.rewrite_lora import is_linear
 
 SCALES = "scales"
 LAYER = "dequantization"
-"""The layer of the lines that make weights of codes."""
+"""The layer of the lines that dequantize weights."""
 
 
 def with_quantized(
     table: Table, chosen: Callable[[Line, str, str], bool], kind: BlockScales
 ) -> tuple[Table, tuple[Quantized, ...]]:
-    """The table with codes and scales in place of the weights that blocks multiply by as matrices, and which they are.
+    """Return the table with codes and scales in place of the weights that blocks multiply by as matrices, and these
+    weights.
 
-    chosen  of a line of a repeat and of the weight that it multiplies by, by its names inside and outside
+    chosen  whether to quantize the weight of a loop's line, by its names inside and outside
     """
     scope = _QuantizedScope(table, chosen, kind)
     lines = scope.outside()
@@ -64,17 +65,17 @@ def with_quantized(
 
 @dataclass
 class _QuantizedScope:
-    """A table on its way: the weights that were found, the arrays that stand for them."""
+    """The state of the rewrite: the weights found, and the arrays that represent them."""
 
     table: Table
     chosen: Callable[[Line, str, str], bool]
     kind: BlockScales
     quantized: dict[str, Quantized] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
-    shared: dict[str, None] = field(default_factory=dict)  # what all weights of a type read: levels, places of blocks
+    shared: dict[str, None] = field(default_factory=dict)  # shared by all weights of a type: levels, block numbers
 
     def outside(self) -> tuple[Statement, ...]:
-        """The lines of the table itself: where weights are made anew, only those of its repeats."""
+        """Return the lines of the table; where weights are dequantized, only those of its loops change."""
         weights = {name: name for name in self.table.weights}
         lines: list[Statement] = []
         for line in self.table.lines:
@@ -88,7 +89,7 @@ class _QuantizedScope:
 
     @cached_property
     def _whole(self) -> frozenset[str]:
-        """The weights that are read by products alone that may read codes."""
+        """The weights that are only read by products that may read codes."""
         refused: set[str] = set()
         weights = {name: name for name in self.table.weights}
         for line in self.table.lines:
@@ -102,7 +103,7 @@ class _QuantizedScope:
         return frozenset(weights) - refused
 
     def repeat(self, repeat: Loop) -> Loop:
-        """The body with its weights made before the lines that read them."""
+        """Return the body with its weights dequantized before the lines that read them."""
         outer = {name: name for name in repeat.shared if name in self.table.weights} | dict(repeat.each)
         dequantizing: dict[str, list[Line]] = {}
         lines: list[Statement] = []
@@ -113,7 +114,7 @@ class _QuantizedScope:
                 dequantizing |= {name: [] for name in line.reads if outer.get(name) in self.quantized}
                 continue
             if isinstance(line, Loop):
-                raise InputError(f"weights of a repeat in a repeat are not quantized, such as those over {line.count}")
+                raise InputError(f"weights of nested loops cannot be quantized, such as of that over {line.count}")
             for inside in line.reads:
                 if inside in outer and inside not in dequantizing and is_linear(line, inside):
                     if not self.chosen(line, inside, outer[inside]):
@@ -133,7 +134,7 @@ class _QuantizedScope:
         values: dict[str, Value],
         each: list[tuple[str, str]],
     ) -> list[Line]:
-        """The line with codes in place of a weight that it multiplies by, and its scales behind the sum."""
+        """Return the line with codes in place of its weight, and the scales applied after the sum."""
         for inside in line.reads:
             if outer.get(inside) not in self._whole or not is_linear(line, inside):
                 continue
@@ -154,13 +155,13 @@ class _QuantizedScope:
             out = () if self.kind.powers else tuple(axis for axis in weight.axes if axis in left.loops)
             factors = (Term(total, left.axes), Term(scales.name, out))
             names = (f"{local}.sum", f"{places.get(weight, inside)}.{SCALES}")
-            unsaid = replace(meta, locals=names, equation="", gradients=(), operator="")  # no operator is counted twice
+            unsaid = replace(meta, locals=names, equation="", gradients=(), operator="")  # counted once
             scaled = Product(line.left, factors, (), unsaid)
             return [summed, scaled]
         return [line]
 
     def _quantized(self, line: Line, inside: str, outer: str, repeat: Loop) -> Quantized:
-        """The weight that a line multiplies by."""
+        """Return the weight that a line multiplies by."""
         (term,) = (term for term in line.right if term.name == inside)
         weight_axes = repeat.axes.get(inside, self.table.axes[outer])
         out = tuple(weight_axes[place] for place, axis in enumerate(term.axes) if axis in line.left[0].loops)
@@ -178,7 +179,7 @@ class _QuantizedScope:
         values: dict[str, Value],
         each: list[tuple[str, str]],
     ) -> Term:
-        """The turn's part of an array of the weight."""
+        """Return an iteration's slice of an array of the weight."""
         sliced = (inside, quantized.weight) in repeat.each
         name = f"{inside}.{_local(array.name)}" if sliced else array.name
         is_index = array.kind in BLOCKS and not self.kind.behind
@@ -242,7 +243,7 @@ class _QuantizedScope:
         return Term(name, (Read(axis, codes),))
 
     def _at_block(self, scales: Term, blocked: tuple[str, ...], kind: BlockScales) -> Term:
-        """The scales read for every place of the axes that have blocks."""
+        """Return the scales as read at every position of the blocked axes."""
         name, axis = places_of(blocked, kind), blocks_of(blocked, kind)
         self.values[name], self.shared[name] = Value(blocked, "index"), None
         at = Read(axis, Term(name, blocked))
@@ -261,10 +262,10 @@ def _local(name: str) -> str:
 
 
 def bits_of(line: Line, bits: int) -> dict[str, int]:
-    """Bits of an element of each array of a line that makes a weight, or its scales, of codes; of any other line none.
+    """Return the bits of an element of each array of a dequantization line; empty for any other line.
 
-    bits   of an element of what has the type of the run
-    What says levels and places of blocks is inside of a kernel, and takes nothing.
+    bits   of an element with the type of the run
+    Levels and block numbers are inside of a kernel, and take nothing.
     """
     if not line.meta.types:
         return {}
@@ -280,17 +281,17 @@ def _bits(kind: str, bits: int) -> int:
 
 
 def makes_weight(line: Line) -> bool:
-    """Whether a line makes a weight, or its scales, of codes."""
+    """Return whether a line dequantizes a weight, or its scales."""
     return line.meta.layer == LAYER
 
 
 def makes_scales(line: Line) -> bool:
-    """Whether a line makes scales, and not a weight: these are as wide as what they are made of."""
+    """Return whether a line dequantizes scales, which are as wide as their own scales."""
     return makes_weight(line) and line.meta.local == SCALES
 
 
 def made_again(table: Table) -> Table:
-    """The step in which the backward pass makes every quantized weight of its codes once more: none is kept for it."""
+    """Return the step in which the backward pass dequantizes every weight again, so that none is saved."""
     if not any(makes_weight(line) for line, _ in walk(table.lines)):
         return table
     return recomputed(table, makes_weight)

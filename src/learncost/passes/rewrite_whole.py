@@ -1,16 +1,16 @@
-"""Matrix products of whole numbers, as a rewriting of a step's table: both factors have 8 bits, sums 32.
+"""Integer matrix products, as a rewrite of a step's table: both factors have 8 bits, sums 32.
 
-    X.by_B.codes[B d], X.by_B.scales[B]      as `codes` makes them, a scale for each row
+    X.by_B.codes[B d], X.by_B.scales[B]      as `codes` computes them, a scale for each row
     W.by_f.codes[d f], W.by_f.scales[f]      a scale for each column
     Y.sum[B f] = X.by_B.codes[B d] W.by_f.codes[d f]
     Y.scaled[B f] = Y.sum[B f] X.by_B.scales[B]
     Y[B f] = Y.scaled[B f] W.by_f.scales[f]
 
-Dettmers et al. 2022, LLM.int8(), section 2.1: no factor has a scale that the sum would need, so that it is exact in
-whole numbers. So are the products that make gradients of values and of weights. The weights stay as they are, and so
-does their update: scales are made anew in every step, and no gradient is of codes. What has codes already is read as it
-is. A convolution is such a product: its image has a scale for each sample, its kernel one for each result, and what is
-read at windows or summed has none. Products with a condition and those at indices that are read stay as they are.
+Dettmers et al. 2022, LLM.int8(), section 2.1: no scale varies along the summed axis, so that the sum is exact in
+integers. The products that compute gradients of values and of weights are treated equally. The weights and their update
+are unchanged: scales are computed anew in every step, and codes have no gradients. An operand that has codes already is
+read as it is. A convolution is such a product: its image has a scale for each sample, its kernel one for each result,
+and axes of windows or sums have none. Products with a condition or with index arrays are unchanged.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from learncost.passes.codes import Values, coded
 
 
 def with_whole(table: Table) -> Table:
-    """The step with matrix products of codes."""
+    """Return the step with matrix products of codes."""
     values = dict(table.values)
     lines = _scope(table.lines, values)
     return replace(table, lines=lines, values=values)
 
 
 def is_whole(line: Line) -> bool:
-    """Whether a line is a product of two matrices, or a convolution, that may be of codes."""
+    """Return whether a line is a product of two matrices, or a convolution, that may be of codes."""
     if not isinstance(line, Product) or len(line.right) != 2 or line.where:
         return False
     terms = [term for term in (line.left[0], *line.right) if isinstance(term, Term)]
@@ -45,12 +45,12 @@ def is_whole(line: Line) -> bool:
 
 
 def _is_of_windows(term: Term) -> bool:
-    """Whether positions alone say where a term is read or written, as windows of a convolution do."""
+    """Return whether a term has only affine indices, as windows of a convolution."""
     return all(isinstance(axis, str) or isinstance(axis.at, Affine) for axis in term.axes)
 
 
 def _scope(lines: Iterable[Statement], values: Values) -> tuple[Statement, ...]:
-    """The lines of one scope, in which a factor is coded once for all products that read it alike."""
+    """Return the lines of one scope, in which a factor is quantized once for all products with the same scales."""
     result: list[Statement] = []
     known: dict[tuple[str, tuple[str, ...]], tuple[Term, Term | None]] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""Ring: over many devices, keys and values go round instead of being gathered, a device's part in every turn."""
+"""The plan ring (ring attention): keys and values move round a ring of devices instead of being all-gathered."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from learncost.passes.rematerialization import recomputed
 
 
 def ring(table: Table) -> Table:
-    """The step that asks a placement for it (sharding/ring.py), its scores made again in the backward pass.
+    """Return the step that requests ring attention from sharding (sharding/ring.py), with scores recomputed.
 
-    Nobody has a whole row of scores there, so that none can be kept. Over one device it is that alone.
+    No device has a complete row of scores, so none can be saved. On one device only the recomputation remains.
     """
     pairs = scores(table)
     if pairs.keys() & {name for repeat in repeats(table.lines) for name, _ in repeat.keep}:

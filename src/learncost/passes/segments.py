@@ -1,7 +1,7 @@
-"""Segments: a repeat keeps what goes into every k-th turn alone, and the backward pass runs k turns again at a time.
+"""Segmented recomputation: a loop saves only the input of every k-th iteration, and backward recomputes k at a time.
 
-Both repeats become repeats over segments with a repeat over the k turns of one inside. A segment's backward turn begins
-with its forward turns once more, which keep what the backward turns after them read.
+Both loops become loops over segments with an inner loop over the k iterations of one. A segment's backward iteration
+begins with its recomputed forward iterations, which save what the backward iterations after them read.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from learncost.passes.rematerialization import Values, pairs
 
 
 def in_segments(table: Table, iterations: int) -> Table:
-    """The step in which every repeat that goes backwards keeps its input once in so many turns.
+    """Return the step in which every reversed loop has its input saved once per `iterations` iterations.
 
-    A repeat over n_layer becomes one over n_layer/3. Raises `InputError` where a count that is a number is no multiple.
-    Chen et al. 2016, Training deep nets with sublinear memory cost, section 4.
+    A loop over n_layer becomes one over n_layer/3. Raises `InputError` where a trip count that is a number is not a
+    multiple. Chen et al. 2016, Training deep nets with sublinear memory cost, section 4.
     """
     values = dict(table.values)
     lines = list(table.lines)
@@ -31,17 +31,17 @@ def in_segments(table: Table, iterations: int) -> Table:
 
 
 def in_groups(repeat: Loop, iterations: int, values: Mapping[str, Value]) -> Loop:
-    """The same turns as a repeat over groups of so many, with the repeat over those of one inside.
+    """Return a loop as a loop over groups of `iterations` iterations, with an inner loop over those of one.
 
-    values   what is known of the names around it
-    Raises `InputError` where a count that is a number is no multiple.
+    values   of the names around it
+    Raises `InputError` where a trip count that is a number is not a multiple.
     """
     return _LoopPair(repeat, repeat, iterations, {outer for _, outer in repeat.keep}, dict(values)).grouped()
 
 
 @dataclass
 class _LoopPair:
-    """A repeat and the one backwards through it; `elsewhere` are the names that other lines read."""
+    """A loop and the one that reverses it; `elsewhere` are the names that other lines read."""
 
     forward: Loop
     reverse: Loop
@@ -77,11 +77,11 @@ class _LoopPair:
 
     @property
     def pairs_read(self) -> list[tuple[str, str]]:
-        """What other lines read of the forward turns."""
+        """The stacks of the forward iterations that other lines read."""
         return [pair for pair in self.forward.keep if pair[1] in self.elsewhere]
 
     def inner(self, line: Loop, keep: Iterable[tuple[str, str]]) -> Loop:
-        """The turns of one segment: stacks are called as those of all turns, of which they are parts."""
+        """Return the iterations of one segment; its stacks have the names of the full ones, of which they are parts."""
         carry = tuple(Carry(carried.start, carried.end, carried.start, carried.end) for carried in line.carry)
         return replace(line, count=str(self.iterations), carry=carry, keep=tuple(keep))
 
@@ -92,7 +92,7 @@ class _LoopPair:
         each: Iterable[tuple[str, str]],
         keep: Iterable[tuple[str, str]],
     ) -> Loop:
-        """A repeat over segments."""
+        """Return a loop over segments."""
         stacks = tuple(dict.fromkeys(outer for _, outer in each))
         stacks_out = tuple(outer for _, outer in keep)
         values = {name: line.values[name] for carry in line.carry for name in (carry.start, carry.end)}
@@ -102,19 +102,19 @@ class _LoopPair:
         return replace(line, count=self.segments(line.count), lines=tuple(inside), values=values, each=each, keep=keep)
 
     def part(self, stack: str) -> Value:
-        """What a segment has of a stack of all turns."""
+        """Return a segment's part of a stack of all iterations."""
         return self.values[stack].along((str(self.iterations), *self.values[stack].axes[1:]))
 
     def segments(self, count: str) -> str:
-        """How many segments there are: a number, or a part of a size by its name."""
+        """Return the number of segments: a number, or a part of a size by its name."""
         if not count.isdigit():
             return f"{count}/{self.iterations}"
         if int(count) % self.iterations:
-            raise InputError(f"a repeat of {count} turns cannot be cut in segments of {self.iterations}")
+            raise InputError(f"a loop of {count} iterations cannot be cut in segments of {self.iterations}")
         return str(int(count) // self.iterations)
 
 
 def _again(line: Line) -> tuple[Line, ...]:
-    """A line in its segment's backward turn; a kernel's name is given once."""
+    """Return a line in its segment's backward iteration, in a kernel with a unique name."""
     kernel = line.meta.kernel and replace(line.meta.kernel, name=f"{line.meta.kernel.name}_segment")
     return (replace(line, meta=replace(line.meta, phase="recomputation", kernel=kernel)),)

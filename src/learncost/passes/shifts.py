@@ -1,4 +1,4 @@
-"""Lines that shift whole numbers: to another power of two, and to so few bits as a product takes."""
+"""Lines that shift integers: to another power of two, and to fewer bits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from learncost.passes.powers import CODE, WORD, Power, ScaledInteger
 class Shifts:
     """A scope to which lines are added.
 
-    values    of the scope, to which those that are made are added
+    values    of the scope, to which the new ones are added
     out       the lines so far
-    narrowed  numbers of few bits, by the array that they are of and by these bits
-    scalars   powers that were made
+    narrowed  integers of fewer bits, by their source array and by these bits
+    scalars   powers that were computed
     """
 
     values: dict[str, Value]
@@ -37,7 +37,7 @@ class Shifts:
     # Scalars.
 
     def scalar(self, power: Power, meta: Meta) -> Operand:
-        """A power as an operand: a number, or a scalar that is made."""
+        """Return a power as an operand: a number, or a computed scalar."""
         if not power.scalars:
             return Literal(float(power.number))
         if power.number == 0 and len(power.scalars) == 1 and power.scalars[0][1] == 1:
@@ -59,12 +59,12 @@ class Shifts:
         return self.scalars[power]
 
     def fresh(self, name: str) -> str:
-        """A name that nothing has."""
+        """Return an unused name."""
         names = (f"{name}.{number}" for number in range(1, 10_000))
         return next(free for free in names if free not in self.values)
 
     def op(self, name: str, op: str, axes: Sequence[str], operands: Sequence[Operand], meta: Meta) -> Term:
-        """A line with a word."""
+        """Emit a line with an op."""
         left = Term(name, tuple(axes))
         given = ("X", "Z")[: len(operands)]
         self.emit(Op((left,), tuple(operands), (), meta, op, (), "body", given, ("Y",)))
@@ -75,7 +75,7 @@ class Shifts:
     def shifted(
         self, number: ScaledInteger, power: Power, axes: tuple[str, ...], meta: Meta, name: str = ""
     ) -> ScaledInteger:
-        """The numbers times another power of two."""
+        """Return the numbers scaled by another power of two."""
         if power == number.power and not name:
             return number
         made = name or self.fresh(number.name)
@@ -84,7 +84,7 @@ class Shifts:
         return ScaledInteger(made, power, WORD)
 
     def narrow(self, number: ScaledInteger, axes: tuple[str, ...], bits: int, phase: str) -> ScaledInteger:
-        """The numbers with the highest bits that there are of all of them, if these are more than so many."""
+        """Return the numbers shifted to `bits` bits, if they have more."""
         if number.bits <= bits:
             return number
         if (number.name, bits) not in self.narrowed:
@@ -97,7 +97,7 @@ class Shifts:
                     size = Term(f"{name}.most", ())
                     inner = (Term(f"{name}.size", axes),)
                     self.emit(Op((size,), inner, (), meta, "max", axes, "body", ("X",), ("Y",)))
-                # What would be rounded up to one bit more has it: a 128th is more than half of the last place.
+                # Account for rounding up to one bit more: a 128th is more than half of the last place.
                 part = self.op(f"{name}.rest", "shift", (), (size, Literal(7.0)), meta)
                 room = Term(f"{name}.room", ())
                 self.emit(Sum((room,), (size, part), (), meta, (1, 1)))

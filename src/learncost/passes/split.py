@@ -1,8 +1,8 @@
-"""A repeat as consecutive ones, so that its turns may differ: in what trains, in what is added to their lines.
+"""A loop split into consecutive ones, so that its iterations may differ: in trainable weights, in added lines.
 
-The turns of a repeat share one body. Where some of them are frozen, or the first one has nothing below it that wants a
-gradient, they stand in repeats of their own: the same lines under names that are marked with the turns, `attn.WQ@10-11`
-for the last two of twelve.
+The iterations of a loop share one body. Where some of them are frozen, or the first one needs no gradient of its input,
+they become separate loops: the same lines under names that are marked with the iterations, `attn.WQ@10-11` for the last
+two of twelve.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from learncost.ir.value import Value
 
 @dataclass(frozen=True)
 class LoopPart:
-    """Turns of a repeat, the first and the last one counted from 0, and the body that they run."""
+    """Iterations of a loop, the first and the last one counted from 0, and their body."""
 
     first: int
     last: int
@@ -26,23 +26,21 @@ class LoopPart:
 
     @property
     def mark(self) -> str:
-        """What is appended to the names of these turns."""
+        """The suffix of the names of these iterations."""
         return f"@{self.first}" + (f"-{self.last}" if self.last > self.first else "")
 
 
 def split(table: Table, repeat: Loop, parts: Iterable[LoopPart]) -> Table:
-    """The table with one of its repeats as consecutive ones, which run all its turns in order.
+    """Split one of a table's loops into consecutive ones, which run all its iterations in order.
 
     The stacks that it reads slice by slice, weights or inputs, become one stack for each part, `W@0-9` and `W@10-11`.
-    Raises `InputError` for a repeat that keeps a stack of values for later lines, or reads one of earlier lines.
+    Raises `InputError` for a loop with a stack of values that lines define or read.
     """
     parts = tuple(parts)
     handed_in = {*table.inputs, *table.weights}
     made_outside = [outer for _, outer in repeat.each if outer not in handed_in] + [outer for _, outer in repeat.keep]
     if made_outside:
-        raise InputError(
-            f"a repeat cannot be split whose turns each have a part of {made_outside[0]}, which lines make"
-        )
+        raise InputError(f"a loop with a stack of values cannot be split: its iterations share {made_outside[0]}")
     values = dict(table.values)
     repeats: list[Loop] = []
     initial = {carry.final: carry.initial for carry in repeat.carry}
@@ -82,7 +80,7 @@ def _count(part: LoopPart) -> str:
 
 
 def _part(part: LoopPart, initial: dict[str, str], is_last: bool, values: dict[str, Value]) -> Loop:
-    """The body under its own names; `initial` says where each carried value comes from, by its name at the end."""
+    """Return the body under its own names; `initial` has the source of each loop-carried value, by its final name."""
     body = _marked(part.body, part.mark)
     carry = []
     for old, new in zip(part.body.carry, body.carry, strict=True):
@@ -94,7 +92,7 @@ def _part(part: LoopPart, initial: dict[str, str], is_last: bool, values: dict[s
 
 
 def _marked(repeat: Loop, mark: str) -> Loop:
-    """The repeat with its own names marked, and those of the repeats inside."""
+    """Return the loop with its inner names marked, and those of inner loops."""
     lines = tuple(_marked(line, mark) if isinstance(line, Loop) else line for line in repeat.lines)
     values = {name: replace(value, group=value.group or name) for name, value in repeat.values.items()}
     marked = replace(repeat, lines=lines, values=values)

@@ -1,7 +1,7 @@
-"""A table cut into the stages of a pipeline: repeats of blocks are cut between turns, what is read later is sent.
+"""Pipeline stages of a table: loops of blocks are cut between iterations, and values that later stages read are sent.
 
-Every stage is a table of its own. A line that only reads what is given stands where it is read first; any other stands
-behind the turns before it, so that an embedding is of the first stage, a head and a loss of the last one.
+Every stage is a separate table. A line that only reads inputs is in the first stage that reads it; any other follows
+the iterations before it, so that the embedding is in the first stage, the head and the loss in the last one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from learncost.ir.table import Table
 
 @dataclass(frozen=True)
 class StageValue(Displayed):
-    """A value that one stage makes and another one reads: what it is called in either, and their numbers."""
+    """A value that one stage sends to another: its name in each, and their numbers."""
 
     made: str
     read: str
@@ -30,10 +30,10 @@ class StageValue(Displayed):
 
 @dataclass(frozen=True)
 class Stage(Displayed):
-    """One stage: its forward table, which has what is sent to it as inputs and what it sends as outputs.
+    """One stage: its forward table, with received values as inputs and sent values as outputs.
 
-    iterations of each repeat, by its count, as the sizes of the stage have it
-    first  the turn of the whole model that is its first, by the same
+    iterations  of each loop, by its trip count, for the stage's sizes
+    first  the first of the model's iterations that it runs, by the same
     """
 
     number: int
@@ -44,7 +44,7 @@ class Stage(Displayed):
 
 @dataclass(frozen=True)
 class Stages(Displayed):
-    """The stages of a table, what goes between them, and the weights that several stages have."""
+    """The stages of a table, the values sent between them, and the weights that several stages share."""
 
     stages: tuple[Stage, ...]
     sent: tuple[StageValue, ...]
@@ -52,37 +52,37 @@ class Stages(Displayed):
 
 
 def iterations_of(table: Table, sizes: Mapping[str, int]) -> int:
-    """How many turns the repeats of blocks have together."""
+    """Return the total number of iterations of the loops of blocks."""
     return sum(int(size_of(line.count, sizes)) for line in table.repeats)
 
 
 def even(iterations: int, stages: int) -> tuple[int, ...]:
-    """As many turns in each stage. Raises `InputError` where that is not whole, with what is."""
+    """Return equal numbers of iterations for each stage. Raises `InputError` where they do not divide."""
     if iterations % stages:
         parts = [number for number in range(1, iterations + 1) if iterations % number == 0]
         larger = next((number for number in parts if number > stages), iterations)
         raise InputError(
             f"{iterations} blocks cannot be cut into {stages} equal stages: the next number of stages that divides "
-            f"them is {larger}; or say how many blocks each stage has"
+            f"them is {larger}; or give the number of blocks of each stage"
         )
     return (iterations // stages,) * stages
 
 
 def cut(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> Stages:
-    """The stages of a forward table.
+    """Return the stages of a forward table.
 
-    sizes   of the counts of its repeats
-    layers  how many turns of blocks each stage has, from the first to the last
-    Raises `InputError` where they are not all that there are.
+    sizes   of the trip counts of its loops
+    layers  the number of blocks of each stage, from the first to the last
+    Raises `InputError` where they do not sum to the number of blocks.
     """
     iterations = iterations_of(table, sizes)
     if sum(layers) != iterations or min(layers, default=0) < 0:
-        raise InputError(f"stages of {', '.join(map(str, layers))} blocks are not the {iterations} that the model has")
+        raise InputError(f"stages of {', '.join(map(str, layers))} blocks must sum to the model's {iterations}")
     return _Cut(*_counted_apart(table, sizes), tuple(layers)).stages()
 
 
 def _counted_apart(table: Table, sizes: Mapping[str, int]) -> tuple[Table, Mapping[str, int]]:
-    """A table whose repeats have counts of their own, as a stage has other turns of each; numbers are given names."""
+    """Return a table whose loops have different trip counts, since a stage sets each; numbers get names."""
     counts, values, lines = Counter(repeat.count for repeat in table.repeats), dict(table.values), list[Statement]()
     sizes = dict(sizes)
     for line in table.lines:
@@ -105,12 +105,12 @@ class _Cut:
         self.pieces: list[list[Statement]] = [[] for _ in layers]
         self.iterations: list[dict[str, int]] = [{} for _ in layers]
         self.first: list[dict[str, int]] = [{} for _ in layers]
-        self.made: dict[str, int] = {}  # the stage that makes a value
+        self.made: dict[str, int] = {}  # the stage that defines a value
         self.sent: dict[tuple[str, str, int], StageValue] = {}
         self.values = dict(table.values)
 
     def stages(self) -> Stages:
-        lazy: dict[str, Line] = {}  # lines that read only what is given, until somebody reads them
+        lazy: dict[str, Line] = {}  # lines that read only inputs, until their results are read
         stage, left = 0, self.layers[0]
         for line in self.table.lines:
             if isinstance(line, Line):
@@ -129,7 +129,7 @@ class _Cut:
                 pieces.append((stage, taken, begun))
                 left, remaining, begun = left - taken, remaining - taken, begun + taken
             self._put_repeat(line, pieces, lazy)
-            if line is self.table.repeats[-1]:  # what is behind all blocks is of the last stage, be it without blocks
+            if line is self.table.repeats[-1]:  # lines after all blocks are in the last stage, even if it has no blocks
                 stage = len(self.layers) - 1
         for name in self.table.outputs:
             if name in lazy:
@@ -137,7 +137,7 @@ class _Cut:
         return self._made()
 
     def _put(self, line: Statement, stage: int, lazy: dict[str, Line]) -> None:
-        """A statement in a stage, behind the lines that it waits for; what others make is sent there."""
+        """Add a statement to a stage, after the delayed lines that it needs; values of other stages are sent to it."""
         for name in line.reads:
             if waiting := lazy.pop(name, None):
                 for other in waiting.makes:
@@ -150,13 +150,13 @@ class _Cut:
         self.made |= dict.fromkeys(line.makes, stage)
 
     def _put_repeat(self, repeat: Loop, pieces: Sequence[tuple[int, int, int]], lazy: dict[str, Line]) -> None:
-        """A repeat in pieces: what it carries goes from each to the next one."""
+        """Add a loop in pieces: its loop-carried values are sent from each to the next one."""
         count, _, parts = base(repeat.count).partition("/")
         carried = repeat.carry
-        if len(pieces) > 1 and repeat.keep:  # of which each stage would have its own turns alone
+        if len(pieces) > 1 and repeat.keep:  # since each stage would have only its own iterations
             raise InputError(
-                f"what {count} blocks keep for later ones, {', '.join(stack for _, stack in repeat.keep)}, is of all "
-                "of them, so that they cannot be cut: let a stage begin before them or after them"
+                f"the stack {', '.join(stack for _, stack in repeat.keep)} of {count} blocks is read by later lines, "
+                "so these blocks cannot be cut: begin a stage before or after them"
             )
         for place, (stage, iterations, begun) in enumerate(pieces):
             last = place == len(pieces) - 1
@@ -174,7 +174,7 @@ class _Cut:
             self.first[stage][count] = begun * int(parts or 1)
 
     def _between(self, carry: Carry, place: int) -> str:
-        """What is carried, as it is called between the pieces of its repeat: behind the first one, X.4.between.0."""
+        """Return the name of a loop-carried value between the pieces of its loop: X.4.between.0 after the first."""
         name = f"{carry.final}.between.{place}"
         self.values[name] = self.table.values[carry.final]
         return name
@@ -210,5 +210,5 @@ class _Cut:
 
 
 def _sliced(stage: Stage, name: str) -> bool:
-    """Whether a weight is a stack of the turns' own."""
+    """Return whether a weight is stacked, one per iteration."""
     return any(name == stack for line in stage.table.repeats for _, stack in line.each)

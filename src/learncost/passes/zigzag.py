@@ -1,4 +1,4 @@
-"""Zigzag: over many devices, causal positions in an order in which all devices see as many pairs."""
+"""The plan zigzag: over many devices, causal positions in an order that balances the visible pairs."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from learncost.ir.table import Table
 
 
 def zigzag(table: Table) -> Table:
-    """The step that asks a placement for it (sharding/zigzag.py); over one device it is what it was."""
+    """Return the step that requests zigzag order from sharding (sharding/zigzag.py); no effect on one device."""
     return replace(table, zigzag={})

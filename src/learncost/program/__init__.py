@@ -1,1 +1,1 @@
-"""The schedule of a step: in which order its lines run, which arrays are alive when, and where they are stored."""
+"""The schedule of a step: the order of its lines, the live intervals of its arrays, and their places in memory."""

@@ -1,4 +1,4 @@
-"""The account of a program's bytes: how many are taken, the most that were, and who took them."""
+"""The allocation log of a program: the bytes in use, their peak, and the lines that allocated them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FILE = "<a program without values>"
 
 
 def line_that_runs() -> int:
-    """The line of the program that runs; 0 before it runs."""
+    """Return the number of the program's line that runs; 0 before it runs."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == FILE:
@@ -21,7 +21,7 @@ def line_that_runs() -> int:
 
 
 class AllocationLog:
-    """Bytes that are taken now, and the most that were; `line` says where, as `where` does when it is asked.
+    """The bytes in use now, and their peak; `line` is the line of the peak, as `where` returns it.
 
     `allocations` are the bytes of each allocation at the first moment at which `stop_at` were taken and its line; they
     are shown to `look` then, by the rooms' identities. With `stop_at` everything that is taken and given is in `log`.
@@ -59,13 +59,13 @@ class AllocationLog:
             self.log.give(allocation, str(self.where()), self.now)
 
     def buffer(self, size: int) -> None:
-        """What is taken for the time of one operation."""
+        """Record an allocation that lasts for one operation."""
         self.take(-1, size)
         self.give(-1, size)
 
 
 class Allocation:
-    """The bytes of an array, taken as long as anything refers to it."""
+    """The bytes of an array, allocated as long as anything refers to it."""
 
     __slots__ = ("account", "bytes")
 
@@ -78,7 +78,7 @@ class Allocation:
 
 
 class TensorStorage(Allocation):
-    """Bytes that are taken and given back while what lies there stays known, as by PyTorch's `resize_`."""
+    """A storage that is freed and allocated again while tensors refer to it, as by PyTorch's `resize_`."""
 
     __slots__ = ()
 
@@ -86,7 +86,7 @@ class TensorStorage(Allocation):
         self.account, self.bytes = account, 0
 
     def resize(self, size: int) -> None:
-        """Give back what is taken, and take so many bytes."""
+        """Free the storage, and allocate it with a new size."""
         if self.bytes:
             self.account.give(id(self), self.bytes)
         self.bytes = size

@@ -1,6 +1,6 @@
-"""The arena: every array of a step in its place in one block of memory.
+"""The arena: every array of a step at a fixed offset in one block of memory.
 
-An array that a call may write over one that nothing reads afterwards takes its place.
+An in-place result takes the offset of an operand that nothing reads afterwards.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from learncost.program.lifetimes import Lifetimes, ScheduledArray
 from learncost.program.packing import Piece, most, packed
 
 ALIGNED = 64
-"""Every place begins at a multiple of so many bytes: a line of the cache, and the widest vector registers."""
+"""The alignment of every offset in bytes: a cache line, and the widest vector registers."""
 
 
 @dataclass(frozen=True)
 class ArenaSlot:
-    """An array in an arena: its bytes from `place` on, from the call `first` to the call `last`, counted from 1."""
+    """An array in an arena: its bytes at offset `place`, from the call `first` to the call `last`, counted from 1."""
 
     name: str
     bytes: int
@@ -34,11 +34,11 @@ class ArenaSlot:
 
 @dataclass(frozen=True)
 class Arena:
-    """Where the arrays of a step lie over its calls.
+    """The offsets of the arrays of a step over its calls.
 
-    bytes   that it has
-    passes  the macro-operations in their order, each with its first and its last call
-    arrays  those that are made in another's place after that one
+    bytes   of the arena
+    passes  the phases in order, each with its first and its last call
+    arrays  an in-place result follows the array that it overwrites
     """
 
     bytes: int
@@ -46,14 +46,14 @@ class Arena:
     arrays: tuple[ArenaSlot, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
+        """Return the arena as a dictionary for JSON."""
         return asdict(self)
 
 
 def mapped(lifetimes: Lifetimes, kind: Callable[[ScheduledArray], str], taken: Mapping[str, int]) -> Arena:
-    """The arrays that were laid out by `apart`, the arenas of the kinds behind each other.
+    """Return the arrays that `apart` has placed, with the arenas of the kinds one after another.
 
-    taken  bytes of each arena, in their order
+    taken  bytes of each arena, in order
     """
     begins = dict(zip(taken, accumulate(taken.values(), initial=0), strict=False))
     phases = [line.meta.phase for line, *_ in lifetimes.lines]
@@ -80,10 +80,10 @@ def mapped(lifetimes: Lifetimes, kind: Callable[[ScheduledArray], str], taken: M
 
 
 def laid_out(lifetimes: Lifetimes, size: Callable[[ScheduledArray], int]) -> int:
-    """Give every array its `bytes`, and its `place` if it lies in the arena; the bytes of the arena.
+    """Set the `bytes` of every array, and its `place` if it is in the arena; return the bytes of the arena.
 
     size  the bytes of an array
-    Raises `InputError` where what must be changed in place is read afterwards.
+    Raises `InputError` where an array that must be overwritten is read afterwards.
     """
     return apart(lifetimes, size, lambda _: "")[""]
 
@@ -95,9 +95,9 @@ def apart(
     aligned: int = ALIGNED,
     effort: int = 0,
 ) -> dict[str, int]:
-    """The same with an arena for arrays of each kind, in which places begin at multiples of `aligned` bytes.
+    """Do the same with an arena for arrays of each kind, with offsets at multiples of `aligned` bytes.
 
-    effort  how many arrays are placed in search of a smaller arena, where there may be one
+    effort  how many arrays are placed in search of a smaller arena, where one may exist
     """
     for fields in lifetimes.fields.values():
         for array in fields.values():
@@ -115,15 +115,15 @@ def apart(
 
 
 def _share(lifetimes: Lifetimes) -> None:
-    """Let arrays take the place of those that their call reads last, after those that must."""
-    replaced: set[tuple[ScheduledArray, int]] = set()  # one array of a call takes the place of another
+    """Let results overwrite operands that their call reads last, after those that must."""
+    replaced: set[tuple[ScheduledArray, int]] = set()  # one array of a call overwrites another
     for read, written, moment in sorted(lifetimes.pairs, key=lambda pair: (pair[2], pair[1].over is None)):
         root = read.root
         if (root, moment) in replaced:
             continue
         if written.over is read:
             if read.last > moment:
-                raise InputError(f"{read.name} is read after it was changed: the step cannot be done in place")
+                raise InputError(f"{read.name} is read after it was overwritten: the step cannot run in-place")
         elif written.over is not None or root.given or root.part or written.part:
             continue
         elif root.last == moment and root.bytes == written.bytes:
@@ -135,12 +135,12 @@ def _share(lifetimes: Lifetimes) -> None:
 
 
 def alive(arrays: Iterable[ScheduledArray]) -> int:
-    """The most bytes of arrays that are there at any moment."""
+    """Return the largest sum of bytes of arrays that are live at the same moment."""
     return most(_pieces(arrays, 1))
 
 
 def _placed(arrays: Iterable[ScheduledArray], aligned: int, effort: int) -> int:
-    """Give arrays their places in an arena, the largest first if that is as good as any; its bytes."""
+    """Place arrays in an arena, the largest first if no order is better; return its bytes."""
     order = sorted(arrays, key=lambda array: (-array.bytes, array.first))
     pieces = _pieces(order, aligned)
     for array, place in zip(order, packed(pieces, effort), strict=True):

@@ -1,4 +1,4 @@
-"""Calls: a step's lines as a runner executes them, with what each call reads, makes, and makes in whose place."""
+"""The calls of a step: lines as an engine executes them, with each call's operands, results and in-place results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values: TypeAlias = Mapping[str, Value]
 
 
 class InPlaceSlot(Enum):
-    """Where a call may put a result beside an operand of the same size."""
+    """The place of a result relative to an operand of the same size."""
 
     SAME = "another name of the operand"
     OVER = "over the operand, which must be possible"
@@ -28,7 +28,7 @@ class InPlaceSlot(Enum):
 
 @dataclass(frozen=True)
 class AliasedMemory:
-    """An operand and a result of a call that may be, or are, one and the same memory."""
+    """An operand and a result of a call that may share memory, or must."""
 
     read: str
     written: str
@@ -36,9 +36,9 @@ class AliasedMemory:
 
 
 class LibraryFunction(Protocol):
-    """A function of a compiled library: the arrays that it is given, those that it fills, and its sizes.
+    """A function of a compiled library: the arrays that it reads and writes, and its sizes.
 
-    shares  pairs of an array that is read and one that is filled that may be one and the same memory
+    shares  pairs of a read and a written array that may be the same memory
     """
 
     @property
@@ -55,13 +55,12 @@ class LibraryFunction(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """What runs at once: the lines that it computes, the arrays that it reads, those that it makes.
+    """One execution unit: its lines, the arrays that it reads, those that it writes.
 
-    What its lines make and `writes` does not name stays inside of it, or inside of the kernel that it is a part of.
-
+    Results of its lines that `writes` does not name stay inside of it, or of its kernel.
     function  of a compiled library, which computes it
-    product   or a library's product of matrices that does; scatter, rows that are added at an index
-    added     of a product or a scatter: the array that its result is added to, in whose place the sum then stands
+    product   or a library's matrix product; scatter, rows that are added at an index
+    added     for a product or a scatter: the array that accumulates its result in-place
     """
 
     lines: tuple[Line, ...]
@@ -76,7 +75,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class CallLoop:
-    """A repeat, and the calls of one turn."""
+    """A loop, and the calls of one iteration."""
 
     repeat: Loop
     body: tuple[Item, ...]
@@ -87,10 +86,10 @@ Item: TypeAlias = "Call | CallLoop"
 
 @dataclass(frozen=True)
 class ScheduleRules:
-    """How the lines of a table are the calls of a runner, where every line is a call by itself.
+    """How an engine schedules the lines of a table, where every line is a call.
 
-    kernels  what only lines of one kernel read stays inside of it
-    updates  new weights and states take the places of the old ones
+    kernels  results that only lines of the same kernel read are not stored
+    updates  new weights and states overwrite the old ones
     """
 
     kernels: bool = False
@@ -98,19 +97,19 @@ class ScheduleRules:
 
 
 AS_WRITTEN = ScheduleRules()
-"""Line by line; another name of an array is the same array, and nothing else is in place."""
+"""Line by line; an alias is the same array, and nothing else is in-place."""
 
 IN_KERNELS = ScheduleRules(kernels=True, updates=True)
-"""Line by line, as a library of kernels has it: the runner that is called table."""
+"""Line by line, as a library of kernels: the engine graph."""
 
 
 def calls(table: Table, rules: ScheduleRules = AS_WRITTEN) -> tuple[Item, ...]:
-    """The calls of a table."""
+    """Return the calls of a table."""
     return tuple(_calls(table.lines, table.known, set(table.outputs), rules))
 
 
 def _calls(lines: Sequence[Statement], values: Values, handed: set[str], rules: ScheduleRules) -> Iterator[Item]:
-    """The calls of one scope; `handed` are the names that leave it."""
+    """Yield the calls of one scope; `handed` are the names that leave it."""
     inside = inside_of_kernels(lines, handed) if rules.kernels else frozenset[str]()
     for line in lines:
         if isinstance(line, Loop):
@@ -132,7 +131,7 @@ def _shares(line: Line, values: Values, rules: ScheduleRules) -> Iterator[Aliase
 
 
 def updates(lines: Sequence[Line], values: Values) -> Iterator[AliasedMemory]:
-    """The pairs of a weight or an optimizer's state and what becomes of it in the lines of a call."""
+    """Yield the pairs of a weight or an optimizer state and its new value in the lines of a call."""
     read = {name for line in lines for name in line.reads}
     for name in (name for line in lines for name in line.makes):
         if values[name].role == "new" and values[name].of in read:
@@ -140,7 +139,7 @@ def updates(lines: Sequence[Line], values: Values) -> Iterator[AliasedMemory]:
 
 
 def inside_of_kernels(lines: Iterable[Statement], outputs: Iterable[str]) -> frozenset[str]:
-    """What only lines of the kernel read that makes it; `wanted` are the names that leave the scope."""
+    """Return the results that only lines of the same kernel read; `outputs` are the names that leave the scope."""
     maker: dict[str, str] = {}
     others = set(outputs)
     for line in lines:
@@ -152,7 +151,7 @@ def inside_of_kernels(lines: Iterable[Statement], outputs: Iterable[str]) -> fro
 
 
 def every_call(items: Iterable[Item]) -> Iterator[Call]:
-    """All calls, those of loops once."""
+    """Yield all calls, those of loops once."""
     for item in items:
         if isinstance(item, CallLoop):
             yield from every_call(item.body)
@@ -161,6 +160,6 @@ def every_call(items: Iterable[Item]) -> Iterator[Call]:
 
 
 def axes_within(repeat: Loop, axes: Axes) -> dict[str, tuple[str, ...]]:
-    """The axes of the names that one turn knows: slices have those of their stacks but the first."""
+    """Return the axes of the names in an iteration: slices have those of their stacks without the first."""
     slices = {inside: axes[outer][1:] for inside, outer in repeat.each if outer in axes}
     return {**axes, **slices, **repeat.axes}

@@ -1,4 +1,4 @@
-"""Which lines run at once: those of one kernel, and those that are one operator of PyTorch."""
+"""The grouping of lines that run at once: those of one kernel, and those of one PyTorch operator."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from learncost.layers.products import matrix_maccs
 
 Item = TypeVar("Item")
 Rule: TypeAlias = Callable[[Sequence[Line], Line], bool]
-"""Whether a line runs with the lines before it."""
+"""A predicate for a line that runs with the lines before it."""
 
 
 def groups(items: Iterable[Item], together: Callable[[Sequence[Item], Item], bool]) -> Iterator[list[Item]]:
-    """Neighbours that run at once, in order."""
+    """Yield consecutive items that run at once, in order."""
     group: list[Item] = []
     for item in items:
         if group and not together(group, item):
@@ -27,12 +27,12 @@ def groups(items: Iterable[Item], together: Callable[[Sequence[Item], Item], boo
 
 
 def in_kernels(group: Sequence[Line], line: Line) -> bool:
-    """A line of the same kernel."""
+    """Return whether a line is of the same kernel."""
     return line.meta.kernel is not None and line.meta.kernel == group[-1].meta.kernel
 
 
 def in_operators(group: Sequence[Line], line: Line) -> bool:
-    """As PyTorch's operators have them: a bias with the product before it, the lines of a norm; and of a kernel."""
+    """Return whether a line is of the same PyTorch operator: a bias after a product, a norm; or of a kernel."""
     first, last = group[0], group[-1]
     if line.meta.kernel or first.meta.kernel:
         return in_kernels(group, line)
@@ -41,12 +41,12 @@ def in_operators(group: Sequence[Line], line: Line) -> bool:
 
 
 def is_matrix(line: Line) -> bool:
-    """Whether it is a product of matrices."""
+    """Return whether a line is a matrix product."""
     return isinstance(line, Product) and bool(matrix_maccs(line))
 
 
 def is_bias(line: Line, product: Line) -> bool:
-    """Whether it adds a vector to the product that was just made."""
+    """Return whether a line adds a vector to the product right before it."""
     if not isinstance(line, Sum) or len(line.right) != 2 or not is_matrix(product):
         return False
     product_term, vector = line.right
@@ -54,14 +54,14 @@ def is_bias(line: Line, product: Line) -> bool:
 
 
 def of_norm(line: Line) -> bool:
-    """Whether it is a line of a norm; sums of the parts of a gradient are not."""
+    """Return whether a line is of a norm; sums of the parts of a gradient are not."""
     return line.meta.local != "merge" and (is_norm(line.meta.layer) or is_norm(line.meta.operator))
 
 
 def leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:
-    """Of each group the names that it makes for others, or that nobody reads: those are carried, kept, or results.
+    """Return the names that each group defines for others, or that nothing reads: those are carried, saved, or outputs.
 
-    A name may be made again, as recomputation does: what reads it then reads the later one.
+    A name may be defined again, as by recomputation: its later readers read the later one.
     """
     makers: dict[str, int] = {}
     by_group: list[set[str]] = []

@@ -1,4 +1,4 @@
-"""The lines of a step as calls that write where they are told: library products, kernels, sums in place."""
+"""The lines of a step as calls with preallocated results: library products, kernels, in-place accumulation."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from learncost.program.groups import groups, in_kernels
 from learncost.program.matrix import MatrixProduct, matrix_product, scatter
 
 Written: TypeAlias = Callable[[Sequence[Line], Axes, frozenset[str], str], LibraryFunction]
-"""Writes the lines of a kernel as a function, given their axes, which names others read, and a wish for its name."""
+"""A function that emits the lines of a kernel, given their axes, the names that others read, and a wished name."""
 
 Products: TypeAlias = Callable[[Line], MatrixProduct | None]
-"""A line as a product of matrices, which a function computes; None if it is something else."""
+"""A function that returns a line as a matrix product of a library; None if it is something else."""
 
 
 def calls(
     table: Table, dtypes: Mapping[str, str], written: Written, product: Products = matrix_product
 ) -> tuple[Item, ...]:
-    """The calls of a table.
+    """Return the calls of a table.
 
-    product  a line as a product of matrices, where there is a function for it; None: a kernel computes it
-    Raises `InputError` for a line that no call can compute in place.
+    product  returns a line as a library's matrix product; None: a kernel computes it
+    Raises `InputError` for a line that no call can compute in-place.
     """
     if table.zigzag:
-        raise InputError(f"{' and '.join(table.zigzag)} stands in zigzag, in which no kernel counts places")
+        raise InputError(f"{' and '.join(table.zigzag)} is in zigzag order, which kernels do not support")
     if any(isinstance(line, Op) and line.op == "pass_on" for line, _ in walk(table.lines)):
-        raise InputError("parts go round, in which no kernel counts places")
+        raise InputError("ring attention is not supported in kernels: leave out the plan ring")
     return tuple(_calls(table.lines, dict(table.axes), table.known, set(table.outputs), dtypes, written, product))
 
 
@@ -60,7 +60,7 @@ def _calls(
     written: Written,
     product: Products,
 ) -> Iterator[Item]:
-    """The items of one scope; `handed` are the names that leave it."""
+    """Yield the items of one scope; `handed` are the names that leave it."""
     sums = _sums_in_place(lines, handed, dtypes, product)
     done = {line.name for line, _ in sums.values()}
     readers = Counter(name for line in lines for name in line.reads)
@@ -90,7 +90,7 @@ def _in_kernels(group: Sequence[Statement], line: Statement) -> bool:
 
 
 def _in_a_message(group: Sequence[Statement], line: Statement, dtypes: Mapping[str, str]) -> bool:
-    """Whether a collective is sent with those before it: alike, of the same type, and of nothing that they make."""
+    """Return whether a collective joins the bucket before it: of the same kind and type, and independent of it."""
     first = group[0]
     if not is_collective(first) or not is_collective(line) or line.op not in JOINED:
         return False
@@ -106,7 +106,7 @@ def _call(
         return _message(lines)
     for line in lines:
         if axis := _counted(line):
-            raise InputError(f"{line.name} counts places on {axis} from where its device begins, which no kernel does")
+            raise InputError(f"{line.name} needs positions of the sharded axis {axis}, which kernels do not support")
     kernel = first.meta.kernel
     if kernel is None:
         product = product_of(first)
@@ -119,13 +119,13 @@ def _call(
         kernel = FusedKernel(first.meta.layer or "line", _iterations(first))
         lines = [replace(first, meta=replace(first.meta, kernel=kernel))]
     if others.isdisjoint(defined(lines)):
-        others |= {*lines[-1].makes}  # nobody reads it, but the step says that it is done
+        others |= {*lines[-1].makes}  # nothing reads it, but the step must define it
     function = written(lines, axes, others, kernel.name)
     return Call(tuple(lines), function.reads, function.writes, _shares(lines, function.shares, values), function)
 
 
 def _message(lines: Sequence[Line]) -> Call:
-    """Collectives that are sent at once; what is reduced may become its sum where it lies."""
+    """Return collectives that are sent at once; a reduction may be in-place."""
     reads = tuple(dict.fromkeys(name for line in lines for name in line.reads))
     shares = [
         AliasedMemory(name, line.name)
@@ -137,7 +137,7 @@ def _message(lines: Sequence[Line]) -> Call:
 
 
 def _counted(line: Line) -> str:
-    """An axis that is cut over devices, and on which the line tells places apart; empty where there is none."""
+    """Return a sharded axis whose positions the line depends on; "" where there is none."""
     sides = [axis for condition in line.where for axis in condition.axes]
     reads = [
         axis.axis
@@ -150,15 +150,15 @@ def _counted(line: Line) -> str:
 
 
 def _shares(lines: Sequence[Line], pairs: Iterable[tuple[str, str]], values: Values) -> tuple[AliasedMemory, ...]:
-    """Pairs of a read and a filled array that may be one memory; what is updated is."""
+    """Return pairs of a read and a written array that may share memory; updates must."""
     must = {(share.read, share.written) for share in updates(lines, values)}
     return tuple(AliasedMemory(*pair, InPlaceSlot.OVER if pair in must else InPlaceSlot.FREE) for pair in pairs)
 
 
 def _iterations(line: Line) -> tuple[str, ...]:
-    """The axes that a line alone takes turns over: those that all factors of a product have, else all but the last."""
+    """Return the axes that a line's kernel is tiled over: those that all factors share, otherwise all but the last."""
     acted = line.axes if isinstance(line, Op) else ()
-    plain = [axis for axis in line.left[0].axes if isinstance(axis, str)]  # what is read at an index is no turn's own
+    plain = [axis for axis in line.left[0].axes if isinstance(axis, str)]  # an axis read at an index is not tiled
     if isinstance(line, Product) and len(line.right) > 1:
         return tuple(a for a in plain if all(a in term.loops for term in line.right if term.axes))
     return tuple(axis for axis in plain[:-1] if axis not in acted)
@@ -167,7 +167,7 @@ def _iterations(line: Line) -> tuple[str, ...]:
 def _sums_in_place(
     lines: Sequence[Statement], handed: set[str], dtypes: Mapping[str, str], product: Products
 ) -> dict[str, tuple[Line, str]]:
-    """Products and scatters that only a sum of two reads, made after the other: by name, with the sum and the other."""
+    """Return products and scatters that only a sum with an earlier array reads: by name, with the sum and the array."""
     readers: Counter[str] = Counter(name for line in lines for name in line.reads)
     readers.update(handed)
     place = {name: at for at, line in enumerate(lines) for name in line.makes}

@@ -1,4 +1,4 @@
-"""Stretches: where an array that is alive from one moment to another is met, among moments in any order."""
+"""Intervals of consecutive places whose moments are within a live interval."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 
 class IntervalSet:
-    """Moments in any order, in which the longest runs are looked for whose moments are all within two.
+    """Moments in any order, searched for the longest runs that are within an interval.
 
-    A curve has a line once for all turns of a loop, with the moment of one turn; an array of another turn may be there
-    at some of its lines and not at others.
+    A curve has a line once for all iterations of a loop, with the moment of one iteration; an array of another
+    iteration may be live at some of its lines and not at others.
     """
 
     def __init__(self, moments: Sequence[int]) -> None:
@@ -18,9 +18,9 @@ class IntervalSet:
         self._moments = [moments[place] for place in self._places]
 
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The runs of places whose moments are all from `first` to `last`: the ends of each, in order."""
+        """Yield the ends of the runs of places whose moments are from `first` to `last`, in order."""
         within = self._places[bisect_left(self._moments, first) : bisect_right(self._moments, last)]
-        if within and max(within) - min(within) < len(within):  # which is most often so, and is seen soonest
+        if within and max(within) - min(within) < len(within):  # the most frequent case, tested first
             yield min(within), max(within)
             return
         within.sort()

@@ -1,9 +1,8 @@
-"""Lifetimes: every array of scheduled calls with its first and its last moment; a repeat is its turns, one by one.
+"""Lifetimes: the first and the last moment of every array of scheduled calls; a loop is walked iteration by iteration.
 
-All readings of memory are folds over these arrays: what is alive at a moment, the peak, and where each array lies.
-A repeat is walked turn by turn. Where only bytes are asked for, the first two turns and the last two stand for all: in
-between, what is alive at a line grows or shrinks by the same from turn to turn, so that nothing is larger there than at
-both ends.
+All memory analyses are folds over these arrays: the live arrays of a moment, the peak, and the arena. Where only bytes
+are needed, the first two iterations and the last two stand for all: in between, the live bytes at a line grow or shrink
+by the same amount in every iteration, so that none exceeds those at both ends.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from learncost.ir.table import Table
 from learncost.program.calls import Axes, Call, CallLoop, InPlaceSlot, Item, axes_within
 
 FOREVER = 10**9
-"""The moment when a step is over."""
+"""The end-of-step sentinel."""
 
 ITSELF = frozenset((0,))
 
 FEW = 4
-"""Turns up to which all of them are walked; of more the first two and the last two."""
+"""The number of iterations up to which all are walked; of more only the first two and the last two."""
 
 
 @dataclass(eq=False)
 class ScheduledArray:
     """An array, and the moments of its first and its last use: numbers of calls from 1; 0 is before all of them.
 
-    times    how many alike arrays it stands for, those of turns that are not walked: a number, or a Count
-    given    its name in the table, where it comes from outside: a weight, a state, an input
-    stack    of a turn's part of a stack, the stack's name and axes
-    part     the whole that it is a turn's part of, and the turn: it has no memory of its own
-    over     the array in whose place it is made
-    phase, layer, block  of the line that makes it; `readers`, the macro-operations that read it
-    bytes, place         of itself, and from the beginning of the arena, where arrays are laid out
+    times    how many equal arrays it stands for, of iterations that are not walked: a number, or a `Polynomial`
+    given    its name in the table for an input: a weight, a state, an input
+    stack    for an iteration's slice of a stack, the stack's name and axes
+    part     the array that it is an iteration's slice of, and the iteration: it has no memory of its own
+    over     the array that it overwrites
+    phase, layer, block  of the line that defines it; `readers`, the phases that read it
+    bytes, place         its size, and its offset in the arena, where arrays are placed
     """
 
     name: str
@@ -59,12 +58,12 @@ class ScheduledArray:
 
     @property
     def count(self) -> Polynomial:
-        """How many elements it has, all that it stands for together."""
+        """The number of its elements, over all arrays that it stands for."""
         return Polynomial.of(self.axes) * self.times
 
     @property
     def root(self) -> ScheduledArray:
-        """The array whose memory it is."""
+        """The array that owns its memory."""
         array = self
         while array.over is not None:
             array = array.over
@@ -72,20 +71,20 @@ class ScheduledArray:
 
     @property
     def owner(self) -> str:
-        """The name of what the caller owns that it lies in; empty where it is the step's own."""
+        """The name of the caller's array that contains it; "" where it is the step's own."""
         root = self.root
         return root.part[0].owner if root.part else root.given
 
     @property
     def kept(self) -> bool:
-        """A value of the forward pass, or an input of it, that another macro-operation reads."""
+        """Whether it is a saved tensor: a value or input of the forward pass that another phase reads."""
         mine = "forward" in self.readers if self.phase == "given" else self.phase == "forward"
         return mine and bool(self.readers - {"forward"})
 
 
 @dataclass(eq=False)
 class Stack:
-    """What the turns of a repeat have kept, by their numbers."""
+    """The slices that the iterations of a loop have saved, by number."""
 
     parts: dict[int, ScheduledArray | Stack] = field(default_factory=dict)
 
@@ -95,31 +94,31 @@ class Stack:
 
 
 Names: TypeAlias = "dict[str, ScheduledArray | Stack]"
-Wanted: TypeAlias = "Mapping[str, frozenset[int]]"  # as whole arrays: a name itself (0), its slices (1), theirs (2)
-Path: TypeAlias = "tuple[tuple[int, int], ...]"  # the loops around, by their numbers in the program, with the turns
+Wanted: TypeAlias = "Mapping[str, frozenset[int]]"  # as full arrays: a name itself (0), its slices (1), theirs (2)
+Path: TypeAlias = "tuple[tuple[int, int], ...]"  # the loops around, by number, with the iterations
 
 
 @dataclass(frozen=True)
 class LoopIteration:
-    """A turn of a repeat; or so many that are not walked, which are as the one before them."""
+    """An iteration of a loop; or `times` iterations that are not walked and equal the one before them."""
 
     number: int
     walked: bool = True
     times: int | Polynomial = 1
 
 
-Walked: TypeAlias = "Callable[[Loop, int | None], tuple[LoopIteration, ...]]"  # which turns of a repeat are walked
+Walked: TypeAlias = "Callable[[Loop, int | None], tuple[LoopIteration, ...]]"  # the iterations that are walked
 
 
 def every_iteration(repeat: Loop, count: int | None) -> tuple[LoopIteration, ...]:
-    """All turns, in the order in which they run; of a count that is known."""
+    """Return all iterations, in execution order, for a known trip count."""
     assert count is not None
     iterations = tuple(map(LoopIteration, range(count)))
     return iterations[::-1] if repeat.reverse else iterations
 
 
 def some_iterations(repeat: Loop, count: int | None) -> tuple[LoopIteration, ...]:
-    """The turns that stand for all; a count that is not known is taken as more than a few."""
+    """Return the iterations that stand for all; an unknown trip count is taken as more than a few."""
     if count is not None and count <= FEW:
         return every_iteration(repeat, count)
     others = Polynomial.of((repeat.count,)) + Polynomial.of((), -FEW) if count is None else count - FEW
@@ -136,15 +135,14 @@ def some_iterations(repeat: Loop, count: int | None) -> tuple[LoopIteration, ...
 class Lifetimes:
     """The arrays of a step's calls.
 
-    arrays  all of them, in the order in which they are made; what is given first
-    lines   the line that runs at every moment, the path of its turn, and its number in its scope
-    fields  those that each scope's calls name, for each turn of the loops around
+    arrays  all of them, in the order of their definition; inputs first
+    lines   the line at every moment, the path of its iterations, and its number in its scope
+    fields  the arrays that each scope's calls name, for each iteration of the loops around
     outputs  those that leave the step, by name
-    pairs   an operand and a result of a call that may be one memory, or are (`over`), and the moment
-
-    count   the turns of a repeat, where they are known
-    iterations which of them are walked
-    wholes  whether a stack that is read as a whole, or handed out, lies in memory as one
+    pairs   an operand and a result of a call that may share memory, or do (`over`), and the moment
+    count   the trip count of a loop, where it is known
+    iterations  which of them are walked
+    wholes  whether a stack that is read in full, or is an output, is contiguous in memory
     """
 
     def __init__(
@@ -173,13 +171,13 @@ class Lifetimes:
         self._walk_all()
 
     def by_iteration(self, loops: tuple[int, ...]) -> list[tuple[Path, dict[str, ScheduledArray]]]:
-        """The arrays that a scope's calls name, turn by turn; `loops` are the numbers of the loops around it."""
+        """Return the arrays that a scope's calls name, by iteration; `loops` are the numbers of the loops around it."""
         return sorted(
             (path, arrays) for path, arrays in self.fields.items() if tuple(number for number, _ in path) == loops
         )
 
     def same(self, first: str, second: str, loops: tuple[int, ...]) -> bool:
-        """Whether two names of a scope are one memory, in every turn."""
+        """Return whether two names of a scope share memory, in every iteration."""
         return all(f[first].root is f[second].root for _, f in self.by_iteration(loops) if first in f and second in f)
 
     def _walk_all(self) -> None:
@@ -193,7 +191,7 @@ class Lifetimes:
             array.given = name if name in handed_in else ""
         fixed = {name for name in self.table.outputs if self.table.known[name].role == "new"}
         self._walk(self.items, names, axes, (), {name: ITSELF for name in self.table.outputs if name not in fixed})
-        self.moment = FOREVER  # what leaves the step is read when it is over, and with a part the whole that it lies in
+        self.moment = FOREVER  # outputs are read at the end of the step, and with a slice the array that contains it
         for name in self.table.outputs:
             self.outputs[name] = lifetime = names[name]
             if isinstance(lifetime, ScheduledArray):
@@ -243,13 +241,13 @@ class Lifetimes:
         for share in call.shares:
             if share.place is not InPlaceSlot.SAME:
                 read, written = names[share.read], names[share.written]
-                assert isinstance(read, ScheduledArray), f"{share.read} is read as a whole"
+                assert isinstance(read, ScheduledArray), f"{share.read} is read in full"
                 assert isinstance(written, ScheduledArray)
                 if share.place is InPlaceSlot.OVER:
                     written.over = read
                 self.pairs.append((read, written, self.moment))
 
-    # Repeats.
+    # Loops.
 
     def _loop(
         self, loop: CallLoop, around: Sequence[Item], names: Names, axes: Axes, path: Path, handed: Wanted
@@ -282,7 +280,7 @@ class Lifetimes:
                 for array in _arrays(scope[inner]):
                     if outer in wholes:
                         if array.given or array.part:
-                            raise InputError(f"{outer} collects {inner}, which lies elsewhere: it would be a copy")
+                            raise InputError(f"cannot collect {inner} in the stack {outer} without a copy")
                         array.part = (wholes[outer], iteration.number)
                         self._touch(array)
                     elif not (array.given or array.part or self._of_another(array, outer, stacks)):
@@ -293,16 +291,16 @@ class Lifetimes:
         names |= {carry.final: carried[carry.start] for carry in repeat.carry}
 
     def _of_another(self, array: ScheduledArray, outer: str, stacks: Mapping[str, Stack]) -> bool:
-        """Whether it is in another stack of the same repeat, as what left a turn and goes into the next one is."""
+        """Return whether an array is in another stack of the same loop, as a loop-carried value can be."""
         return array.stack is not None and array.stack[0] != outer and array.stack[0] in stacks
 
     def _skip(self, repeat: Loop, iteration: LoopIteration, scope: Names, stacks: Mapping[str, Stack]) -> Names:
-        """What turns that are not walked keep, and hand on: as the turn before them did, whose names are `scope`."""
+        """Return the loop-carried values after iterations that are not walked, like those of the scope before."""
         for carry in repeat.carry:
             for array in _arrays(scope[carry.end]):
                 self._touch(array)
         kept_arrays = {array for inner, _ in repeat.keep for array in _arrays(scope[inner])}
-        # Where what goes into a turn is kept, and what leaves it too, the one is what left the turn before.
+        # Where both the input and the result of an iteration are saved, the input is the previous iteration's result.
         again = {
             start: end
             for carry in repeat.carry
@@ -312,7 +310,7 @@ class Lifetimes:
         for inner, outer in repeat.keep:
             lifetime = scope[inner]
             stacks[outer].parts[iteration.number] = self._twin(again.get(lifetime, lifetime), iteration.times, twins)
-        # What is handed on and not kept is one array, whatever those that it stands for are read by.
+        # A loop-carried value that is not saved is one array, whatever reads those that it stands for.
         return {
             carry.start: twins[end] if (end := scope[carry.end]) in twins else self._twin(end, 1, {}, identical=False)
             for carry in repeat.carry
@@ -337,7 +335,7 @@ class Lifetimes:
         return twins[original]
 
     def _slice(self, original: ScheduledArray | Stack, iteration: int, name: str, axes: Axes) -> ScheduledArray | Stack:
-        """A turn's part of a stack; where that was made by other turns, the whole."""
+        """Return an iteration's slice of a stack; the full stack where other iterations defined it."""
         if isinstance(original, Stack):
             return original.parts.get(iteration, original)
         key = (original, iteration)
@@ -349,7 +347,7 @@ class Lifetimes:
 
 
 def _wanted(name: str, items: Iterable[Item], handed: Wanted) -> frozenset[int]:
-    """At which depths a stack is read other than slice by slice, or leaves the scope."""
+    """Return the depths at which a stack is read other than slice by slice, or leaves the scope."""
     depths = set(handed.get(name, ()))
     for item in items:
         if isinstance(item, Call):
@@ -381,5 +379,5 @@ def _arrays(array: ScheduledArray | Stack) -> Iterator[ScheduledArray]:
 
 
 def _met(table: Table, name: str) -> tuple[str, ...]:
-    """The axes of a name that a part of a table reads, and only that."""
+    """Return the axes of a name that only a part of a table reads."""
     return next(line.axes[name] for line in table.repeats if name in line.axes)

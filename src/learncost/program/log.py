@@ -1,7 +1,7 @@
-"""The log of an account: every array that was taken and given back, and the lines at whose worst moments it was there.
+"""The history of an allocation log: every array with its lifetime, and the lines at whose peaks it was alive.
 
-A program that runs turn by turn says the same lines again and again. Stretches that repeat at once are folded: a line
-stands once, at that of its turns in which most is taken.
+A program that runs a loop executes the same lines again and again. Consecutive repetitions are folded: a line occurs
+once, at the iteration in which most is in use.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from learncost.program.interval_set import IntervalSet
 
 LONGEST = 400
-"""Lines of one turn that are looked for at most."""
+"""The largest number of lines of one iteration that is searched for."""
 
 
 @dataclass
 class Logged:
-    """An array: who took it, its bytes, and from which to which instant it was there; `kind` where that is known."""
+    """An array: the allocating line, its bytes, and its first and last instant; `kind` where that is known."""
 
     label: str
     bytes: int
@@ -28,7 +28,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class LoggedLine:
-    """A line, once for all its turns: its label, the instant at which most is taken, the bytes then, the turns."""
+    """A line, once for all its iterations: label, instant of its largest use, bytes then, iterations."""
 
     label: str
     instant: int
@@ -39,10 +39,10 @@ class LoggedLine:
 
 @dataclass
 class AllocationHistory:
-    """What an account took and gave, instant by instant: an instant is after each of these.
+    """The allocations and deallocations of a log, one per instant.
 
-    labels, levels  what ran at every instant, and the bytes after it
-    arrays          all that were taken
+    labels, levels  the line that ran at every instant, and the bytes after it
+    arrays          all that were allocated
     """
 
     labels: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ class AllocationHistory:
     _there: dict[int, Logged] = field(default_factory=dict)
 
     def take(self, allocation: int, size: int, label: str, level: int) -> None:
-        """A room of so many bytes, by its identity, which another one may have when it was given back."""
+        """Record an allocation by its id, which another one may have after it is freed."""
         array = Logged(label, size, len(self.labels))
         self.arrays.append(array)
         self._there[allocation] = array
@@ -63,7 +63,7 @@ class AllocationHistory:
         self._add(label, level)
 
     def call(self, allocation: int, kind: str) -> None:
-        """Say what a room is that is there."""
+        """Set the kind of a live allocation."""
         if array := self._there.get(allocation):
             array.kind = kind
 
@@ -72,7 +72,7 @@ class AllocationHistory:
         self.levels.append(level)
 
     def lines(self, start: int = 0) -> tuple[LoggedLine, ...]:
-        """The lines from an instant on, folded: what stands at once under one label is one line."""
+        """Return the lines from an instant on, folded: consecutive instants with one label are one line."""
         folded: list[LoggedLine] = []
         for instant in range(start, len(self.labels)):
             line = LoggedLine(self.labels[instant], instant, self.levels[instant])
@@ -84,7 +84,7 @@ class AllocationHistory:
         return tuple(_folded(folded))
 
     def stays(self, lines: Sequence[LoggedLine]) -> Iterator[tuple[Logged, int, int]]:
-        """Every array that is there at some of the lines, with the first and the last of a stretch of these."""
+        """Yield every array that is live at some of the lines, with the first and the last of a run of these."""
         stretches = IntervalSet([line.instant for line in lines])
         for array in self.arrays:
             if array.bytes:
@@ -93,7 +93,7 @@ class AllocationHistory:
 
 
 def _folded(lines: Sequence[LoggedLine]) -> Iterator[LoggedLine]:
-    """Lines with stretches that repeat at once folded: of all starts the one whose repeats cover most."""
+    """Yield lines with consecutive repetitions folded: of all starts the one whose repetitions cover most."""
     labels = [line.label for line in lines]
     place = loop = 0
     while place < len(lines):
@@ -110,7 +110,7 @@ def _folded(lines: Sequence[LoggedLine]) -> Iterator[LoggedLine]:
 
 
 def _repeat(labels: Sequence[str], place: int) -> tuple[int, int]:
-    """The stretch from a place on that repeats at once and covers most, the shortest of these, and how often."""
+    """Return the period from a place on whose repetitions cover most, the shortest of these, and their number."""
     best, covers = (1, 1), 1
     for period in range(1, min(LONGEST, (len(labels) - place) // 2) + 1):
         if labels[place] != labels[place + period]:

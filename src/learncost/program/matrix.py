@@ -1,4 +1,4 @@
-"""A line of the notation as an operation of a library on matrices: a product of two, or rows added at an index."""
+"""A line of the notation as a matrix operation of a library: a product of two, or rows added at an index."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from learncost.ir.term import Operand, Read, Term
 
 @dataclass(frozen=True)
 class MatrixView:
-    """An array read as a matrix: so many of its axes are the rows, the others the columns; perhaps transposed."""
+    """An array read as a matrix: `rows` of its axes are the rows, the others the columns; possibly transposed."""
 
     name: str
     rows: int
@@ -19,7 +19,7 @@ class MatrixView:
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """`out = one @ two`, all three of them arrays as they lie."""
+    """The product `out = one @ two` of three arrays in their layouts."""
 
     left: MatrixView
     right: MatrixView
@@ -31,7 +31,7 @@ class MatrixProduct:
 
 
 def matrix_product(line: Line) -> MatrixProduct | None:
-    """The product as one of matrices, if its axes lie in such an order; None if not."""
+    """Return a product as a matrix product, if its axes have a suitable order; otherwise None."""
     if not isinstance(line, Product) or len(line.right) != 2 or line.where:
         return None
     a, b = line.right
@@ -63,11 +63,11 @@ def _matrix(term: Operand, rows: tuple[str, ...], columns: tuple[str, ...]) -> M
 
 @dataclass(frozen=True)
 class Scatter:
-    """Rows that are added to those of a table at an index, as the gradient of an embedding is.
+    """Rows that are added to those of a table at an index, such as the gradient of an embedding.
 
     rows     the array that has them, first those axes over which they are summed
-    summed   how many these are
-    columns  how many axes a row has
+    summed   the number of these
+    columns  the number of axes of a row
     """
 
     index: str
@@ -77,7 +77,7 @@ class Scatter:
 
 
 def scatter(line: Line) -> Scatter | None:
-    """The line as rows added at an index; None if it is something else."""
+    """Return the line as rows added at an index; None if it is something else."""
     left = line.left[0]
     if not isinstance(line, Product) or len(line.right) != 1 or line.where or not left.axes:
         return None

@@ -1,8 +1,8 @@
-"""Packing: a place in one block of memory for every piece that is there from one moment to another.
+"""Packing: an offset in one block of memory for every piece with a live interval.
 
-No block is smaller than what is there at the moment of the most. Whether there are places that need no more is not
-known before they are tried (dynamic storage allocation is NP-complete: Garey & Johnson 1979, problem SR2): from one
-order of the pieces a search goes on to the next, always alike, until it has such places or its effort is spent.
+The block is at least as large as the largest sum of live bytes. Whether that is enough is not known in advance (dynamic
+storage allocation is NP-complete: Garey & Johnson 1979, problem SR2): a deterministic search goes from one order of the
+pieces to the next until it has such offsets or its effort is spent.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from random import Random
 import numpy as np
 
 AGAIN = 20
-"""Changes of an order after which the search begins anew: what it has not found by then it seldom finds."""
+"""Changes of an order after which the search restarts; it rarely succeeds later."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes that are there from the first moment to the last, both included."""
+    """The size of an allocation and its first and last moment, both included."""
 
     bytes: int
     first: int
@@ -30,14 +30,14 @@ class Piece:
 
 
 def most(pieces: Iterable[Piece]) -> int:
-    """The most bytes that are there at any moment."""
+    """Return the largest sum of bytes that are live at any moment."""
     return max((there for _, there in _moments(pieces)), default=0)
 
 
 def packed(pieces: Sequence[Piece], effort: int = 0) -> list[int]:
-    """Where in the block each piece begins.
+    """Return the offset of each piece in the block.
 
-    effort  how many pieces are placed in search of a better order than the given one; 0 takes that
+    effort  how many pieces are placed in search of a better order than the given one; 0 uses the given order
     """
     block = _PackedBlock(pieces)
     best = block.placed(range(len(pieces)))
@@ -48,7 +48,7 @@ def packed(pieces: Sequence[Piece], effort: int = 0) -> list[int]:
 
 
 def _searched(block: _PackedBlock, least: int, effort: int) -> list[int]:
-    """The best places of many orders, each a change of the one before that made it no worse."""
+    """Return the best offsets of many orders, each a change of the previous one that is not worse."""
     random, until, heaviest = Random(0), block.efforts + effort, _heaviest(block.pieces)
     best: list[int] = []
     while block.efforts < until:
@@ -66,14 +66,15 @@ def _searched(block: _PackedBlock, least: int, effort: int) -> list[int]:
 
 
 def _begun(pieces: Sequence[Piece], heaviest: Sequence[int], random: Random) -> list[int]:
-    """An order to begin from: the moments at which most is there are to be filled without a gap, so that what is there
-    comes first, and of that what stays about the longest."""
+    """Return an initial order: pieces that are live at the largest moments come first, of these the longest-lived
+    (randomized), so that these moments are filled without a gap.
+    """
     stays = [(piece.last - piece.first) * random.uniform(0.8, 1) for piece in pieces]
     return sorted(range(len(pieces)), key=lambda piece: (-heaviest[piece], -stays[piece]))
 
 
 def _changed(order: Sequence[int], highest: Sequence[int], random: Random) -> list[int]:
-    """An order in which a piece that reaches the end comes earlier, and twice two others change their places."""
+    """Return an order in which a piece that reaches the end comes earlier, and two pairs of others are exchanged."""
     changed = list(order)
     at = changed.index(random.choice(highest))
     changed.insert(random.randrange(at) if at else 0, changed.pop(at))
@@ -84,7 +85,7 @@ def _changed(order: Sequence[int], highest: Sequence[int], random: Random) -> li
 
 
 class _PackedBlock:
-    """Pieces with those that are there at the same time.
+    """Pieces with those that are live at the same time.
 
     efforts  how many pieces were placed
     """
@@ -95,7 +96,7 @@ class _PackedBlock:
         self._beside = [np.flatnonzero((firsts <= piece.last) & (lasts >= piece.first)).tolist() for piece in pieces]
 
     def placed(self, order: Sequence[int], limit: int | None = None) -> list[int] | None:
-        """Places, one piece after the other, each the lowest that is free all its time; None where one ends above."""
+        """Return offsets, piece by piece, each the lowest free in its interval; None where one exceeds the limit."""
         ends = [-1] * len(self.pieces)
         places = [0] * len(self.pieces)
         for piece in order:
@@ -111,17 +112,17 @@ class _PackedBlock:
         return places
 
     def end(self, places: Sequence[int]) -> int:
-        """The bytes of the block."""
+        """Return the bytes of the block."""
         return max((place + piece.bytes for place, piece in zip(places, self.pieces, strict=True)), default=0)
 
     def highest(self, places: Sequence[int]) -> list[int]:
-        """The pieces that reach the end."""
+        """Return the pieces that reach the end of the block."""
         end = self.end(places)
         return [number for number, piece in enumerate(self.pieces) if places[number] + piece.bytes == end]
 
 
 def _moments(pieces: Iterable[Piece]) -> list[tuple[int, int]]:
-    """The moments at which something comes or goes, and the bytes that are there from then on."""
+    """Return the moments of allocations and deallocations, and the live bytes from then on."""
     changes: Counter[int] = Counter()
     for piece in pieces:
         changes[piece.first] += piece.bytes
@@ -131,7 +132,7 @@ def _moments(pieces: Iterable[Piece]) -> list[tuple[int, int]]:
 
 
 def _heaviest(pieces: Sequence[Piece]) -> list[int]:
-    """Of each piece the most bytes that are there at any of its moments."""
+    """Return, for each piece, the largest sum of live bytes within its interval."""
     moments = _moments(pieces)
     at, there = [moment for moment, _ in moments], [size for _, size in moments]
     return [max(there[bisect_left(at, piece.first) : bisect_right(at, piece.last)]) for piece in pieces]

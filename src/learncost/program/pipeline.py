@@ -1,8 +1,8 @@
-"""Pipelines: a schedule is a value, the order of passes on every device; time and memory come from running it.
+"""Pipelines: a schedule is a value, the order of passes on every device; time and memory come from simulating it.
 
-A device has one stage, or several that are not neighbours (chunks): chunk c of device s is stage c p + s of all. A pass
-is the forward F of a microbatch on a stage, its backward B, or its weight update W, which stands in B where a schedule
-does not part them.
+A device has one stage, or several that are not adjacent (chunks): chunk c of device s is stage c p + s. A pass is the
+forward F of a microbatch on a stage, its backward B, or its weight update W, which is a part of B where a schedule does
+not separate them.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Pass:
 Order = tuple[Pass, ...]
 
 CHUNKS = 2
-"""Stages of each device of a schedule that has several, where nobody says how many."""
+"""The default number of stages per device of an interleaved schedule."""
 
 MANY = 4000
-"""Passes of one kind from which on a pipeline is not run but counted."""
+"""The number of passes of one kind from which a pipeline is estimated instead of simulated."""
 
 
 @dataclass(frozen=True)
 class Schedule(Displayed):
     """The order of the passes on every device.
 
-    devices       that the pipeline has
+    devices       of the pipeline
     microbatches  of a step
     chunks        stages of each device
-    parted        whether the weight update is a pass of its own
+    parted        whether the weight update is a separate pass
     orders        of each device
     """
 
@@ -56,11 +56,11 @@ class Schedule(Displayed):
 
     @property
     def stages(self) -> int:
-        """Stages in all."""
+        """The number of all stages."""
         return self.devices * self.chunks
 
     def in_flight(self, device: int) -> float:
-        """The most microbatches whose values a device holds at once, in units of all its stages."""
+        """Return the largest number of microbatches with activations on a device, in units of all its stages."""
         return peak(self, device, [1.0] * self.stages) / self.chunks
 
 
@@ -73,11 +73,11 @@ def peak(
     waiting: Sequence[float] | None = None,
     update: Sequence[float] | None = None,
 ) -> float:
-    """The most bytes of microbatches that a device holds at once.
+    """Return the peak bytes of microbatches on a device.
 
-    kept      bytes that a stage keeps of one microbatch, by its number, from F until B ran
-    waiting   bytes that it keeps from B until W ran, where a schedule parts them; by default what is kept
-    forward, backward, update  the most that one takes while its F, B or W runs; by default what it keeps
+    kept      bytes that a stage saves of one microbatch, by its number, from F to the end of B
+    waiting   bytes that it saves from B to the end of W, where a schedule separates them; by default those of `kept`
+    forward, backward, update  peak bytes of one F, B or W; by default the saved bytes
     """
     behind = {"F": kept, "B": (waiting or kept) if schedule.parted else [0.0] * schedule.stages}
     before = {"B": kept, "W": waiting or kept}
@@ -96,21 +96,21 @@ def peak(
 
 @dataclass(frozen=True)
 class PipelineRun(Displayed):
-    """A schedule that ran: when every pass of every device begins and ends, and how long all of it takes."""
+    """A simulated schedule: the start and end of every pass of every device, and the total time."""
 
     schedule: Schedule
     times: tuple[tuple[tuple[Pass, float, float], ...], ...]
     seconds: float
 
     def busy(self, device: int) -> float:
-        """Seconds in which a device computes."""
+        """Return the seconds in which a device computes."""
         return sum(end - begin for _, begin, end in self.times[device])
 
     @property
     def bubble(self) -> float:
-        """What the pipeline adds to the time of its busiest device, as a share of that."""
+        """The pipeline's overhead relative to the time of its busiest device."""
         busiest = max(self.busy(device) for device in range(self.schedule.devices))
-        return max(self.seconds / busiest - 1, 0.0)  # passes one after another are the whole, but for rounding
+        return max(self.seconds / busiest - 1, 0.0)  # sequential passes fill all of it, except for rounding
 
 
 def run(
@@ -120,10 +120,10 @@ def run(
     update: Sequence[float] | None = None,
     send: Sequence[float] | float = 0.0,
 ) -> PipelineRun:
-    """Run the orders: every pass begins when its device is free and what it needs is there.
+    """Simulate the orders: every pass begins when its device is free and its inputs have arrived.
 
-    forward, backward, update  seconds of a microbatch on each stage; B of a schedule that does not part them takes both
-    send                       seconds from a stage to the next one, either way, beside what is computed
+    forward, backward, update  seconds of a microbatch on each stage; B of a schedule without W includes both
+    send                       seconds from a stage to the next one, in each direction, overlapping with compute
     """
     stages, devices = schedule.stages, schedule.devices
     sends = send if isinstance(send, Sequence) else [send] * stages
@@ -156,14 +156,14 @@ def run(
                 waiting.remove(device)
         if waiting and not moved:
             stuck = ", ".join(f"device {device} before {schedule.orders[device][places[device]]}" for device in waiting)
-            raise InputError(f"the orders of {schedule.name} wait for each other: {stuck}")
+            raise InputError(f"the schedule {schedule.name} is deadlocked: {stuck}")
     return PipelineRun(schedule, tuple(map(tuple, times)), max(free))
 
 
 def _ready(
     task: Pass, stage: int, stages: int, ends: Mapping[tuple[str, int, int], float], sends: Sequence[float]
 ) -> float | None:
-    """When all that a pass needs is there; None where it has not run yet."""
+    """Return when all inputs of a pass have arrived; None where one has not been computed."""
     needed: list[tuple[tuple[str, int, int], float]] = []
     if task.kind == "F" and stage:
         needed.append((("F", stage - 1, task.microbatch), sends[stage - 1]))
@@ -183,7 +183,7 @@ def _ready(
 
 @dataclass(frozen=True)
 class ScheduleKind(Displayed):
-    """A kind of schedule: how its orders are made, and who says so."""
+    """A kind of schedule: the function that creates its orders, and its source."""
 
     name: str
     title: str
@@ -193,7 +193,7 @@ class ScheduleKind(Displayed):
     several: bool = False  # whether a device may have several stages
 
     def formula(self) -> str:
-        """Its bubble over the ideal time, all stages alike: as it is printed."""
+        """Return the printed formula of its bubble relative to the ideal time, with equal stages."""
         return {"interleaved": "(p - 1)/(v m)", "zb-h1": "(p - 1)/(3 m), F = B = W"}.get(self.name, "(p - 1)/m")
 
 
@@ -236,7 +236,7 @@ def _interleaved(devices: int, microbatches: int, chunks: int) -> tuple[Order, .
 
 
 def _alternating(forward: Sequence[Pass], backward: Sequence[Pass], ahead: int) -> Order:
-    """Some forward passes ahead, then one forward and one backward in turns, then the rest of the backward passes."""
+    """Return some forward passes, then one forward and one backward alternating, then the remaining backward passes."""
     order = list(forward[:ahead])
     for number, task in enumerate(forward[ahead:]):
         order += [task, backward[number]]
@@ -244,7 +244,7 @@ def _alternating(forward: Sequence[Pass], backward: Sequence[Pass], ahead: int) 
 
 
 def _zero_bubble(devices: int, microbatches: int, _: int) -> tuple[Order, ...]:
-    """Qi et al. 2023, ZB-H1: 1F1B whose device s puts off the weight updates of s microbatches."""
+    """Qi et al. 2023, ZB-H1: 1F1B whose device s delays the weight updates of s microbatches."""
     orders = []
     for device in range(devices):
         ahead = min(devices - device - 1, microbatches)
@@ -297,7 +297,7 @@ KINDS: Mapping[str, ScheduleKind] = {
 
 @lru_cache(maxsize=256)
 def schedule(name: str, devices: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """The schedule of a kind. Raises `InputError` where there is none of these numbers.
+    """Return the schedule of a kind. Raises `InputError` for numbers that it does not support.
 
     name  gpipe, 1f1b, interleaved or zb-h1
     """
@@ -306,18 +306,18 @@ def schedule(name: str, devices: int, microbatches: int, chunks: int = 1) -> Sch
         if number < 1:
             raise InputError(f"{what} of a pipeline must be at least 1, not {number}")
     if chunks > 1 and not kind.several:
-        raise InputError(f"{name} has one stage a device, not {chunks}: interleaved has several")
+        raise InputError(f"{name} has one stage per device, not {chunks}: use interleaved")
     if kind.several and chunks > 1 and microbatches % devices:
         larger = -(-microbatches // devices) * devices
         raise InputError(
-            f"{microbatches} microbatches are no multiple of the {devices} devices of an interleaved pipeline: "
-            f"the next number that is one is {larger}"
+            f"{microbatches} microbatches are not a multiple of the {devices} devices of an interleaved pipeline: "
+            f"use {larger}"
         )
     return Schedule(name, devices, microbatches, chunks, kind.parted, kind.make(devices, microbatches, chunks))
 
 
 def forward_once(devices: int, chunks: int = 1) -> Schedule:
-    """One microbatch through all stages forward; what B gives is there without a backward pass."""
+    """Return the schedule of one microbatch through all stages forward; B costs nothing."""
     order = (*(Pass("F", chunk, 0) for chunk in range(chunks)), *(Pass("B", chunk, 0) for chunk in range(chunks)))
     return Schedule("forward", devices, 1, chunks, False, (order,) * devices)
 
@@ -332,10 +332,10 @@ def seconds(
     update: Sequence[float],
     send: Sequence[float] | float = 0.0,
 ) -> float:
-    """Seconds of a step of a pipeline with many microbatches: as `run`, which is periodic once it is full.
+    """Return the seconds of a step of a pipeline with many microbatches, by `run`, which is periodic once it is full.
 
-    A run of as many microbatches as fill it is made, one of a few more, and their difference goes on. Where that would
-    be `MANY` passes, the busiest device's time is taken, with the bubble that the printed formula gives the mean stage.
+    A run with as many microbatches as fill it is extrapolated by the difference to one with a few more. Where that
+    would be `MANY` passes, it is the busiest device's time plus the bubble of the printed formula for the mean stage.
     """
     few = 4 * devices * chunks
     if min(microbatches, few) * devices * chunks > MANY:
@@ -360,7 +360,7 @@ def _printed(
     update: Sequence[float],
     send: Sequence[float] | float,
 ) -> float:
-    """The busiest device's time, the printed bubble of the mean stage, and what is sent while the pipeline fills."""
+    """Return the busiest device's time, the printed bubble of the mean stage, and the sends of filling, summed."""
     totals = [f + b + w for f, b, w in zip(forward, backward, update, strict=True)]
     busiest = max(sum(totals[device::devices]) for device in range(devices))
     mean = sum(totals) / devices

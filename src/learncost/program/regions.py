@@ -1,4 +1,4 @@
-"""Regions of RAM: memory at several addresses, over which the arrays of a program are laid out one by one."""
+"""Regions of RAM: memory at several addresses, over which the arrays of a program are distributed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 TRIES = 20_000
-"""How many arrays are placed in search of a layout, where the first one found leaves an array over."""
+"""How many arrays are placed in search of a layout, where the first one found does not fit all."""
 
 ARENA = "@"
-"""What stands before the name of an arena, so that no array has it."""
+"""The prefix of an arena's name, which no array has."""
 
 SEARCHED = 100
-"""How many arrays are searched for, the largest: all others lie in the first region that has room."""
+"""How many arrays are searched for, the largest; all others go to the first region with space."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Region:
     Attributes
     ----------
     name
-        What the linker script calls it.
+        Its name in the linker script.
     bytes
-        How large it is.
+        Its size.
     begin
-        Its first address; None where that is not known.
+        Its first address; None where that is unknown.
     note
         What has to be done before a program may use it.
     """
@@ -38,10 +38,10 @@ class Region:
 
 
 def assigned(arrays: Mapping[str, int], regions: Sequence[Region]) -> dict[str, str] | None:
-    """The region of every array, each of which lies in one region as a whole; None where no layout was found.
+    """Return the region of every array, each of which must fit one region; None where no layout was found.
 
-    arrays  bytes by name; "" is what has no name, and lies in the first region
-    The first region is filled first. A search by depth, the largest array first, goes through at most `TRIES` places.
+    arrays  bytes by name; "" stands for unnamed data, in the first region
+    The first region is filled first. A depth-first search, the largest array first, tries at most `TRIES` placements.
     """
     order = sorted((name for name in arrays if name), key=lambda name: -arrays[name])
     free = [region.bytes for region in regions]
@@ -55,7 +55,7 @@ def assigned(arrays: Mapping[str, int], regions: Sequence[Region]) -> dict[str, 
 
 
 def _search(sizes: Sequence[int], free: list[int]) -> list[int] | None:
-    """The number of the region of each array, the largest first; `free` bytes of each region."""
+    """Return the number of the region of each array, the largest first; `free` bytes of each region."""
     tries = 0
 
     def placed(at: int, free: Sequence[int]) -> list[int] | None:
@@ -75,7 +75,7 @@ def _search(sizes: Sequence[int], free: list[int]) -> list[int] | None:
 
 
 def _first(sizes: Sequence[int], free: list[int]) -> list[int] | None:
-    """Each array in the first region that has room."""
+    """Return each array's region by first fit."""
     places = []
     for size in sizes:
         place = next((place for place, space in enumerate(free) if space >= size), None)
@@ -87,22 +87,22 @@ def _first(sizes: Sequence[int], free: list[int]) -> list[int] | None:
 
 
 def too_large(arrays: Mapping[str, int], regions: Sequence[Region]) -> str:
-    """Why arrays do not fit regions: what they take together, and the largest of them."""
+    """Return why arrays do not fit regions: their total, and the largest of them."""
     largest = max(arrays, key=lambda name: arrays[name])
     free = " and ".join(f"{region.bytes:,} in {region.name}" for region in regions)
-    each = f", of which {label(largest)} takes {arrays[largest]:,} and lies in one region" if len(regions) > 1 else ""
-    return f"{sum(arrays.values()):,} bytes{each}; there are {free}"
+    each = f", of which {label(largest)} needs {arrays[largest]:,} in one region" if len(regions) > 1 else ""
+    return f"{sum(arrays.values()):,} bytes{each}; available are {free}"
 
 
 def label(name: str) -> str:
-    """What a message calls what lies in RAM: an array by its name, the arena, or single numbers."""
+    """Return the name of an allocation in messages: an array's name, the arena, or single numbers."""
     return name.removeprefix(ARENA) or "single numbers"
 
 
 def largest_assigned(arrays: Callable[[int], Iterable[Mapping[str, int]]], regions: Sequence[Region], most: int) -> int:
-    """The largest batch up to `most` whose arrays can be laid out over the regions.
+    """Return the largest batch up to `most` whose arrays fit the regions.
 
-    arrays  of a batch: those of each program that has to fit
+    arrays  for a batch: those of each program that has to fit
     """
 
     def fits(batch: int) -> bool:

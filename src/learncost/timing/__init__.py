@@ -1,6 +1,6 @@
-"""Time: seconds of every line on a device, from its operations, its bytes and what the device attains.
+"""Time: the seconds of every line on a device, from its operations, its bytes and the attained rates.
 
-`work` says what runs at once and what it moves, `rates` what a device attains, `predict` puts both together.
+`work` groups lines into kernels with their bytes, `rates` has a device's attained rates, `predict` combines both.
 """
 
 from learncost.timing.predict import Bound, Seconds, Time, time

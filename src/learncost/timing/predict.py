@@ -1,4 +1,4 @@
-"""Seconds of every line: the larger of its operations and its bytes at what a device attains, and its launch."""
+"""Seconds of every kernel: the larger of compute and memory time at attained rates, and the launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from learncost.timing.work import MatmulShape, Priced, Work, works
 
 
 class Bound(StrEnum):
-    """What the time of a line is bound by: the largest of three."""
+    """The bound of a kernel's time: the largest of three."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -24,11 +24,11 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True)
 class Seconds:
-    """The time of what runs at once, all turns together; of many steps at once, arrays.
+    """The time of one kernel in all iterations; of many steps at once, arrays.
 
-    rows    the places of its lines among the priced ones; `main`, of the one that the time stands at
+    rows    the numbers of its lines among the priced ones; `main`, of the one that it is shown under
     moved   bytes that it reads and writes; `visible`, the share of its lines' operations that it computes
-    queued  whether its call returns before it has run, and takes no time of its own (`Rates.queues`)
+    queued  whether its launch is asynchronous and takes no time itself (`Rates.queues`)
     """
 
     rows: tuple[int, ...]
@@ -36,7 +36,7 @@ class Seconds:
     compute: Any
     memory: Any
     launch: Any
-    fresh: Any = 0.0  # that memory takes because it is new: the system's work, which nothing hides
+    fresh: Any = 0.0  # additional memory time of new pages, which nothing overlaps
     moved: Any = 0
     visible: Any = 1.0
     queued: bool = False
@@ -55,7 +55,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Time:
-    """The time of a step: its parts in order, what a step takes beside them, and the interval it is expected in."""
+    """The time of a step: its parts in order, the overhead per step, and the interval in which it is expected."""
 
     parts: tuple[Seconds, ...]
     step: float
@@ -78,7 +78,7 @@ class Time:
 
     @property
     def bounds(self) -> dict[Bound, float]:
-        """Seconds of the parts by what they are bound by."""
+        """Seconds of the parts by their bound."""
         return {name: sum(part.total for part in self.parts if part.bound is name) for name in Bound}
 
 
@@ -89,11 +89,11 @@ def time(
     dtype: str = "fp32",
     updated: Mapping[str, int] | None = None,
 ) -> Time:
-    """The time of a step on a device.
+    """Return the time of a step on a device.
 
-    rows   the priced lines of a step, in order, as the price book `run` gives them; `sizes` of all axes, as ints
-    rates  what the device attains, in this data type
-    updated  bytes of a number of what the optimizer reads and writes, by array, where they are others
+    rows   the priced lines of a step, in order, by the price book `run`; `sizes` of all axes, as ints
+    rates  the attained rates of the device, in this data type
+    updated  bytes of an element that the optimizer reads and writes, by array, where they differ
     Raises `InputError` where a size is missing.
     """
     lines = [row.source for row in rows if isinstance(row.source, Line)]
@@ -109,20 +109,20 @@ def time(
 
 
 def waits(parts_of_a_step: Sequence[Seconds]) -> Any:
-    """How long a device that queues waits in a step: its calls take longer than what they call, taken together."""
+    """Return the time that a device waits for asynchronous launches in a step, beyond the kernels' time."""
     queued = [part for part in parts_of_a_step if part.queued]
     return larger(0.0, sum(part.launch for part in queued) - sum(part.total for part in queued))
 
 
 def parts(works_of_a_step: Sequence[Work], rates: Rates) -> tuple[Seconds, ...]:
-    """The time of each of the works of a step, which run in this order."""
+    """Return the time of each kernel of a step, which run in this order."""
     ago, new = _ago(works_of_a_step), _new(works_of_a_step)
     return tuple(_seconds(*work, rates) for work in zip(works_of_a_step, ago, new, strict=True))
 
 
 def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seconds:
     compute = sum(_product(product, work, rates) for product in work.products)
-    if not (rates.queues and work.products and _is_kernel(work)):  # whose products were timed with their words
+    if not (rates.queues and work.products and _is_kernel(work)):  # whose products were timed with their operators
         compute += work.share * sum(points * rates.ops.get(name, 0.0) for name, points in work.points.items())
     compute = compute / rates.chosen if work.chosen else compute
     memory = sum(count / rates.bandwidth(ago[name]) for name, count in work.bytes.items())
@@ -163,10 +163,9 @@ def _is_kernel(work: Work) -> bool:
 
 
 def _ago(parts: Sequence[Work]) -> list[dict[str, Any]]:
-    """For each array of each work: the bytes that were touched since it was touched last.
+    """Return, for each array of each kernel, the bytes that were accessed since its last access (the reuse distance).
 
-    Within one turn of a loop they are counted, with those of the work itself; else it was a whole step ago, or as good
-    as that.
+    It is counted within one iteration of a loop, including the kernel itself; otherwise it is that of a full step.
     """
     step = 1.0 * sum(work.iterations * sum(work.bytes.values()) for work in parts)
     result = []
@@ -194,7 +193,7 @@ def _alike(iterations: Any, others: Any) -> bool:
 
 
 def _new(parts: Sequence[Work]) -> list[Any]:
-    """Of each work, how many bytes of its results lie in new memory; the optimizer's lie where the old ones are."""
+    """Return the bytes of each kernel's results in newly allocated pages; the optimizer writes in-place."""
     gradients = sum(
         work.iterations * sum(work.result_bytes.values()) for work in parts if work.phase == "weight_update"
     )

@@ -1,4 +1,4 @@
-"""What a device attains: of products by their shape, of bytes by when they were touched last, of words by the point."""
+"""Attained rates of a device: matrix products by shape, memory by reuse distance, operators per element."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from learncost.ir.displayed import Displayed
 from learncost.ir.polynomial import larger
 
 FRESH = 32 * 2**20
-"""Bytes above which the C library hands what is freed back to the system, and gets it anew, page by page: an array of
+"""Bytes above which the C library returns freed memory to the system, and gets it anew, page by page: an array of
 that size (DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64 bits, mallopt(3)), or all gradients of weights together, which
-PyTorch frees after every step."""
+PyTorch frees after every step.
+"""
 
 ORIENTATIONS = ("NN", "TN", "NT")
-"""How factors m x k and k x n lie in memory: T the other way round. Forward, gradients of weights, of activations."""
+"""The layout of the factors m x k and k x n, T transposed: forward, gradients of weights, of activations."""
 
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Values at places, straight lines between them in the logarithms of both; the ends go on as they are."""
+    """A curve through measured points, linear in the logarithms of both axes and constant beyond its ends."""
 
     places: tuple[float, ...]
     values: tuple[float, ...]
 
     def __call__(self, place: Any) -> Any:
-        """The value at a place, or at each of an array of them."""
+        """Return the value at a point, or at each of an array of them."""
         if len(self.values) == 1:
             return self.values[0]
         if hasattr(place, "shape"):
@@ -44,10 +45,10 @@ class RateCurve:
 
 @dataclass(frozen=True)
 class MatmulGrid:
-    """FLOP/s of products of matrices m x k and k x n, for every three of the `sizes`, the last one of k fastest.
+    """FLOP/s of products of matrices m x k and k x n, for all triples of the `sizes`, with k varying fastest.
 
-    Between the sizes the logarithm of the rate is interpolated in the logarithms of m, n and k. Above the largest the
-    rate stays; below the smallest the time does: a product of fewer rows takes as long as one of so many.
+    The logarithm of the rate is interpolated in the logarithms of m, n and k. Above the largest size the rate is
+    constant; below the smallest the time is: a product of fewer rows takes as long as one with the smallest size.
     """
 
     sizes: tuple[int, ...]
@@ -58,12 +59,12 @@ class MatmulGrid:
         return tuple(log(rate) for rate in self.rates)
 
     def seconds(self, m: Any, n: Any, k: Any) -> Any:
-        """Of one product, or of each of an array of them."""
+        """Return the seconds of one product, or of each of an array of them."""
         lengths = [larger(size, self.sizes[0]) for size in (m, n, k)]
         return 2.0 * prod(lengths) / self.rate(*lengths)
 
     def rate(self, m: Any, n: Any, k: Any) -> Any:
-        """FLOP/s at a shape."""
+        """Return the FLOP/s of a shape."""
         if any(hasattr(size, "shape") for size in (m, n, k)):
             return self._rates_at(m, n, k)
         several = len(self.sizes)
@@ -78,7 +79,7 @@ class MatmulGrid:
         return exp(result)
 
     def _rates_at(self, m: Any, n: Any, k: Any) -> Any:
-        """The same of arrays of shapes."""
+        """Return the FLOP/s of arrays of shapes."""
         import numpy
 
         edge, places = numpy.log(self.sizes), numpy.arange(len(self.sizes), dtype=float)
@@ -95,7 +96,7 @@ class MatmulGrid:
 
 
 def _between(places: Sequence[float], place: float) -> tuple[int, float]:
-    """The place before, and how far it is to the next one, from 0 to 1 in logarithms."""
+    """Return the number of the point before, and the fraction of the way to the next one, in logarithms."""
     if place <= places[0]:
         return 0, 0.0
     if place >= places[-1]:
@@ -106,26 +107,27 @@ def _between(places: Sequence[float], place: float) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Rates(Displayed):
-    """What a device attains, in seconds, bytes and FLOPs.
+    """The attained rates of a device, in seconds, bytes and FLOPs.
 
     products   by orientation, with all threads
     inner      of products inside of a kernel or a batch, of one thread
-    bandwidth  bytes a second, read and written, by the bytes that were touched since the same bytes were touched last
-    fresh      seconds a byte more where an operator's result is in new memory, as what is larger than `FRESH` is
-    ops        seconds a point, by word and primitive; `word'` is a gradient; what is missing is made of primitives, and
-               a primitive that is missing takes no time
-    launch     seconds that a kernel or a product takes to be called, `launch_backward` in the backward pass
-    optimizer  seconds that the update of one weight takes to be called
-    step       seconds of a step beside its lines
-    chosen     what products attain whose factor is read where another value says, as a share of what the others do
-    threads    how many turns of a kernel run at once
-    operators  whether lines run as PyTorch's operators do: `work` says what that means
-    queues     whether calls return before they are done, as on a GPU: what was called runs while others are called, and
-               products inside of a kernel were timed as attention, words among them
+    bandwidth  bytes per second, read and written, by reuse distance in bytes
+    fresh      additional seconds per byte of an operator's result in new pages, for results larger than `FRESH`
+    ops        seconds per element, by operator and primitive; `op'` is a gradient; a missing operator is timed by its
+               primitives, and a missing primitive takes no time
+    launch     seconds of a kernel's or product's launch, `launch_backward` in the backward pass
+    optimizer  seconds of the launch of one weight's update
+    step       overhead of a step in seconds
+    chosen     the rate of products with a gathered factor relative to that of others
+    threads    the number of tiles of a kernel that run in parallel
+    operators  whether lines run as PyTorch's operators (see `work`)
+    queues     whether launches are asynchronous, as on a GPU, so that kernels overlap with later launches; products
+               inside
+               of a kernel were then timed as attention, including its other operators
     low, high  factors of the time between which it is expected
-    most       FLOP/s that nothing was ever measured above, on such a device; 0: not known
-    name, source  of the device, and what its rates rest on; `dtype`, whose they are, where that is known
-    watts      that it draws, lowest, usual and highest, where that is known
+    most       the highest FLOP/s ever measured on such a device; 0: unknown
+    name, source  of the device, and of the measurements; `dtype`, of the rates, where it is known
+    watts      power draw, lowest, usual and highest, where it is known
     """
 
     products: Mapping[str, MatmulGrid]

@@ -1,4 +1,4 @@
-"""Steps of a training that are timed line by line: when each line of the emitted program began, and the memory then."""
+"""Traces of training steps, line by line: the start of each line of the emitted program, and the memory then."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ EMITTED = "<emitted by learncost>"
 """The file name of emitted programs."""
 
 SOURCE = "__source__"
-"""The name in an emitted program's namespace that holds its text."""
+"""The name in an emitted program's namespace that has its text."""
 
 Given = TypeVar("Given")
 
 
 @dataclass(frozen=True)
 class TraceMark:
-    """A moment: a function of a program is called, reaches a line, or returns.
+    """An event of a trace: a function of a program is called, reaches a line, or returns.
 
     at      nanoseconds of the clock
     event   call, line or return
     line    its number in the program's text
-    memory  bytes that the process holds; 0 where the system does not say
+    memory  resident bytes of the process; 0 where the system does not report them
     """
 
     at: int
@@ -41,7 +41,7 @@ class TraceMark:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step with its number, when it began and ended, and its marks."""
+    """A traced step: its number, start, end and events."""
 
     number: int
     began: int
@@ -51,14 +51,14 @@ class TracedStep:
 
 @dataclass
 class Tracer:
-    """Traces steps, as many as are asked for; the first step of a run, which compiles, is none of them."""
+    """A tracer of steps, up to the requested number; the first step of a run, which compiles, is left out."""
 
     steps: int
     traced: list[TracedStep] = field(default_factory=list)
     seen: int = 0
 
     def step(self, number: int, take: Callable[[], Given]) -> Given:
-        """Take a step, and trace it where it is to be traced."""
+        """Run a step, and trace it if it is among those to trace."""
         self.seen += 1
         if self.seen == 1 or len(self.traced) >= self.steps:
             return take()
@@ -83,7 +83,7 @@ class Tracer:
                 if code not in watched:
                     watched[code] = text if has_headings(text, code.co_firstlineno) else ""
                 if not watched[code]:
-                    return None  # a word, such as softmax
+                    return None  # an operator, such as softmax
                 mark("call", frame, text)
                 return inside
 
@@ -98,7 +98,7 @@ class Tracer:
 
 
 def has_headings(text: str, first: int) -> bool:
-    """Whether a function has layers, with a heading each: it is the step, or a turn of a repeat."""
+    """Return whether a function has headings of layers: it is then the step, or an iteration of a loop."""
     lines = text.splitlines()[first:]
     for line in lines:
         if line.startswith("    # "):
@@ -109,7 +109,7 @@ def has_headings(text: str, first: int) -> bool:
 
 
 class _ResidentMemory:
-    """The bytes that this process holds, as Linux says them (proc(5), statm): its second number, in pages."""
+    """The resident memory of this process, as Linux reports it (proc(5), statm): the second number, in pages."""
 
     def __enter__(self) -> _ResidentMemory:
         self._file = -1

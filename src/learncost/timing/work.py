@@ -1,6 +1,6 @@
-"""What runs at once: priced lines put together as kernels or operators, with their products, points and bytes.
+"""Units of execution: priced lines grouped into kernels or operators, with their products, elements and bytes.
 
-Sizes are ints, or arrays of sizes of many steps at once: then all numbers of a work are arrays, too.
+Sizes are ints, or arrays of sizes of many steps at once: then all numbers of a unit are arrays, too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from learncost.program.groups import groups, in_kernels, in_operators, is_bias, 
 
 
 class Priced(Protocol):
-    """What is read of a priced line."""
+    """The attributes of a priced line that are read."""
 
     @property
     def repeat(self) -> Polynomial:
-        """How often it runs in a step."""
+        """The number of its executions in a step."""
 
     @property
     def source(self) -> Line | str:
@@ -38,7 +38,7 @@ class Priced(Protocol):
 
 @dataclass(frozen=True)
 class MatmulShape:
-    """`batch` products of matrices m x k and k x n; in `orientation` a T is a factor that lies the other way round."""
+    """A batch of `batch` products of matrices m x k and k x n; a T in `orientation` is a transposed factor."""
 
     batch: Any
     m: Any
@@ -52,11 +52,11 @@ class MatmulShape:
 
     @property
     def turned(self) -> tuple[bool, bool]:
-        """Which of the factors lie in memory the other way round."""
+        """Which of the factors are transposed in memory."""
         return self.orientation[0] == "T", self.orientation[1] == "T"
 
     def __str__(self) -> str:
-        """Such as `72 × (64 × 256)ᵀ (256 × 256)`: a factor with a ᵀ lies in memory the other way round."""
+        """Return text such as `72 × (64 × 256)ᵀ (256 × 256)`; ᵀ marks a factor that is transposed in memory."""
         times = f"{self.batch:,} × " if self.batch > 1 else ""
         first_mark, second_mark = ("ᵀ" if turned else "" for turned in self.turned)
         return f"{times}({self.m:,} × {self.k:,}){first_mark} ({self.k:,} × {self.n:,}){second_mark}"
@@ -64,16 +64,16 @@ class MatmulShape:
 
 @dataclass(frozen=True)
 class Work:
-    """Lines that run at once: one kernel, one product, one operator. All numbers are of one turn.
+    """Lines that run at once: one kernel, one product, one operator. All numbers are of one iteration.
 
-    rows      the places of its lines among the priced ones; `main`, of the one with the most operations
-    iterations how often it runs in a step
-    products  its matrix products; `share` of them and of the points lies inside of what is visible
-    points    how often each word or primitive is computed
-    bytes     of each array that it reads or writes whole, by name
-    result_bytes  bytes of those of them that it makes
-    together  how many turns of a kernel can run at once; 0: it is no kernel
-    chosen    whether its main product's factor is read where another value says, as experts' weights are
+    rows      the numbers of its lines among the priced ones; `main`, of the one with the most operations
+    iterations  the number of executions in a step
+    products  its matrix products; `share` of them and of the elements is not masked out
+    points    the number of evaluations of each operator or primitive
+    bytes     of each array that it reads or writes, by name
+    result_bytes  bytes of its results
+    together  the number of tiles of a kernel that can run in parallel; 0: it is not a kernel
+    chosen    whether its main product reads a gathered factor, such as experts' weights
     """
 
     rows: tuple[int, ...]
@@ -90,17 +90,17 @@ class Work:
 
 
 Extent = tuple[tuple[str, ...], int]
-"""Axes that are gone through together, and how often: what is counted is the product of their sizes, times that."""
+"""Axes that are iterated over together, and how many times: the count is the product of their sizes, times that."""
 
 Touched = tuple[tuple[str, ...], int, tuple[str, ...]]
-"""The same of an array that is gone through, and its own axes: a row that several read is read once."""
+"""The same for an access to an array, with the array's own axes: a row that is read several times counts once."""
 
 
 @dataclass(frozen=True)
 class LineAxes:
-    """A line by its axes, of any size: its place among the priced ones, its product of matrices, else its points.
+    """A line by its axes, for any sizes: its number among the priced ones, its matrix product or its elements.
 
-    chosen  whether it is a product of which a factor is read where another value says
+    chosen  whether it is a product with a gathered factor
     """
 
     place: int
@@ -109,7 +109,7 @@ class LineAxes:
     chosen: bool = False
 
     def operations(self, sizes: Mapping[str, Any]) -> float:
-        """What it computes at sizes; at all of them together, where they are many."""
+        """Return the operations at given sizes; their total where sizes are arrays."""
         flops = self.product.at(sizes).flops if self.product else 0
         several = flops + sum(_points_of(axes, sizes) * often for _, (axes, often) in self.points)
         return float(several.sum() if hasattr(several, "sum") else several)
@@ -117,7 +117,7 @@ class LineAxes:
 
 @dataclass(frozen=True)
 class TiledBlocks:
-    """What a kernel does in blocks of at most so many of an axis, with the windows of what it sees."""
+    """The tiles of a kernel along an axis, with their largest length and the windows of its conditions."""
 
     axis: str
     most: int
@@ -128,11 +128,11 @@ class TiledBlocks:
 
 @dataclass(frozen=True)
 class WorkAxes:
-    """What runs at once, of any size: `Work` before sizes are put in.
+    """A unit of execution for any sizes: `Work` before sizes are inserted.
 
     bits    of an element of each array that it reads or writes
-    bytes   of each of these, what it reads or writes of it, of which the largest counts
-    made    of those that it makes, what is made
+    bytes   the accesses to each of these, of which the largest counts
+    made    the extents of its results
     """
 
     lines: tuple[LineAxes, ...]
@@ -146,7 +146,7 @@ class WorkAxes:
     blocks: TiledBlocks | None = None
 
     def at(self, sizes: Mapping[str, Any]) -> Work:
-        """The work at sizes."""
+        """Return the unit at given sizes."""
         products = tuple(line.product.at(sizes) for line in self.lines if line.product)
         points: dict[str, Any] = defaultdict(int)
         for name, (axes, often) in (point for line in self.lines for point in line.points):
@@ -188,7 +188,7 @@ def works(
     ops: Iterable[str] = (),
     updated: Mapping[str, int] | None = None,
 ) -> Iterator[Work]:
-    """The works of a step in order, at sizes: as `works_axes` has them."""
+    """Yield the units of a step in order at given sizes, as `works_axes` groups them."""
     return (work.at(sizes) for work in works_axes(rows, dtype, operators, ops, updated))
 
 
@@ -199,14 +199,14 @@ def works_axes(
     ops: Iterable[str] = (),
     updated: Mapping[str, int] | None = None,
 ) -> Iterator[WorkAxes]:
-    """The works of a step in order; rows without a line, and other names of the same array, are none.
+    """Yield the units of a step in order; rows without a line and aliases are left out.
 
-    operators  put lines together as PyTorch's operators do: a bias with the product before it, a norm's lines; else
-               only those of one kernel run at once
-    ops        those whose time is known as a whole; others count by the primitives of their bodies
-    updated    bytes of a number of arrays that the optimizer reads and writes, where they are not those of `dtype`
+    operators  group lines as PyTorch's operators: a bias with the product before it, a norm's lines; otherwise only
+               the lines of a kernel are grouped
+    ops        operators whose time was measured; others count by the primitives of their bodies
+    updated    bytes of an element that the optimizer reads and writes, by array, where they differ from `dtype`
     """
-    check_derived((row.source for row in rows if isinstance(row.source, Line)), "nobody knows how long it takes")
+    check_derived((row.source for row in rows if isinstance(row.source, Line)), "its time is unknown")
     op_names, width = frozenset(ops), BYTES[dtype]
     several = list(_groups(rows, operators))
     names = leaving([[line for _, line in group] for group in several])
@@ -233,7 +233,7 @@ def works_axes(
 
 
 def _of_choices(line: Line) -> bool:
-    """Whether a product reads or writes a part of a value where another value says, as experts' weights are read."""
+    """Return whether a product reads or writes at an index array, as for experts' weights."""
     terms = (term for term in (*line.left, *line.right) if isinstance(term, Term)) if isinstance(line, Product) else ()
     return any(isinstance(axis, Read) and isinstance(axis.at, Term) for term in terms for axis in term.axes)
 
@@ -253,9 +253,10 @@ def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]
 
 
 def _beside_kernels(rows: Sequence[Priced]) -> list[_Numbered]:
-    """The lines in order, but collectives that stand in a kernel before or behind it: it is one kernel all the same.
+    """Return the lines in order, with collectives inside of a kernel moved before or after it, so that it stays one
+    kernel.
 
-    They stand before it if its lines do not make what is sent, as the gathered values of attention do.
+    One moves before it if the kernel does not compute its operands, as for the gathered values of attention.
     """
     result: list[_Numbered] = []
     behind: list[_Numbered] = []
@@ -279,7 +280,7 @@ def _beside_kernels(rows: Sequence[Priced]) -> list[_Numbered]:
 
 
 def _begin(lines: Sequence[_Numbered], rows: Sequence[Priced], row: Priced) -> int:
-    """Where the kernel begins that lines end with, in the turns of a row; their end where they end with none."""
+    """Return where the last kernel of the lines begins, in the iterations of a row; the end if there is none."""
     first = len(lines)
     kernel = lines[-1][1].meta.kernel if lines else None
     while kernel is not None and first:
@@ -296,7 +297,7 @@ def _size(axis: str, sizes: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class ProductAxes:
-    """A product of matrices by its axes, of any size."""
+    """A matrix product by its axes, for any sizes."""
 
     batch: tuple[str, ...]
     rows: tuple[str, ...]
@@ -305,18 +306,18 @@ class ProductAxes:
     orientation: str = "NN"
 
     def at(self, sizes: Mapping[str, Any]) -> MatmulShape:
-        """The product at sizes."""
+        """Return the product at given sizes."""
         b, m, n, k = (_points_of(axes, sizes) for axes in (self.batch, self.rows, self.columns, self.summed))
         return MatmulShape(b, m, n, k, self.orientation)
 
 
 def matrix_product(line: Line, sizes: Mapping[str, int]) -> MatmulShape:
-    """A line's product of matrices at sizes, as `product_axes` has it."""
+    """Return a line's matrix product at given sizes, by `product_axes`."""
     return product_axes(line).at(sizes)
 
 
 def product_axes(line: Line) -> ProductAxes:
-    """A line's product of matrices by its axes: what both factors have is summed or a batch.
+    """Return a line's matrix product by its axes: axes of both factors are summed or a batch.
 
     Weights read at an index, as those of experts, count as one matrix for all.
     """
@@ -324,11 +325,11 @@ def product_axes(line: Line) -> ProductAxes:
     last_axis = next(
         (axis for axis in reversed(direct(line.left[0])) if (axis in first.loops) != (axis in second.loops)), ""
     )
-    if last_axis in first.loops:  # columns are what the result has last
+    if last_axis in first.loops:  # columns are the last axis of the result
         first, second = second, first
-    # What is written at an index that both factors have the loops of is summed there: experts' rows.
+    # A scatter at an index of both factors sums over the index's axes: experts' rows.
     product_sides = sides(direct(first), direct(second), direct(line.left[0]))
-    # The axes of an index are rows, or columns, of what it chooses.
+    # The axes of an index are rows, or columns, of the gathered value.
     rows, columns = {*first.loops} - {*direct(second)}, {*second.loops} - {*first.loops}
     summed = {*product_sides.summed}
 
@@ -360,7 +361,7 @@ def _blocks(group: list[_Numbered], kernel: FusedKernel) -> TiledBlocks:
 
 
 def _in_blocks(axes: ProductAxes, blocks: TiledBlocks, sizes: Mapping[str, Any]) -> MatmulShape:
-    """A product as blocks of queries do it: rows of the scores, of what they are multiplied with, or sums are cut."""
+    """Return a product in tiles of queries: rows of the scores, of the values' product, or summed axes are tiled."""
     product, queries = axes.at(sizes), _size(blocks.axis, sizes)
     rows = smaller(blocks.most, queries)
     iterations, m, n, k = larger(1, queries // rows), product.m, product.n, product.k
@@ -380,10 +381,10 @@ def _in_blocks(axes: ProductAxes, blocks: TiledBlocks, sizes: Mapping[str, Any])
 
 
 def _seen(blocks: TiledBlocks, sizes: Mapping[str, Any]) -> Any:
-    """The share of the keys that the blocks see: the mean of the keys up to a block's last query.
+    """Return the share of the keys that tiles see: the mean of the keys up to a tile's last query.
 
-    Of several devices it is that of the last one, for which all wait: it has the latest queries, but in zigzag as
-    early ones as late ones. Of parts that come round it is the mean over all of them.
+    On several devices it is that of the last one, for which all others wait: it has the latest queries, except in
+    zigzag order, which balances them. With received shards it is the mean over all of them.
     """
     if not blocks.ordered:
         return 1.0
@@ -398,7 +399,7 @@ def _seen(blocks: TiledBlocks, sizes: Mapping[str, Any]) -> Any:
 def _operations(
     line: Line, group: list[_Numbered], op_names: frozenset[str], operators: bool
 ) -> tuple[ProductAxes | None, tuple[tuple[str, Extent], ...]]:
-    """The matrix product of a line, or its points; of what an operator takes along with a product or a norm, none."""
+    """Return the matrix product of a line, or its elements; nothing for a line fused into a product or norm."""
     if is_matrix(line):
         return product_axes(line), ()
     if operators and (is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
@@ -407,17 +408,17 @@ def _operations(
 
 
 def _at_index(term: Term) -> bool:
-    """Whether it is read where another value says; places that lines count themselves lie beyond its axes, too."""
+    """Return whether a term is read at an index array; affine indices are out of bounds only beyond its axes."""
     return term.indexed and not term.beyond
 
 
 def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
-    """Whether a word in the group is the whole of an operator that this line is a part of."""
+    """Return whether the group has an op for the norm that this line is a part of."""
     return of_norm(line) and not isinstance(line, Op) and any(isinstance(member, Op) for _, member in group)
 
 
 def _points(line: Line, op_names: frozenset[str]) -> Iterator[tuple[str, Extent]]:
-    """How often each known word or primitive of a line is computed."""
+    """Yield the evaluations of each known operator or primitive of a line."""
     if isinstance(line, Op):
         name = f"{line.op}'" if line.part == "gradient" else line.op
         if name in op_names:
@@ -437,7 +438,7 @@ def _points(line: Line, op_names: frozenset[str]) -> Iterator[tuple[str, Extent]
 
 
 def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
-    """Bits of an element of what has another type than the run: codes and scales of weights."""
+    """Return the bits of an element of arrays with another type than the run: codes and scales of weights."""
     if not any(line.meta.types for line in lines):
         return {}
     from learncost.passes.rewrite_quantized import bits_of  # only where weights are quantized
@@ -446,13 +447,13 @@ def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
 
 
 def _arrays(lines: Sequence[Line], leaves: set[str]) -> dict[str, tuple[Touched, ...]]:
-    """What is read or written of every array that enters or leaves; of rows that several read, each once."""
+    """Return the accesses to every array that enters or leaves; a row that is read several times counts once."""
     makes = {term.name for line in lines for term in line.left}
     extents_by_name: dict[str, tuple[Touched, ...]] = {}
     for line in lines:
         read = (term for operand in line.right for term in terms_of(operand) if term.name not in makes)
         extents = [(term.name, (term.loops, 1, term.declared if _at_index(term) else term.loops)) for term in read]
-        # What is written at an index is filled with zeros before.
+        # The target of a scatter is first filled with zeros.
         extents += [(t.name, (t.declared, 2 if t.indexed else 1, t.declared)) for t in line.left if t.name in leaves]
         for name, extent in extents:
             if extent not in extents_by_name.get(name, ()):

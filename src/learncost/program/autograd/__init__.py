@@ -1,4 +1,4 @@
-"""What PyTorch's autograd takes in memory for a model's step, found by running it on tensors without values."""
+"""The memory of a model's step under PyTorch's autograd, by a run on tensors without values."""
 
 from learncost.program.autograd.asked import StepOptions
 from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Module, module_named

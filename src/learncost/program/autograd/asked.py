@@ -1,4 +1,4 @@
-"""What a step of autograd is besides its table."""
+"""The options of a step under autograd in addition to its table."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from learncost.program.autograd.wrapped import Wrapping
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What a step is besides its table.
+    """The options of a step in addition to its table.
 
-    state        bytes that the optimizer remembers, copies of weights among them
+    state        bytes of the optimizer state, including copies of weights
     width        bytes of a weight
-    learning     the weights that learn
-    drawn        the inputs that are noise of dropout
+    learning     the trainable weights
+    drawn        the inputs that are dropout noise
     checkpoint   "" or how every block runs under `torch.utils.checkpoint`: "frames" or "reentrant"
-    blocks       how many there are, where a turn of a repeat may have several; 0: a turn is one
+    blocks       the number of blocks, where an iteration of a loop may contain several; 0: an iteration is one
     stepping     the optimizer, and how it steps: fused, foreach or for-loop
-    coded        the weights that are stored as codes and scales, and the bytes of these
-    wrapping     how the module lies on several devices
+    coded        the weights that are stored as codes and scales, and their bytes
+    wrapping     how the module is distributed over devices
     """
 
     module: Module

@@ -1,4 +1,4 @@
-"""The blocks of a repeat: its body, or where layers of several kinds follow each other in one, each of these."""
+"""The blocks of a loop: its body, or each of several consecutive layers of different kinds in it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TypeAlias
 from learncost.ir.loop import Loop, Statement
 
 Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
-"""Lines, what they start from, and what they end with."""
+"""Lines, the names they start from, and the names they end with."""
 
 
 def whole_block(repeat: Loop) -> Block:
-    """The body as one block; behind what it hands on stands what it keeps."""
+    """Return the body as one block; its saved values follow its loop-carried ones."""
     ends = [*(carry.end for carry in repeat.carry), *(inside for inside, _ in repeat.keep)]
     return repeat.lines, [carry.start for carry in repeat.carry], ends
 
 
 def blocks_of(repeat: Loop, sharded_over: int) -> list[Block]:
-    """The body in blocks of so many places each; as one where that does not come out even."""
+    """Return the body in blocks of `cuts` places each; as one where that does not divide."""
     cuts_possible = places(repeat)
     if not sharded_over or len(cuts_possible) % sharded_over or len(repeat.carry) != 1 or repeat.keep:
         return [whole_block(repeat)]
@@ -28,7 +28,9 @@ def blocks_of(repeat: Loop, sharded_over: int) -> list[Block]:
 
 
 def places(repeat: Loop) -> list[tuple[int, str]]:
-    """Where one value of the body alone is alive: after how many lines, and which; the end is the last of them."""
+    """Return the places in the body where a single value is live: the number of lines before, and the value; the last
+    is the end.
+    """
     last = {name: len(repeat.lines) for name in (carry.end for carry in repeat.carry)}
     for at, line in reversed(list(enumerate(repeat.lines))):
         for name in line.reads:

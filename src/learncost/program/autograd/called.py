@@ -1,4 +1,4 @@
-"""A call of a module as PyTorch runs it: what it makes on the tape, and so what it keeps."""
+"""Calls of modules as PyTorch runs them: the nodes on the tape, and their saved tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from learncost.program.autograd.parts import ViewParts
 
 
 def call_module(names: ScopeNames, call: OperatorCall, values: Values) -> None:
-    """Run a call; what it makes is among the values behind it."""
+    """Run a call; its results are added to the values."""
     if isinstance(call, Linear):
         _linear(names, call, values)
         return
@@ -64,7 +64,7 @@ def _linear(names: ScopeNames, call: Linear, values: Values) -> None:
 
 
 def _path(names: ScopeNames, group: Sequence[Projection], x: TapeTensor) -> tuple[list[TapeTensor], int]:
-    """A and B beside a product, and how many elements there are between them."""
+    """Return A and B of a low-rank path, and the number of elements between them."""
     first, _ = group[0].path
     if not first:
         return [], 0
@@ -118,7 +118,7 @@ def _attention(names: ScopeNames, call: Attention, values: Values) -> TapeTensor
 
 
 def _joined(parts: Sequence[TapeTensor], widths: Sequence[int]) -> TapeTensor:
-    """Parts of heads side by side, one that all heads share repeated."""
+    """Return parts of heads concatenated, with one that all heads share repeated."""
     if len(parts) == 1:
         return parts[0]
     heads = max(part.elements // width for part, width in zip(parts, widths, strict=True))
@@ -147,9 +147,9 @@ def _dropout(names: ScopeNames, call: Dropout, values: Values) -> TapeTensor:
 
 
 def _experts(names: ScopeNames, call: Experts, values: Values) -> TapeTensor:
-    """transformers' `grouped_mm_experts_forward`: tokens sorted by experts, products of groups, sorted back.
+    """Run transformers' `grouped_mm_experts_forward`: tokens sorted by experts, grouped products, sorted back.
 
-    Python's names hold the sorted tokens, and the biases of the last product, to the end.
+    Python names hold the sorted tokens, and the biases of the last product, until the end.
     """
     count, tape = names.count, names.tape
     shares = names.found(call.shares, values)
@@ -201,10 +201,10 @@ def _embedding(names: ScopeNames, call: Embedding, values: Values) -> TapeTensor
 
 
 def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
-    """A line by itself: a product is multiplied and summed, a sum added, a word its function."""
+    """Run a single line: a product is multiplied and summed, a sum added, an op its function."""
     elements = names.count(line.left[0].loops)
     if isinstance(line, Op) and entry(line.op).kind == "choice":
-        return TapeTensor(names.tape, names.tape.new(elements, INTEGER))  # places have no gradient
+        return TapeTensor(names.tape, names.tape.new(elements, INTEGER))  # indices have no gradient
     if (pooled := _pooled(line)) is not None:
         return names.found(pooled.name, values).pooled(elements, isinstance(line, Op))
     operands = [names.operand(term, values) for term in line.right if isinstance(term, Term)]
@@ -214,13 +214,13 @@ def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
         return names.module.activated(result, line.op)
     module = names.module
     if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums and operands:
-        if module.attention == "disentangled" and line.sides.batch:  # positions are spread to all sequences
+        if module.attention == "disentangled" and line.sides.batch:  # positions are broadcast to all sequences
             result, factor = result.contiguous(), operands.pop()
             spread = names.count(line.left[0].loops[:1])
             return result.matmul(factor.copied(factor.elements * spread), elements)
         return result.matmul(operands.pop(), elements)
     if module.attention == "disentangled" and isinstance(line, Product) and numbers and not operands:
-        return result  # divided before
+        return result  # the division was before
     for other in operands:
         result = result + other if isinstance(line, Sum) else result * other
     if numbers:
@@ -229,7 +229,7 @@ def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
 
 
 def _pooled(line: Line) -> Term | None:
-    """What a line takes the largest, or the mean, of in windows; None where it does not."""
+    """Return the operand that a line pools by maximum or mean in windows; None where it does not."""
     terms = [term for term in line.right if isinstance(term, Term)]
     if len(terms) != 1 or not terms[0].beyond or len(line.left) != 1:
         return None
@@ -247,4 +247,4 @@ _KINDS: dict[type[OperatorCall], Callable[..., TapeTensor]] = {
     Embedding: _embedding,
     Single: _single,
 }
-"""What a call makes that makes one value."""
+"""The functions of calls with a single result."""

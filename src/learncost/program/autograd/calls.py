@@ -1,7 +1,7 @@
-"""The lines of a scope as calls of a module's parts: projections, norms, attention, experts, a loss.
+"""The lines of a scope as calls of a module's operators: projections, norms, attention, experts, a loss.
 
-A call is found by what its lines do. Every line that is part of no larger call is a call by itself, so that no line is
-ever refused.
+Calls are recognized by the operations of their lines. A line that is part of no larger call is a call of its own, so
+that no line is refused.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ SOFTMAX = ("softmax", "softmax_with_sink")
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """Lines that are one call; `makes` is what others read of it."""
+    """Lines that are one call; `makes` are the results that others read."""
 
     lines: tuple[Line, ...]
     makes: tuple[Term, ...]
 
     @property
     def title(self) -> str:
-        """What curves and lists call it."""
+        """Its name in curves and lists."""
         return "+".join(term.name for term in self.makes)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names that it needs from others."""
+        """The names that it reads from other calls."""
         makes = {name for line in self.lines for name in line.makes}
         return tuple(dict.fromkeys(name for line in self.lines for name in line.reads if name not in makes))
 
 
 @dataclass(frozen=True)
 class Single(OperatorCall):
-    """A line by itself."""
+    """A call of a single line."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A product with a weight: what it makes, its bias, and its path of low rank: the names of A and of B."""
+    """A product with a weight: its result, its bias, and the names of A and B of its low-rank path."""
 
     makes: Term
     weight: str
@@ -54,7 +54,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Linear(OperatorCall):
-    """Products of one value with weights. Each group is one matrix. `heads`: what they make goes to attention."""
+    """Products of one value with weights. Each group is one matrix. `heads`: the results are inputs of attention."""
 
     value: str
     groups: tuple[tuple[Projection, ...], ...]
@@ -63,7 +63,7 @@ class Linear(OperatorCall):
 
 @dataclass(frozen=True)
 class Norm(OperatorCall):
-    """A value as the norm's word makes it, then times a scale, which may be one more than the weight, and a shift."""
+    """A normalization op, then a scale, which may be one plus the weight, and a shift."""
 
     op: Op
     weights: tuple[str, ...]
@@ -72,7 +72,7 @@ class Norm(OperatorCall):
 
 @dataclass(frozen=True)
 class Loss(OperatorCall):
-    """Log-softmax of scores, and the mean of the targets' share."""
+    """The log-softmax of scores, and the mean over the targets."""
 
     scores: str
     targets: str
@@ -80,7 +80,7 @@ class Loss(OperatorCall):
 
 @dataclass(frozen=True)
 class Rotary(OperatorCall):
-    """A value times a cosine, and with its halves exchanged times a sine."""
+    """A value times a cosine, plus the value with its halves exchanged times a sine."""
 
     value: str
     cosine: str
@@ -89,15 +89,15 @@ class Rotary(OperatorCall):
 
 @dataclass(frozen=True)
 class Attention(OperatorCall):
-    """Scores of queries and keys, softmax, values.
+    """Attention: scores of queries and keys, softmax, product with values.
 
     pairs    queries and keys whose scores are added, in the lines of `scores`
-    values   what the shares are of
-    added    what is added to the scores, an axis of positions aside
-    capped   whether a tanh bends the scores
-    padded   whether keys are left out
-    sink     a weight that takes its share of every row; ""
-    dropped  whether shares are dropped
+    values   the operand of the attention probabilities
+    added    biases of the scores, without masks
+    capped   whether the scores are soft-capped by a tanh
+    padded   whether keys are masked
+    sink     a weight that is one more logit of every row; ""
+    dropped  whether the probabilities have dropout
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -114,10 +114,10 @@ class Attention(OperatorCall):
 
 @dataclass(frozen=True)
 class Experts(OperatorCall):
-    """What the chosen experts make of a value, added by their shares.
+    """The weighted sum of the chosen experts' results for a value.
 
     inward   products of the value with the experts' weights, which are one matrix
-    outward  the product that goes back; the lines between and after stand by themselves
+    outward  the product back to the model width; the lines between and after it are separate
     """
 
     value: str
@@ -128,18 +128,18 @@ class Experts(OperatorCall):
 
 @dataclass(frozen=True)
 class Dropout(OperatorCall):
-    """A value times noise that is drawn."""
+    """A value times dropout noise."""
 
     value: str
 
 
 @dataclass(frozen=True)
 class Embedding(OperatorCall):
-    """Rows of a weight, and a number that they are multiplied by."""
+    """Rows of a weight, with a scale."""
 
 
 Joins = Callable[[Sequence[Projection]], Sequence[Sequence[Projection]]]
-"""Which projections of a value are one matrix."""
+"""A function that groups the projections of a value that are one matrix."""
 
 
 class CallScope:
@@ -148,7 +148,7 @@ class CallScope:
     weights  the names that are weights there
     drawn    names of noise
     outputs  names that are read after the scope
-    joins    which projections are one matrix; all products of a value stand together where `gathers`
+    joins    groups projections that are one matrix; with `gathers` all products of a value are adjacent
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class CallScope:
         self.heads = {_of(line) for attention in self.attentions.values() for line in attention.lines[:1]}
 
     def calls(self) -> Iterator[OperatorCall | Loop]:
-        """Call by call, in the order of the lines that they begin with."""
+        """Yield the calls, in the order of their first lines."""
         done: set[str] = set()
         waiting: list[OperatorCall | Loop] = []
         unmade = {name for line in self.lines for name in line.makes}
@@ -190,7 +190,7 @@ class CallScope:
                 waiting.append(call := self._call(line))
                 done |= {name for done_line in call.lines for name in done_line.makes}
         waiting = _late(waiting)
-        while waiting:  # a call may begin before what its later lines read is there
+        while waiting:  # a call may begin before the operands of its later lines are defined
             ready = next(call for call in waiting if not unmade.intersection(call.reads))
             waiting.remove(ready)
             unmade -= set(_made(ready))
@@ -216,7 +216,7 @@ class CallScope:
         return Single((line,), line.left[:1])
 
     def _weight_of(self, line: Statement | None) -> str:
-        """The weight of a product of a value that sums over features; empty where it is none."""
+        """Return the weight of a product of a value that sums over features; "" where it is none."""
         if not (isinstance(line, Product) and len(line.right) == 2 and line.sides.sums):
             return ""
         weights = [term for term in line.right if isinstance(term, Term) and term.name in self.weights]
@@ -233,7 +233,7 @@ class CallScope:
         for reader in self.readers[value][self.readers[value].index(line) :]:
             of_one = isinstance(reader, Line) and _of(reader) == _of(line)
             if isinstance(reader, Line) and of_one and self._weight_of(reader):
-                if reader.meta.local in local_names:  # another block's
+                if reader.meta.local in local_names:  # of another block
                     break
                 local_names.add(reader.meta.local)
                 projection, lines = self._projection(reader, value)
@@ -248,7 +248,7 @@ class CallScope:
         return Linear(lines, tuple(projection.makes for projection in joined), value, tuple(groups), heads)
 
     def _convolution(self, line: Line) -> Linear | None:
-        """A product of a weight with what windows of a value hold: it reads the value itself."""
+        """Return a product of a weight with windows of a value as a projection; it reads the value itself."""
         if not (isinstance(line, Product) and len(line.right) == 2 and line.sides.sums):
             return None
         weight = next((t.name for t in line.right if t.name in self.weights and not t.indexed), "")
@@ -261,7 +261,7 @@ class CallScope:
         return Linear(lines, (projection.makes,), source.name, ((projection,),), False)
 
     def _projection(self, line: Line, value: str, weight: str = "") -> tuple[Projection, tuple[Line, ...]]:
-        """A product with its path of low rank and its bias, and all lines of these."""
+        """Return a product with its low-rank path and its bias, and all their lines."""
         lines, path, bias = [line], ("", ""), ""
         weight = weight or self._weight_of(line)
         added = self._only(line.name, Sum)
@@ -277,7 +277,7 @@ class CallScope:
         return Projection(lines[-1].left[0], weight, bias, path), tuple(lines)
 
     def _path(self, name: str, value: str) -> tuple[Line, Line, Line] | None:
-        """The lines D = X A, E = D B, S = E scale of a path of low rank that ends in a name."""
+        """Return the lines D = X A, E = D B, S = E scale of a low-rank path that ends in a name."""
         scaled = self.makers.get(name)
         if not (isinstance(scaled, Product) and any(isinstance(term, Literal) for term in scaled.right)):
             return None
@@ -325,7 +325,7 @@ class CallScope:
         return Loss(tuple(lines), lines[-1].left[:1], line.right[0].name, targets)
 
     def _attention(self, line: Line) -> Attention | None:
-        apart = line.meta.operator and "attention" not in line.meta.operator  # such as bmm: it is written out
+        apart = line.meta.operator and "attention" not in line.meta.operator  # such as bmm: a composed attention
         if apart or not self._is_scores(line):
             return None
         lines: list[Line] = [line]
@@ -385,7 +385,7 @@ class CallScope:
         )
 
     def _is_scores(self, line: Line) -> TypeGuard[Product]:
-        """Whether a product of two values sums over features."""
+        """Return whether a product of two values sums over features."""
         return (
             isinstance(line, Product)
             and len(line.right) == 2
@@ -412,7 +412,7 @@ class CallScope:
         return None
 
     def _experts(self, line: Line) -> Experts | None:
-        """From the first product with an expert's rows of a weight to the sum over the chosen experts."""
+        """Return the call from the first product with gathered experts' weights to the sum over the chosen experts."""
         if not self._is_expert(line):
             return None
         value = line.right[0].name
@@ -432,7 +432,7 @@ class CallScope:
             elif outward and isinstance(candidate, Product) and candidate.sides.sums:
                 others = (term.name for term in candidate.right if isinstance(term, Term))
                 shares = next((name for name in others if name not in made_inside), None)
-                if shares is None:  # they scale what the experts read: line by line
+                if shares is None:  # the gates scale the experts' operand: separate lines
                     return None
                 return Experts((*lines, candidate), candidate.left[:1], value, shares, tuple(inward), outward)
             lines.append(candidate)
@@ -463,13 +463,13 @@ class CallScope:
         return Dropout((line,), line.left[:1], line.right[0].name)
 
     def _only(self, name: str, kind: type[Line]) -> Line | None:
-        """The only line that reads a name, if it is of a kind."""
+        """Return the only line that reads a name, if it is of a kind."""
         readers = self.readers.get(name, [])
         return readers[0] if len(readers) == 1 and isinstance(readers[0], kind) and name not in self.wanted else None
 
 
 def _of(line: Line) -> tuple[str, str]:
-    """The layer and the module whose line it is: a module's products run by themselves."""
+    """Return the layer and the module of a line; products of different modules are separate calls."""
     return line.meta.layer, line.meta.module
 
 
@@ -482,7 +482,7 @@ def _reads_at(line: Line, name: str) -> bool:
 
 
 def _late(calls: list[OperatorCall | Loop]) -> list[OperatorCall | Loop]:
-    """Embeddings, and what is made of them alone, stand before blocks that read them: a decoder's after the encoder."""
+    """Move embeddings, and calls on them only, before the blocks that read them: a decoder's after the encoder."""
     makers = {name: place for place, call in enumerate(calls) for name in _made(call)}
     early: set[int] = set()
     for place, call in enumerate(calls):
@@ -514,6 +514,6 @@ def _made(call: OperatorCall | Loop) -> list[str]:
 
 
 def local_name(call: OperatorCall | Loop) -> str:
-    """What a call makes, as its layer's table says it."""
+    """Return the name of a call's result in its layer's table."""
     meta = call.lines[-1].meta if isinstance(call, OperatorCall) else None
     return f"{meta.layer}.{meta.local}" if meta else ""

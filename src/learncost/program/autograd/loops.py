@@ -1,4 +1,4 @@
-"""The lines of a scope as autograd runs them: call by call, and repeats turn by turn."""
+"""The lines of a scope as autograd runs them: call by call, and loops iteration by iteration."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from learncost.program.autograd.tape import TapeValue
 
 
 def run_lines(names: ScopeNames, lines: Sequence[Statement], values: Values, outputs: Sequence[str]) -> None:
-    """Run the lines of a scope on what it is given; what they make is among the values behind them."""
+    """Run the lines of a scope on its inputs; their results are added to the values."""
     _run(names, _calls(names, lines, outputs), values, outputs)
 
 
 def _calls(names: ScopeNames, lines: Sequence[Statement], outputs: Sequence[str]) -> list[OperatorCall | Loop]:
-    """The calls of lines in the order in which the module makes them."""
+    """Return the calls of lines in the module's order."""
     module, known = names.module, names.state.table.values
 
     def joins(projections: Sequence[Projection]) -> Sequence[Sequence[Projection]]:
@@ -50,7 +50,7 @@ def _calls(names: ScopeNames, lines: Sequence[Statement], outputs: Sequence[str]
 
 
 def _run(names: ScopeNames, calls: Sequence[OperatorCall | Loop], values: Values, outputs: Sequence[str]) -> None:
-    """Call by call; a value goes when nobody reads it any more."""
+    """Run call by call; a value is freed when nothing reads it any more."""
     left = Counter(name for call in calls for name in call.reads) + Counter(outputs)
     module, values_read = names.module, Values()
     for call in calls:
@@ -120,7 +120,7 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
 
 
 def _unbound(names: ScopeNames, repeat: Loop, values: Values) -> dict[str, list[TapeTensor]]:
-    """Every turn's part of the stacks that have gradients, by the names of the parts."""
+    """Return the slices of the stacks that have gradients, by the names of the slices."""
     iterations, stacks = size_of(repeat.count, names.state.sizes), {}
     for inside, outer in repeat.each:
         if names.is_value(outer) and (stack := names.found(outer, values)).learns:
@@ -136,7 +136,7 @@ def _inside(
     values: Values,
     stacks: Mapping[str, Sequence[TapeTensor]],
 ) -> ScopeNames:
-    """The scope of a turn."""
+    """Return the scope of an iteration."""
     weights, drawn, slices = dict(names.weights), set(names.drawn), Values()
     for inside, outer in repeat.each:
         if outer in names.weights:
@@ -155,7 +155,7 @@ def _inside(
 def _iteration(
     names: ScopeNames, calls: Sequence[OperatorCall | Loop], starts: Sequence[str], ends: Sequence[str]
 ) -> Callable[[Sequence[TapeValue]], list[TapeValue]]:
-    """A turn, or a block of one, to be run once or again on what it is given."""
+    """Return a function that runs an iteration, or a block of one, once or again, on its inputs."""
     tape = names.tape
 
     def run(arguments: Sequence[TapeValue]) -> list[TapeValue]:
@@ -169,5 +169,5 @@ def _iteration(
 def _held(
     run: Callable[[Sequence[TapeValue]], list[TapeValue]], arguments: Sequence[TapeValue]
 ) -> Callable[[], list[TapeValue]]:
-    """The turn with what it is given, which it holds."""
+    """Bind an iteration to its inputs, which it holds."""
     return lambda: run(arguments)

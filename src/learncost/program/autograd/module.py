@@ -1,8 +1,7 @@
-"""The parts of a module as PyTorch's operators, written like the code that they stand for.
+"""The parts of a module as PyTorch's operators, written like the code that they model.
 
-Two modules are known: `plain`, written as for speed by hand, and `transformers`, whose code most people run. A part is
-a method; what a family of transformers has otherwise is data, `[module]` in its file. A module that was read runs
-itself (`running`).
+Two modules are known: `plain`, optimized by hand, and `transformers`, the most widely used code. A part is a method;
+differences of a family of transformers are data, `[module]` in its file. An imported module runs itself (`running`).
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from learncost.program.autograd.operators import (
 )
 
 COMPOSED = ("gelu_new", "gelu_fast", "gelu_accurate")
-"""transformers' activations that are made of several operators (`transformers/activations.py`)."""
+"""transformers' activations that are composed of several operators (`transformers/activations.py`)."""
 
 
 class Masks(Protocol):
     """The mask of a kind of attention, which all layers of that kind share."""
 
     def __call__(self, width: int, elements: int = 0) -> TapeTensor:
-        """With so many bytes an element: one for every sequence, of booleans for all; or of so many elements."""
+        """Return a mask of a width in bytes: per sequence, for booleans for all; or of a number of elements."""
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What attention is given beside queries, keys and values.
+    """The inputs of attention in addition to queries, keys and values.
 
-    groups    heads of queries for one of keys and values, of which there are `heads`
+    groups    heads of queries per head of keys and values, of which there are `heads`
     elements  of all scores, of the result, of the rows, and of a mask for every sequence
-    causal    later positions are left out; `windowed`: those far before too; `padded`: some keys
-    added     what is added to the scores
-    cached    whether keys and values are of the positions that look at them
+    causal    later positions are masked; `windowed`: distant earlier ones too; `padded`: some keys
+    added     biases of the scores
+    cached    whether keys and values are of the same positions as the queries
     alike     whether values are as wide as keys
-    cache     what the cache holds until the model returns
+    cache     the KV cache until the model returns
     """
 
     groups: int
@@ -78,23 +77,24 @@ class Module:
     attention    sdpa, eager, or disentangled: DeBERTa's
     cache        whether keys and values go through a cache
     upcast       whether the loss is computed in float
-    written      how an activation is called, by its word
-    rotary       whole, or part: the rest of a head is set beside what turned
-    norm         where an RMS norm goes back to the module's type: before its scale, after it, or, own, nowhere, its
-                 operand not being float
+    written      the module's name of an activation, by its op
+    rotary       whole, or part: the rest of a head is concatenated to the rotated part
+    norm         where an RMS norm casts back to the module's type: before its scale, after it, or, own, nowhere, since
+                 its operand is not cast to float
     scores       what eager attention computes in float: softmax, products, or nothing
-    heads        views of what projections make, or copies
-    zeros        whether attention without a bias of positions has one of zeros, which learns under checkpoints
-    holds        what Python's names keep longer than it is read: embeddings until the model returns; or sublayers what
-                 their last product reads until their norm is done
-    checkpointed whether blocks run again
-    grouped      how keys that several heads share reach them: sdpa, or broadcast
-    masks        needed, or always: a causal mask is made even where the fused kernel knows it
-    routing      in which type a token's shares of its experts are: own, or float
+    heads        views of the projections' results, or copies
+    zeros        whether attention without a position bias has one of zeros, which requires a gradient under checkpoints
+    holds        what Python names hold longer than it is read: embeddings until the model returns; or sublayers the
+                 operand
+                 of their last product until their norm is done
+    checkpointed whether blocks are recomputed
+    grouped      how keys reach the heads that share them: sdpa, or broadcast
+    masks        needed, or always: a causal mask is created even where the fused kernel has a flag for it
+    routing      the type of a token's gates: own, or float
     composed     layers whose layer norm is composed of other operators
     floats       products in float: a layer and its line
-    after        what is made before experts run where the table has it after them: a layer and its line
-    buffers      bytes that a module has beside weights: positions' angles, masks
+    after        a line that runs before experts although the table has it after them: a layer and its line
+    buffers      bytes of a module's buffers: rotary angles, masks
     """
 
     packed: Sequence[Sequence[str]] = ()
@@ -124,7 +124,7 @@ class Module:
     checkpoint = "frames"
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
-        """Which products of one value are one: all that have the same path of low rank. `weights` as the model's."""
+        """Return which products of one value are one: all with the same low-rank path. `weights` are the model's."""
         by_path: dict[str, list[Projection]] = {}
         for projection in projections:
             by_path.setdefault(projection.path[0], []).append(projection)
@@ -139,7 +139,7 @@ class Module:
         path: Sequence[TapeTensor],
         low: int,
     ) -> list[TapeTensor]:
-        """A product, and one of low rank beside it; `low` is how many elements its middle has."""
+        """Return a product plus its low-rank path; `low` is the number of elements between A and B."""
         result = linear(x, weight, sum(sizes), bias)
         if path and weight.coded:
             result = result.copied()  # peft clones it
@@ -148,7 +148,7 @@ class Module:
         return result.split(sizes) if len(sizes) > 1 else [result]
 
     def normed(self, x: TapeTensor, op: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
-        """`functional.layer_norm`; and `rms_norm`, which on a processor is composed of others."""
+        """Run `functional.layer_norm`; or `rms_norm`, which is composed of other operators on a CPU."""
         if op.op == "normalize":
             return layer_norm(x, weights, rows)
         if x.tape.cuda:
@@ -158,7 +158,7 @@ class Module:
         return normed * (weights[0] + 1.0 if from_one else weights[0]) if weights else normed
 
     def rotated(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
-        """`x * cosine + cat((-second, first)) * sine`, a head's halves being first and second."""
+        """Run `x * cosine + cat((-second, first)) * sine`, with the halves first and second of a head."""
         fixed = x * cosine
         first, second = x.split((x.elements // 2, x.elements // 2))
         del x
@@ -175,7 +175,7 @@ class Module:
         return x.apply(op)
 
     def routed(self, shares: TapeTensor) -> TapeTensor:
-        """A token's shares of its experts, as what these make is multiplied by them."""
+        """Return a token's gates in the type in which they multiply the experts' results."""
         return shares.in_float() if self.routing == "float" else shares
 
     def loss(self, scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
@@ -194,7 +194,7 @@ class Transformers(Module):
     gathers = False
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
-        """The weights that one of transformers' modules holds; what has an adapter that others have not is apart."""
+        """Return the weights grouped by transformers' modules; a weight with an adapter is separate."""
         by_pack: dict[tuple[int, str], list[Projection]] = {}
         for place, (projection, weight) in enumerate(zip(projections, weights, strict=True)):
             pack = next((i for i, names in enumerate(self.packed) if weight in names), -1 - place)
@@ -202,7 +202,7 @@ class Transformers(Module):
         return list(by_pack.values())
 
     def normed(self, x: TapeTensor, op: Op, weights: Sequence[TapeTensor], from_one: bool, rows: int) -> TapeTensor:
-        """`LlamaRMSNorm`; `GemmaRMSNorm`, whose scale is one more than its weight, in float; `T5LayerNorm`."""
+        """Run `LlamaRMSNorm`; `GemmaRMSNorm`, whose scale is one plus its weight, in float; `T5LayerNorm`."""
         width = x.width
         if op.op == "normalize" and op.meta.layer in self.composed:  # DebertaLayerNorm
             hidden = x.in_float()
@@ -225,7 +225,7 @@ class Transformers(Module):
         return weights[0] * hidden.to(width) if weights else hidden.to(width)
 
     def rotated(self, x: TapeTensor, cosine: TapeTensor, sine: TapeTensor) -> TapeTensor:
-        """`apply_rotary_pos_emb`, with slices in `rotate_half`."""
+        """Run `apply_rotary_pos_emb`, with slices in `rotate_half`."""
         if self.rotary == "part":
             turning, rest = x.slice(x.elements // 2), x.slice(x.elements - x.elements // 2)
             return cat((self._turned(turning, cosine, sine), rest))
@@ -238,7 +238,7 @@ class Transformers(Module):
     def attended(
         self, q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, masks: Masks
     ) -> TapeTensor:
-        """Keys and values through the cache, then `sdpa_attention_forward` or `eager_attention_forward`."""
+        """Run keys and values through the cache, then `sdpa_attention_forward` or `eager_attention_forward`."""
         if self.attention == "disentangled":
             return _disentangled(q, k, v, scores, masks(FLOAT), self.heads == "copies").transpose().contiguous()
         broadcast = self.grouped == "broadcast" and scores.groups > 1
@@ -253,7 +253,7 @@ class Transformers(Module):
             if self.scores == "products":
                 q, k = q.in_float(), k.in_float()
             return _eager(q, k, v, scores, mask, self.scores != "nothing").transpose().contiguous()
-        if self.masks == "always" and scores.added:  # biases of positions are in the mask of all layers
+        if self.masks == "always" and scores.added:  # position biases are in the mask of all layers
             return _sdpa(q, k, v, replace(scores, added=()), masks(q.width, scores.elements)).transpose().contiguous()
         scores = replace(scores, added=[bias.copied() for bias in scores.added])  # create_position_bias_mask
         if self.zeros and not scores.added and self.checkpointed:
@@ -272,7 +272,7 @@ class Transformers(Module):
 
 
 class Reentrant(Transformers):
-    """The same under PyTorch's older checkpoints."""
+    """The same with PyTorch's reentrant checkpoints."""
 
     name = "transformers-reentrant"
     said = f"{Transformers.said}, with checkpoints by use_reentrant=True"
@@ -280,7 +280,7 @@ class Reentrant(Transformers):
 
 
 class Uncached(Transformers):
-    """The same called with `use_cache=False`."""
+    """The same with `use_cache=False`."""
 
     name = "transformers-uncached"
     said = Transformers.said.replace("cache of keys and values", "keys and values without a cache")
@@ -288,22 +288,22 @@ class Uncached(Transformers):
 
 
 class Itself(Module):
-    """A module that was read, as it runs itself: nothing is assumed of it."""
+    """An imported module, which runs itself: nothing is assumed about it."""
 
     name = "itself"
     said = "the module itself, run on tensors without values"
 
 
 def _sdpa(q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, mask: TapeTensor | None) -> TapeTensor:
-    """`functional.scaled_dot_product_attention`: the fused kernel where it can be, else what it is composed of."""
+    """Run `functional.scaled_dot_product_attention`: the fused kernel where possible, otherwise its composition."""
     bias = mask
     for bias_part in scores.added:
         bias = bias_part if bias is None else bias + bias_part
     if bias and scores.groups > 1:
         k, v = k.repeated(scores.groups), v.repeated(scores.groups)
         scores = replace(scores, groups=1)
-    dropped = scores.dropped and not q.tape.cuda  # whose kernels drop shares too
-    grouped = scores.groups > 1 and q.tape.cuda and q.width >= FLOAT  # only the kernels for bf16 and fp16 know groups
+    dropped = scores.dropped and not q.tape.cuda  # CUDA kernels apply dropout, too
+    grouped = scores.groups > 1 and q.tape.cuda and q.width >= FLOAT  # only bf16 and fp16 kernels support groups
     if scores.identical and not dropped and not grouped and not (bias and bias.learns):
         return flash_attention(q, k, v, scores.results, scores.rows, bias)
     return _math(q, k, v, scores, bias)
@@ -317,10 +317,10 @@ def _math(
     bias: TapeTensor | None,
     broadcast: bool = False,
 ) -> TapeTensor:
-    """`_scaled_dot_product_attention_math` (`aten/src/ATen/native/transformers/attention.cpp`).
+    """Run `_scaled_dot_product_attention_math` (`aten/src/ATen/native/transformers/attention.cpp`).
 
-    Its names hold operands in float, keys and values repeated, and scaled queries to its end. Keys that are broadcast
-    are spread by the product.
+    Its names hold operands in float, keys and values repeated, and scaled queries until its end. Broadcast keys are
+    expanded by the product.
     """
     width, spread = q.width, scores.groups if broadcast else 1
     query, key, value = q.in_float(), k.in_float(), v.in_float()
@@ -342,7 +342,7 @@ def _math(
 def _eager(
     q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, mask: TapeTensor | None, in_float: bool = True
 ) -> TapeTensor:
-    """`eager_attention_forward`: scores, softmax in float, shares of the values."""
+    """Run `eager_attention_forward`: scores, softmax in float, product with the values."""
     k, v = k.repeated(scores.groups), v.repeated(scores.groups)
     weights = q.contiguous().matmul(k.contiguous(), scores.elements)
     if scores.scaled:
@@ -367,9 +367,9 @@ def _eager(
 def _disentangled(
     q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, mask: TapeTensor, newer: bool
 ) -> TapeTensor:
-    """`DisentangledSelfAttention`: scores of contents, and those with positions, which are added to each other.
+    """Run `DisentangledSelfAttention`: scores of contents, and those with positions, which are added to each other.
 
-    The newer one divides keys, the other one queries.
+    DeBERTa v2 divides keys, v1 queries.
     """
     if newer:
         k = k * 0.5
@@ -392,10 +392,10 @@ def _disentangled(
 MODULES: Mapping[str, type[Module]] = {
     module.name: module for module in (Transformers, Uncached, Reentrant, Module, Itself)
 }
-"""Whose code is assumed, by name."""
+"""The implementations that can be simulated, by name."""
 USUAL_MODULE = Transformers.name
 
 
 def module_named(name: str) -> type[Module]:
-    """Whose code is meant. Raises `InputError` for a name that is not known."""
+    """Return the implementation of a name. Raises `InputError` for an unknown one."""
     return named_one("module", name, MODULES)

@@ -1,4 +1,4 @@
-"""The names of a scope of a step: what each is, a value, a weight of a turn, or noise of dropout."""
+"""The names of a scope of a step: values, weights of an iteration, or dropout noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Values = dict[str, TapeTensor]
 
 @dataclass
 class ScopeNames:
-    """Names of one scope: their axes, which are weights, of which turn, which are noise; others are those around it."""
+    """The names of one scope: their axes, the weights with their iterations, the noise, and the outer values."""
 
     state: StepState
     axes: Mapping[str, tuple[str, ...]]
@@ -39,7 +39,7 @@ class ScopeNames:
         return name not in self.weights and name not in self.drawn
 
     def found(self, name: str, values: Values) -> TapeTensor:
-        """A value by its name, or a weight."""
+        """Return a value by its name, or a weight."""
         if name in values or name in self.around:
             return values[name] if name in values else self.around[name]
         return self.leaf(name).decoded()
@@ -49,7 +49,7 @@ class ScopeNames:
         return self.state.leaf([self.weights[name] for name in names], elements)
 
     def operand(self, term: Operand, values: Values) -> TapeTensor:
-        """An operand: a value, a weight, noise, or what an index names of one."""
+        """Return an operand: a value, a weight, noise, or a gather of one."""
         assert isinstance(term, Term)
         elements = self.count(term.loops)
         if term.name in self.drawn:
@@ -59,8 +59,8 @@ class ScopeNames:
         if not reads:
             return tensor
         index = next((read.at.name for read in reads if read.at.name), "")
-        keeps = term.name not in self.weights  # torch.gather keeps what it reads, an embedding does not
-        if not index:  # as many of them are the same ones in another shape
+        keeps = term.name not in self.weights  # torch.gather saves its operand, an embedding does not
+        if not index:  # as many elements: the same ones in another shape
             return tensor if elements == tensor.elements else tensor.slice(elements)
         places = self.found(index, values)
         if keeps and self.module.attention == "disentangled":

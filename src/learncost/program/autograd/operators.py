@@ -1,8 +1,9 @@
-"""PyTorch's operators on a tape: what each keeps for its backward, and what that makes, in its order.
+"""PyTorch's operators on a tape: the tensors that each saves for backward, and the allocations of its backward, in
+order.
 
-As `tools/autograd/derivatives.yaml` and the kernels for processors have it, PyTorch 2.13; where those for CUDA are
-others, the tape says which ones run. Buffers inside of kernels are not counted. A tensor here has elements and bytes
-alone, and is written as one is written in PyTorch: `x * y + 1`. Backwards hold numbers alone, no tensors.
+They follow `tools/autograd/derivatives.yaml` and the CPU kernels of PyTorch 2.13; where CUDA kernels differ, the tape
+has a flag. Workspace inside of kernels is not counted. A tensor here has only a number of elements and a width, and is
+written as in PyTorch: `x * y + 1`. Backward functions capture numbers, never tensors.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ INTEGER = 8
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """An operator of one operand: what its backward needs, and how many tensors beside the result its formula makes.
+    """An operator of one operand: its saved tensors, and the temporaries of its backward formula.
 
     keeps   "operand", "result", "both", or ""
-    before  how many the forward makes beside the result
-    tested  whether its result is, into booleans, while the operand is there
+    before  how many temporaries the forward has
+    tested  whether its result is compared, into booleans, while the operand is alive
     """
 
     keeps: str = ""
@@ -42,20 +43,20 @@ POINTWISE = {
     "scale": OperatorRow(),  # self: grad * other, a number
     "shift": OperatorRow(),  # self: grad
     "neg": OperatorRow(),
-    "clamp": OperatorRow("operand", 1),  # where(mask, grad, 0): the mask is of booleans, below what is counted
+    "clamp": OperatorRow("operand", 1),  # where(mask, grad, 0): the mask is of booleans, and not counted
     "pow": OperatorRow("operand", 2),  # grad * (exponent * self.pow(exponent - 1))
     "rsqrt": OperatorRow("result", 2),  # -0.5 * grad * result.pow(3)
     "sqrt": OperatorRow("result", 1),  # grad / (2 * result)
     "log_sigmoid": OperatorRow("both"),  # log_sigmoid_backward(grad, self, buffer)
     "safe_softmax": OperatorRow("result", tested=True),  # _safe_softmax: rows without a key are zeros
-    "bloom_gelu": OperatorRow("operand", 4, 2),  # modeling_bloom.py: GeLUFunction, which computes tanh again
+    "bloom_gelu": OperatorRow("operand", 4, 2),  # modeling_bloom.py: GeLUFunction, which recomputes tanh
 }
-"""By name, where it is no word of the vocabulary or PyTorch's own differs from the word's gradient."""
+"""By name, for operators that are not ops here or whose PyTorch formula differs from the op's gradient."""
 
 
 @cache
 def _row(name: str) -> OperatorRow:
-    """The operator of this name; of a word it keeps the result where the word's gradient reads that and no operand."""
+    """Return the operator of this name; an op saves its result if its gradient reads that and no operand."""
     if name in POINTWISE:
         return POINTWISE[name]
     op = op_called(name)
@@ -64,7 +65,7 @@ def _row(name: str) -> OperatorRow:
 
 
 class TapeTensor:
-    """A tensor without values that is written as in PyTorch; `value` is what the tape has of it."""
+    """A tensor without values that is written as in PyTorch; `value` is its entry on the tape."""
 
     __slots__ = ("tape", "value")
 
@@ -81,13 +82,13 @@ class TapeTensor:
 
     @property
     def learns(self) -> bool:
-        """Whether it has a gradient."""
+        """Whether it requires a gradient."""
         return self.value.node is not None
 
     # Of one operand.
 
     def apply(self, name: str, width: int = 0) -> TapeTensor:
-        """An operator of `POINTWISE`, whose result may be of another type."""
+        """Run an operator of `POINTWISE`, whose result may have another type."""
         row = _row(name)
         x, tape = self.value, self.tape
         elements, own_width, result_width = x.elements, x.width, width or x.width
@@ -123,18 +124,18 @@ class TapeTensor:
         return not self.width
 
     def decoded(self) -> TapeTensor:
-        """A weight as numbers: of codes a copy."""
+        """Return a weight as numbers: a dequantized copy if it is quantized."""
         return TapeTensor(self.tape, self.tape.new(self.elements)) if self.coded else self
 
     def to(self, width: int) -> TapeTensor:
-        """Another type; itself where it has that."""
+        """Cast to another type; return itself where it has that."""
         return self if width == self.width else self.copied(self.elements, width, self.value.turned)
 
     def in_float(self) -> TapeTensor:
         return self.to(FLOAT) if self.width < FLOAT else self
 
     def copied(self, elements: int = 0, width: int = 0, turned: bool = False) -> TapeTensor:
-        """A copy, of more elements where some are repeated; its gradient is one of as many as before."""
+        """Return a copy, with more elements if some are repeated; its gradient has as many as before."""
         x, tape = self.value, self.tape
         own_width, before = x.width, x.elements
         elements = elements or before
@@ -144,28 +145,28 @@ class TapeTensor:
         return TapeTensor(tape, result)
 
     def repeated(self, times: int) -> TapeTensor:
-        """`repeat_kv`: every head as often, in a copy."""
+        """Run `repeat_kv`: every head `times` times, in a copy."""
         return self if times == 1 else self.copied(self.elements * times)
 
     def contiguous(self) -> TapeTensor:
         return self.copied(self.elements) if self.value.turned else self
 
     def mean(self, rows: int) -> TapeTensor:
-        """Over all but so many rows."""
+        """Return the mean over all but `rows` rows."""
         x, tape = self.value, self.tape
         elements, width = x.elements, x.width
         (result,) = tape.run((x,), ((rows, width),), lambda _: (tape.new(elements, width),))
         return TapeTensor(tape, result)
 
     def viewed(self) -> TapeTensor:
-        """A view of another shape; its gradient is copied, being spread."""
+        """Return a view of another shape; its gradient, which is expanded, is copied."""
         x, tape = self.value, self.tape
         elements, width = x.elements, x.width
         (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(elements, width),), views=x.allocation)
         return TapeTensor(tape, result)
 
     def sum(self, rows: int) -> TapeTensor:
-        """Over all but so many rows; its gradient is one of as many, spread."""
+        """Return the sum over all but `rows` rows; its gradient is one of as many elements, expanded."""
         x, tape = self.value, self.tape
         elements, width = x.elements, x.width
 
@@ -178,7 +179,7 @@ class TapeTensor:
         return TapeTensor(tape, result)
 
     def transpose(self) -> TapeTensor:
-        """A view with heads and positions exchanged; where its gradient lies otherwise, that is copied."""
+        """Return a view with heads and positions exchanged; a gradient with another layout is copied."""
         x, tape = self.value, self.tape
         elements, width, turned = x.elements, x.width, not x.turned
 
@@ -193,7 +194,7 @@ class TapeTensor:
         return TapeTensor(tape, result)
 
     def split(self, sizes: Sequence[int]) -> list[TapeTensor]:
-        """Views by `split` or `chunk`; their gradients are joined."""
+        """Return views by `split` or `chunk`; their gradients are concatenated."""
         x, tape = self.value, self.tape
         all_elements, width = x.elements, x.width
         parts = tape.run(
@@ -206,7 +207,7 @@ class TapeTensor:
         return [TapeTensor(tape, part) for part in parts]
 
     def slice(self, elements: int) -> TapeTensor:
-        """A view of some of it; its gradient is as large as the whole, zero elsewhere."""
+        """Return a view of a part; its gradient has the full size, zero elsewhere."""
         x, tape = self.value, self.tape
         all_elements, width = x.elements, x.width
         (part,) = tape.run(
@@ -215,7 +216,7 @@ class TapeTensor:
         return TapeTensor(tape, part)
 
     def pooled(self, elements: int, chooses: bool) -> TapeTensor:
-        """The largest of every window, whose place is kept, or the mean; both keep what they read."""
+        """Return the maximum of every window, with saved indices, or the mean; both save their operand."""
         x, tape = self.value, self.tape
         all_elements, width = x.elements, x.width
         kept = (x, tape.new(elements, INTEGER)) if chooses else (x,)
@@ -223,7 +224,7 @@ class TapeTensor:
         return TapeTensor(tape, result)
 
     def gather(self, index: TapeTensor, elements: int, keeps: bool = False) -> TapeTensor:
-        """What an index names of it; its gradient is as large as the whole."""
+        """Return the elements at an index; its gradient has the operand's full size."""
         x, tape = self.value, self.tape
         all_elements, width = x.elements, x.width
         remembered = (index.value, x) if keeps else (index.value,)
@@ -231,8 +232,9 @@ class TapeTensor:
         return TapeTensor(tape, result)
 
     def dropout(self) -> TapeTensor:
-        """`functional.dropout`: on a processor noise of the operand's type, drawn, and a product with it; on CUDA
-        `native_dropout`, which keeps a mask of booleans."""
+        """Run `functional.dropout`: on a CPU a product with noise of the operand's type; on CUDA `native_dropout`,
+        which saves a boolean mask.
+        """
         if self.tape.cuda:
             return self._dropped()
         noise = TapeTensor(self.tape, self.tape.new(self.elements, self.width, self.value.turned))
@@ -257,7 +259,7 @@ class TapeTensor:
         return self.apply("pow")
 
     def masked(self, mask: TapeTensor) -> TapeTensor:
-        """`masked_fill`: keeps the mask, of booleans."""
+        """Run `masked_fill`, which saves the boolean mask."""
         x, tape = self.value, self.tape
         elements, width = x.elements, x.width
         (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(elements, width),), (mask.value,))
@@ -266,7 +268,7 @@ class TapeTensor:
     # Of two.
 
     def divided(self, other: TapeTensor) -> TapeTensor:
-        """By one for every row: both are kept, and a quotient is made again for the gradient of the divisor."""
+        """Divide by one number per row: both operands are saved, and the divisor's gradient recomputes a quotient."""
         tape, operands = self.tape, (self.value, other.value)
         elements, width = self.elements, self.width
 
@@ -299,11 +301,11 @@ class TapeTensor:
         return self.apply("shift")
 
     def add_(self, other: TapeTensor) -> TapeTensor:
-        """A sum in place of its first operand."""
+        """Return a sum in-place of its first operand."""
         return _plus(self, other, self.value.allocation)
 
     def matmul(self, other: TapeTensor, elements: int) -> TapeTensor:
-        """A product that sums; each factor is kept for the other's gradient."""
+        """Return a product with a sum; each factor is saved for the other's gradient."""
         tape, (first, second) = self.tape, (self.value, other.value)
         sizes = [(each.elements, each.width, each.node is not None) for each in (first, second)]
         keeps = [factor for factor, needed in ((second, sizes[0][2]), (first, sizes[1][2])) if needed]
@@ -316,20 +318,21 @@ class TapeTensor:
 
 
 def _same(gradients: Gradients) -> Gradients:
-    """The gradient goes on as it is."""
+    """Return the gradient unchanged."""
     return [gradients.pop()]
 
 
 def _alike(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> list[TapeValue]:
-    """Copies of those of narrower types, which an operator makes for itself on a processor (`TensorIterator.cpp`); on
-    CUDA it casts what it reads (`gpu_kernel_with_dynamic_casting`)."""
+    """Return copies of operands of narrower types, which a CPU operator makes (`TensorIterator.cpp`); CUDA casts while
+    reading (`gpu_kernel_with_dynamic_casting`).
+    """
     if tape.cuda:
         return []
     return [tape.new(elements, width) for elements, own_width in sizes if own_width < width]
 
 
 def _times(left: TapeTensor, right: TapeTensor) -> TapeTensor:
-    """A product by elements, the smaller spread: each is kept for the other's gradient."""
+    """Return an elementwise product, the smaller factor broadcast: each is saved for the other's gradient."""
     tape, operands = left.tape, (left.value, right.value)
     elements, width = max(left.elements, right.elements), max(left.width, right.width)
     needed = [each.node is not None for each in operands]
@@ -342,7 +345,7 @@ def _times(left: TapeTensor, right: TapeTensor) -> TapeTensor:
         laid = incoming.turned
         del incoming
         results: list[TapeValue | None] = [None, None]
-        for number in (1, 0):  # the second operand's first, as Functions.cpp has it
+        for number in (1, 0):  # the second operand's first, as in Functions.cpp
             copies = _alike(tape, [sizes[1 - number]], width) if needed[number] else []
             results[number] = tape.new(elements, width, laid) if needed[number] else None
             del copies
@@ -356,7 +359,7 @@ def _times(left: TapeTensor, right: TapeTensor) -> TapeTensor:
 
 
 def _plus(left: TapeTensor, right: TapeTensor, allocation: Allocation | None = None) -> TapeTensor:
-    """A sum, the smaller operand spread: nothing is kept, and the gradient goes on as it is."""
+    """Return a sum, the smaller operand broadcast: nothing is saved, and the gradient passes through."""
     tape, operands = left.tape, (left.value, right.value)
     elements, width = max(left.elements, right.elements), max(left.width, right.width)
     needed = [each.node is not None for each in operands]
@@ -374,7 +377,7 @@ def _plus(left: TapeTensor, right: TapeTensor, allocation: Allocation | None = N
 
 
 def cat(parts: Sequence[TapeTensor], turned: bool = False, shares: Sequence[int] = ()) -> TapeTensor:
-    """`torch.cat`: a copy; its gradient is cut into views. `shares` are elements of the parts, some of them spread."""
+    """Run `torch.cat`, a copy; its gradient is split into views. `shares` are elements after broadcasting."""
     tape, width = parts[0].tape, parts[0].width
     sizes = [part.elements for part in parts]
     spread = tuple(shares) or tuple(sizes)
@@ -394,14 +397,15 @@ def cat(parts: Sequence[TapeTensor], turned: bool = False, shares: Sequence[int]
 
 
 def embedding(weight: TapeTensor, index: TapeTensor, elements: int) -> TapeTensor:
-    """Rows of a weight; its gradient is as large as the weight."""
+    """Return rows of a weight; its gradient has the weight's size."""
     return weight.gather(index, elements)
 
 
 def linear(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | None = None) -> TapeTensor:
-    """`functional.linear`: keeps its operand for the weight's gradient, and the weight for the operand's.
+    """Run `functional.linear`, which saves its operand for the weight's gradient, and the weight for the operand's.
 
-    Of codes it is bitsandbytes' `MatMul4Bit`, which makes the weight of them in both directions and holds them itself.
+    For a quantized weight it is bitsandbytes' `MatMul4Bit`, which dequantizes in both directions and holds the codes
+    itself.
     """
     tape, operands = x.tape, [each.value for each in (x, weight, bias) if each]
     sizes = [(each.elements, each.width, each.node is not None) for each in operands]
@@ -426,9 +430,9 @@ def linear(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | 
 def flash_attention(
     q: TapeTensor, k: TapeTensor, v: TapeTensor, elements: int, rows: int, mask: TapeTensor | None = None
 ) -> TapeTensor:
-    """`scaled_dot_product_attention`, fused: keeps all operands, the result, and a sum in float of every row.
+    """Run fused `scaled_dot_product_attention`, which saves all operands, the result, and one float per row.
 
-    The result lies as the queries do, and gradients with positions before heads (`empty_like`, `zeros`); on CUDA in
+    The result has the queries' layout, and gradients have positions before heads (`empty_like`, `zeros`); on CUDA in
     float the result does too (`_efficient_attention_forward`).
     """
     tape, operands = q.tape, [q.value, k.value, v.value]
@@ -446,17 +450,17 @@ def flash_attention(
 
 
 def layer_norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int) -> TapeTensor:
-    """`functional.layer_norm`: keeps its operand, and every row's mean and deviation, on CUDA in float."""
+    """Run `functional.layer_norm`, which saves its operand, and every row's mean and deviation, on CUDA in float."""
     return _norm(x, weights, rows, 2)
 
 
 def rms_norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int) -> TapeTensor:
-    """`functional.rms_norm` on CUDA (`_fused_rms_norm`): keeps its operand, and every row's root."""
+    """Run `functional.rms_norm` on CUDA (`_fused_rms_norm`), which saves its operand, and every row's root."""
     return _norm(x, weights, rows, 1)
 
 
 def _norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int, numbers: int) -> TapeTensor:
-    """A norm in one kernel, with so many numbers of every row."""
+    """Run a norm in one kernel, with `numbers` saved numbers per row."""
     tape, operands = x.tape, [x.value, *(weight.value for weight in weights)]
     sizes = [(each.elements, each.width, each.node is not None) for each in operands]
     of_row = rows, max(FLOAT, x.width) if tape.cuda else x.width
@@ -471,12 +475,12 @@ def _norm(x: TapeTensor, weights: Sequence[TapeTensor], rows: int, numbers: int)
 
 
 def convolution(x: TapeTensor, weight: TapeTensor, elements: int, bias: TapeTensor | None = None) -> TapeTensor:
-    """`functional.conv1d` and `conv2d`: keep what `linear` keeps."""
+    """Run `functional.conv1d` or `conv2d`, which save the same tensors as `linear`."""
     return linear(x, weight, elements, bias)
 
 
 def cross_entropy(scores: TapeTensor, targets: TapeTensor | None) -> TapeTensor:
-    """`functional.cross_entropy`: log-softmax keeps its result, the loss that too."""
+    """Run `functional.cross_entropy`: log-softmax saves its result, and so does the loss."""
     logs = scores.apply("log_softmax")
     tape, elements, width = logs.tape, logs.elements, logs.width
     keeps = (logs.value, targets.value) if targets else (logs.value,)

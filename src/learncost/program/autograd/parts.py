@@ -1,4 +1,4 @@
-"""Values that are read at fixed places of one axis alone, as `split`, `chunk` and `unbind` make views of them."""
+"""Values that are only read at fixed positions of one axis, as views by `split`, `chunk` and `unbind`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from learncost.program.autograd.calls import OperatorCall
 
 @dataclass(frozen=True)
 class ViewParts(OperatorCall):
-    """A value as so many views as its axis has places; those that nobody reads are there as well."""
+    """A value as one view per position of its axis, including views that nothing reads."""
 
     value: str
     axis: str
@@ -28,7 +28,7 @@ class ViewParts(OperatorCall):
 def with_parts(
     lines: Sequence[Statement], outputs: Collection[str], axes: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[Statement], dict[str, ViewParts]]:
-    """The lines with every such part as a value by itself, and the values that are parted."""
+    """Return the lines with every such view as a separate value, and the values that are split."""
     by_name: dict[str, dict[int, Term]] = {}
     at: dict[str, set[int]] = {}
     others = {*outputs, *(name for line in lines if isinstance(line, Loop) for name in line.reads)}
@@ -64,7 +64,7 @@ def with_parts(
 
 
 def after_makers(calls: Iterable[OperatorCall | Loop], parted: Mapping[str, ViewParts]) -> list[OperatorCall | Loop]:
-    """The calls, each of those that make a value which is parted with its parts behind it."""
+    """Return the calls, with the views of each split value right after the call that defines it."""
     result: list[OperatorCall | Loop] = []
     for call in calls:
         result.append(call)
@@ -74,7 +74,7 @@ def after_makers(calls: Iterable[OperatorCall | Loop], parted: Mapping[str, View
 
 
 def _place(operand: Operand) -> tuple[int, int] | None:
-    """The number of the place that a term is read at, and which of its axes that is; None where it is another read."""
+    """Return the fixed position at which a term is read, and the number of that axis; None for any other read."""
     if not isinstance(operand, Term):
         return None
     reads = [(position, axis.at) for position, axis in enumerate(operand.axes) if isinstance(axis, Read)]

@@ -1,4 +1,4 @@
-"""A step that PyTorch itself runs, on tensors without values: what it takes and gives back, by what runs."""
+"""A step that PyTorch itself runs, on tensors without values: its allocations, by the operator that runs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from learncost.program.log import Logged
 
 
 class RunUsage:
-    """What a step takes while it runs.
+    """The memory use of a step that runs.
 
-    label    what runs now
-    given    by label, what part of the memory an array is that is there before the step begins
-    steps    the optimizer's step over weights of so many elements, while their gradients are there
-    hooked   whether a gradient goes in a hook, once it is there, with its weight's step
-    most     bytes at the worst moment, if libraries of products took all that they may
-    device   where it runs, as PyTorch calls it
-    weights  the table's weights, and those that learn: None where the module itself says what learns
+    label    the operator that runs now
+    given    by label, the category of an array that is allocated before the step begins
+    steps    the optimizer's step over weights with these numbers of elements, while their gradients are alive
+    hooked   whether a hook runs a weight's step and frees its gradient as soon as it is complete
+    most     peak bytes if matrix product libraries used their largest workspace
+    device   the device, as PyTorch names it
+    weights  the table's weights, and the trainable ones; None where the module determines these
     """
 
     def __init__(self, device: str = "cpu", weights: tuple[Sequence[str], Sequence[str]] | None = None) -> None:
@@ -29,14 +29,14 @@ class RunUsage:
         self.steps: Callable[[list[int]], None] = lambda weights: None
 
     def at_peak(self) -> list[Logged]:
-        """The arrays that are there at the first of the worst moments."""
+        """Return the live arrays at the first of the peaks."""
         log = self.account.log
         instant = log.levels.index(self.account.peak)
         return [array for array in log.arrays if array.first <= instant <= array.last]
 
 
 NEVER = -1
-"""Bytes that are never taken: an account that is asked for them keeps its log, and stops nowhere."""
+"""A number of bytes that is never in use: with it, a log is kept and nothing stops."""
 
 Steps: TypeAlias = "Callable[[Mapping[str, int], str, RunUsage], None]"
-"""Runs a module's step forward and back at sizes by letter, with values of a type such as bf16."""
+"""A function that runs a module's forward and backward at given sizes, in a type such as bf16."""

@@ -1,4 +1,4 @@
-"""What a step of autograd holds beside the values of its lines: weights, masks, inputs, and weights in parts."""
+"""The state of a step under autograd in addition to its values: weights, masks, inputs, and sharded weights."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from learncost.program.autograd.tape import Tape, TapeNode, TapeValue
 from learncost.program.autograd.wrapped import ParameterGroup, Sharded
 
 ROOT = ()
-"""The group of weights that no block has."""
+"""The group of weights outside of blocks."""
 
 
 @dataclass
 class StepState:
-    """What a step holds: its weights and their leaves, masks, and what stays until the model returns."""
+    """The state of a step: weights and their leaves, masks, and tensors that live until the model returns."""
 
     tape: Tape
     table: Table
@@ -39,18 +39,18 @@ class StepState:
 
     @cached_property
     def sharded(self) -> Sharded | None:
-        """The weights in parts, where the module is wrapped so."""
+        """The sharded weights, where the module is wrapped with `fully_shard`."""
         wrapping = self.asked.wrapping
         return Sharded(self.tape, wrapping, self.asked.width) if wrapping and wrapping.parts > 1 else None
 
     @cached_property
     def numbers(self) -> dict[int, int]:
-        """The repeats of the model, by who they are."""
+        """The loops of the model, by identity."""
         return {id(line): number for number, line in enumerate(self.table.repeats) if line in self.table.lines}
 
     @cached_property
     def blocks(self) -> dict[str, tuple[int, int]]:
-        """The weights that are stacks of the blocks', each with its repeat and its block of a turn."""
+        """The weights that are stacks of the blocks', each with its loop and its block within an iteration."""
         result = dict[str, tuple[int, int]]()
         for repeat in (line for line in self.table.lines if id(line) in self.numbers):
             assert isinstance(repeat, Loop)
@@ -61,20 +61,20 @@ class StepState:
         return result
 
     def group(self, block: tuple[int, int], iteration: int) -> ParameterGroup:
-        """The weights of a block of a turn."""
+        """Return the weights of a block of an iteration."""
         assert self.sharded
         names = [name for name, of in self.blocks.items() if of == block]
         return self.sharded.group((*block, iteration), [self.count(self.table.axes[name][1:]) for name in names])
 
     @cached_property
     def sharded_over(self) -> int:
-        """How many places a block has at which one value alone is alive, its end among them; 0: a turn is a block."""
+        """The number of places of a block with a single live value, including its end; 0: an iteration is a block."""
         repeats = self.table.repeats
         all_places = sum(size_of(repeat.count, self.sizes) * len(places(repeat)) for repeat in repeats)
         return all_places // self.asked.blocks if self.asked.blocks and not all_places % self.asked.blocks else 0
 
     def leaf(self, names: Sequence[tuple[str, ...]], elements: int) -> TapeTensor:
-        """A weight, or several that are one, of a turn."""
+        """Return a weight of an iteration, or several that are one."""
         key = tuple(part for name in names for part in name)
         if key not in self.leaves:
             allocation, width = (
@@ -93,7 +93,7 @@ class StepState:
         return self.leaves[key]
 
     def embeds(self, weight: str, embedded: TapeTensor) -> None:
-        """What an embedding makes stays until the model returns; under checkpoints the tokens' has a gradient."""
+        """Keep an embedding until the model returns; under checkpoints that of the tokens requires a gradient."""
         if self.table.values[self.table.inputs[0]].role == "index":
             self.tokens = self.tokens or weight
         if self.asked.module.holds == "embeddings":
@@ -103,7 +103,7 @@ class StepState:
             self.inputs.append(embedded)
 
     def mask(self, key: tuple[object, ...], elements: int, width: int) -> TapeTensor:
-        """A mask that is made once, and stays until the model returns; where blocks run again, as long as these."""
+        """Return a mask that is created once and lives until the model returns; with recomputation, as long as that."""
         if key not in self.masks:
             self.masks[key] = TapeTensor(self.tape, self.tape.new(elements, width))
         return self.masks[key]

@@ -1,4 +1,4 @@
-"""A training step as PyTorch's autograd runs it: all gradients are there when the optimizer steps."""
+"""A training step as PyTorch's autograd runs it: all gradients are in memory when the optimizer steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from learncost.program.autograd.wrapped import BUCKETS
 
 
 def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOptions) -> None:
-    """One step of a model's forward table on a tape."""
+    """Run one step of a model's forward table on a tape."""
     state = StepState(tape, table, sizes, asked)
     tape.label = "optimizer state"
     allocations = [Allocation(tape.account, asked.state), Allocation(tape.account, asked.module.buffers)]
@@ -39,10 +39,10 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
 
 
 def step_weights(optimizer: str, way: str, weights: Sequence[int], new: Callable[[int], object]) -> None:
-    """Take the temporaries of a step of `torch.optim` over weights of so many elements, and give them back.
+    """Allocate and free the temporaries of a step of `torch.optim` over weights with these numbers of elements.
 
     way  fused, foreach or for-loop
-    new  makes an array of so many elements
+    new  allocates an array of a number of elements
     """
     if way == "fused" or optimizer not in ROOTS:
         return
@@ -50,7 +50,7 @@ def step_weights(optimizer: str, way: str, weights: Sequence[int], new: Callable
         roots = [new(elements) for elements in weights]
         del roots
         return
-    denominator: object = None  # the name keeps that of the weight before until it has another
+    denominator: object = None  # the name holds the previous weight's until it is reassigned
     for elements in weights:
         root = new(elements)
         denominator = new(elements) if ROOTS[optimizer] > 1 else root
@@ -59,12 +59,13 @@ def step_weights(optimizer: str, way: str, weights: Sequence[int], new: Callable
 
 
 ROOTS = {"adamw": 2, "rmsprop": 1}
-"""Temporaries of a weight in `_single_tensor_adamw` (exp_avg_sq.sqrt() / bias_correction2_sqrt) and
-`_single_tensor_rmsprop` (square_avg.sqrt()) of torch.optim; SGD, with momentum or without, steps in place."""
+"""Temporaries per weight in `_single_tensor_adamw` (exp_avg_sq.sqrt() / bias_correction2_sqrt) and
+`_single_tensor_rmsprop` (square_avg.sqrt()) of torch.optim; SGD, with momentum or without, is in-place.
+"""
 
 
 def _forward(state: StepState) -> list[TapeTensor]:
-    """The outputs of the model, once its weights and inputs have their rooms."""
+    """Return the outputs of the model, after the allocation of its weights and inputs."""
     table, values, asked = state.table, Values(), state.asked
     for name in (*table.inputs, *table.weights):
         if name in asked.drawn:
@@ -81,7 +82,7 @@ def _forward(state: StepState) -> list[TapeTensor]:
             state.allocations[name] = allocation
         else:
             values[name] = TapeTensor(state.tape, TapeValue(elements, width, allocation))
-            # Images or sounds: the caller holds them. The constants of transformers' modules are made inside of them.
+            # Images or sounds: the caller holds them. transformers' modules create their own constants.
             role = table.values[name].role
             if role == "value" or (role == "constant" and asked.module.name == "plain"):
                 state.inputs.append(values[name])

@@ -1,11 +1,12 @@
-"""The tape of PyTorch's autograd, on tensors without values: what is kept for the backward pass, and when it goes.
+"""The tape of PyTorch's autograd, on tensors without values: the saved tensors of the backward pass, and their
+lifetimes.
 
-As `torch/csrc/autograd/engine.cpp` has it: the node that was made last runs first; gradients that meet are added, in
-place where the first of them is nobody else's (`input_buffer.cpp`); what a node kept goes when it has run. A frame is
-a part of the forward pass under `torch.utils.checkpoint`: it keeps what it was given, and runs again when the first of
-its nodes is needed: up to the last tensor that is kept, or as a whole with `use_reentrant=True`.
+It follows `torch/csrc/autograd/engine.cpp`: the newest node runs first; gradients of one tensor are added, in-place
+where the first has no other owner (`input_buffer.cpp`); a node's saved tensors are freed after it has run. A frame is a
+part of the forward pass under `torch.utils.checkpoint`: it saves its inputs, and is recomputed when the first of its
+nodes is needed: up to the last saved tensor, or completely with `use_reentrant=True`.
 
-Memory comes back as Python gives it: a tensor's room is taken as long as anything refers to it.
+Memory is freed as in Python: a tensor's allocation lives as long as anything refers to it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from learncost.program.account import Allocation, AllocationLog
 class TapeValue:
     """A tensor without values.
 
-    elements  how many there are
+    elements  their number
     width     bytes of one
-    room      that holds them, of another one's where it is a view
-    node      where its gradient goes, with which result of it; None where it needs none
-    turned    whether it lies in memory with its heads and positions the other way round
+    room      its allocation, that of another tensor for a view
+    node      the node that receives its gradient, with the number of the result; None where it requires none
+    turned    whether its layout has heads and positions exchanged
     """
 
     elements: int
@@ -40,17 +41,17 @@ class TapeValue:
 
 Gradients = list[TapeValue | None]
 Backward = Callable[[Gradients], Sequence[TapeValue | None]]
-"""From the gradients of a node's results to those of its operands. Both are given up by who had them."""
+"""A function from the gradients of a node's results to those of its operands; the caller gives up both."""
 
 
 @dataclass(eq=False, slots=True)
 class TapeNode:
-    """An operator that was run, or a weight, whose `backward` is None and whose gradient stays.
+    """An operator that has run, or a weight, whose `backward` is None and whose gradient remains.
 
-    operands   where the gradients of the operands go, and how many elements of how many bytes they have
-    gradients  of its results, as far as they are there
-    kept       the tensors that its backward needs
-    frame      the checkpointed part that it belongs to, where that has to make again what it keeps
+    operands   the receivers of the operands' gradients, with their numbers of elements and widths
+    gradients  of its results, as far as they are defined
+    kept       its saved tensors
+    frame      the checkpoint that recomputes its saved tensors
     """
 
     backward: Backward | None
@@ -63,30 +64,30 @@ class TapeNode:
 
 @dataclass(eq=False, slots=True)
 class Frame:
-    """A part of the forward pass: `run` makes it again; `nodes` are those that keep something."""
+    """A part of the forward pass: `run` recomputes it; `nodes` are those with saved tensors."""
 
     run: Callable[[], object]
     nodes: list[TapeNode] = field(default_factory=list)
 
 
 WEIGHT = "a weight"
-"""The label of what is no operator."""
+"""The label of weights."""
 
 _REMADE = TapeNode(None)
-"""In the place of the nodes of what runs again: their gradients are wanted, and go elsewhere."""
+"""A placeholder for the nodes of recomputed operators, whose gradients flow elsewhere."""
 
 
 class _RemadeError(Exception):
-    """All that a frame keeps was made again."""
+    """All saved tensors of a frame have been recomputed."""
 
 
 class Tape:
-    """What runs forward, to be run backwards.
+    """The operators that have run forward, in order.
 
-    width      bytes of an element, where nothing else is said
-    label      what runs now
-    gradients  bytes of weights' gradients when `stop_at` bytes were taken
-    cuda       whether it runs on a GPU, where some operators are other kernels
+    width      bytes of an element, by default
+    label      the operator that runs now
+    gradients  bytes of weights' gradients when `stop_at` bytes are in use
+    cuda       whether it runs on a GPU, where some operators have other kernels
     """
 
     cuda = False
@@ -110,14 +111,14 @@ class Tape:
         self.gradients = sum(allocations[allocation][0] for allocation in gradients)
 
     def weight(self, elements: int, width: int, allocation: Allocation) -> TapeValue:
-        """A weight that learns, in a room that holds others too."""
+        """Return a trainable weight, in an allocation that may hold others, too."""
         node = TapeNode(None, label=WEIGHT)
         self._weights.append(node)
         return TapeValue(elements, width, allocation, node)
 
     @property
     def learned(self) -> list[int]:
-        """Elements of the weights that have a gradient, in the order in which they were first read."""
+        """The numbers of elements of the weights with a gradient, in the order in which they were first read."""
         return [gradient.elements for node in self._weights for gradient in node.gradients if gradient]
 
     def run(
@@ -130,11 +131,11 @@ class Tape:
         views: Allocation | None = None,
         turned: bool = False,
     ) -> list[TapeValue]:
-        """An operator: its results, new ones of so many elements of so many bytes, or in the room they are views of.
+        """Run an operator and return its results, with new allocations of the given sizes, or as views.
 
         keeps          operands that its backward needs
         keeps_results  results that its backward needs, by number
-        backward       must hold no tensors
+        backward       must not capture tensors
         """
         needed = not self._without and any(operand.node for operand in operands)
         target = self._again.pop(0) if self._again and needed and (keeps or keeps_results) else None
@@ -177,7 +178,7 @@ class Tape:
         return node
 
     def checkpoint(self, run: Callable[[], list[TapeValue]]) -> list[TapeValue]:
-        """A part of the forward pass whose operators keep nothing; `run` holds what the part is given."""
+        """Run a part of the forward pass whose operators save nothing; `run` holds the part's inputs."""
         self._frame = Frame(run)
         result = run()
         self._frame = None
@@ -186,12 +187,12 @@ class Tape:
     def reentrant(
         self, run: Callable[[Sequence[TapeValue]], list[TapeValue]], arguments: Sequence[TapeValue]
     ) -> list[TapeValue]:
-        """The same as PyTorch's older way: the part runs without a tape, and its node runs it again with one."""
+        """Run a reentrant checkpoint: the part runs without a tape, and its node recomputes it with one."""
         self._without = True
         results = run(arguments)
         self._without = False
         if not any(value.node for value in arguments):
-            return results  # as PyTorch has it: nothing below wants a gradient, so nothing in it gets one
+            return results  # as in PyTorch: without an input that requires a gradient, nothing inside has one
         sizes = [(value.elements, value.width, value.allocation) for value in results]
         needs = [bool(value.node) for value in arguments]
         detached = [
@@ -233,7 +234,7 @@ class Tape:
         return [leaf.gradients[0] if leaf else None for leaf in leaves]
 
     def backward(self, outputs: Sequence[TapeValue]) -> None:
-        """From the outputs, whose gradients are given, to the gradients of all weights."""
+        """Run backward from the outputs, with given gradients, to the gradients of all weights."""
         for output in outputs:
             if output.node:
                 output.node.gradients[output.result] = self.new(output.elements, output.width)
@@ -266,7 +267,7 @@ class Tape:
         assert node.backward
         results = list(node.backward(gradients))
         if again:
-            node.kept = ()  # the hook that unpacks what was made again holds it no longer
+            node.kept = ()  # the hook that unpacks a recomputed tensor no longer holds it
         for number, place in enumerate(node.operands):
             gradient, results[number] = results[number], None
             results[number] = self._settled(gradient, *place[2:]) if place and gradient else None
@@ -281,7 +282,7 @@ class Tape:
                 other = owner.gradients[number]
                 if other is None:
                     owner.gradients[number] = gradient
-                elif other.view or _references(other) != _ALONE:  # else in place
+                elif other.view or _references(other) != _ALONE:  # otherwise in-place
                     owner.gradients[number] = self.new(gradient.elements, gradient.width, gradient.turned)
                 if owner.label == WEIGHT and (waiting := owner.gradients[number]):
                     self.account.log.call(id(waiting.allocation), "gradients")
@@ -290,14 +291,14 @@ class Tape:
             del gradient
 
     def _settled(self, gradient: TapeValue, elements: int, width: int) -> TapeValue:
-        """A gradient as its operand is (`validate_outputs`): summed where that was spread, in its type."""
+        """Return a gradient in its operand's form (`validate_outputs`): reduced over broadcast axes, in its type."""
         if gradient.elements > elements:
             gradient = self.new(elements, gradient.width)
         return gradient if gradient.width == width else self.new(elements, width, gradient.turned)
 
 
 def _references(waiting: TapeValue) -> tuple[int, int]:
-    """How many hold a gradient that waits, and its memory."""
+    """Return the reference counts of a waiting gradient, and of its memory."""
     return getrefcount(waiting), getrefcount(waiting.allocation)
 
 
@@ -308,4 +309,4 @@ def _of_one_alone() -> tuple[int, int]:
 
 
 _ALONE = _of_one_alone()
-"""Where its place alone does, as this Python counts."""
+"""The reference counts of a gradient with a single owner, in this Python."""

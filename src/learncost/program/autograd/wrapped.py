@@ -1,18 +1,21 @@
-"""A module over devices as PyTorch wraps it: DistributedDataParallel, or `fully_shard` on every block and on the whole.
+"""A module on several devices as PyTorch wraps it: DistributedDataParallel, or `fully_shard` on every block and the
+root.
 
-What a wrapper takes beside the module, PyTorch 2.13. DDP (`torch/csrc/distributed/c10d/reducer.cpp`) has a place in a
-bucket for every gradient beside it (`gradient_as_bucket_view=False`), from step to step. FSDP2
-(`torch/distributed/fsdp/_fully_shard`) has parts of weights, and gathers those of a block before it runs, forward and
-again backward:
-
-- a message of all parts (`all_gather_output`) is there beside the weights that are copied out of it; in the forward
-  pass until the next block's is there, in the backward pass it is gone then, and that of the block before is gathered;
-- weights outside of blocks are whole from the first line to the end of the backward pass, and so are their gradients;
-- gradients of a block are copied into one message (`reduce_scatter_input`), which stays until the next block is done,
-  and what this device has of the sum is one array.
-
-Parts are told to the element: PyTorch fills each up along the first axis of its weight, by less than a row. What the
-library that sends has for itself is not in it.
+The memory of wrappers in PyTorch 2.13. DDP (`torch/csrc/distributed/c10d/reducer.cpp`) has bucket space for every
+gradient in addition to it (`gradient_as_bucket_view=False`), between steps, too. FSDP2
+(`torch/distributed/fsdp/_fully_shard`) stores shards of weights, and all-gathers those of a block before it runs,
+forward and again backward:
+- a bucket of all shards (`all_gather_output`) is alive together with the weights that are copied out of it; in the
+  forward
+  pass until the next block's is allocated, in the backward pass it is freed by then, and that of the previous block is
+  gathered;
+- weights outside of blocks are unsharded from the first line to the end of the backward pass, and so are their
+  gradients;
+- gradients of a block are copied into one bucket (`reduce_scatter_input`), which lives until the next block is done,
+  and
+  this device's shard of the sum is one array.
+Shards are predicted to the element: PyTorch pads each along the first axis of its weight, by less than a row. The
+communication library's own memory is not included.
 """
 
 from __future__ import annotations
@@ -25,16 +28,16 @@ from learncost.program.autograd.operators import TapeTensor
 from learncost.program.autograd.tape import Gradients, Tape, TapeValue
 
 BUCKETS, GATHERED, MESSAGES = "buckets", "gathered weights", "messages"
-"""What wrappers take, as memory is told by."""
+"""The categories of memory that wrappers use."""
 
 
 @dataclass(frozen=True)
 class Wrapping:
-    """How a module lies on devices.
+    """The distribution of a module over devices.
 
-    parts    into how many every weight is cut; 1: DDP
-    stored   bytes of an element of a part that learns; 0 where that is the optimizer's copy in float
-    reduced  bytes of an element of a gradient while it is summed, and afterwards
+    parts    the number of shards of every weight; 1: DDP
+    stored   bytes of an element of a trainable shard; 0 where that is the optimizer's copy in float
+    reduced  bytes of an element of a gradient during and after its reduction
     """
 
     parts: int
@@ -43,19 +46,19 @@ class Wrapping:
 
     @property
     def said(self) -> str:
-        """What is wrapped, in words."""
+        """A description of the wrapper."""
         if self.parts == 1:
             return "DistributedDataParallel, whose buckets lie beside the gradients"
         return "fully_shard of every block and of the whole module, of which parts are told to the element"
 
     def part(self, elements: int) -> int:
-        """The elements of a weight that a device has."""
+        """Return the elements of a weight's shard."""
         return -(-elements // self.parts)
 
 
 @dataclass(eq=False)
 class ParameterGroup:
-    """The weights of a block, or those outside of blocks: `elements` of all, filled up; `place` among the blocks."""
+    """The weights of a block, or those outside of blocks: `elements` of all, padded; `place` among the blocks."""
 
     elements: int
     allocation: TensorStorage
@@ -75,11 +78,11 @@ class Sharded:
         self.tape, self.wrapping, self.width = tape, wrapping, width
         self._groups: dict[Hashable, ParameterGroup] = {}
         self._order: list[ParameterGroup] = []
-        self._gathered: Allocation | None = None  # the message of the block before, in the forward pass
+        self._gathered: Allocation | None = None  # the bucket of the previous block, in the forward pass
         self._scattered: Allocation | None = None  # and in the backward pass
 
     def group(self, key: Hashable, elements: Sequence[int] = ()) -> ParameterGroup:
-        """The group of weights of so many elements, which are known when it is first asked for."""
+        """Return the group of weights with these elements, which are given at the first call."""
         if key not in self._groups:
             padded = sum(self.wrapping.part(several) for several in elements) * self.wrapping.parts
             self._groups[key] = ParameterGroup(padded, TensorStorage(self.tape.account))
@@ -92,7 +95,7 @@ class Sharded:
         return allocation
 
     def _gather(self, group: ParameterGroup) -> None:
-        """Begin to gather: the parts are cast first where they are floats, and the message is of all devices' parts."""
+        """Start an all-gather: shards in float are cast first, and the bucket has the shards of all devices."""
         if group.message is None and not group.allocation.bytes:
             casts = 0 if self.wrapping.stored else group.elements // self.wrapping.parts * self.width
             cast = self._room(casts, MESSAGES)
@@ -100,7 +103,7 @@ class Sharded:
             del cast
 
     def _copy_out(self, group: ParameterGroup) -> Allocation | None:
-        """Weights out of their message, which is given to who asks."""
+        """Copy weights out of their bucket, and return that."""
         message, group.message = group.message, None
         if message:
             label, self.tape.label = self.tape.label, GATHERED
@@ -114,7 +117,7 @@ class Sharded:
         self._gathered = self._copy_out(group)
 
     def after_forward(self, group: ParameterGroup, keeps: bool = False) -> None:
-        """After a block its weights go; of the whole module the last message does."""
+        """Free a block's weights after its forward; for the root module, free the last bucket."""
         group.place = len(self._order)
         self._order.append(group)
         if keeps:
@@ -130,7 +133,7 @@ class Sharded:
             self._gather(self._order[group.place - 1])
 
     def after_backward(self, group: ParameterGroup) -> None:
-        """A block's gradients are summed, and this device has its part of each."""
+        """Reduce-scatter a block's gradients, so that this device has its shard of each."""
         learned = [weight.node for weight in group.weights if weight.node and weight.node.gradients[0]]
         parts = [self.wrapping.part(node.gradients[0].elements) for node in learned if node.gradients[0]]
         group.allocation.resize(0)
@@ -149,24 +152,24 @@ class Sharded:
         self._scattered = message
 
     def finish(self) -> None:
-        """At the end of the backward pass: what no gradient came back through."""
+        """Reduce the groups that no gradient passed through, at the end of the backward pass."""
         for group in self._groups.values():
             if not group.is_done:
                 self.after_backward(group)
         self._scattered = None
 
     def entered(self, group: ParameterGroup, given: Sequence[TapeTensor]) -> list[TapeTensor]:
-        """What a block is given; when all that it made has run backwards, its gradients are complete."""
+        """Return the inputs of a block, watched for the end of its backward."""
         first, *others = given
         return [self._watched(first, self.after_backward, group), *others]
 
     def left(self, group: ParameterGroup, made: Sequence[TapeTensor]) -> list[TapeTensor]:
-        """What a block made; a gradient that comes is the first that the block sees."""
+        """Return the outputs of a block, watched for the start of its backward."""
         *others, last = made
         return [*others, self._watched(last, self.before_backward, group)]
 
     def _watched(self, tensor: TapeTensor, tell: Callable[[ParameterGroup], None], group: ParameterGroup) -> TapeTensor:
-        """The same tensor, whose gradient is told of."""
+        """Return the same tensor with a callback for its gradient."""
         value = tensor.value
 
         def backward(gradients: Gradients) -> Gradients:

@@ -1,21 +1,18 @@
-"""Rooms: what a program takes in memory, found by running it on arrays that have no values.
+"""The memory of an emitted program, by a run on arrays without values.
 
-The program that is looked at is the program that runs, to the last temporary: an array here has a shape, a type and a
-layout, and holds a *room* of so many bytes, which is given back when nothing refers to it any more, as CPython does it.
-What is assumed, beside that every function takes what its result takes:
+The simulated program is the program that runs, to the last temporary: an array here has a shape, a type and a layout,
+and owns an *allocation*, which is freed when nothing refers to it any more, as in CPython. The assumptions, in addition
+to the allocation of every function's result, are:
+- An operator writes its result into a temporary operand of at least 256 KiB (NumPy's temporary elision,
+  numpy/_core/src/multiarray/temp_elide.c: the other operand has the same shape or none, and casts safely).
+- Where the operands of an elementwise operation have different layouts, NumPy buffers 8,192 elements at a time.
+- `reshape` and `ascontiguousarray` copy where NumPy copies; matrix products make no copies of their own.
+Of Python's own objects only those of arrays are counted; the allocations of the BLAS library itself, once, outside of
+Python, are not.
 
-- A temporary of at least 256 KiB that an operator would only read becomes the operator's result (NumPy's temporary
-  elision, numpy/_core/src/multiarray/temp_elide.c: the other operand has the same shape or none, and casts safely).
-- Where the operands of an elementwise operation do not lie alike, NumPy moves 8,192 elements at a time by a buffer.
-- `reshape` and `ascontiguousarray` copy where NumPy copies; products of matrices take no copies of their own.
-
-Of Python's own objects those of arrays are counted and nothing else; nor is what the BLAS library allocates for itself,
-once, outside of Python.
-
-A program for PyTorch runs on tensors of the same kind, whose bytes are those of the allocator, without objects. A
-processor's operators give no operand's place to a result, and take copies where `reshape`, `contiguous` and a product
-by `einsum` need them; what kernels have for themselves is not counted. Where it is the program of one of several
-devices, it runs on a mesh without values.
+A program for PyTorch runs on tensors of the same kind, whose bytes are those of the allocator, without objects. CPU
+operators do not reuse operands for results, and copy where `reshape`, `contiguous` and a product by `einsum` need it;
+workspace of kernels is not counted. A program of one of several devices runs on a mesh without values.
 """
 
 from learncost.program.account import AllocationLog

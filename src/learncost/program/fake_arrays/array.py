@@ -1,4 +1,4 @@
-"""Arrays without values: a shape, a type, a layout, and the room that they take."""
+"""Arrays without values: a shape, a type, a layout, and an allocation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BUFFER = 8192
 
 
 def _object(layout: Any) -> int:
-    """Bytes of an array's own object, with its shape and strides: little, but there is one for every array kept."""
+    """Return the bytes of an array object, with its shape and strides: few, but for every saved array."""
     return int(np.ndarray.__basicsize__ + 2 * np.dtype(np.intp).itemsize * layout.ndim)
 
 
 class FakeArray(StridedLayout):
-    """An array without values. `layout` is one of NumPy's whose elements nobody reads: shape and strides."""
+    """An array without values. `layout` is a NumPy array with its shape and strides whose elements are never read."""
 
     __slots__ = ("owns",)
 
@@ -34,7 +34,7 @@ class FakeArray(StridedLayout):
 
     @staticmethod
     def new(account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> FakeArray:
-        """An array of its own; `order` are its axes from the outermost in memory to the innermost, by default as is."""
+        """Allocate an array; `order` are its axes from the outermost in memory to the innermost."""
         layout = laid(shape, dtype, order)
         return FakeArray(layout, Allocation(account, layout.nbytes), owns=True)
 
@@ -53,7 +53,7 @@ class FakeArray(StridedLayout):
         sizes_given = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         try:
             return FakeArray(self.layout.reshape(sizes_given, copy=False), self.allocation)
-        except ValueError:  # NumPy copies; where the shape does not fit, this is refused once more
+        except ValueError:  # NumPy copies; a shape that does not fit is refused below
             elements = prod(size for size in sizes_given if size >= 0)
             sizes = [size if size >= 0 else self.layout.size // elements for size in sizes_given]
             return FakeArray.new(self.account, sizes, self.dtype)
@@ -63,11 +63,11 @@ class FakeArray(StridedLayout):
         if any(isinstance(item, FakeArray) for item in items):
             return _chosen(self, items)
         if not any(item is Ellipsis for item in items):
-            items = (*items, Ellipsis)  # so that a number stays an array, which nobody reads
+            items = (*items, Ellipsis)  # so that a number stays an array, which nothing reads
         return FakeArray(self.layout[items], self.allocation)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Into the array itself: nothing is taken."""
+        """Write into the array itself; nothing is allocated."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -96,7 +96,7 @@ class FakeArray(StridedLayout):
 
 
 def _chosen(array: FakeArray, items: tuple[Any, ...]) -> FakeArray:
-    """The elements at places that arrays hold: a copy, in which the arrays' axes lie outermost."""
+    """Return the elements at index arrays: a copy, with the index axes outermost in memory."""
     index_shape, rest, before = chosen(
         array.shape, [item.shape if isinstance(item, FakeArray) else item for item in items]
     )
@@ -108,10 +108,10 @@ def _chosen(array: FakeArray, items: tuple[Any, ...]) -> FakeArray:
 
 
 def order_of(shape: Sequence[int], arrays: Sequence[FakeArray]) -> list[int]:
-    """The axes of a result from the outermost in memory to the innermost: as its operands lie.
+    """Return the axes of a result from the outermost in memory to the innermost, following its operands' layouts.
 
-    As NumPy's iterator sorts them (npyiter_find_best_axis_ordering): an axis moves inwards past those over which some
-    operand makes larger steps and none smaller ones before it.
+    NumPy's iterator sorts them (npyiter_find_best_axis_ordering): an axis moves inwards past those over which some
+    operand has larger strides and none smaller ones before it.
     """
     strides = [np.broadcast_to(array.layout, shape).strides for array in arrays]
     order: list[int] = []  # from the innermost

@@ -1,10 +1,8 @@
-"""A mesh of devices without values: what programs for PyTorch ask of it, and the rooms of what is sent over it.
+"""A mesh of devices without values: the interface that programs for PyTorch use, and the allocations of communication.
 
-The functional collectives give their results rooms of their own. What their backend takes for itself is not counted:
-gloo has copies of what it gathers, and of what it reduces and scatters (ProcessGroupGloo.cpp), NCCL has none. Rows that
-go to who owns what they read are taken to be balanced.
-
-Programs for NumPy meet as threads, and have what their helpers make.
+The functional collectives allocate their results. The backend's own memory is not counted: gloo copies what it gathers,
+and what it reduces and scatters (ProcessGroupGloo.cpp), NCCL copies nothing. Dispatched rows are assumed to be
+balanced. Programs for NumPy communicate as threads, with the allocations of their helpers.
 """
 
 from __future__ import annotations
@@ -22,26 +20,26 @@ from learncost.program.fake_arrays.tensor import ShapeTensor
 
 @dataclass(frozen=True)
 class FakeGroup:
-    """The devices along an axis of a mesh, as its first one sees them."""
+    """The devices along an axis of a mesh, from the view of the first one."""
 
     devices: int
 
     @property
     def group_name(self) -> FakeGroup:
-        """What collectives are told."""
+        """The group as collectives receive it."""
         return self
 
     def size(self) -> int:
-        """How many they are."""
+        """Return the number of devices."""
         return self.devices
 
     def rank(self) -> int:
-        """Which of them this one is."""
+        """Return the rank of this device."""
         return 0
 
 
 class DeviceMesh:
-    """A mesh of devices by its axes, as the first device sees it: every other one has arrays of the same shapes."""
+    """A mesh of devices by its axes, from the view of the first device: all others have arrays of the same shapes."""
 
     def __init__(self, axes: Mapping[str, int]) -> None:
         self.mesh_dim_names = tuple(axes)
@@ -51,20 +49,20 @@ class DeviceMesh:
         return self._groups[over]
 
     def get_group(self, over: str) -> FakeGroup:
-        """The devices along an axis."""
+        """Return the devices along an axis."""
         return self._groups[over]
 
     def get_local_rank(self, over: str) -> int:
-        """Which of them this one is."""
+        """Return the rank of this device along an axis."""
         return self._groups[over].rank()
 
     def size(self, place: int) -> int:
-        """How many they are, by the number of the axis."""
+        """Return the number of devices along an axis, by the axis's number."""
         return self._groups[self.mesh_dim_names[place]].size()
 
 
 class Collectives:
-    """What programs call `torch.ops._c10d_functional`."""
+    """The functions of `torch.ops._c10d_functional` that programs call."""
 
     def all_reduce(self, tensor: ShapeTensor, how: str, group: FakeGroup) -> ShapeTensor:
         return tensor.like(tensor.shape)
@@ -88,20 +86,20 @@ class Collectives:
 
 
 def distributed() -> Any:
-    """What programs call `torch.distributed`: who sends how many rows is told, and known before."""
+    """Return the functions of `torch.distributed` that programs call; numbers of rows are known before."""
     return SimpleNamespace(all_to_all_single=lambda here, there, group: None)
 
 
 class FakeDevice:
-    """A device of a mesh for programs on NumPy, the first one: what it meets has arrays of the same shapes."""
+    """The first device of a mesh for programs on NumPy; all others have arrays of the same shapes."""
 
     def __init__(self, axes: Mapping[str, int]) -> None:
         self.sizes, self.place = dict(axes), dict.fromkeys(axes, 0)
 
     def meet(self, over: str, arrays: Any, make: Callable[[list[Any]], FakeArray]) -> FakeArray:
-        """What is made of the arrays of all along an axis."""
+        """Return the result of a function of the arrays of all devices along an axis."""
         return make([arrays] * self.sizes[over])
 
     def rows(self, owner: FakeArray, over: str, place: int) -> FakeArray:
-        """The rows that the device at a place of an axis owns: of all that there are as many as balance."""
+        """Return the rows that the device at a coordinate of an axis owns, if they are balanced."""
         return FakeArray.new(owner.account, ((len(owner) + place) // self.sizes[over],), np.int64)

@@ -28,10 +28,10 @@ class NumPy:
         function = getattr(np, name, None)
         if isinstance(function, np.ufunc) and function.nout == 1:
             return lambda *operands, out=None: elementwise(self._account, operands) if out is None else out
-        raise InputError(f"what np.{name} takes in memory is not known: add it to learncost.program.fake_arrays")
+        raise InputError(f"the memory of np.{name} is unknown: add it to learncost.program.fake_arrays")
 
     def of_each(self, *arrays: FakeArray) -> FakeArray:
-        """A function of each element."""
+        """Run a function of each element."""
         return elementwise(self._account, arrays)
 
     def zeros(self, shape: Any, dtype: Any) -> FakeArray:
@@ -103,7 +103,7 @@ class NumPy:
 
 
 class _Add:
-    """`np.add`, of which programs use `at`, and what is added to an array: the sums are made in place."""
+    """`np.add`, of which programs use `at`, and sums with `out`: both are in-place."""
 
     def __call__(self, first: FakeArray, second: FakeArray, out: FakeArray) -> FakeArray:
         return out

@@ -1,4 +1,4 @@
-"""How an array without values lies in memory: an array of NumPy's of one element, seen with any shape and strides."""
+"""The layout of an array without values: a NumPy array of one element, viewed with any shape and strides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from learncost.program.account import Allocation, AllocationLog
 
 
 class StridedLayout:
-    """What has a layout in a room."""
+    """An object with a layout in an allocation."""
 
     __slots__ = ("allocation", "layout")
     layout: Any
@@ -32,7 +32,7 @@ class StridedLayout:
 
 
 def laid(shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Any:
-    """A layout of its own; `order` are its axes from the outermost in memory to the innermost, by default as is."""
+    """Return a new layout; `order` are its axes from the outermost in memory to the innermost, by default in order."""
     kind = np.dtype(dtype)
     strides, step = [0] * len(shape), kind.itemsize
     for axis in reversed(range(len(shape)) if order is None else order):
@@ -41,10 +41,10 @@ def laid(shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -
 
 
 def chosen(shape: Sequence[int], items: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """What arrays of indices choose, by its shape alone: the arrays' axes, the others, and how many of these go before.
+    """Return the shape of an indexed array: the index axes, the others, and how many of the others come before.
 
-    `items` are slices, numbers, None, ... and the shapes of the arrays, at least one of them; numbers count as arrays.
-    The arrays' axes stand where the arrays do if these are side by side, and in front of all if they are not.
+    `items` are slices, numbers, None, ... and the shapes of the index arrays, at least one of them; numbers count as
+    arrays. The index axes are at the index arrays if these are adjacent, and in front of all others if they are not.
     """
     rank = sum(item is not None and item is not Ellipsis for item in items)
     at = items.index(Ellipsis) if Ellipsis in items else len(items)

@@ -13,11 +13,11 @@ from learncost.program.account import AllocationLog
 from learncost.program.fake_arrays.array import BUFFER, FakeArray, order_of
 
 ELIDED = 256 * 1024
-"""Bytes from which on NumPy writes a result into a temporary operand (NPY_MIN_ELIDE_BYTES)."""
+"""Bytes from which NumPy writes a result into a temporary operand (NPY_MIN_ELIDE_BYTES)."""
 
 
 def elementwise(account: AllocationLog, operands: Sequence[Any], dtype: Any = None) -> FakeArray:
-    """What an elementwise function of arrays and numbers takes: its result, and a buffer where operands are spread."""
+    """Run an elementwise function: allocate its result, and a buffer where operands are broadcast."""
     arrays = [operand for operand in operands if isinstance(operand, FakeArray)]
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     kind = dtype or np.result_type(
@@ -31,7 +31,7 @@ def elementwise(account: AllocationLog, operands: Sequence[Any], dtype: Any = No
 
 
 def _dense(array: FakeArray) -> bool:
-    """Whether its elements lie without gaps, in some order of the axes."""
+    """Return whether its elements are contiguous, in some order of the axes."""
     steps = zip(array.shape, array.layout.strides, strict=True)
     return bool(sum((size - 1) * abs(step) for size, step in steps) < array.nbytes)
 
@@ -54,7 +54,7 @@ _NEVER = ("Pow", "Mod")
 
 
 def binary(name: str, left: Any, right: Any, temporaries: tuple[bool, bool]) -> Any:
-    """An operator; `given` says which operands are temporaries that nothing else refers to."""
+    """Run an operator; `temporaries` are the operands that nothing else refers to."""
     if not isinstance(left, FakeArray) and not isinstance(right, FakeArray):
         return _OPERATORS[name](left, right)
     if name == "MatMult":
@@ -83,7 +83,7 @@ def _product(left: FakeArray, right: FakeArray) -> FakeArray:
 
 
 def unary(name: str, operand: Any, is_temporary: bool) -> Any:
-    """Minus, not: into a temporary where there is one."""
+    """Run a minus or a not, into a temporary operand where there is one."""
     if not isinstance(operand, FakeArray):
         return _OF_ONE[name](operand)
     if is_temporary and operand.owns and operand.nbytes >= ELIDED:
@@ -92,6 +92,6 @@ def unary(name: str, operand: Any, is_temporary: bool) -> Any:
 
 
 def compare(left: Any, right: Any) -> Any:
-    """A comparison's array of conditions."""
+    """Return the boolean array of a comparison."""
     account = (left if isinstance(left, FakeArray) else right).account
     return elementwise(account, (left, right), np.dtype(bool))

@@ -1,4 +1,4 @@
-"""A program's text, so that it runs on arrays without values."""
+"""The loading of a program's text, so that it runs on arrays without values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from learncost.program.fake_arrays.operators import binary, compare, unary
 from learncost.program.fake_arrays.torch import Functional, Torch
 
 WRITTEN = ("erf", "hashed", "coin")
-"""Functions of each element that a program has on its top; they are exchanged in its own names, where it looks."""
+"""Elementwise functions that a program defines at its top; they are replaced in the program's namespace."""
 
 
 class _Spelled(ast.NodeTransformer):
-    """Operators as calls that say whether their operands are temporaries; NumPy is not imported."""
+    """Rewrites operators as calls with flags for temporary operands; NumPy is not imported."""
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        """What is added in place takes nothing: its value is looked at, and forgotten."""
+        """Replace an in-place addition by its value, since it allocates nothing itself."""
         self.generic_visit(node)
         return ast.copy_location(ast.Expr(node.value), node)
 
@@ -53,7 +53,7 @@ def _call(name: str, at: ast.expr, *arguments: ast.expr) -> ast.expr:
 
 
 def loaded_on_torch(text: str, account: AllocationLog) -> dict[str, Any]:
-    """The names of a program for PyTorch, ready to be called with tensors of this account."""
+    """Return the namespace of a program for PyTorch, ready to be called with tensors of this log."""
     names: dict[str, Any] = {"__name__": FILE, "torch": Torch(account), "functional": Functional()}
     names["DeviceMesh"] = DeviceMesh
     lines = ["" if line.startswith(("import torch", "from torch")) else line for line in text.splitlines()]
@@ -63,7 +63,7 @@ def loaded_on_torch(text: str, account: AllocationLog) -> dict[str, Any]:
 
 
 def loaded(text: str, account: AllocationLog) -> dict[str, Any]:
-    """The names of a program for NumPy, ready to be called with arrays of this account."""
+    """Return the namespace of a program for NumPy, ready to be called with arrays of this log."""
     numpy = NumPy(account)
     names: dict[str, Any] = {"__name__": FILE, "np": numpy, "binary_": binary, "unary_": unary, "compare_": compare}
     exec(compile(_Spelled().visit(ast.parse(text)), FILE, "exec"), names)

@@ -1,4 +1,4 @@
-"""PyTorch's tensors without values: a shape, a type, a layout, and the room that they take on a processor."""
+"""PyTorch's tensors without values: a shape, a type, a layout, and their CPU allocation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from learncost.program.account import Allocation, AllocationLog
 from learncost.program.fake_arrays.layout import StridedLayout, chosen, laid
 
 BFLOAT16 = np.dtype("float16")
-"""In its place, as NumPy has none: of the same size, and as narrow beside others."""
+"""The stand-in for bfloat16, which NumPy lacks: a type of the same size and the same promotion."""
 
 Number: TypeAlias = "float | int"
 Function: TypeAlias = "Callable[..., ShapeTensor]"
 
 
 class ShapeTensor(StridedLayout):
-    """A tensor without values. `layout` is an array of NumPy's whose elements nobody reads: shape, type and strides.
+    """A tensor without values. `layout` is a NumPy array with its shape, type and strides whose elements are never
+    read.
 
-    Methods are those that emitted programs call; those that end in _ write in place, and take nothing.
+    Methods are those that emitted programs call; those that end in _ are in-place, and allocate nothing.
     """
 
     __slots__ = ("device",)
@@ -33,15 +34,15 @@ class ShapeTensor(StridedLayout):
     def new(
         account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None
     ) -> ShapeTensor:
-        """A tensor of its own; `order` are its axes from the outermost in memory, by default as they are."""
+        """Allocate a tensor; `order` are its axes from the outermost in memory, by default in order."""
         layout = laid(shape, dtype, order)
         return ShapeTensor(layout, Allocation(account, layout.nbytes))
 
     def like(self, shape: Sequence[int], dtype: Any = None) -> ShapeTensor:
-        """A new tensor on the same account."""
+        """Allocate a tensor in the same log."""
         return ShapeTensor.new(self.account, shape, dtype or self.dtype)
 
-    # Views, and copies where there is none.
+    # Views, and copies where no view is possible.
 
     @property
     def T(self) -> ShapeTensor:  # noqa: N802 - as PyTorch calls it
@@ -161,7 +162,7 @@ class ShapeTensor(StridedLayout):
         return int(self.layout.nbytes)
 
     def data_ptr(self) -> int:
-        """Where it lies, beside others of the same room."""
+        """Return its address, relative to others of the same allocation."""
         return int(self.layout.__array_interface__["data"][0])
 
     def argsort(self, stable: bool = True) -> ShapeTensor:
@@ -210,7 +211,7 @@ class ShapeTensor(StridedLayout):
 
 
 class SentRows(ShapeTensor):
-    """How many rows each device is sent: of all that there are as many as balance."""
+    """The numbers of rows sent to each device, if they are balanced."""
 
     __slots__ = ("rows",)
 
@@ -219,13 +220,13 @@ class SentRows(ShapeTensor):
         self.rows = rows
 
     def tolist(self) -> list[int]:
-        """A number for each device."""
+        """Return a number for each device."""
         (devices,) = self.shape
         return [(self.rows + place) // devices for place in range(devices)]
 
 
 def elementwise(account: AllocationLog, operands: Sequence[Any], dtype: Any = None) -> ShapeTensor:
-    """What an elementwise function of tensors and numbers makes: it lies as its operands do."""
+    """Run an elementwise function of tensors and numbers; the result follows its operands' layouts."""
     tensors = [operand for operand in operands if isinstance(operand, ShapeTensor)]
     shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
     kinds = [tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors]
@@ -233,7 +234,7 @@ def elementwise(account: AllocationLog, operands: Sequence[Any], dtype: Any = No
 
 
 def _order(shape: Sequence[int], tensors: Sequence[ShapeTensor]) -> list[int]:
-    """The axes of a result from the outermost in memory, as `TensorIteratorBase::reorder_dimensions` sorts them."""
+    """Return the axes of a result from the outermost, as `TensorIteratorBase::reorder_dimensions` sorts them."""
     strides = [np.broadcast_to(tensor.layout, tuple(shape)).strides for tensor in tensors]
     order = list(reversed(range(len(shape))))  # from the innermost
 

@@ -19,14 +19,14 @@ from learncost.program.fake_arrays.tensor import BFLOAT16, Function, SentRows, S
 
 @cache
 def _elementwise() -> frozenset[str]:
-    """What emitted programs call PyTorch's functions of each element."""
+    """Return the names of PyTorch's elementwise functions in emitted programs."""
     rows = [row for row in entries() if row.pointwise and row.kind != "move"]
     spelled = (row.spelled.get("torch") or f"torch.{row.called or row.name}(" for row in rows)
     return frozenset(text.partition("(")[0] for text in spelled)
 
 
 class Torch:
-    """What programs call `torch`."""
+    """The functions of `torch` that programs call."""
 
     inf = np.inf
 
@@ -42,10 +42,10 @@ class Torch:
     def __getattr__(self, name: str) -> Function:
         if f"torch.{name}" in _elementwise():
             return lambda *operands, **_: elementwise(self._account, operands)
-        raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.program.fake_arrays")
+        raise InputError(f"the memory of torch.{name} is unknown: add it to learncost.program.fake_arrays")
 
     def of_each(self, *tensors: ShapeTensor) -> ShapeTensor:
-        """A function of each element."""
+        """Run a function of each element."""
         return elementwise(self._account, tensors)
 
     def where(self, condition: ShapeTensor, first: Any, second: Any) -> ShapeTensor:
@@ -59,7 +59,7 @@ class Torch:
     log_softmax = softmax
 
     def einsum(self, equation: str, first: ShapeTensor, second: ShapeTensor) -> ShapeTensor:
-        """As `at::einsum` has it: copies of the operands where they are not matrices yet, one batched product."""
+        """Run `at::einsum`: copies of operands that are not matrices yet, and one batched product."""
         operands, result = equation.split("->")
         a, b = operands.split(",")
         size = dict(zip(a + b, first.shape + second.shape, strict=True))
@@ -128,14 +128,12 @@ class Torch:
 
 
 class Functional:
-    """What programs call `functional`."""
+    """The functions of `functional` that programs call."""
 
     def __getattr__(self, name: str) -> Function:
         if f"functional.{name}" in _elementwise():
             return lambda tensor, *_, **__: elementwise(tensor.account, (tensor,))
-        raise InputError(
-            f"what functional.{name} takes in memory is not known: add it to learncost.program.fake_arrays"
-        )
+        raise InputError(f"the memory of functional.{name} is unknown: add it to learncost.program.fake_arrays")
 
     def pad(self, tensor: ShapeTensor, ends: Sequence[int], value: float = 0) -> ShapeTensor:
         more = [before + behind for before, behind in zip(ends[::2], ends[1::2], strict=True)]
@@ -156,7 +154,7 @@ class Functional:
 
 
 def _spread(tensor: ShapeTensor, axes: str, order: Sequence[str]) -> ShapeTensor:
-    """A view whose axes are in an order; those that it lacks are of one place."""
+    """Return a view with its axes in an order; axes that it lacks have length 1."""
     index: Any = tuple(slice(None) if x in axes else None for x in order)
     return tensor.permute(*(axes.index(x) for x in order if x in axes), *_left(axes, order))[index]
 

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import learncost as lc
 from learncost.importer.walk import read_module
 from learncost.verification.imported import parity
+from sampling import sampled
 from test_imported_ones import With
 
 
@@ -60,7 +61,7 @@ def flops(ledger):
     return forward, int(ledger.total.flops) - forward
 
 
-@pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.parametrize("name", sampled(VECTORS, 2))
 def test_a_vector_is_one_row_or_one_column(name):
     module, given = VECTORS[name]
     module.zero_grad()

@@ -110,9 +110,9 @@ class Fields(dict[str, Any]):
 
 def command_line(report: Report) -> list[str]:
     """What is typed."""
-    model = f"{HERE / 'modules.py'}:{report.module}" if report.module else report.ops[1]
+    model = f"{HERE / 'modules.py'}:{report.module}" if report.module else report.words[1]
     inputs = [word for name, text in report.inputs.items() for word in ("--input", f"{name}: {text}")]
-    return [report.ops[0], model, *report.ops[2:], *inputs]
+    return [report.words[0], model, *report.words[2:], *inputs]
 
 
 def _on_the_command_line(report: Report) -> tuple[dict[str, Any], str]:
@@ -128,8 +128,8 @@ def _on_the_command_line(report: Report) -> tuple[dict[str, Any], str]:
 def _in_python(report: Report) -> tuple[dict[str, Any], str]:
     flags = {name.replace("-", "_"): int(value) if value.isdigit() else value for name, value in report.flags.items()}
     try:
-        model = lc.from_module(built(report.module), report.inputs) if report.module else report.ops[1]
-        answer = getattr(lc, report.ops[0].replace("-", "_"))(model, **flags)
+        model = lc.from_module(built(report.module), report.inputs) if report.module else report.words[1]
+        answer = getattr(lc, report.words[0].replace("-", "_"))(model, **flags)
     except lc.InputError as error:
         return {}, str(error)
     return json.loads(json.dumps(answer.to_dict())), ""

@@ -273,7 +273,7 @@ def rezero() -> nn.Module:
 def words_to_words() -> nn.Module:
     """A language model with an LSTM of two layers."""
     return Calls(
-        lambda own, x: own.head(own.layers(own.ops(x))[0]),
+        lambda own, x: own.head(own.layers(own.words(x))[0]),
         words=nn.Embedding(20, 300),
         layers=nn.LSTM(300, 512, 2, batch_first=True),
         head=nn.Linear(512, 20),

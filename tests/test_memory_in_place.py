@@ -54,7 +54,7 @@ def test_the_predicted_peak_is_that_of_the_allocator(
     from allocator import apart
 
     if kernels == "idle":
-        monkeypatch.setattr(in_place, "Kernels", Idle)
+        monkeypatch.setattr(in_place, "CompiledKernels", Idle)
     elif compiler() is None:
         pytest.skip("there is no C compiler")
     needs = lc.memory(model, procedure, batch, length, None, optimizer, 0, dtype, plan=plan, engine="torch", **sizes)

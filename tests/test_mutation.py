@@ -233,6 +233,7 @@ EQUIVALENT_WORDS = {
     "argmax outside -inf": "no layer of one line has its places under a `where`",
     "argmin outside inf": "no layer of one line has its places under a `where`",
     "min gradient: E[_ n] = equal(Y[_], X[_ n]) <- E[_ n] = equal(X[_ n], Y[_])": SYMMETRIC,
+    "at_most body: Y[_] = minimum(X[_], Z[_]) <- Y[_] = minimum(Z[_], X[_])": SYMMETRIC,
     "softplus body: m[_] = maximum(0[], X[_]) <- m[_] = maximum(X[_], 0[])": SYMMETRIC,
     "elu body: m[_] = minimum(0[], X[_]) <- m[_] = minimum(X[_], 0[])": SYMMETRIC,
     "elu body: p[_] = maximum(0[], X[_]) <- p[_] = maximum(X[_], 0[])": SYMMETRIC,

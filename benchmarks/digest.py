@@ -3,7 +3,7 @@
     python benchmarks/digest.py                      says which answers differ from the digest that is kept
     python benchmarks/digest.py --write              keeps today's
     python benchmarks/digest.py --presets gpt2,t5-small      names and aliases
-    python benchmarks/digest.py --lines formulas,"memory table"
+    python benchmarks/digest.py --lines formulas,"memory graph"
     python benchmarks/digest.py --answers FOLDER     writes every answer there, for --against
     python benchmarks/digest.py --against FOLDER     says of every answer that differs which numbers, before and after
 
@@ -80,8 +80,8 @@ def of_tables(preset: str) -> Iterator[Question]:
         return f"{preset} memory {engine}", ("memory", preset, "--engine", engine, *given, "--json")
 
     for procedure in LEARNING:
-        yield memory("table", "--procedure", procedure, *PLAIN)
-        yield memory("table", "--procedure", procedure, *short, "--dtype", "bf16")
+        yield memory("graph", "--procedure", procedure, *PLAIN)
+        yield memory("graph", "--procedure", procedure, *short, "--dtype", "bf16")
     for procedure in LEARNING[:2]:
         yield memory("eager", "--procedure", procedure, *short)
     for engine in ("torch", "torch-operators", "numpy"):
@@ -91,7 +91,7 @@ def of_tables(preset: str) -> Iterator[Question]:
 
 def of_sizes(preset: str) -> Iterator[Question]:
     """What is asked of a preset whose table another one has at other sizes."""
-    short = {f"{preset} {line}" for line in ("cost by equation", "cost run", "conventions", "rules", "memory table")}
+    short = {f"{preset} {line}" for line in ("cost by equation", "cost run", "conventions", "rules", "memory graph")}
     return ((line, asked) for line, asked in of_tables(preset) if line in short)
 
 
@@ -99,7 +99,7 @@ def of_images(preset: str) -> Iterator[Question]:
     """What is asked of a preset that is a table."""
     yield f"{preset} cost run", ("cost", preset, *PLAIN, "--json")
     yield f"{preset} cost matmul", ("cost", preset, "--price-book", "matmul", *PLAIN, "--json")
-    yield f"{preset} memory table", ("memory", preset, "--engine", "graph", *PLAIN, "--json")
+    yield f"{preset} memory graph", ("memory", preset, "--engine", "graph", *PLAIN, "--json")
 
 
 def of_layers(layer: str) -> Iterator[Question]:

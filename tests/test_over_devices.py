@@ -181,7 +181,7 @@ def test_memory_of_one_device_is_of_its_part():
         ({"mesh": "dp=2"}, "say what is cut over the mesh"),
         (
             {"mesh": "dp=2", "placement": "ddp", "engine": "eager-in-backward"},
-            "of one device, as DDP .* give table or",
+            "of one device, as DDP .* give graph or",
         ),
         ({"mesh": "tp=5", "placement": "megatron"}, "h is 12 .* the next size that can is 15"),
         ({"mesh": "dp=3", "placement": "ddp", "batch_size": 4}, "B is 4 .* the next size that can is 6"),

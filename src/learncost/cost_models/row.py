@@ -53,7 +53,7 @@ class PricedLine:
 
     @property
     def unknown(self) -> bool:
-        """Whether the cost is unknown, so that a total with it is a lower bound."""
+        """Return whether the cost is unknown, so that a total with it is a lower bound."""
         return bool(self.opaque and isinstance(self.source, Op) and self.opaque.flops(self.source.part) is None)
 
 

@@ -293,7 +293,7 @@ def executed_alone(line: Line) -> tuple[Polynomial, Polynomial]:
 
 
 def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str = "fp32") -> Price:
-    """Price a table. `sizes` by axis name (and by the trip counts of loops); one that is left out stays a symbol.
+    """Price a table. `sizes` by axis name (and by the trip counts of loops); one that is left out remains a symbol.
 
     Bytes: every line of the table as written reads each operand once and writes each result once.
     """

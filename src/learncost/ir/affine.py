@@ -126,7 +126,7 @@ class Affine:
 
     @property
     def ends_open(self) -> bool:
-        """Whether a following axis would be read as a summand: `i + 1` before d would be `i + 1 d`."""
+        """Return whether a following axis would be read as a summand: `i + 1` before d would be `i + 1 d`."""
         return not self.parts[-1].axis and not str(self).endswith("]")
 
 

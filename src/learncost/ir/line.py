@@ -36,7 +36,7 @@ class Condition:
 
     @property
     def ordered(self) -> bool:
-        """Whether it orders two axes, as in causal attention."""
+        """Return whether it orders two axes, as in causal attention."""
         return self.relation in ("<", "<=") and len(self.axes) == 2
 
     def renamed(self, axes: Mapping[str, str]) -> Condition:

@@ -25,12 +25,12 @@ class MatmulDims:
 
     @property
     def are_of_matrices(self) -> bool:
-        """Whether it is a matrix product: each factor has an axis that the other lacks, and both share a summed one."""
+        """Return whether it is a matrix product, with rows, columns and a summed axis."""
         return bool(self.rows and self.columns and self.summed)
 
     @property
     def sums(self) -> bool:
-        """Whether an axis is summed; without one the product is elementwise."""
+        """Return whether an axis is summed; without one the product is elementwise."""
         return bool(self.summed or self.lone)
 
 

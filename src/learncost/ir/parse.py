@@ -99,7 +99,7 @@ def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
         pairs = _pairs(each, text), _pairs(keep, text)
         for names in (split_names(carry), [new for new, _ in pairs[0]], [new for new, _ in pairs[1]]):
             if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-                raise NotationError(f"{twice[0]} occurs twice in the repeat", text)
+                raise NotationError(f"{twice[0]} occurs twice in the loop", text)
         body = []
         while rest and _indent(rest[0]) > indent:
             body.append(rest.pop(0))
@@ -181,7 +181,7 @@ def _opaque_cost(match: re.Match[str], text: str) -> Opaque:
 
 
 def _is_share(text: str) -> bool:
-    """Whether a text is a fraction of whole numbers between 0 and 1."""
+    """Return whether a text is a fraction of whole numbers between 0 and 1."""
     above, _, below = text.partition("/")
     if not (above.isdecimal() and below.isdecimal() and len(text) <= LONGEST_SHARE):
         return False

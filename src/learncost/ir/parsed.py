@@ -38,7 +38,7 @@ class LayerCall:
 
     @property
     def is_own(self) -> bool:
-        """Whether the called lines are inlined under their own names."""
+        """Return whether the called lines are inlined under their own names."""
         return self.weights == (OWN,)
 
 

@@ -185,9 +185,9 @@ class Polynomial:
             number, names = Fraction(1), list[str]()
             for whole, over, name, power in factors:
                 if name.lower() in ("inf", "nan"):
-                    raise InputError(f"{text.strip()!r} is not finite: {name} is no size")
+                    raise InputError(f"{text.strip()!r} is not finite: {name} is not a size")
                 if name and not name.isidentifier():
-                    raise InputError(f"{text.strip()!r} is no polynomial of sizes: {name} is no name")
+                    raise InputError(f"{text.strip()!r} is not a polynomial of sizes: {name} is not a name")
                 number *= Fraction(int(whole), int(over or 1)) if whole else 1
                 names += [name] * int(power or 1) if name else []
             number = -number if sign == "-" else number

@@ -166,7 +166,7 @@ class Precision:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the storage types are known; otherwise only FLOPs are."""
+        """Return whether the storage types are known; otherwise only FLOPs are."""
         return self.values not in PRODUCTS_ALONE
 
     @cached_property
@@ -201,7 +201,7 @@ class Precision:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all numbers are integers."""
+        """Return whether all numbers are integers."""
         return self.values == "int32"
 
     @property

@@ -50,8 +50,10 @@ class Term:
 
     @property
     def apart(self) -> bool:
-        """Whether every element is written at most once: there is no index, or the indices determine the positions, as
-        in `Y[B M=0[] d]` or `Y[M=i + 1 d]`. With an index array, several writes may collide.
+        """Return whether every element is written at most once.
+
+        It is where there is no index, or the indices determine the positions, as in `Y[B M=0[] d]` or `Y[M=i + 1 d]`.
+        With an index array, several writes may collide.
         """
         return _apart(self.axes)
 

@@ -92,7 +92,7 @@ class OpDef:
 
     @property
     def reduces(self) -> bool:
-        """Whether its results lack the axes that it acts on."""
+        """Return whether its results lack the axes that it acts on."""
         results = [line.left[0] for line in self.body if line.name in self.outputs]
         return (
             self.kind == "reduction"

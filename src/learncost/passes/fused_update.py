@@ -59,7 +59,7 @@ def _chains(table: Table) -> tuple[dict[str, list[Line]], list[Line]]:
         waits |= dict.fromkeys(line.makes, max((waits.get(name, -1) for name in line.reads), default=-1))
         if len(read) > 1 or any(waits[line.name] > waits[name] for name in read):
             raise InputError(
-                "the plan fused-update updates a weight as soon as its gradient exists, but here it waits for others: "
+                "the plan fused-update updates a weight as soon as its gradient exists, but this update needs others: "
                 f"{line.name} reads {max(2, len(read))} (to clip gradients by their norm, leave out fused-update)"
             )
         if not read:

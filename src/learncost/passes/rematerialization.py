@@ -32,7 +32,7 @@ def recomputed(table: Table, chosen: Chosen, whole: bool = False) -> Table:
 def run_once(table: Table) -> Table:
     """Return the table without recomputation; the results are then to be saved (`recomputed`).
 
-    Dequantization of a weight for the backward pass stays: a dequantized weight is never saved.
+    Dequantization of a weight for the backward pass remains: a dequantized weight is never saved.
     """
     lines = _once(table.lines)
     return table if lines == table.lines else replace(table, lines=lines)

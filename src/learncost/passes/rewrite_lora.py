@@ -162,7 +162,7 @@ def _out(weight: Term, left: Term) -> tuple[str, ...]:
 
 
 def _meta(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Meta:
-    """Return the metadata of a path's line, which is in a layer of its own named after the adapted line.
+    """Return the metadata of a path's line, which is in the layer lora and named after the adapted line.
 
     A checkpoint around the adapted line includes its path. Products that its policy saves are saved in the path, too.
     """

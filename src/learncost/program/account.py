@@ -23,8 +23,8 @@ def line_that_runs() -> int:
 class AllocationLog:
     """The bytes in use now, and their peak; `line` is the line of the peak, as `where` returns it.
 
-    `allocations` are the bytes of each allocation at the first moment at which `stop_at` were taken and its line; they
-    are shown to `look` then, by the rooms' identities. With `stop_at` everything that is taken and given is in `log`.
+    With `stop_at`, every allocation and deallocation is in `log`. `allocations` are then the bytes of each one at the
+    first moment when `stop_at` bytes are in use, with the allocating line; `look` receives them by their ids.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ Item: TypeAlias = "Call | CallLoop"
 
 @dataclass(frozen=True)
 class ScheduleRules:
-    """How an engine schedules the lines of a table, where every line is a call.
+    """The scheduling rules of an engine that runs every line as a call.
 
     kernels  results that only lines of the same kernel read are not stored
     updates  new weights and states overwrite the old ones

@@ -34,7 +34,7 @@ class ScheduledArray:
     times    how many equal arrays it stands for, of iterations that are not walked: a number, or a `Polynomial`
     given    its name in the table for an input: a weight, a state, an input
     stack    for an iteration's slice of a stack, the stack's name and axes
-    part     the array that it is an iteration's slice of, and the iteration: it has no memory of its own
+    part     the array that it is an iteration's slice of, and the iteration: it has no separate memory
     over     the array that it overwrites
     phase, layer, block  of the line that defines it; `readers`, the phases that read it
     bytes, place         its size, and its offset in the arena, where arrays are placed
@@ -77,7 +77,7 @@ class ScheduledArray:
 
     @property
     def kept(self) -> bool:
-        """Whether it is a saved tensor: a value or input of the forward pass that another phase reads."""
+        """Return whether it is a saved tensor: a value or input of the forward pass that another phase reads."""
         mine = "forward" in self.readers if self.phase == "given" else self.phase == "forward"
         return mine and bool(self.readers - {"forward"})
 
@@ -323,7 +323,7 @@ class Lifetimes:
         twins: dict[ScheduledArray, ScheduledArray],
         identical: bool = True,
     ) -> ScheduledArray | Stack:
-        """Return that many more arrays of the same kind, from the next call on; `identical` ones share readers."""
+        """Return `times` more arrays of the same kind, from the next call on; `identical` ones share readers."""
         if isinstance(original, Stack):
             return Stack({number: self._twin(part, times, twins, identical) for number, part in original.parts.items()})
         if original not in twins:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 TRIES = 20_000
-"""How many arrays are placed in search of a layout, where the first one found does not fit all."""
+"""The number of arrays placed in search of a layout, where the first one found does not fit all."""
 
 ARENA = "@"
 """The prefix of an arena's name, which no array has."""
 
 SEARCHED = 100
-"""How many arrays are searched for, the largest; all others go to the first region with space."""
+"""The number of arrays searched for, the largest; all others go to the first region with space."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class MatmulShape:
 
     @property
     def turned(self) -> tuple[bool, bool]:
-        """Which of the factors are transposed in memory."""
+        """The transposed factors, as a flag for each."""
         return self.orientation[0] == "T", self.orientation[1] == "T"
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """The lines of a scope as calls of a module's operators: projections, norms, attention, experts, a loss.
 
-Calls are recognized by the operations of their lines. A line that is part of no larger call is a call of its own, so
+Calls are recognized by the operations of their lines. A line that is part of no larger call is a separate call, so
 that no line is refused.
 """
 

@@ -46,7 +46,7 @@ class AttentionInputs:
     causal    later positions are masked; `windowed`: distant earlier ones too; `padded`: some keys
     added     biases of the scores
     cached    whether keys and values are of the same positions as the queries
-    alike     whether values are as wide as keys
+    identical whether values are as wide as keys
     cache     the KV cache until the model returns
     """
 
@@ -78,7 +78,7 @@ class Module:
     cache        whether keys and values go through a cache
     upcast       whether the loss is computed in float
     written      the module's name of an activation, by its op
-    rotary       whole, or part: the rest of a head is concatenated to the rotated part
+    rotary       "whole", or "part": the rest of a head is concatenated to the rotated part
     norm         where an RMS norm casts back to the module's type: before its scale, after it, or, own, nowhere, since
                  its operand is not cast to float
     scores       what eager attention computes in float: softmax, products, or nothing

@@ -82,7 +82,7 @@ class TapeTensor:
 
     @property
     def learns(self) -> bool:
-        """Whether it requires a gradient."""
+        """Return whether it requires a gradient."""
         return self.value.node is not None
 
     # Of one operand.
@@ -120,7 +120,7 @@ class TapeTensor:
 
     @property
     def coded(self) -> bool:
-        """Whether it is a weight that is stored as codes and scales."""
+        """Return whether it is a weight that is stored as codes and scales."""
         return not self.width
 
     def decoded(self) -> TapeTensor:

@@ -25,7 +25,7 @@ class TapeValue:
 
     elements  their number
     width     bytes of one
-    room      its allocation, that of another tensor for a view
+    allocation  its memory, that of another tensor for a view
     node      the node that receives its gradient, with the number of the result; None where it requires none
     turned    whether its layout has heads and positions exchanged
     """

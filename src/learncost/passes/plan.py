@@ -104,7 +104,7 @@ PLANS: Mapping[str, Plan] = {
         ),
         Plan(
             "keep",
-            "over many devices: what collectives gather or send forward is kept for the backward pass, not moved again",
+            "over many devices: results of forward collectives are saved for the backward pass, not sent again",
             "FSDP2's reshard_after_forward=False; Jacobs et al. 2023, DeepSpeed Ulysses",
             _found_in("keep"),
             "WORDS",
@@ -112,7 +112,7 @@ PLANS: Mapping[str, Plan] = {
         ),
         Plan(
             "zigzag",
-            "over many devices: causal positions that are cut are a stretch early and one late: all see as many",
+            "over many devices: a shard has an early and a late chunk of causal positions, which balances the work",
             "Dubey et al. 2024, The Llama 3 herd of models, section 3.3.2: 2 x CP chunks, the i-th and the i-th last",
             _found_in("zigzag"),
         ),

@@ -1,0 +1,109 @@
+"""One word has one meaning: retired words are no identifiers, and a class name is defined once."""
+
+import ast
+import re
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import learncost as lc
+from learncost.ir.errors import RETIRED
+from learncost.ir.precision import PRECISIONS
+from learncost.passes.plan import PLANS
+from learncost.reports.memory.engines import memory_engines
+
+SOURCES = sorted(Path(lc.__file__).parent.rglob("*.py"))
+WORDS = {
+    "Word",
+    "WordPrice",
+    "Repeat",
+    "Count",
+    "Sides",
+    "Stay",
+    "Held",
+    "Stretch",
+    "Stretches",
+    "Room",
+    "Rooms",
+    "Account",
+    "Runner",
+    "Reach",
+    "Cuts",
+    "Elsewhere",
+    "Homes",
+    "Way",
+    "Same",
+    "Told",
+    "Asked",
+    "Taken",
+    "Kept",
+    "Thumb",
+    "witnesses",
+    "witness",
+    "macro",
+    "macros",
+    "in_macro",
+    "turns",
+    "every_turn",
+    "at_once",
+    "in_product",
+    "homes",
+    "alike",
+    "thumbs",
+    "rooms_taken",
+    "word_called",
+    "entry_of_word",
+}
+"""Identifiers of earlier versions; docs/glossary.md has what they are called now."""
+PACKAGES = {
+    "equation",
+    "vocabulary",
+    "readings",
+    "schedule",
+    "ledger",
+    "faces",
+    "pictures",
+    "books",
+    "hardware",
+    "placement",
+    "parallel",
+    "plans",
+    "proof",
+    "derivations",
+    "contest",
+    "bench",
+}
+"""Packages of earlier versions; docs/moved.md has where their files are."""
+
+REGISTRIES = {"engine": memory_engines(), "plan": PLANS, "precision": PRECISIONS}
+
+
+def identifiers(file: Path) -> set[str]:
+    with file.open("rb") as lines:
+        return {token.string for token in tokenize.tokenize(lines.readline) if token.type == tokenize.NAME}
+
+
+def test_retired_words_are_no_identifiers():
+    found = {file.name: names for file in SOURCES if (names := identifiers(file) & WORDS)}
+    assert not found
+    assert not {path.name for path in Path(lc.__file__).parent.iterdir() if path.is_dir()} & PACKAGES
+
+
+def test_a_class_name_is_defined_once():
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES]
+    names = Counter(
+        node.name.lstrip("_") for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
+    assert len(names) > 500
+    assert not [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new"), [(kind, old, new) for kind, names in RETIRED.items() for old, new in names.items()]
+)
+def test_a_retired_name_is_refused_with_todays(kind, old, new):
+    with pytest.raises(lc.InputError, match=re.escape(f"the {kind} {old!r} is called {new!r} now")):
+        lc.memory("gpt2", **{kind: old})
+    assert new in REGISTRIES[kind] and old not in REGISTRIES[kind]

@@ -20,9 +20,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from learncost.models.storage import write_json
-from learncost.training.contest.budget import Budget
 from learncost.training.contest.contest import contest
-from learncost.training.contest.entrant import Setting, entrants
+from learncost.training.contest.entrant import Budget, Setting, entrants
 from learncost.training.contest.images import vit
 from learncost.training.contest.problem import Problem
 from learncost.training.contest.text import DECODER, text

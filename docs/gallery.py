@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import learncost as lc
-from learncost.training.contest.budget import budget
 from learncost.training.contest.contest import contest
-from learncost.training.contest.entrant import Setting, entrants
+from learncost.training.contest.entrant import Setting, budget, entrants
 from learncost.training.contest.images import mlp
 from learncost.viz.figures import FIGURES, module_of
 from learncost.viz.figures.make import plotted, save, sentences

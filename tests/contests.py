@@ -4,9 +4,8 @@ from functools import cache
 
 import numpy as np
 
-from learncost.training.contest.budget import budget
 from learncost.training.contest.contest import contest
-from learncost.training.contest.entrant import Setting, entrants
+from learncost.training.contest.entrant import Setting, budget, entrants
 from learncost.training.contest.images import mlp, vit
 from learncost.training.contest.text import DECODER, text
 

@@ -9,9 +9,8 @@ import pytest
 import learncost as lc
 from contests import ALL, held, problem, rows, setting
 from learncost.engines.core import Prepared
-from learncost.training.contest.budget import Budget
 from learncost.training.contest.contest import contest
-from learncost.training.contest.entrant import EntrantTraining, Setting, costs, entrants
+from learncost.training.contest.entrant import Budget, EntrantTraining, Setting, costs, entrants
 from learncost.training.contest.images import mlp, vit
 from learncost.training.contest.trial import TrialOutcome, search
 from learncost.training.data.examples import Examples

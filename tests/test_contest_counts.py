@@ -12,8 +12,16 @@ from counting import counting, tally_of
 from learncost.interpreter import execute
 from learncost.models.small import contents
 from learncost.reports.sheet import size_of
-from learncost.training.contest.budget import Budget, budget, share
-from learncost.training.contest.entrant import EntrantTraining, Setting, StepCost, costs, entrants
+from learncost.training.contest.entrant import (
+    Budget,
+    EntrantTraining,
+    Setting,
+    StepCost,
+    budget,
+    costs,
+    entrants,
+    share,
+)
 from learncost.training.contest.images import CLASSES, VIT, mlp, vit
 from learncost.training.contest.text import DECODER, text
 from sampling import sampled

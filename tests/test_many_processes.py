@@ -29,7 +29,7 @@ from learncost.sharding.bucketed import bucketed
 from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
-from learncost.training import heartbeat, meeting
+from learncost.training import meeting
 from learncost.training.folder import Folder
 from learncost.training.parts import newest, read_whole
 from processes import begun, ended, free_port, worked
@@ -289,10 +289,10 @@ def store():
 
 
 def test_a_process_that_says_nothing_more_is_gone(store, monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT", 0.02)
-    monkeypatch.setattr(heartbeat, "SILENCE", 0.5)
+    monkeypatch.setattr(meeting, "BEAT", 0.02)
+    monkeypatch.setattr(meeting, "SILENCE", 0.5)
     gone = threading.Event()
-    alive = heartbeat.Heartbeat(store.clone(), 0, 2, gone.set)
+    alive = meeting.Heartbeat(store.clone(), 0, 2, gone.set)
     assert not gone.wait(0.7)  # the other one has not come yet
     store.set("alive/1", "1")
     assert gone.wait(5)
@@ -300,13 +300,13 @@ def test_a_process_that_says_nothing_more_is_gone(store, monkeypatch):
 
 
 def test_a_process_that_has_ended_is_not_gone(store, monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT", 0.02)
-    monkeypatch.setattr(heartbeat, "SILENCE", 0.3)
+    monkeypatch.setattr(meeting, "BEAT", 0.02)
+    monkeypatch.setattr(meeting, "SILENCE", 0.3)
     gone = threading.Event()
-    first, second = (heartbeat.Heartbeat(store.clone(), rank, 2, gone.set) for rank in range(2))
+    first, second = (meeting.Heartbeat(store.clone(), rank, 2, gone.set) for rank in range(2))
     second.end()
     assert not gone.wait(0.7)
-    store.set(heartbeat.LOST, "")  # by another one
+    store.set(meeting.LOST, "")  # by another one
     assert gone.wait(5)
     first.end()
 

@@ -15,8 +15,8 @@ from learncost.engines.tokenizer import Bytes
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.training.data import text
+from learncost.training.data.corpus import ListLine
 from learncost.training.data.examples import Examples
-from learncost.training.data.lists import ListLine
 from learncost.training.data.sounds import log_mel, resampled, samples
 from learncost.training.data.tasks import task
 from learncost.training.folder import Folder

@@ -16,10 +16,10 @@ from learncost.models.wording import shown
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import several
 from learncost.reports.question import question
-from learncost.training.contest.budget import budget as read_budget
 from learncost.training.contest.contest import Contest, ContestReporter
 from learncost.training.contest.contest import contest as compete
 from learncost.training.contest.entrant import BOOKS, DTYPES, Setting, entrants
+from learncost.training.contest.entrant import budget as read_budget
 from learncost.training.contest.problem import Problem
 from learncost.training.contest.workers import workers as who_trains
 from learncost.training.interrupt import asked_to_stop

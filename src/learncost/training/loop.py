@@ -20,7 +20,7 @@ import numpy as np
 
 from learncost.engines import hugging_face
 from learncost.engines.options import LEARNS, MINUTES, Options
-from learncost.engines.threads import one_thread
+from learncost.engines.processor import one_thread
 from learncost.engines.weights import shape
 from learncost.ir import displayed
 from learncost.ir.errors import InputError

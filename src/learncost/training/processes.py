@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 
 from learncost.ir.errors import InputError
 from learncost.sharding.mesh import Mesh
-from learncost.training.heartbeat import LOST, Heartbeat
-from learncost.training.meeting import REFUSED, meet
+from learncost.training.meeting import LOST, REFUSED, Heartbeat, meet
 
 LONG = timedelta(days=30)
 """How long the others wait for what the first does alone, such as reading all texts."""

@@ -16,8 +16,7 @@ import numpy as np
 from learncost.ir.errors import InputError
 from learncost.reports.run import possible
 from learncost.reports.sheet import Drawn
-from learncost.training.contest.budget import Budget, BudgetShare, share
-from learncost.training.contest.entrant import Entrant, EntrantTraining, Setting, costs
+from learncost.training.contest.entrant import Budget, BudgetShare, Entrant, EntrantTraining, Setting, costs, share
 from learncost.training.contest.problem import RATES
 from learncost.training.contest.trial import LearningRateSearch, StoppedError, TrialOutcome, readied, trained
 from learncost.training.contest.workers import Workers, in_iteration

@@ -10,8 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from learncost.training.contest.budget import BudgetShare
-from learncost.training.contest.entrant import Entrant, EntrantTraining, Setting
+from learncost.training.contest.entrant import BudgetShare, Entrant, EntrantTraining, Setting
 from learncost.training.data.examples import Examples
 
 FINER = 3.0  # after the rates that are given, the best of them times and over this

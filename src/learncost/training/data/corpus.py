@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,70 @@ from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError
 from learncost.models.storage import read_json, write_json
 from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped
-from learncost.training.data.documents import Skipped, documents
+
+
+@dataclass
+class Skipped:
+    """Files that are no documents, counted while the documents are read."""
+
+    binary: int = 0
+    empty: int = 0
+    unreadable: int = 0
+
+
+def documents(paths: Iterable[str], skipped: Skipped) -> Iterator[bytes]:
+    """Every document, in the order of the paths and of the names in folders; each file once.
+
+    A document is a file in UTF-8 without a null character. Links to folders are not followed.
+    Raises InputError for a path that is not there.
+    """
+    files_read: set[tuple[int, int]] = set()
+    for path in _files(paths):
+        try:
+            about = path.stat()
+            if (about.st_dev, about.st_ino) in files_read or not path.is_file():
+                continue
+            files_read.add((about.st_dev, about.st_ino))
+            text = path.read_bytes()
+        except OSError:
+            skipped.unreadable += 1
+            continue
+        if not text:
+            skipped.empty += 1
+        elif not _is_text(text):
+            skipped.binary += 1
+        else:
+            yield text
+
+
+def _is_text(content: bytes) -> bool:
+    if b"\0" in content:
+        return False
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _files(paths: Iterable[str]) -> Iterator[Path]:
+    for name in paths:
+        if not name:  # to the system it is the folder at hand
+            raise InputError(f"not a path: {name!r}")
+        path = Path(name)
+        try:
+            if path.is_file():
+                path.open("rb").close()  # a file that was named must be readable
+                yield path
+                continue
+            os.scandir(path).close()
+        except OSError as error:
+            raise InputError(f"cannot read {name}: {error.strerror or error}") from None
+        except ValueError:
+            raise InputError(f"not a path: {name!r}") from None
+        for folder, inner, files in os.walk(path):
+            inner.sort()
+            yield from (Path(folder, file) for file in sorted(files))
 
 
 @dataclass(frozen=True)
@@ -103,3 +168,83 @@ def load(folder: Path, advice: str) -> Corpus:
             raise
         raise InputError(f"{folder / FACTS} is damaged; {advice}") from None
     return Corpus(columns["training"], columns["validation"], bytes_per_token, facts)
+
+
+DELIMITERS: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
+
+NAMES: Mapping[str, Sequence[str]] = {
+    "file": ("file", "filename", "file_name", "path", "image", "audio"),
+    "label": ("label", "labels", "class", "category", "tags"),
+    "text": ("text", "sentence", "words", "transcription", "transcript"),
+    "source": ("source", "src", "input", "text", "question"),
+    "target": ("target", "tgt", "output", "summary", "translation", "answer"),
+}
+"""How a first line calls its columns, by what they hold."""
+
+
+@dataclass(frozen=True)
+class ListLine:
+    """A line of a list: where it stands, and its two columns."""
+
+    path: Path
+    number: int
+    first: str
+    second: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.path} line {self.number}"
+
+
+def lists(paths: Iterable[str]) -> tuple[Path, ...]:
+    """The lists that are named, and those that stand in the folders that are named. Raises InputError."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        try:
+            inside = sorted(path.iterdir()) if path.is_dir() else [path]
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        files += [entry for entry in inside if entry.suffix.lower() in DELIMITERS]
+    return tuple(files)
+
+
+def lines(path: Path, columns: tuple[str, str]) -> Iterator[ListLine]:
+    """The lines of a list; the first may say which of its columns are these two. Raises InputError."""
+    delimiter = DELIMITERS[path.suffix.lower()]
+    between = "a comma" if delimiter == "," else "a tab"
+    places = None
+    number = 0
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            quoted = delimiter == ","
+            reader = csv.reader(
+                file, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, strict=True
+            )
+            for row in reader:
+                number = reader.line_num
+                if not any(cell.strip() for cell in row):
+                    continue
+                if places is None:
+                    places = _places([cell.strip().lower() for cell in row], columns)
+                    if places is not None:
+                        continue
+                    places = (0, 1)
+                if len(row) <= max(places) or (places == (0, 1) and len(row) > 2):
+                    raise InputError(
+                        f"{path} line {number} has {len(row)} {'column' if len(row) == 1 else 'columns'}, and must be "
+                        f"{columns[0]} and {columns[1]} with {between} between"
+                    )
+                yield ListLine(path, number, row[places[0]].strip(), row[places[1]].strip())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text in UTF-8, after its line {number}") from None
+    except csv.Error as error:
+        raise InputError(f"{path} line {number + 1}: {error}") from None
+
+
+def _places(names: Sequence[str], columns: tuple[str, str]) -> tuple[int, int] | None:
+    """Where the columns stand, as the first line says it; None where it is no line of names."""
+    column_places = [next((at for at, name in enumerate(names) if name in NAMES[column]), None) for column in columns]
+    first, second = column_places
+    return None if first is None or second is None or first == second else (first, second)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from learncost.ir.errors import InputError
+from learncost.training.data.corpus import ListLine, lists
 from learncost.training.data.examples import Column, Row
-from learncost.training.data.lists import ListLine, lists
 from learncost.training.data.readers import CLASS, ExampleReader, classes_of, number_of
 from learncost.training.engine import Batch
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError
+from learncost.training.data.corpus import ListLine
 from learncost.training.data.examples import Column, Row
 from learncost.training.data.images import place, read
-from learncost.training.data.lists import ListLine
 from learncost.training.data.readers import RAGGED, ExampleReader, shifted, told_of
 from learncost.training.data.task import padded, predicted
 from learncost.training.engine import Batch

@@ -13,8 +13,7 @@ from learncost.engines.options import Options
 from learncost.engines.tokenizer import Tokenizer
 from learncost.ir.errors import InputError
 from learncost.training.data import corpus
-from learncost.training.data.corpus import Corpus, philox
-from learncost.training.data.lists import DELIMITERS
+from learncost.training.data.corpus import DELIMITERS, Corpus, philox
 from learncost.training.data.task import Say, predicted
 from learncost.training.engine import Batch
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.importer.configured import inputs_of, module_of
-from learncost.importer.evaluated import evaluation_of
 from learncost.importer.inputs import parse_inputs
+from learncost.importer.live import evaluation_of
 from learncost.importer.materialize import give_room, without_memory
 from learncost.importer.pipeline import table_of
 from learncost.importer.refusals import OnValuesError

@@ -11,7 +11,7 @@ from learncost.cli import emit_c99
 from learncost.cli.command import main
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import from_state
-from learncost.importer.evaluated import values_of
+from learncost.importer.live import values_of
 from learncost.ir.errors import InputError
 from learncost.models.argument import described_elsewhere
 from learncost.models.configuration import configure

@@ -20,7 +20,7 @@ from learncost.procedures.procedure import LEARNING
 from learncost.procedures.step import step
 from learncost.verification.check import sound_arrays, tally, values_of
 from learncost.verification.sample import small_sizes
-from learncost.verification.tangents import along, with_tangent
+from learncost.verification.verify import along, with_tangent
 from learncost.verification.words import op_layer
 
 FORWARD = ["forward-gradient", "mezo", "evolution"]

@@ -112,9 +112,8 @@ def from_module(
 
 def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, unknown: str, fold: bool) -> Layer:
     """The table of a module with what it reads."""
-    from learncost.importer.evaluated import evaluation_of, saved_of, values_of
     from learncost.importer.inputs import examples, sized
-    from learncost.importer.live import LiveModule
+    from learncost.importer.live import LiveModule, evaluation_of, saved_of, values_of
     from learncost.importer.materialize import with_room, with_values
     from learncost.importer.pipeline import table_of
     from learncost.importer.running import ModuleStepping

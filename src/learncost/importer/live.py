@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -51,3 +52,53 @@ class LiveModule:
             keep=lambda imported, whole: found.append((imported, whole)),
         )
         return text, found[-1] if found else None
+
+
+def evaluation_of(
+    module: Any, given: Sequence[Input] | Mapping[str, Any], called: str, training: str, **ways: Any
+) -> str:
+    """Return the text of the table in evaluation; "" where it has the lines of that in training. Raises `InputError`.
+
+    training  the text of the table in training
+    ways      how modules are read, as for `table_of`
+    """
+    if not any(part.training for part in module.modules()):
+        return ""
+    is_folded = any(line.strip().startswith("repeat ") for line in training.splitlines())
+    with in_evaluation(module):
+        text, _ = table_of(module, given, called, **{**ways, "fold": is_folded, "beside": training})
+    return text
+
+
+@contextmanager
+def in_evaluation(module: Any) -> Iterator[None]:
+    """Inside, the module is as `eval()` makes it; behind it every part of it is as it was."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def values_of(module: Any) -> dict[str, Any]:
+    """Return the parameters and buffers of a module as arrays, by their paths; empty where some have no values."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    return _arrays({**parameters, **dict(module.named_buffers(remove_duplicate=False))})
+
+
+def saved_of(module: Any) -> dict[str, Any]:
+    """Return the tensors of a module's state_dict as arrays; empty where some have no values."""
+    return _arrays({path: each for path, each in module.state_dict().items() if hasattr(each, "detach")})
+
+
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors as arrays, bf16 and fp16 as fp32."""
+    import torch
+
+    if any(tensor.device.type == "meta" for tensor in tensors.values()):
+        return {}
+    halves = (torch.bfloat16, torch.float16)
+    there = {path: tensor.detach().cpu() for path, tensor in tensors.items()}
+    return {path: (each.float() if each.dtype in halves else each).clone().numpy() for path, each in there.items()}

@@ -20,9 +20,37 @@ from learncost.importer.replaced import written_out
 from learncost.importer.symbolic import plain_sizes
 from learncost.importer.unseen import check_changes
 from learncost.importer.unused import Unused, unused
-from learncost.importer.whole_buffers import known
 from learncost.importer.wrappers import named_inputs, plain
 from learncost.ir.errors import InputError
+
+
+@contextmanager
+def known() -> Iterator[None]:
+    """Inside, an export computes with such buffers, as EnCodec of transformers does to see how much it pads.
+
+    One that a forward pass changes, as a count of batches, is unknown from there on.
+    """
+    import torch
+    import torch.export._trace
+
+    from learncost.importer.materialize import has_numbers
+
+    traces: Any = torch.export._trace
+    shapes_alone = traces._fakify_params_buffers
+
+    def with_numbers(mode: Any, module: Any) -> Any:
+        made = shapes_alone(mode, module)
+        for path, buffer in module.named_buffers(remove_duplicate=False):
+            is_number = buffer.dim() == 0 and not (buffer.is_floating_point() or buffer.is_complex())
+            if is_number and type(buffer) is torch.Tensor and has_numbers(buffer):
+                made[path].constant = buffer.clone()
+        return made
+
+    traces._fakify_params_buffers = with_numbers
+    try:
+        yield
+    finally:
+        traces._fakify_params_buffers = shapes_alone
 
 
 @dataclass(frozen=True)

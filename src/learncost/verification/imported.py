@@ -14,7 +14,7 @@ from learncost.importer.examples import arguments, as_called, flattened
 from learncost.importer.nodes import operator_name
 from learncost.importer.refusals import told
 from learncost.importer.restored import copied, restored
-from learncost.importer.running.ends import backward, ends
+from learncost.importer.running.stepping import backward, ends
 from learncost.importer.values import run_graph
 from learncost.importer.walk import WITHOUT_GRADIENT, ImportedModule
 from learncost.importer.wrappers import plain

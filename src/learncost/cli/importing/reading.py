@@ -177,7 +177,7 @@ def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> t
         ways: dict[str, Any] = {"unknown": how.unknown, "as_run": how.as_run, "fold": how.fold, "stage": stage}
         ways |= {"say": said.append, "real": lambda: built(wanted, True, said.append).module}
         if training:
-            from learncost.importer.evaluated import evaluation_of
+            from learncost.importer.live import evaluation_of
 
             return Remembered(evaluation_of(building.module, given, str(wanted), training, **ways), tuple(said)), files
         try:
@@ -198,7 +198,7 @@ def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
     saved  those of its state_dict alone
     """
     from learncost.cli.importing.build import built
-    from learncost.importer.evaluated import saved_of, values_of
+    from learncost.importer.live import saved_of, values_of
 
     if find_spec("torch") is None:
         raise InputError("the values of a module need the package torch: pip install 'learncost[torch]'")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from learncost.importer.refusals import silenced, told
+from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
 from learncost.program.autograd.running import RunUsage
 
@@ -40,8 +42,6 @@ class ModuleStepping:
         from learncost.importer.distributions import unchecked
         from learncost.importer.examples import as_called
         from learncost.importer.running.counting import Counting, knows
-        from learncost.importer.running.ends import ends
-        from learncost.importer.running.learning import learn_only
 
         if running.device == "cuda" and not torch.cuda.is_available():
             raise InputError("PyTorch chooses kernels for a GPU where there is one")
@@ -189,3 +189,75 @@ def _as_in_a_run() -> Iterator[None]:
         yield
     finally:
         library.is_fake_tensor = asks  # type: ignore[attr-defined]
+
+
+def learn_only(module: Any, learning: Iterable[str], weights: Iterable[str]) -> None:
+    """Let the parameters of the weights `learning` learn, and none of the others.
+
+    Weights of equal blocks are one in a table, with `each` for the block's number; behind @ are the blocks that are
+    meant, as in blocks.each.norm.weight@0-4. Raises `InputError` for a weight that is no parameter of the module.
+    """
+    parameters = dict(module.named_parameters())
+    single = {name for name in weights if name in parameters}
+    chosen: set[str] = set()
+    for name in learning:
+        paths = [name] if name in single else _of_blocks(name, [path for path in parameters if path not in single])
+        if not paths:
+            raise InputError(f"the module has no parameter of the weight {name}")
+        chosen.update(paths)
+    for path, parameter in parameters.items():
+        parameter.requires_grad_(path in chosen)
+
+
+def _of_blocks(name: str, paths: Iterable[str]) -> list[str]:
+    base, _, iterations = name.partition("@")
+    pattern = re.compile(r"\.".join(r"(\d+)" if part == "each" else re.escape(part) for part in base.split(".")))
+    found = sorted((tuple(map(int, match.groups())), path) for path in paths if (match := pattern.fullmatch(path)))
+    first, _, last = iterations.partition("-")
+    return [path for _, path in (found[int(first) : int(last or first) + 1] if iterations else found)]
+
+
+def ends(result: Any) -> list[Any]:
+    """Of what a module returns, all floats that have a gradient; the loss alone, a number to which all others lead."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    floats = [each for each in tree_leaves(plain(result)) if isinstance(each, torch.Tensor) and each.requires_grad]
+    for loss in floats:
+        ways = set() if loss.dim() else _ways(loss)
+        if ways and all(each is loss or _node(each) in ways or _node(each._base) in ways for each in floats):
+            return [loss]
+    return floats
+
+
+def backward(floats: Sequence[Any], seeds: Sequence[Any]) -> None:
+    """Autograd's own backward pass. Raises `InputError` where PyTorch has no gradient of an operator."""
+    import torch
+
+    try:
+        torch.autograd.backward(floats, seeds)
+    except RuntimeError as error:
+        said = str(error).partition("\n")[0]
+        if not said.startswith("derivative for"):
+            raise
+        raise InputError(
+            f"PyTorch has no backward pass of it ({said}): what it is given there has to be detached, as a table has it"
+        ) from None
+
+
+def _node(tensor: Any) -> Any:
+    """The node of autograd that made a tensor, or a leaf itself."""
+    return None if tensor is None else tensor if tensor.grad_fn is None else tensor.grad_fn
+
+
+def _ways(loss: Any) -> set[Any]:
+    """Every node through which a gradient comes from the loss."""
+    ways: set[Any] = set()
+    rest = [_node(loss)]
+    while rest:
+        node = rest.pop()
+        if node not in ways:
+            ways.add(node)
+            rest += [each for each, _ in getattr(node, "next_functions", ()) if each is not None]
+            ways.update(each for each in (getattr(node, "variable", None),) if each is not None)
+    return ways

@@ -210,7 +210,7 @@ def test_one_run_has_the_checkpoints_too():
 
 def test_a_table_says_what_runs_again():
     text = read_module(Blocks(each(use_reentrant=True)), (torch.randn(5, 16, requires_grad=True),), fold=False).text
-    assert "linear again 1!\n" in text
+    assert "linear again 1!!\n" in text
     with pytest.raises(lc.InputError, match="the operator there"):
         lc.layer("a(X) -> Y\n  Y[B d] = relu(X[B d]) @ . relu again one")
 
@@ -380,3 +380,59 @@ def test_attention_at_the_end_of_a_checkpoint_runs_again_as_a_kernel_or_as_its_p
     assert lc.cost(model, price_book="torch-flop-counter").total.flops == counter.get_total_flops()
     with sdpa_kernel(SDPBackend.MATH):
         assert lc.cost(model, price_book="matmul").total.flops == counted(module, x)
+
+
+class Adapted(nn.Linear):
+    """A linear layer, frozen beside a path of low rank."""
+
+    def __init__(self, of, to, rank):
+        super().__init__(of, to)
+        self.paths = nn.Sequential(nn.Linear(of, rank, bias=False), nn.Linear(rank, to, bias=False)) if rank else None
+        for each in (self.weight, self.bias) if rank else ():
+            each.requires_grad_(False)
+
+    def forward(self, x):
+        return super().forward(x) if self.paths is None else super().forward(x) + self.paths(x)
+
+
+class Embedded(nn.Module):
+    """Blocks under checkpoints behind an embedding, of which one linear layer between them makes the gradient begin."""
+
+    def __init__(self, reentrant, rank=0, between=0, outer=False):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 16).requires_grad_(not rank)
+        self.first, self.head = Adapted(16, 16, rank), Adapted(16, 5, rank)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(Adapted(16, 64, rank), nn.GELU(), Adapted(64, 16, rank)) for _ in range(4)
+        )
+        self.reentrant, self.between, self.outer = reentrant, between, outer
+
+    def run(self, x):
+        for place, block in enumerate(self.blocks):
+            x = self.first(x) if place == self.between else x
+            x = x + checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        return self.head(checkpoint(self.run, x, use_reentrant=False) if self.outer else self.run(x))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize(("between", "outer"), [(0, False), (2, False), (4, False), (2, True)])
+def test_a_reentrant_checkpoint_whose_input_stops_to_learn_has_no_gradient(reentrant, between, outer):
+    tokens = torch.randint(7, (5,))
+    model = lc.from_module(Embedded(reentrant, 0, between, outer), {"tokens": "int 5"})
+    cost = lc.cost(model, price_book="matmul", lora="all-linear", lora_rank=2)
+    adapted = Embedded(reentrant, 2, between, outer)
+    assert cost.total.flops == counted(adapted, tokens)
+    for learns in ("head", "blocks"):
+        module = Embedded(reentrant, 0, between, outer)
+        for path, weight in module.named_parameters():
+            weight.requires_grad_(path.startswith(learns))
+        with FlopCounterMode(display=False) as counter:
+            result = module(tokens)
+            if result.requires_grad:
+                result.sum().backward()
+        assert result.requires_grad == (learns == "head" or not reentrant)
+        assert lc.cost(model, price_book="matmul", train=learns).total.flops == counter.get_total_flops()

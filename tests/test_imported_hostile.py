@@ -86,7 +86,7 @@ def test_a_reentrant_checkpoint_has_the_gradients_of_what_it_computes_again():
         Computes(lambda m, x: m.linear(x)),
     )
     texts = [read_module(each, given).text.partition("\n")[2] for each in (module, plain)]
-    assert texts[0].replace(" again 1!", "") == texts[1]
+    assert texts[0].replace(" again 1!!", "") == texts[1]
 
 
 def test_names_whose_gradients_would_be_called_alike():

@@ -29,7 +29,7 @@ def marked() -> Iterator[None]:
             yield
 
     def reentrant(function: Any, _preserve: bool, *given: Any) -> Any:
-        with _part(f"{next(numbers)}!", set()):
+        with _part(f"{next(numbers)}!!", set()):
             results = function(*given)
         if any(isinstance(each, torch.Tensor) and each.requires_grad for each in given):
             return results

@@ -114,7 +114,9 @@ class Meta:
     module: str = ""  # the path of the line's module, with * for a block's number; "." is the root module
     operator: str = ""  # the operator that computes it there, such as linear
     why: str = ""  # for a collective: the reason for it
-    again: str = ""  # the checkpoints around it, outermost first: 1!/2-, where ! recomputes all and - saves the result
+    # The checkpoints around it, outermost first: 1!/2-, where ! recomputes all, !! does and has no gradient unless one
+    # of its inputs has, and - saves the result.
+    again: str = ""
     running: RunningStatistics | None = None  # for a normalization: the statistics that a training step updates
 
 

@@ -16,7 +16,7 @@ from learncost.ir.polynomial import Polynomial
 from learncost.ir.term import Term
 
 _ORIGIN = re.compile(
-    r"\s@\s+([^\s()\[\]{}=,;]+)(?:\s+(?!again\s+\d)([^\W\d][\w.:]*))?(?:\s+again\s+(\d+!?-?(?:/\d+!?-?)*))?\s*$"
+    r"\s@\s+([^\s()\[\]{}=,;]+)(?:\s+(?!again\s+\d)([^\W\d][\w.:]*))?(?:\s+again\s+(\d+!{0,2}-?(?:/\d+!{0,2}-?)*))?\s*$"
 )
 LONGEST_SHARE = 40
 """A share is written in up to so many characters."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from learncost.ir.errors import InputError
@@ -27,9 +27,12 @@ class GradientPlan:
     overrides: GradientOverrides = NONE
     scope: Scope = ()
     constants: frozenset[str] = frozenset()  # constants that lines read only with weights, and names computed from them
+    closed: set[str] = field(default_factory=set)  # reentrant checkpoints without an input that has a gradient
 
     def through(self, line: Line) -> list[int]:
         """Return which operands of a line get a gradient from it, without stopped and overridden ones."""
+        if self.closed and not self.closed.isdisjoint(_reentrant(line)):
+            return []
         return [
             i
             for i in differentiable(line)
@@ -44,13 +47,18 @@ class GradientPlan:
         """Return whether a loop that reads the name must return a gradient of it."""
         return name in self.needed and not self.is_given(name)
 
-    def needs(self, lines: Iterable[Statement], start: set[str]) -> None:
+    def needs(self, lines: Sequence[Statement], start: set[str]) -> None:
         """Mark the names that depend on the wanted ones."""
         self.needed |= start
+        undecided = _reads_from_outside(lines)
+        self.closed = set()
         for line in lines:
             if isinstance(line, Loop):
                 self._repeat_needs(line)
                 continue
+            for checkpoint in _reentrant(line):
+                if checkpoint in undecided and self.needed.isdisjoint(undecided.pop(checkpoint) - self.weights):
+                    self.closed.add(checkpoint)
             if any(operand(line, i).name in self.needed for i in self.through(line)):
                 self.needed |= {term.name for term in line.left}
             makes = {term.name for term in line.left}
@@ -127,6 +135,22 @@ class GradientPlan:
     def wants(self, name: str) -> bool:
         """Return whether the name has a gradient."""
         return name in self.needed and name in self.alive
+
+
+def _reentrant(line: Line) -> Iterator[str]:
+    """Yield the reentrant checkpoints around a line, by their marks and those of the checkpoints around them."""
+    marks = line.meta.again.split("/")
+    return ("/".join(marks[: depth + 1]).replace("-", "") for depth, mark in enumerate(marks) if "!!" in mark)
+
+
+def _reads_from_outside(lines: Iterable[Statement]) -> dict[str, set[str]]:
+    """Return the names that the lines of each reentrant checkpoint read and none of them makes: inputs and weights."""
+    reads, makes = dict[str, set[str]](), dict[str, set[str]]()
+    for line in lines:
+        for checkpoint in () if isinstance(line, Loop) else _reentrant(line):
+            reads.setdefault(checkpoint, set()).update(line.reads)
+            makes.setdefault(checkpoint, set()).update(line.makes)
+    return {checkpoint: names - makes[checkpoint] for checkpoint, names in reads.items()}
 
 
 def beside_weights(table: Table) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """Activation checkpoints of a layer's own lines: their lines are recomputed in the backward pass, as PyTorch does.
 
 Each checkpoint recomputes its lines, including those of inner checkpoints, before the first gradient of one of its
-lines. It stops at the last tensor that autograd saved from it; one that is marked with `!`, as with
+lines. It stops at the last tensor that autograd saved from it; one that is marked with `!` or `!!`, as with
 `use_reentrant=True`, runs to its end. Results that a policy saves, marked with `-`, are not recomputed.
 """
 

@@ -28,7 +28,7 @@ from learncost.sharding.presets import chosen_for
 from learncost.training.engine import Arrays, Batch, NumPyEngine
 from learncost.training.mesh_runner import MeshRunner, mine, parts_of_batch
 from learncost.training.parts import KINDS, ArrayPart, Parts
-from learncost.training.torch_engine import check_device
+from learncost.training.torch_engine import check_codes, check_device
 
 
 class MeshEngine(NumPyEngine):
@@ -46,6 +46,7 @@ class MeshEngine(NumPyEngine):
         if find_procedure(options.procedure).by_iterations:
             raise InputError(f"--mesh lays weights out once, so {options.procedure} is for one process")
         check_device(options)
+        check_codes(options)
         self._mesh = mesh(options.mesh or "")
         super().__init__(configuration, replace(options, engine="torch"))
         training = self._training

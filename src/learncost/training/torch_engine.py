@@ -102,6 +102,7 @@ class TorchEngine(NumPyEngine):
         except ImportError:
             raise InputError("--engine torch needs PyTorch: pip install 'learncost[torch]'") from None
         check_device(options)
+        check_codes(options)
         if options.device != "cpu" and precision_of(options.dtype).states in BLOCKS:
             raise InputError(f"--device {options.device} keeps states as they are, and {options.dtype} rounds them")
         super().__init__(configuration, options)
@@ -139,6 +140,13 @@ class TorchEngine(NumPyEngine):
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         super().load(weights, state, steps)
         self._runner.forget()
+
+
+def check_codes(options: Options) -> None:
+    """Refuse weights that learn as codes, which the kernels of a step on PyTorch would write as fp32."""
+    if precision_of(options.dtype).learned:
+        example = f"as in {options.dtype}: use --engine numpy"
+        raise InputError(f"--engine torch has no step for weights that learn as codes, {example}")
 
 
 def check_device(options: Options) -> None:

@@ -130,9 +130,9 @@ def subjects() -> Iterator[Subject]:
     """Every preset and layer, and what is asked of it."""
     from learncost.ir.loop import walk
     from learncost.layers.layer import shipped
+    from learncost.models.argument import presets, table_presets
     from learncost.models.configuration import configure
     from learncost.models.model import build
-    from learncost.models.presets import presets, table_presets
 
     tables = set[object]()  # the lines without the numbers in them
     for preset in presets():
@@ -190,7 +190,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     given = parser.parse_args()
 
-    from learncost.models.presets import preset
+    from learncost.models.argument import preset
 
     every = {name: list(questions(name)) for name, questions in subjects()}
     asked_of = {name: preset(name) for name in given.presets.split(",") if name}

@@ -26,7 +26,7 @@ from pathlib import Path
 from measure import show
 
 from learncost.cli.command import main as learncost
-from learncost.models.presets import preset_names
+from learncost.models.argument import preset_names
 from learncost.viz.figures import FIGURES
 
 DEVICE = "A100-SXM-80GB"

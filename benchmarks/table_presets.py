@@ -28,7 +28,7 @@ from learncost.importer.pipeline import table_of
 from learncost.importer.refusals import OnValuesError
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, layer
-from learncost.models.presets import TABLES
+from learncost.models.argument import TABLES
 from learncost.procedures.statistics import has_statistics
 
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from commands.called import call, ending
 from learncost.cli.command import COMMANDS
+from learncost.models.argument import presets
 from learncost.models.families import FAMILIES
-from learncost.models.presets import presets
 from learncost.models.sizes import CANONICAL
 from learncost.reports.formulas.subject import layers
 

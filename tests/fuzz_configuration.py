@@ -15,9 +15,9 @@ import sys
 import time
 
 import learncost as lc
+from learncost.models.argument import presets
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
-from learncost.models.presets import presets
 
 MOST_SECONDS = 20.0
 MOST_MEMORY = 2 * 2**30

@@ -23,8 +23,8 @@ from commands.called import call, ending
 from fuzz_calibration import OTHERS, changed_value
 from fuzz_commands import bounded
 from fuzz_configuration import keys_of, odd
+from learncost.models.argument import presets
 from learncost.models.families import FAMILIES
-from learncost.models.presets import presets
 
 ASKED = (
     *("cost {}", "cost {} --seq-len 8", "cost {} --json --by equation", "compare {} --procedures bp,recompute"),

@@ -16,8 +16,7 @@ from learncost.cli.command import main
 from learncost.layers.layer import layer
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
-from learncost.models.from_layer import from_layer
-from learncost.models.model import build
+from learncost.models.model import build, from_layer
 from learncost.models.parts import spans
 from learncost.procedures.step import step
 from learncost.reports.run import rows_of

@@ -10,9 +10,9 @@ import pytest
 
 import learncost.models
 from learncost.ir.errors import InputError
+from learncost.models.argument import preset_names, presets
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
-from learncost.models.presets import preset_names, presets
 from learncost.models.sizes import CANONICAL, MODEL_SIZES, check_size, resolve
 
 GENERIC = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 10}

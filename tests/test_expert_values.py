@@ -14,10 +14,10 @@ import pytest
 import learncost as lc
 from hugging_face import module_of, read
 from learncost.layers.active import active_parameters, choices, parameters
+from learncost.models.argument import presets
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build
-from learncost.models.presets import presets
 from sampling import sampled
 
 ROWS = json.loads((Path(__file__).parent / "published" / "experts.json").read_text())

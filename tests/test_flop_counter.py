@@ -12,7 +12,7 @@ import pytest
 
 import learncost as lc
 from learncost.layers.layer import shipped_layer
-from learncost.models.presets import presets
+from learncost.models.argument import presets
 from sampling import sampled
 from test_printed import FORMULAS, evaluate
 

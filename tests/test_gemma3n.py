@@ -11,8 +11,8 @@ from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken
 from hugging_face import check_parameters, module_of, read
 from learncost.engines.made import made_inputs
 from learncost.ir.errors import InputError
+from learncost.models.argument import preset
 from learncost.models.model import build, run_sizes
-from learncost.models.presets import preset
 from learncost.verification.sample import random_arrays
 
 pytest.importorskip("transformers")

@@ -8,7 +8,7 @@ from learncost.backends.placed import placed
 from learncost.engines.compiler import compiler
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
-from learncost.models.from_layer import from_layer
+from learncost.models.model import from_layer
 from learncost.passes.epilogue_update import updates
 from learncost.passes.plan import planned
 from learncost.procedures.clipping import with_clipping

@@ -9,9 +9,9 @@ from foreign_models import in_float64
 from hugging_face import read
 from learncost.engines.made import input_table, made_inputs
 from learncost.ir.polynomial import shape_of
+from learncost.models.argument import preset_names
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.models.presets import preset_names
 from learncost.training.generate import Decoder
 
 transformers = pytest.importorskip("transformers")

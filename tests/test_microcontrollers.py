@@ -8,7 +8,7 @@ import learncost as lc
 from learncost.devices.device import devices
 from learncost.devices.microcontroller import core_of, cores, rates_of
 from learncost.ir.errors import InputError
-from learncost.models.from_layer import from_layer
+from learncost.models.model import from_layer
 from test_in_product import MLP
 
 SMALL = {name: device for name, device in devices().items() if device.core}

@@ -7,7 +7,7 @@ import learncost as lc
 from learncost.engines.compiler import compiler
 from learncost.interpreter import execute as run
 from learncost.ir.loop import Loop, walk
-from learncost.models.from_layer import from_layer
+from learncost.models.model import from_layer
 from learncost.passes.lower import lower
 from learncost.passes.plan import planned
 from learncost.passes.split import LoopPart, split

@@ -8,7 +8,7 @@ import torch
 
 import learncost as lc
 from learncost.ir.polynomial import Polynomial
-from learncost.models.from_layer import from_layer
+from learncost.models.model import from_layer
 from learncost.procedures.procedure import procedure
 from learncost.reports.rows import ledger
 from learncost.reports.run import rows_of

@@ -7,9 +7,9 @@ import pytest
 
 from hugging_face import check_parameters, read
 from learncost.layers.active import parameters
+from learncost.models.argument import presets
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.models.presets import presets
 from test_families_decoders import DRAWN
 
 ROWS = json.loads(Path(__file__).with_name("published").joinpath("decoders.json").read_text(encoding="utf-8"))

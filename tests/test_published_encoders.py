@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from learncost.layers.active import parameters
+from learncost.models.argument import preset, presets
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.models.presets import preset, presets
 
 ROWS = json.loads((Path(__file__).parent / "published" / "encoders.json").read_text(encoding="utf-8"))
 

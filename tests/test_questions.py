@@ -14,7 +14,7 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.models.presets import preset
+from learncost.models.argument import preset
 from learncost.models.wording import BYTES, whole_number
 from learncost.procedures.optimizer_state import STATES
 from learncost.reports.columns import write_csv

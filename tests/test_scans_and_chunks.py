@@ -13,9 +13,9 @@ from learncost.engines.made import made_inputs
 from learncost.ir.errors import InputError
 from learncost.ir.loop import walk
 from learncost.layers.active import parameters
+from learncost.models.argument import preset
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.models.presets import preset
 from learncost.models.small import small
 from learncost.procedures.step import step
 from learncost.verification.check import sound_arrays, tally, values_of

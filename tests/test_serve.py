@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.models.presets import presets
+from learncost.models.argument import presets
 from learncost.reports.question import flags_of
 from learncost.viz.data.growth import growth
 from learncost.viz.document import document

@@ -9,8 +9,7 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.ir.loop import Loop
 from learncost.ir.polynomial import shape_of
-from learncost.models.from_layer import from_layer
-from learncost.models.model import build
+from learncost.models.model import build, from_layer
 from learncost.models.small import small
 from learncost.procedures.places import blocks
 from learncost.procedures.procedure import LEARNING

@@ -13,9 +13,8 @@ from learncost.engines.numpy_engine import Training
 from learncost.engines.state import from_state
 from learncost.importer.live import values_of
 from learncost.ir.errors import InputError
-from learncost.models.argument import described_elsewhere
+from learncost.models.argument import described_elsewhere, presets, table_presets
 from learncost.models.configuration import configure
-from learncost.models.presets import presets, table_presets
 
 NAMES = [preset.name for preset in table_presets()]
 

@@ -14,9 +14,9 @@ from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.step import ParallelConfig
 from learncost.devices.cluster import Cluster, clusters
 from learncost.ir.errors import InputError
+from learncost.models.argument import preset_names
 from learncost.models.configuration import configure, family_of
 from learncost.models.model import Model, build, run_sizes
-from learncost.models.presets import preset_names
 from learncost.sharding.clauses import clauses
 from learncost.sharding.mesh import mesh
 from published_trainings.frameworks import FRAMEWORKS, ZERO_1

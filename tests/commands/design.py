@@ -12,8 +12,8 @@ from pathlib import Path
 from zlib import crc32
 
 from learncost.cost_models.errata import errata
+from learncost.models.argument import presets
 from learncost.models.families import FAMILIES
-from learncost.models.presets import presets
 from learncost.reports.formulas.subject import layers
 
 FOLDER = Path(__file__).parent

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
-from learncost.models.presets import presets
+from learncost.models.argument import presets
 
 from .design import FOLDER, lines, subjects
 

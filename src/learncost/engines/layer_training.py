@@ -14,8 +14,7 @@ from learncost.interpreter import infer_sizes
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
-from learncost.models.from_layer import from_layer
-from learncost.models.model import Model, axes_of
+from learncost.models.model import Model, axes_of, from_layer
 from learncost.models.wording import nearest
 from learncost.procedures.inference import scored
 from learncost.procedures.step import iterations_of, run_by

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,14 @@ from learncost.layers.layer import Layer, defined, marked, shipped_layer
 from learncost.layers.rewrite import with_masks, with_padding
 from learncost.layers.tiles import read_place_by_place
 from learncost.models.compose import CompositionPlan, PlannedLayer, plan
-from learncost.models.configuration import PROJECTED, Configuration, family_of
+from learncost.models.configuration import PROJECTED, Configuration, family_of, of_layer
 from learncost.models.expression import evaluate, names
 from learncost.models.rewritings import REWRITINGS
-from learncost.models.tables import RUN, check_limits, check_open, letters
+from learncost.models.tables import RUN, check_limits, check_open, family_of_layer, letters
 
 if TYPE_CHECKING:
     from learncost.passes.quantized import Quantized
+
 
 RUN_AXES = frozenset({"B", "M", "N"})
 
@@ -269,3 +270,13 @@ def _check_run(configuration: Configuration, layer: Layer, lengths: Mapping[str,
     if lengths["batch_size"] not in (None, 1) and "B" not in axes:
         raise InputError(f"{configuration.name} has no batch: none of its axes is called B")
     check_open(layer, configuration.name, {*configuration.sizes, *given})
+
+
+def from_layer(layer: Layer, projected: Iterable[str] = ()) -> Model:
+    """The model that a layer is, to be trained: no gradient of an input is made. From `loss` alone it can learn.
+
+    projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix: the
+                training's input `X.F` for X
+    """
+    sizes = {name: size for name, size in family_of_layer(layer).sizes.items() if isinstance(size, int)}
+    return replace(build(of_layer(layer, sizes, projected=projected)), differentiated=())

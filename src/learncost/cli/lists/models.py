@@ -12,10 +12,9 @@ from learncost.cli.lists.listed import Cell, Known, Listed, cell_of
 
 @cache
 def _models() -> Listed:
-    from learncost.models.argument import GENERIC
+    from learncost.models.argument import GENERIC, presets, table_presets
     from learncost.models.configuration import configure
     from learncost.models.model import build
-    from learncost.models.presets import presets, table_presets
 
     entries: list[Known] = []
     for preset in presets():

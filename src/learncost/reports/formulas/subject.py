@@ -17,10 +17,9 @@ from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
-from learncost.models.argument import GENERIC
+from learncost.models.argument import GENERIC, preset, preset_names
 from learncost.models.files import looks_like_path
 from learncost.models.files import read_layer as read_file
-from learncost.models.presets import preset, preset_names
 from learncost.models.wording import shown
 from learncost.ops import entries, entry, op_called, plain
 from learncost.procedures.feedback import with_feedback

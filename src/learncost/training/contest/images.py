@@ -11,8 +11,7 @@ from learncost.engines.weights import DEVIATION, generator, initial_weights
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer, layer
 from learncost.models.configuration import configure
-from learncost.models.from_layer import from_layer
-from learncost.models.model import Model, build
+from learncost.models.model import Model, build, from_layer
 from learncost.models.sizes import check_size
 from learncost.training.contest.problem import Arrays, Problem
 from learncost.training.data.examples import Examples

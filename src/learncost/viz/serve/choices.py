@@ -10,8 +10,7 @@ from learncost.cost_models.books import every
 from learncost.devices.cluster import clusters
 from learncost.devices.device import devices
 from learncost.ir.precision import PRECISIONS
-from learncost.models.argument import GENERIC
-from learncost.models.presets import presets, table_presets
+from learncost.models.argument import GENERIC, presets, table_presets
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.passes.plan import PLANS
 from learncost.procedures.optimizer_state import STATES

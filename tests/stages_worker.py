@@ -25,8 +25,7 @@ from learncost.models.model import build
 from learncost.models.small import small
 from learncost.passes.plan import planned
 from learncost.passes.stages import iterations_of
-from learncost.procedures.clipping import with_clipping
-from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.optimizer import with_clipping, without_gradients
 from learncost.procedures.step import step
 from learncost.program.pipeline import schedule
 from learncost.sharding.collective import collectives

@@ -11,8 +11,7 @@ from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import parameters
 from learncost.passes.lower import lower
 from learncost.passes.plan import planned
-from learncost.procedures.clipping import with_clipping
-from learncost.procedures.weight_decay import with_weight_decay
+from learncost.procedures.optimizer import with_clipping, with_weight_decay
 from planned import given, results, sizes_of, table_of
 from trainings import batch, training
 

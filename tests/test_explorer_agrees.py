@@ -20,7 +20,7 @@ from learncost.devices.device import devices
 from learncost.ir.precision import PRECISIONS
 from learncost.models.families import FAMILIES
 from learncost.models.small import contents
-from learncost.procedures.optimizer_state import STATES
+from learncost.procedures.optimizer import STATES
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.viz.page import page as page_of
 from learncost.viz.serve.app import application

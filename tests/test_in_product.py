@@ -11,10 +11,8 @@ from learncost.ir.table import Table
 from learncost.models.model import from_layer
 from learncost.passes.epilogue_update import updates
 from learncost.passes.plan import planned
-from learncost.procedures.clipping import with_clipping
-from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.optimizer import with_clipping, with_weight_decay, without_gradients
 from learncost.procedures.step import step
-from learncost.procedures.weight_decay import with_weight_decay
 from planned import given, sizes_of, table_of
 
 MLP = """mlp(X targets share; W1 b1 W2 b2 W3 b3) -> loss

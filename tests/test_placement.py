@@ -20,8 +20,7 @@ from learncost.models.small import small
 from learncost.ops import entry
 from learncost.passes.plan import planned
 from learncost.passes.rewrite_padded import paddable
-from learncost.procedures.clipping import with_clipping
-from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.optimizer import with_clipping, without_gradients
 from learncost.procedures.step import step
 from learncost.sharding.check import check_placed
 from learncost.sharding.clauses import clauses

@@ -11,7 +11,7 @@ from learncost.layers.active import parameters
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
-from learncost.procedures.clipping import with_clipping
+from learncost.procedures.optimizer import with_clipping
 from learncost.procedures.step import step
 from learncost.reports.memory.planner import chosen, memory
 from planned import sizes_of, table_of

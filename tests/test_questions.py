@@ -16,7 +16,7 @@ import learncost as lc
 from learncost.cli.command import main
 from learncost.models.argument import preset
 from learncost.models.wording import BYTES, whole_number
-from learncost.procedures.optimizer_state import STATES
+from learncost.procedures.optimizer import STATES
 from learncost.reports.columns import write_csv
 from learncost.training.progress import ProgressLines
 

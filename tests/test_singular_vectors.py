@@ -17,7 +17,7 @@ from learncost.models.model import build
 from learncost.models.small import small
 from learncost.passes.lower import lower
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.singular_vectors import singular_vectors
+from learncost.procedures.projection import singular_vectors
 from learncost.procedures.step import step
 from learncost.training.contest.entrant import Entrant, EntrantTraining, Setting, costs
 from learncost.training.contest.images import vit

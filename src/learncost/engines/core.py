@@ -27,14 +27,12 @@ from learncost.ir.value import RANDOM, IdentityKey
 from learncost.models.model import Model
 from learncost.passes.lower import lower
 from learncost.procedures.accumulation import Accumulated, accumulated
-from learncost.procedures.clipping import with_clipping
-from learncost.procedures.optimizer import DEFAULT
+from learncost.procedures.optimizer import DEFAULT, with_clipping, with_weight_decay
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MODES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.statistics import BEGIN
 from learncost.procedures.step import step
-from learncost.procedures.weight_decay import with_weight_decay
 
 Values = dict[str, Any]
 

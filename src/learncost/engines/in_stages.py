@@ -13,8 +13,8 @@ from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
 from learncost.passes.plan import planned
 from learncost.passes.stages import iterations_of
+from learncost.procedures.optimizer import with_weight_decay
 from learncost.procedures.staged import clipped_together, staged, staged_forward
-from learncost.procedures.weight_decay import with_weight_decay
 from learncost.program.pipeline import Schedule
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed

@@ -22,8 +22,7 @@ from learncost.ir.value import Value
 from learncost.layers.layer import Layer, marked
 from learncost.layers.parts import of_part
 from learncost.ops import entry
-from learncost.procedures.decoding import ALL, CACHED, CachedValue, Decoding, axis_of, cache
-from learncost.procedures.keys import TOKENS
+from learncost.procedures.decoding import ALL, CACHED, TOKENS, CachedValue, Decoding, axis_of, cache
 from learncost.procedures.needed import needed
 
 

@@ -23,7 +23,7 @@ from learncost.models.model import Model
 from learncost.models.tables import addable
 from learncost.passes.rematerialization import in_phase
 from learncost.procedures.moves import ELSEWHERE
-from learncost.procedures.numbers import names_of_numbers, values_of_numbers
+from learncost.procedures.optimizer import names_of_numbers, values_of_numbers
 from learncost.procedures.procedure import LEARNING, Procedure
 
 NUMBERS = ("count", "strength", "inverse_count")

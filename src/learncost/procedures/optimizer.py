@@ -1,24 +1,42 @@
-"""The optimizer's step as lines: one word a weight, which reads the weight, its gradient, state and scalars."""
+"""The optimizer's step as lines, one operator a weight, and what comes before it: clipping, weight decay.
+
+An operator reads the weight, its gradient, its state and the numbers of the step, such as a learning rate, which are
+inputs beside a batch under names that no value of the table has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.line import Meta, Op
-from learncost.ir.loop import walk
+from learncost.ir.line import Line, Meta, Op, Product, Sum
+from learncost.ir.loop import Loop, Statement, defined, walk
+from learncost.ir.precision import BLOCKS, bytes_of_type
 from learncost.ir.table import Table
-from learncost.ir.term import Term
+from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
 from learncost.ops import entry
 from learncost.ops.optimizers import OPTIMIZERS, Optimizer
-from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 
 if TYPE_CHECKING:
     from learncost.cost_models import Book
-    from learncost.procedures.optimizer_state import OptimizerState
+
+
+def names_of_numbers(table: Table, numbers: Iterable[str], owner: str) -> dict[str, str]:
+    """What each number is called in a table: by its own name, or behind its owner's where a value has that already."""
+    names = {number: f"{owner}.{number}" if number in table.known else number for number in numbers}
+    if clashes := [name for name in names.values() if name in table.known]:
+        raise InputError(f"{clashes[0]} is a value of the table and a number of {owner}: call the value otherwise")
+    return names
+
+
+def values_of_numbers(names: dict[str, str]) -> dict[str, Value]:
+    """The numbers as inputs of a table, by their names there."""
+    return {name: Value((), "number", number) for number, name in names.items()}
+
 
 DEFAULT = "adamw"
 """Of a model, where no optimizer is named; a layer has none."""
@@ -40,8 +58,6 @@ def optimizer(name: str) -> Optimizer:
 
 def state_of(name: str) -> OptimizerState:
     """What an optimizer remembers; an unknown one is refused with all that exist."""
-    from learncost.procedures.optimizer_state import STATES  # only where memory is asked for, or a name is refused
-
     return named_one("optimizer", name, STATES)
 
 
@@ -96,3 +112,162 @@ def without_gradients(table: Table) -> Table:
         name for name in table.outputs if values[name].role != "gradient" or values[name].of not in table.renewed
     )
     return replace(table, outputs=tuple(outputs))
+
+
+EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_: clip_coef = max_norm / (total_norm + 1e-6), at most 1
+
+
+def with_clipping(table: Table) -> Table:
+    """The step with clipped gradients, as `clipped` has it."""
+    return clipped(table)[0]
+
+
+def clipped(table: Table, shared: Mapping[str, int] = {}) -> tuple[Table, str]:
+    """The step with `factor dW` in the place of every `dW` that the optimizer reads, as torch clips by the norm.
+
+    factor = min(1, clip / (norm + 1e-6)), with the norm over the gradients of all weights together and the bound
+    `clip`, a scalar input; written as 1 / max(1, (norm + 1e-6) / clip). It costs a MACC and a FLOP a parameter. The
+    table's own gradients stay as they are. A table without an optimizer has nothing to clip.
+    shared  of a table that is one of several: how many have the same gradient, each of which counts its share of it
+    Beside the step it gives the name of the sum of all squares, which several tables have to add up; "" without one.
+    """
+    updates = [line for line in table.lines if isinstance(line, Line) and line.meta.phase == "optimizer_step"]
+    gradients = defined(line for line in table.lines if line not in updates)
+    read = {t.name: t for line in updates for t in line.right if isinstance(t, Term) and t.name in gradients}
+    if not read:
+        return table, ""
+    names = {name: f"{name}.clipped" for name in read}
+    first = table.lines.index(updates[0])
+    numbers = names_of_numbers(table, ("clip",), "optimizer")
+    scaling, squares = _scaling(tuple(read.values()), numbers["clip"], shared)
+    lines: list[Statement] = [*table.lines[:first], *scaling]
+    lines += [line.renamed(names) if line in updates else line for line in table.lines[first:]]
+    result = replace(
+        table,
+        lines=tuple(lines),
+        values={
+            **table.values,
+            **values_of_numbers(numbers),
+            **{line.name: Value(line.left[0].declared) for line in scaling},
+            **{new: table.values[gradient] for gradient, new in names.items()},
+        },
+        inputs=(*table.inputs, *numbers.values()),
+    )
+    return result, squares
+
+
+def _scaling(gradients: tuple[Term, ...], bound: str, shared: Mapping[str, int]) -> tuple[list[Line], str]:
+    """From the gradients to the clipped gradients, whose norm is at most the bound; the name of the sum of squares."""
+
+    def scalar(name: str) -> Term:
+        return Term(f"{bound}.{name}", ())
+
+    def quotient(name: str, above: Term | Literal, below: Term) -> Op:
+        return Op((scalar(name),), (above, below), (), meta, "divide", (), "body", ("X", "D"), ("Y",))
+
+    meta = Meta("optimizer", phase="optimizer_step", local="clip")
+    squares, lines = list[Term](), list[Line]()
+    for gradient in gradients:
+        squares.append(Term(f"{gradient.name}.square", ()))
+        lines.append(Product((squares[-1],), (gradient, gradient), (), meta))
+        if number := shared.get(gradient.name):
+            whole, share = squares.pop(), Term(f"{gradient.name}.share", ())
+            squares.append(share)
+            lines.append(Product((share,), (whole, Literal(1 / number)), (), meta))
+    lines += [
+        Sum((scalar("squares"),), tuple(squares), (), meta, (1,) * len(squares)),
+        Op((scalar("norm"),), (scalar("squares"),), (), meta, "sqrt", (), "body", ("X",), ("Y",)),
+        Sum((scalar("above"),), (scalar("norm"), Literal(EPSILON)), (), meta, (1, 1)),
+        quotient("excess", scalar("above"), Term(bound, ())),
+        Op((scalar("divisor"),), (scalar("excess"), Literal(1.0)), (), meta, "maximum", (), "body", ("X", "Z"), ("Y",)),
+        quotient("factor", Literal(1.0), scalar("divisor")),
+    ]
+    lines += [
+        Product((Term(f"{gradient.name}.clipped", gradient.axes),), (gradient, scalar("factor")), (), meta)
+        for gradient in gradients
+    ]
+    return lines, scalar("squares").name
+
+
+def with_weight_decay(table: Table) -> Table:
+    """The step with `dW + weight_decay W` in the place of `dW`, as torch.optim.SGD has it; two FLOPs a parameter.
+
+    AdamW is left as it is: its own decay stands in its word.
+    """
+    numbers = names_of_numbers(table, ("weight_decay",), "optimizer")
+    values = dict(table.values) | values_of_numbers(numbers)
+    lines: list[Statement] = []
+    for line in table.lines:
+        changed = (
+            isinstance(line, Op)
+            and line.meta.phase == "optimizer_step"
+            and "G" in line.given
+            and "decay" not in line.given
+        )
+        lines += _decayed(line, values, numbers["weight_decay"]) if changed and not isinstance(line, Loop) else [line]
+    if len(lines) == len(table.lines):
+        return table
+    return replace(table, lines=tuple(lines), values=values, inputs=(*table.inputs, *numbers.values()))
+
+
+def _decayed(line: Line, values: dict[str, Value], share: str) -> list[Line]:
+    weight, gradient = line.right[0], line.right[1]
+    if (
+        weight.axes != gradient.axes
+        or values[gradient.name].axes != values.get(values[gradient.name].of, Value(())).axes
+    ):
+        raise InputError("weight decay is added to gradients, which are projected here: leave it out, or take AdamW")
+    assert isinstance(gradient, Term)
+    pull, decayed = (Term(f"{gradient.name}.{part}", gradient.axes) for part in ("decay", "decayed"))
+    values |= {pull.name: Value(pull.loops), decayed.name: values[gradient.name]}
+    meta = replace(line.meta, local="weight_decay", locals=())
+    return [
+        Product((pull,), (weight, Term(share, ())), (), meta),
+        Sum((decayed,), (gradient, pull), (), meta, (1, 1)),
+        replace(line, right=(weight, decayed, *line.right[2:])),
+    ]
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """What an optimizer remembers of a weight of some shape: so many bytes, given the type of its states."""
+
+    name: str
+    bytes: Callable[[Sequence[int], str], int]
+    source: str
+
+
+def _times(count: int) -> Callable[[Sequence[int], str], int]:
+    return lambda shape, kind: count * bytes_of_type(kind, prod(shape))
+
+
+def _eight_bits(shape: Sequence[int], kind: str) -> int:
+    """Two states in 8 bits, whatever the type of states is."""
+    return 2 * bytes_of_type("int8-2048", prod(shape))
+
+
+def _factored(shape: Sequence[int], kind: str) -> int:
+    """The sums of rows and of columns of a matrix; of a vector, every element."""
+    arrays = shape if len(shape) == 2 else (prod(shape),)
+    return sum(bytes_of_type(kind, size) for size in arrays)
+
+
+def _muon(shape: Sequence[int], kind: str) -> int:
+    """Momentum of matrices; of vectors AdamW's two states."""
+    return (1 if len(shape) == 2 else 2) * bytes_of_type(kind, prod(shape))
+
+
+STATES: Mapping[str, OptimizerState] = {
+    state.name: state
+    for state in (
+        *(OptimizerState(name, _times(len(optimizer.state)), optimizer.kept) for name, optimizer in OPTIMIZERS.items()),
+        OptimizerState("adam8bit", _eight_bits, BLOCKS["int8-2048"].source),
+        OptimizerState("adafactor", _factored, "Shazeer & Stern 2018, Adafactor, Algorithm 4 without momentum"),
+        OptimizerState(
+            "lion", _times(1), "Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2"
+        ),
+        OptimizerState(
+            "muon", _muon, "Jordan et al. 2024, Muon: momentum of matrices in the blocks; AdamW for all else"
+        ),
+    )
+}

@@ -16,9 +16,8 @@ from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.models.model import Model
 from learncost.passes.stages import Stage, StageValue, cut
-from learncost.procedures.clipping import clipped
+from learncost.procedures.optimizer import clipped, with_optimizer, without_gradients
 from learncost.procedures.optimizer import optimizer as find_optimizer
-from learncost.procedures.optimizer import with_optimizer, without_gradients
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def step(
         return _in_integers(table, model) if model.integers else table
     table = with_optimizer(table, gradients, stepping)
     if follower := chosen.moves.get("NAME follows weights"):
-        from learncost.procedures.following import with_following
+        from learncost.procedures.feedback import with_following
 
         table = with_following(table, follower, chosen.decay)
     if model.integers:

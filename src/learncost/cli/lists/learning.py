@@ -89,8 +89,7 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
 def _optimizers() -> Listed:
     from learncost.ops import entry
     from learncost.ops.optimizers import OPTIMIZERS
-    from learncost.procedures.optimizer import DEFAULT
-    from learncost.procedures.optimizer_state import STATES
+    from learncost.procedures.optimizer import DEFAULT, STATES
 
     entries: list[Known] = []
     for name, state in STATES.items():

@@ -13,7 +13,7 @@ from learncost.ir.precision import PRECISIONS
 from learncost.models.argument import GENERIC, presets, table_presets
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.passes.plan import PLANS
-from learncost.procedures.optimizer_state import STATES
+from learncost.procedures.optimizer import STATES
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.program.pipeline import KINDS
 from learncost.reports.memory.engines import memory_engines

@@ -9,8 +9,8 @@ from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.totals import beginnings
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.passes.context_free import alone, shape
 from learncost.passes.lower import _is_normal, _Lowering, lower
+from learncost.passes.normal_forms import alone, shape
 from learncost.procedures.step import step
 
 MODELS = ["gpt2", "transformer-base", "bert-base", "distilbert-base", "gpt3-jiang"]

@@ -21,8 +21,8 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.importer.walk import read_module
 from learncost.interpreter import execute
-from learncost.passes.checkpoints import checkpointed
 from learncost.passes.lower import lower
+from learncost.passes.rematerialization import checkpointed
 from planned import given
 from sampling import sampled
 

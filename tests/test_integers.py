@@ -19,9 +19,7 @@ from learncost.ir.term import Literal
 from learncost.ir.value import Value
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.passes.integer_functions import exponential, logarithm
-from learncost.passes.powers import HALF, WORD, Power, ScaledInteger
-from learncost.passes.shifts import Shifts
+from learncost.passes.integers import HALF, WORD, Power, ScaledInteger, Shifts, exponential, logarithm
 
 NET = (Path(__file__).parent.parent / "examples" / "microcontroller" / "net.table").read_text(encoding="utf-8")
 SMALL = """small(X targets share; W1 b1 W2) -> loss

@@ -19,7 +19,6 @@ from learncost.models.model import build, run_sizes
 from learncost.models.small import small
 from learncost.ops import entry
 from learncost.passes.plan import planned
-from learncost.passes.rewrite_padded import paddable
 from learncost.procedures.optimizer import with_clipping, without_gradients
 from learncost.procedures.step import step
 from learncost.sharding.check import check_placed
@@ -28,6 +27,7 @@ from learncost.sharding.collective import collectives
 from learncost.sharding.devices import run_placed, together
 from learncost.sharding.filled import check_filled
 from learncost.sharding.mesh import mesh
+from learncost.sharding.padding import paddable
 from learncost.sharding.place import place
 from learncost.sharding.presets import PLACEMENTS, chosen
 from learncost.sharding.zigzag import ordered, put_back

@@ -7,8 +7,7 @@ from learncost.ir.loop import Loop
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.models.model import Model
-from learncost.passes.nested import flat, is_nested
-from learncost.passes.split import LoopPart, split
+from learncost.passes.split import LoopPart, flat, is_nested, split
 
 
 def unrolled(model: Model) -> Model:

@@ -12,11 +12,11 @@ from learncost.ir.precision import Precision
 from learncost.ir.table import Table
 from learncost.models.model import Model
 from learncost.passes.plan import planned
-from learncost.passes.rewrite_padded import paddable
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.sharding.clauses import Clause, ShardSpecs
 from learncost.sharding.mesh import Mesh
+from learncost.sharding.padding import paddable
 from learncost.sharding.place import Placed, place
 
 

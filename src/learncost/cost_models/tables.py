@@ -45,9 +45,9 @@ from learncost.layers.products import (
     with_windows,
 )
 from learncost.ops import entry
-from learncost.passes.checkpoints import first_name
-from learncost.passes.context_free import alone, shape
 from learncost.passes.lower import lower, lower_line
+from learncost.passes.normal_forms import alone, shape
+from learncost.passes.rematerialization import first_name
 
 
 def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[PricedLine, ...]:

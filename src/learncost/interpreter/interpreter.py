@@ -21,8 +21,8 @@ from learncost.ir.table import Table
 from learncost.ir.totals import added, begun, empty
 from learncost.ir.value import IdentityKey, Value
 from learncost.layers.layer import Layer
-from learncost.passes.joins import joined
 from learncost.passes.lower import lower
+from learncost.passes.normal_forms import joined
 
 Values = dict[str, Array]
 Watch = Callable[[Line, MutableMapping[str, Array]], None]

@@ -128,3 +128,18 @@ def scores(table: Table) -> set[str]:
     ops = [line for line, _ in walk(table.lines) if isinstance(line, Op)]
     lines = [line for line in ops if entry(line.op).makes == "logarithms"]
     return {name for line in lines for name in (*line.reads, *line.makes)} - set(table.weights)
+
+
+class KernelNames:
+    """The names of a table's kernels, and those allocated since."""
+
+    def __init__(self, table: Table) -> None:
+        self._taken = {line.meta.kernel.name for line, _ in walk(table.lines) if line.meta.kernel}
+
+    def of(self, wish: str) -> str:
+        """Return the wished name, with a number appended where another kernel has it."""
+        name, number = wish, 2
+        while name in self._taken:
+            name, number = f"{wish}_{number}", number + 1
+        self._taken.add(name)
+        return name

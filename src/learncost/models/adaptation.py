@@ -18,9 +18,8 @@ from learncost.models.model import Model, masks_of
 from learncost.models.parts import NamedParts, sliced
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown
-from learncost.passes.nested import flat
 from learncost.passes.rewrite_lora import RANK, with_lora
-from learncost.passes.split import LoopPart, split
+from learncost.passes.split import LoopPart, flat, split
 
 RANK_OF_PATHS, ALPHA = 8, 16.0
 """Where none is given: r = 8 as peft has it, and alpha = 2 r."""

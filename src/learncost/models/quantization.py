@@ -10,8 +10,8 @@ from learncost.ir.precision import Precision
 from learncost.models.adaptation import Adaptation, Learned, adapted
 from learncost.models.model import Model
 from learncost.models.purposes import linear_layers
-from learncost.passes.nested import flat
 from learncost.passes.rewrite_quantized import with_quantized
+from learncost.passes.split import flat
 
 
 def changed(model: Model, learned: Adaptation | Learned | None, precision: Precision, learns: bool = True) -> Model:

@@ -14,10 +14,9 @@ from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
-from learncost.layers.names import named_once
+from learncost.layers.names import KernelNames, named_once
 from learncost.ops import entry
 from learncost.passes.fused_update import fused_update
-from learncost.passes.kernels import KernelNames
 
 KERNELS = "in_product"
 """The prefix of the names of this plan's kernels."""

@@ -15,10 +15,9 @@ from learncost.ir.line import FusedKernel, Line, Op
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
-from learncost.layers.names import named_once
+from learncost.layers.names import KernelNames, named_once
 from learncost.ops import entry
 from learncost.passes.inverse import inverted, kept_again
-from learncost.passes.kernels import KernelNames
 from learncost.passes.rematerialization import recomputed, run_once
 
 QUERIES = 32

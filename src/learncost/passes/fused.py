@@ -14,8 +14,7 @@ from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
-from learncost.layers.names import named_once
-from learncost.passes.kernels import KernelNames
+from learncost.layers.names import KernelNames, named_once
 
 _APART = ("zeros", "eye", "append", "join", "inside")
 

@@ -22,8 +22,17 @@ from learncost.ir.term import Axis, Literal, Operand, Read, Term
 from learncost.ir.value import IdentityKey, Value
 from learncost.layers.spelling import spell
 from learncost.ops import entry
-from learncost.passes.joins import join_of, read_back
-from learncost.passes.outside import MaskCondition, OutsideValues, bounds, moved, narrowest, pair, within
+from learncost.passes.normal_forms import (
+    MaskCondition,
+    OutsideValues,
+    bounds,
+    join_of,
+    moved,
+    narrowest,
+    pair,
+    read_back,
+    within,
+)
 
 
 def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:

@@ -24,11 +24,9 @@ from learncost.ir.loop import Loop
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
-from learncost.passes.integer_functions import FUNCTIONS
+from learncost.passes.integers import CODE, FUNCTIONS, HALF, TOTAL, WORD, Power, ScaledInteger, Shifts
 from learncost.passes.lower import expanded
-from learncost.passes.powers import CODE, HALF, TOTAL, WORD, Power, ScaledInteger
 from learncost.passes.rewrite_whole import is_whole
-from learncost.passes.shifts import Shifts
 
 FIXED = {"lr": (-24, WORD), "share": (-29, WORD)}
 """The powers of two, and the bits, of input numbers: by their roles, or their names."""

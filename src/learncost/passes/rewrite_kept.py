@@ -30,7 +30,7 @@ from learncost.ir.value import Value
 from learncost.layers.parts import of_part
 from learncost.layers.spelling import condition_names
 from learncost.ops import entry
-from learncost.passes.codes import LAYER, Values, coded
+from learncost.passes.integers import LAYER, Values, coded
 from learncost.passes.rematerialization import pairs
 
 

@@ -23,7 +23,7 @@ from learncost.ir.line import Line, Product
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
-from learncost.passes.codes import Values, coded
+from learncost.passes.integers import Values, coded
 
 
 def with_whole(table: Table) -> Table:

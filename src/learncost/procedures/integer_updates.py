@@ -22,8 +22,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.models.model import Model
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.passes.codes import LARGEST
-from learncost.passes.powers import CODE, HALF, TOTAL, Power, ScaledInteger
+from learncost.passes.integers import CODE, HALF, LARGEST, TOTAL, Power, ScaledInteger
 from learncost.passes.rewrite_integers import Integers, with_integers
 from learncost.procedures.directions import NUMBER, Directions
 from learncost.procedures.inference import scored

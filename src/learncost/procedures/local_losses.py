@@ -19,7 +19,7 @@ from learncost.ir.term import Term
 from learncost.ir.value import IdentityKey, Value
 from learncost.layers.gradient_plan import GradientPlan
 from learncost.models.model import Model
-from learncost.passes.segments import in_groups
+from learncost.passes.recompute import in_groups
 from learncost.procedures.needed import needed
 from learncost.procedures.places import check_learns, stacks
 from learncost.procedures.procedure import Procedure

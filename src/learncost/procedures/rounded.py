@@ -29,7 +29,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.models.model import Model
-from learncost.passes.codes import LARGEST
+from learncost.passes.integers import LARGEST
 from learncost.passes.quantized import Quantized
 from learncost.procedures.directions import NUMBER, Directions
 

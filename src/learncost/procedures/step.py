@@ -11,7 +11,7 @@ from learncost.autodiff.derive import derive, derive_once
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure
-from learncost.passes.checkpoints import checkpointed
+from learncost.passes.rematerialization import checkpointed
 from learncost.procedures.optimizer import optimizer, with_optimizer
 from learncost.procedures.procedure import LEARNING, MODES, PAPER, Procedure, procedure
 

@@ -20,9 +20,8 @@ from learncost.models.model import Model, build
 from learncost.models.small import small
 from learncost.ops import entry
 from learncost.ops.collectives import sends
-from learncost.passes.joins import joined
+from learncost.passes.normal_forms import joined
 from learncost.passes.plan import planned
-from learncost.passes.rewrite_padded import paddable
 from learncost.passes.stages import iterations_of
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.staged import staged
@@ -31,7 +30,7 @@ from learncost.sharding.clauses import Clause, parts_of
 from learncost.sharding.collective import collectives
 from learncost.sharding.devices import run_placed, together
 from learncost.sharding.mesh import Mesh, mesh
-from learncost.sharding.padding import filled_up
+from learncost.sharding.padding import filled_up, paddable
 from learncost.sharding.place import Placed, place
 from learncost.sharding.presets import chosen
 from learncost.sharding.stages import Pipeline, pipeline_of, place_stages

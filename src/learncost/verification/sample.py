@@ -19,7 +19,7 @@ from learncost.ir.term import Operand, Read, Term
 from learncost.layers.spelling import condition_names
 from learncost.layers.tiles import read_place_by_place
 from learncost.ops import entry
-from learncost.passes.joins import joined
+from learncost.passes.normal_forms import joined
 
 Array = Any
 

@@ -15,7 +15,7 @@ from learncost.layers.layer import usual_names
 from learncost.layers.parts import shown_layer
 from learncost.models.wording import nearest
 from learncost.ops import plain
-from learncost.passes.context_free import shape
+from learncost.passes.normal_forms import shape
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.reports import notation as write
 from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase, Explanation, Format

@@ -1,14 +1,102 @@
-"""The values of arrays outside of a `where`: a number that follows from the lines that define them, or unknown."""
+"""Normal forms: concatenations, writes as reads, values outside a `where`, lines that depend on no others."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-from learncost.ir.line import Condition, Line, Op, Product, Sum
-from learncost.ir.term import Axis, Literal, Operand, Term
+from learncost.ir.affine import Affine, AffineTerm, total
+from learncost.ir.line import Condition, Line, Meta, Op, Product, Sum
+from learncost.ir.loop import Loop, walk
+from learncost.ir.polynomial import base
+from learncost.ir.table import Table
+from learncost.ir.term import Axis, Literal, Operand, Read, Term
 from learncost.ops import entry
+
+
+def join_of(line: Sum) -> Op | None:
+    """Return a sum of reads, each beginning where the one before ends, as a `join`: `J[n] = X[m=n] + Z[k=n - #m]`."""
+    left, along = line.left[0], ""
+    ends: list[AffineTerm] = []  # of the arrays so far
+    parts: list[Operand] = []
+    for term in line.right:
+        reads = [axis for axis in term.axes if isinstance(axis, Read)]
+        at = reads[0].at if len(reads) == 1 else None
+        if not isinstance(at, Affine) or at.fixed or term.loops != left.loops:
+            return None
+        along = along or at.loops[0]
+        if {*at.parts} != {*total((AffineTerm(1, (), along), *ends))}:
+            return None
+        parts.append(Term(term.name, term.declared))
+        ends.append(AffineTerm(-1, (base(reads[0].axis),)))
+    if len(parts) < 2 or line.where or left.indexed or {*line.signs} != {1}:
+        return None
+    return Op((left,), tuple(parts), (), line.meta, "join", (along,), "body", ("X", "Z"), ("Y",))
+
+
+def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
+    """Yield axes along which arrays are concatenated, each with those of the arrays."""
+    for line, _ in walk(table.lines):
+        op = join_of(line) if isinstance(line, Sum) else None
+        if op is not None:
+            place = op.left[0].axes.index(op.axes[0])
+            yield base(op.axes[0]), [base(str(term.axes[place])) for term in op.right]
+
+
+def read_back(left: Term, value: Operand, meta: Meta) -> Product | None:
+    """Return a write at affine indices as a read, where the map is one-to-one: `Y[n=m + 1] = X[m]` is `Y[n] = X[m=n -
+    1]`.
+
+    Return None where positions collide or leave gaps, as with `y=i + u` and `y=2 i`.
+    """
+    if isinstance(value, Literal):
+        return None
+    reads = [axis for axis in left.axes if isinstance(axis, Read)]
+    loops = [axis for axis in left.axes if isinstance(axis, str)] + [loop for read in reads for loop in read.at.loops]
+    solved: dict[str, Axis] = {}
+    for read in reads:
+        at, others = read.at, {*loops} - {*read.at.loops}
+        place = at.solved(at.loops[0], read.axis) if isinstance(at, Affine) and len(at.loops) == 1 else None
+        if place is None or loops.count(at.loops[0]) > 1 or read.axis in others:
+            return None
+        solved[at.loops[0]] = Read(at.loops[0], place)
+    axes = tuple(solved.get(axis, axis) if isinstance(axis, str) else axis for axis in value.axes)
+    return Product((Term(left.name, left.declared),), (Term(value.name, axes),), (), meta)
+
+
+def alone(table: Table) -> Callable[[Line], bool]:
+    """Return a predicate for lines that are lowered in the same way in any context.
+
+    Only the values outside a `where` depend on other lines. They are tracked for results of lines with a `where`,
+    through all names that loops give them; every line that reads or defines none of these names is context-free.
+    """
+    conditioned = {term.name for line, _ in walk(table.lines) if line.where for term in line.left}
+    repeats = [*table.repeats]
+    pairs = []
+    while repeats:
+        repeat = repeats.pop()
+        pairs += [*repeat.each, *repeat.keep]
+        repeats += [line for line in repeat.lines if isinstance(line, Loop)]
+    before = -1
+    while before != len(conditioned):
+        before = len(conditioned)
+        conditioned.update(name for pair in pairs if not conditioned.isdisjoint(pair) for name in pair)
+    return lambda line: not line.where and conditioned.isdisjoint((*line.reads, *(term.name for term in line.left)))
+
+
+def shape(line: Line) -> Hashable:
+    """Return a key of everything that the counts of a context-free line depend on, without names and metadata."""
+    particulars: tuple[Hashable, ...] = ()
+    if isinstance(line, Op):
+        particulars = (line.op, line.part, line.axes, line.given, line.gives, line.opaque)
+    elif isinstance(line, Sum):
+        particulars = line.signs
+    # The axes of indices, and a term or literal that is read twice, change the lowering.
+    right = tuple(term.axes if isinstance(term, Term) else term for term in line.right)
+    names = [term.name for term in line.right]
+    return type(line), particulars, tuple(term.axes for term in line.left), right, tuple(map(names.index, names))
+
 
 Bounds: TypeAlias = tuple[Axis, Axis, str, str | None]  # a condition on axes as a line reads them
 

@@ -10,7 +10,7 @@ from learncost.backends import fill, leaves, program
 from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import precision_of
 from learncost.program import fake_arrays
-from learncost.program.fake_arrays.layout import chosen
+from learncost.program.fake_arrays.array import chosen
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.run import prepare
 from sampling import sampled

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from learncost.program.packing import Piece, most, packed
+from learncost.program.arena import Piece, most, packed
 
 
 def _cut(random: Random, pieces: int, bytes: int, moments: int) -> list[Piece]:

@@ -13,7 +13,7 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
-from learncost.program.log import AllocationHistory
+from learncost.program.allocation_log import AllocationHistory
 from learncost.reports.question import flags_of
 from learncost.viz.data.bridge import bridge
 from learncost.viz.data.curve import curve

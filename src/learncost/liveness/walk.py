@@ -17,8 +17,8 @@ from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, IdentityKey
 from learncost.liveness.answer import Live, LiveArray, LiveInterval, Moment
+from learncost.program.allocation_log import IntervalSet
 from learncost.program.calls import ScheduleRules, calls
-from learncost.program.interval_set import IntervalSet
 from learncost.program.lifetimes import Lifetimes, ScheduledArray, Walked, some_iterations
 
 

@@ -21,7 +21,7 @@ from learncost.ir.term import Literal, Read, Term, terms_of
 from learncost.layers.products import direct
 from learncost.ops.collectives import is_collective
 from learncost.passes.lower import lower_line
-from learncost.program.groups import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm
+from learncost.program.in_place import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm
 
 
 class Priced(Protocol):

@@ -15,7 +15,7 @@ from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.layers.parts import shown_layer
 from learncost.procedures.procedure import MACRO_OPERATIONS
-from learncost.program.groups import groups
+from learncost.program.in_place import groups
 from learncost.program.lifetimes import LoopIteration, Walked, every_iteration, some_iterations
 from learncost.reports.timing import Timing
 from learncost.viz.timeline import Pen, TimelineCounter, TimelineProcess, changes

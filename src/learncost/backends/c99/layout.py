@@ -19,9 +19,8 @@ from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, Value
 from learncost.program import arena
 from learncost.program.arena import Arena
-from learncost.program.calls import Axes
+from learncost.program.calls import Axes, MatrixProduct, matrix_product
 from learncost.program.lifetimes import ScheduledArray
-from learncost.program.matrix import MatrixProduct, matrix_product
 from learncost.program.regions import ARENA, Region, assigned, too_large
 
 WIDTHS = {"fp32": 4, "fp64": 8, "int64": 4, "uint8": 1, "bool": 1, "int8": 1, "int32": 4}

@@ -14,9 +14,8 @@ from learncost.backends.identifiers import Identifiers
 from learncost.backends.lines import headed
 from learncost.backends.loops import loop_title
 from learncost.ir.line import Line, Op
-from learncost.program.calls import Axes, Call, CallLoop, Item, axes_within
+from learncost.program.calls import Axes, Call, CallLoop, Item, MatrixView, axes_within
 from learncost.program.lifetimes import ScheduledArray
-from learncost.program.matrix import MatrixView
 
 WIDE = 118
 

@@ -14,10 +14,9 @@ from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.program import arena
-from learncost.program.calls import Axes
+from learncost.program.calls import Axes, MatrixProduct, matrix_product
 from learncost.program.in_place import calls
 from learncost.program.lifetimes import Lifetimes, ScheduledArray, Stack, every_iteration
-from learncost.program.matrix import MatrixProduct, matrix_product
 
 WIDTHS = {**BYTES, "int64": 8, "uint8": 1, "bool": 1}
 """Bytes of an element of every type of array."""

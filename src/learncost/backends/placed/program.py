@@ -21,9 +21,8 @@ from learncost.ir.line import Op
 from learncost.ir.loop import check_derived
 from learncost.ir.table import Table
 from learncost.ops.collectives import is_collective
-from learncost.program.calls import Axes, Call, CallLoop, Item, axes_within, every_call
+from learncost.program.calls import Axes, Call, CallLoop, Item, MatrixView, Scatter, axes_within, every_call
 from learncost.program.lifetimes import Path, ScheduledArray
-from learncost.program.matrix import MatrixView, Scatter
 
 TYPES = {
     "fp64": "float64",

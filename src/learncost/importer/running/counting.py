@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from learncost.importer.running.kernels import buffers, packed, results
-from learncost.program.autograd.running import RunUsage
+from learncost.program.autograd.state import RunUsage
 
 MOST = 2**22
 """Elements of a tensor that is computed."""

@@ -13,7 +13,7 @@ from typing import Any
 from learncost.importer.refusals import silenced, told
 from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
-from learncost.program.autograd.running import RunUsage
+from learncost.program.autograd.state import RunUsage
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """PyTorch's names of the types that it trains in."""

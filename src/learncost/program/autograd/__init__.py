@@ -1,8 +1,7 @@
 """The memory of a model's step under PyTorch's autograd, by a run on tensors without values."""
 
-from learncost.program.autograd.asked import StepOptions
 from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Module, module_named
-from learncost.program.autograd.running import RunUsage, Steps
+from learncost.program.autograd.state import RunUsage, StepOptions, Steps
 from learncost.program.autograd.step import run_step, step_weights
 from learncost.program.autograd.tape import Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping

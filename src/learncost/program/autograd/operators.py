@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from learncost.ops import op_called
-from learncost.program.account import Allocation
+from learncost.program.allocation_log import Allocation
 from learncost.program.autograd.tape import Gradients, Tape, TapeValue
 
 FLOAT = 4

@@ -2,20 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import TypeAlias
 
-from learncost.ir.loop import Loop
+from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.table import Table
-from learncost.program.account import Allocation
-from learncost.program.autograd.asked import StepOptions
-from learncost.program.autograd.blocks import blocks_of, places
+from learncost.ir.term import Operand, Read, Term
+from learncost.program.allocation_log import Allocation, AllocationLog, Logged
+from learncost.program.autograd.module import Module
 from learncost.program.autograd.operators import TapeTensor
 from learncost.program.autograd.tape import Tape, TapeNode, TapeValue
-from learncost.program.autograd.wrapped import ParameterGroup, Sharded
+from learncost.program.autograd.wrapped import ParameterGroup, Sharded, Wrapping
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """The options of a step in addition to its table.
+
+    state        bytes of the optimizer state, including copies of weights
+    width        bytes of a weight
+    learning     the trainable weights
+    drawn        the inputs that are dropout noise
+    checkpoint   "" or how every block runs under `torch.utils.checkpoint`: "frames" or "reentrant"
+    blocks       the number of blocks, where an iteration of a loop may contain several; 0: an iteration is one
+    stepping     the optimizer, and how it steps: fused, foreach or for-loop
+    coded        the weights that are stored as codes and scales, and their bytes
+    wrapping     how the module is distributed over devices
+    """
+
+    module: Module
+    state: int
+    width: int
+    learning: Collection[str]
+    drawn: Collection[str] = ()
+    checkpoint: str = ""
+    blocks: int = 0
+    stepping: tuple[str, str] = ("", "")
+    coded: Mapping[str, int] = field(default_factory=dict)
+    wrapping: Wrapping | None = None
+
+
+Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
+"""Lines, the names they start from, and the names they end with."""
+
+
+def whole_block(repeat: Loop) -> Block:
+    """Return the body as one block; its saved values follow its loop-carried ones."""
+    ends = [*(carry.end for carry in repeat.carry), *(inside for inside, _ in repeat.keep)]
+    return repeat.lines, [carry.start for carry in repeat.carry], ends
+
+
+def blocks_of(repeat: Loop, sharded_over: int) -> list[Block]:
+    """Return the body in blocks of `cuts` places each; as one where that does not divide."""
+    cuts_possible = places(repeat)
+    if not sharded_over or len(cuts_possible) % sharded_over or len(repeat.carry) != 1 or repeat.keep:
+        return [whole_block(repeat)]
+    ends = cuts_possible[sharded_over - 1 :: sharded_over]
+    starts = [(0, repeat.carry[0].start), *ends[:-1]]
+    return [(repeat.lines[a:b], [start], [end]) for (a, start), (b, end) in zip(starts, ends, strict=True)]
+
+
+def places(repeat: Loop) -> list[tuple[int, str]]:
+    """Return the places in the body where a single value is live: the number of lines before, and the value; the last
+    is the end.
+    """
+    last = {name: len(repeat.lines) for name in (carry.end for carry in repeat.carry)}
+    for at, line in reversed(list(enumerate(repeat.lines))):
+        for name in line.reads:
+            last.setdefault(name, at)
+    alive = {carry.start for carry in repeat.carry}
+    single_values = []
+    for at, line in enumerate(repeat.lines):
+        alive |= set(line.makes)
+        alive = {name for name in alive if last.get(name, -1) > at}
+        if len(alive) == 1:
+            single_values.append((at + 1, next(iter(alive))))
+    return single_values
+
 
 ROOT = ()
 """The group of weights outside of blocks."""
@@ -110,3 +177,96 @@ class StepState:
 
     def count(self, axes: Sequence[str]) -> int:
         return int(prod(shape_of(axes, self.sizes)))
+
+
+Values = dict[str, TapeTensor]
+
+
+@dataclass
+class ScopeNames:
+    """The names of one scope: their axes, the weights with their iterations, the noise, and the outer values."""
+
+    state: StepState
+    axes: Mapping[str, tuple[str, ...]]
+    weights: Mapping[str, tuple[str, ...]]
+    drawn: frozenset[str]
+    around: Values
+
+    @property
+    def tape(self) -> Tape:
+        return self.state.tape
+
+    @property
+    def module(self) -> Module:
+        return self.state.asked.module
+
+    def count(self, axes: Sequence[str]) -> int:
+        return self.state.count(axes)
+
+    def is_value(self, name: str) -> bool:
+        return name not in self.weights and name not in self.drawn
+
+    def found(self, name: str, values: Values) -> TapeTensor:
+        """Return a value by its name, or a weight."""
+        if name in values or name in self.around:
+            return values[name] if name in values else self.around[name]
+        return self.leaf(name).decoded()
+
+    def leaf(self, *names: str) -> TapeTensor:
+        elements = sum(self.count(self.axes[name]) for name in names)
+        return self.state.leaf([self.weights[name] for name in names], elements)
+
+    def operand(self, term: Operand, values: Values) -> TapeTensor:
+        """Return an operand: a value, a weight, noise, or a gather of one."""
+        assert isinstance(term, Term)
+        elements = self.count(term.loops)
+        if term.name in self.drawn:
+            return self.fresh(elements)
+        tensor = self.found(term.name, values)
+        reads = [axis for axis in term.axes if isinstance(axis, Read)]
+        if not reads:
+            return tensor
+        index = next((read.at.name for read in reads if read.at.name), "")
+        keeps = term.name not in self.weights  # torch.gather saves its operand, an embedding does not
+        if not index:  # as many elements: the same ones in another shape
+            return tensor if elements == tensor.elements else tensor.slice(elements)
+        places = self.found(index, values)
+        if keeps and self.module.attention == "disentangled":
+            places = places.copied()  # clamped in every layer
+        return tensor.gather(places, elements, keeps)
+
+    def fresh(self, elements: int) -> TapeTensor:
+        return TapeTensor(self.tape, self.tape.new(elements))
+
+
+class RunUsage:
+    """The memory use of a step that runs.
+
+    label    the operator that runs now
+    given    by label, the category of an array that is allocated before the step begins
+    steps    the optimizer's step over weights with these numbers of elements, while their gradients are alive
+    hooked   whether a hook runs a weight's step and frees its gradient as soon as it is complete
+    most     peak bytes if matrix product libraries used their largest workspace
+    device   the device, as PyTorch names it
+    weights  the table's weights, and the trainable ones; None where the module determines these
+    """
+
+    def __init__(self, device: str = "cpu", weights: tuple[Sequence[str], Sequence[str]] | None = None) -> None:
+        self.label, self.device, self.weights = "", device, weights
+        self.account = AllocationLog(NEVER, lambda: self.label)
+        self.given: dict[str, str] = {}
+        self.hooked, self.most = False, 0
+        self.steps: Callable[[list[int]], None] = lambda weights: None
+
+    def at_peak(self) -> list[Logged]:
+        """Return the live arrays at the first of the peaks."""
+        log = self.account.log
+        instant = log.levels.index(self.account.peak)
+        return [array for array in log.arrays if array.first <= instant <= array.last]
+
+
+NEVER = -1
+"""A number of bytes that is never in use: with it, a log is kept and nothing stops."""
+
+Steps: TypeAlias = "Callable[[Mapping[str, int], str, RunUsage], None]"
+"""A function that runs a module's forward and backward at given sizes, in a type such as bf16."""

@@ -2,17 +2,176 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
-from learncost.program.account import Allocation
-from learncost.program.autograd.asked import StepOptions
-from learncost.program.autograd.loops import run_lines
-from learncost.program.autograd.names import ScopeNames, Values
-from learncost.program.autograd.operators import INTEGER, TapeTensor
-from learncost.program.autograd.state import ROOT, StepState
+from learncost.program.allocation_log import Allocation
+from learncost.program.autograd.called import after_makers, call_module, with_parts
+from learncost.program.autograd.calls import (
+    CallScope,
+    Experts,
+    Linear,
+    Loss,
+    Norm,
+    OperatorCall,
+    Projection,
+    Single,
+    local_name,
+)
+from learncost.program.autograd.operators import INTEGER, TapeTensor, cat
+from learncost.program.autograd.state import ROOT, ScopeNames, StepOptions, StepState, Values, blocks_of, whole_block
 from learncost.program.autograd.tape import Tape, TapeValue
 from learncost.program.autograd.wrapped import BUCKETS
+
+
+def run_lines(names: ScopeNames, lines: Sequence[Statement], values: Values, outputs: Sequence[str]) -> None:
+    """Run the lines of a scope on its inputs; their results are added to the values."""
+    _run(names, _calls(names, lines, outputs), values, outputs)
+
+
+def _calls(names: ScopeNames, lines: Sequence[Statement], outputs: Sequence[str]) -> list[OperatorCall | Loop]:
+    """Return the calls of lines in the module's order."""
+    module, known = names.module, names.state.table.values
+
+    def joins(projections: Sequence[Projection]) -> Sequence[Sequence[Projection]]:
+        outer = [names.weights[projection.weight][0] for projection in projections]
+        return module.joins(projections, [known[name].group or name for name in outer])
+
+    lines, parted = with_parts(lines, outputs, names.axes)
+    in_order = list(CallScope(lines, names.weights, names.drawn, outputs, joins, module.gathers).calls())
+    in_order = after_makers(in_order, parted)
+    place = next((at for at, call in enumerate(in_order) if local_name(call) == module.after), 0)
+    if place:
+        early = [call for call in in_order[:place] if isinstance(call, Experts)]
+        in_order = [*(call for call in in_order[: place + 1] if call not in early), *early, *in_order[place + 1 :]]
+    return in_order
+
+
+def _run(names: ScopeNames, calls: Sequence[OperatorCall | Loop], values: Values, outputs: Sequence[str]) -> None:
+    """Run call by call; a value is freed when nothing reads it any more."""
+    left = Counter(name for call in calls for name in call.reads) + Counter(outputs)
+    module, values_read = names.module, Values()
+    for call in calls:
+        if isinstance(call, Loop):
+            _repeat(names, call, values)
+        else:
+            if isinstance(call, Linear | Loss) and not names.around:
+                names.state.embedded.clear()  # the model has returned, and its head begins
+            names.tape.label = call.title
+            call_module(names, call, values)
+        for name in call.reads:
+            left[name] -= 1
+            if not left[name] and name in values:
+                tensor = values.pop(name)
+                if module.holds == "sublayers" and isinstance(call, Linear | Single):
+                    values_read[name] = tensor
+                del tensor
+        if isinstance(call, Norm):
+            values_read.clear()
+
+
+def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
+    tape, how, sharded = names.tape, names.state.asked.checkpoint, names.state.sharded
+    number = names.state.numbers.get(id(repeat), -1)
+    sharded = sharded if (number, 0) in names.state.blocks.values() else None
+    if any(isinstance(line, Loop) for line in repeat.lines):
+        how = ""
+    starts_given = [values.pop(carry.initial) for carry in repeat.carry]
+    around = {name: names.found(name, values) for name in repeat.shared if names.is_value(name)}
+    iterations, stacks = size_of(repeat.count, names.state.sizes), _unbound(names, repeat, values)
+    inner = _inside(names, repeat, 0, around, values, stacks)
+    parts = [
+        (_calls(inner, lines, ends), starts, ends)
+        for lines, starts, ends in (
+            blocks_of(repeat, names.state.sharded_over) if how or sharded else (whole_block(repeat),)
+        )
+    ]
+    kept: list[list[TapeTensor]] = [[] for _ in repeat.keep]
+    for iteration in range(iterations)[:: -1 if repeat.reverse else 1]:
+        for place, (calls, starts, ends) in enumerate(parts):
+            if sharded:
+                group = names.state.group((number, place), iteration)
+                sharded.before_forward(group)
+                starts_given = sharded.entered(group, starts_given)
+            inner = _inside(names, repeat, iteration, around, values, stacks)
+            if how == "reentrant":
+                given = [*starts, *(name for name, tensor in around.items() if tensor.learns)]
+                inner.around = {name: tensor for name, tensor in inner.around.items() if name not in given}
+                more = [around[name].value for name in given[len(starts) :]]
+                results = tape.reentrant(
+                    _iteration(inner, calls, given, ends), [*(tensor.value for tensor in starts_given), *more]
+                )
+            else:
+                again = _held(_iteration(inner, calls, starts, ends), [tensor.value for tensor in starts_given])
+                results = tape.checkpoint(again) if how else again()
+            starts_given = [TapeTensor(tape, value) for value in results]
+            del results
+            if sharded:
+                sharded.after_forward(group)
+                starts_given = sharded.left(group, starts_given)
+        for several in reversed(kept):
+            several.append(starts_given.pop())
+    for carry, tensor in zip(repeat.carry, starts_given, strict=True):
+        values[carry.final] = tensor
+    for (_, stack), several in zip(repeat.keep, kept, strict=True):
+        values[stack] = cat(several)
+
+
+def _unbound(names: ScopeNames, repeat: Loop, values: Values) -> dict[str, list[TapeTensor]]:
+    """Return the slices of the stacks that have gradients, by the names of the slices."""
+    iterations, stacks = size_of(repeat.count, names.state.sizes), {}
+    for inside, outer in repeat.each:
+        if names.is_value(outer) and (stack := names.found(outer, values)).learns:
+            stacks[inside] = stack.split([stack.elements // iterations] * iterations)
+    return stacks
+
+
+def _inside(
+    names: ScopeNames,
+    repeat: Loop,
+    iteration: int,
+    around: Values,
+    values: Values,
+    stacks: Mapping[str, Sequence[TapeTensor]],
+) -> ScopeNames:
+    """Return the scope of an iteration."""
+    weights, drawn, slices = dict(names.weights), set(names.drawn), Values()
+    for inside, outer in repeat.each:
+        if outer in names.weights:
+            weights[inside] = (*names.weights[outer], str(iteration))
+        elif outer in names.drawn:
+            drawn.add(inside)
+        elif inside in stacks:
+            slices[inside] = stacks[inside][iteration]
+        else:
+            stack, elements = names.found(outer, values).value, names.count(repeat.axes[inside])
+            slices[inside] = TapeTensor(names.tape, TapeValue(elements, stack.width, stack.allocation, view=True))
+    seen = {**names.around, **around, **slices}
+    return ScopeNames(names.state, {**names.axes, **repeat.axes}, weights, frozenset(drawn), seen)
+
+
+def _iteration(
+    names: ScopeNames, calls: Sequence[OperatorCall | Loop], starts: Sequence[str], ends: Sequence[str]
+) -> Callable[[Sequence[TapeValue]], list[TapeValue]]:
+    """Return a function that runs an iteration, or a block of one, once or again, on its inputs."""
+    tape = names.tape
+
+    def run(arguments: Sequence[TapeValue]) -> list[TapeValue]:
+        values = {name: TapeTensor(tape, value) for name, value in zip(starts, arguments, strict=True)}
+        _run(names, calls, values, ends)
+        return [values[name].value for name in ends]
+
+    return run
+
+
+def _held(
+    run: Callable[[Sequence[TapeValue]], list[TapeValue]], arguments: Sequence[TapeValue]
+) -> Callable[[], list[TapeValue]]:
+    """Bind an iteration to its inputs, which it holds."""
+    return lambda: run(arguments)
 
 
 def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOptions) -> None:

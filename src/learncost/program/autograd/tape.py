@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from sys import getrefcount
 
-from learncost.program.account import Allocation, AllocationLog
+from learncost.program.allocation_log import Allocation, AllocationLog
 
 
 @dataclass(eq=False, slots=True)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from learncost.program.account import Allocation, TensorStorage
+from learncost.program.allocation_log import Allocation, TensorStorage
 from learncost.program.autograd.operators import TapeTensor
 from learncost.program.autograd.tape import Gradients, Tape, TapeValue
 

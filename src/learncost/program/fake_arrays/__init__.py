@@ -15,7 +15,7 @@ operators do not reuse operands for results, and copy where `reshape`, `contiguo
 workspace of kernels is not counted. A program of one of several devices runs on a mesh without values.
 """
 
-from learncost.program.account import AllocationLog
+from learncost.program.allocation_log import AllocationLog
 from learncost.program.fake_arrays.array import FakeArray
 from learncost.program.fake_arrays.between import DeviceMesh, FakeDevice
 from learncost.program.fake_arrays.program import loaded, loaded_on_torch

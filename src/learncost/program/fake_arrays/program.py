@@ -3,13 +3,203 @@
 from __future__ import annotations
 
 import ast
+import operator
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
-from learncost.program.account import FILE, AllocationLog
+import numpy as np
+
+from learncost.ir.errors import InputError
+from learncost.program.allocation_log import FILE, AllocationLog
+from learncost.program.fake_arrays.array import BUFFER, FakeArray, order_of
 from learncost.program.fake_arrays.between import DeviceMesh
-from learncost.program.fake_arrays.functions import NumPy
-from learncost.program.fake_arrays.operators import binary, compare, unary
 from learncost.program.fake_arrays.torch import Functional, Torch
+
+
+class NumPy:
+    """The functions of NumPy that emitted programs call, on arrays without values."""
+
+    inf = np.inf
+    ndarray = FakeArray
+    float32, float64 = np.dtype("float32"), np.dtype("float64")
+
+    def __init__(self, account: AllocationLog) -> None:
+        self._account = account
+        self.add = _Add()
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(np, name, None)
+        if isinstance(function, np.ufunc) and function.nout == 1:
+            return lambda *operands, out=None: elementwise(self._account, operands) if out is None else out
+        raise InputError(f"the memory of np.{name} is unknown: add it to learncost.program.fake_arrays")
+
+    def of_each(self, *arrays: FakeArray) -> FakeArray:
+        """Run a function of each element."""
+        return elementwise(self._account, arrays)
+
+    def zeros(self, shape: Any, dtype: Any) -> FakeArray:
+        return FakeArray.new(self._account, shape, dtype)
+
+    def full(self, shape: Any, value: float, dtype: Any) -> FakeArray:
+        return FakeArray.new(self._account, shape, dtype)
+
+    def array(self, array: FakeArray) -> FakeArray:
+        return array.astype(array.dtype)
+
+    def pad(self, array: FakeArray, ends: Sequence[tuple[int, int]]) -> FakeArray:
+        shape = [size + before + behind for size, (before, behind) in zip(array.shape, ends, strict=True)]
+        return FakeArray.new(self._account, shape, array.dtype)
+
+    def zeros_like(self, array: FakeArray) -> FakeArray:
+        return array.astype(array.dtype)
+
+    def eye(self, size: int, dtype: Any) -> FakeArray:
+        return FakeArray.new(self._account, (size, size), dtype)
+
+    def arange(self, size: int) -> FakeArray:
+        return FakeArray.new(self._account, (size,), np.int64)
+
+    def tri(self, rows: int, columns: int, place: int = 0, dtype: Any = bool) -> FakeArray:
+        return FakeArray.new(self._account, (rows, columns), dtype)
+
+    def where(self, condition: FakeArray, first: Any, second: Any) -> FakeArray:
+        kind = np.result_type(*(x.dtype if isinstance(x, FakeArray) else x for x in (first, second)))
+        return elementwise(self._account, (condition, first, second), kind)
+
+    def ascontiguousarray(self, array: FakeArray) -> FakeArray:
+        return array if array.layout.flags.c_contiguous else FakeArray.new(self._account, array.shape, array.dtype)
+
+    def broadcast_to(self, array: FakeArray, shape: Any) -> FakeArray:
+        return FakeArray(np.broadcast_to(array.layout, shape), array.allocation)
+
+    def stack(self, arrays: Sequence[FakeArray]) -> FakeArray:
+        first = arrays[0]
+        return FakeArray.new(self._account, (len(arrays), *first.shape), first.dtype)
+
+    def concatenate(self, arrays: Sequence[FakeArray], axis: int = 0) -> FakeArray:
+        shape = list(arrays[0].shape)
+        shape[axis] = sum(array.shape[axis] for array in arrays)
+        return FakeArray.new(self._account, shape, np.result_type(*(array.dtype for array in arrays)))
+
+    def take_along_axis(self, array: FakeArray, index: FakeArray, axis: int) -> FakeArray:
+        return FakeArray.new(self._account, index.shape, array.dtype)
+
+    def put_along_axis(self, array: FakeArray, index: FakeArray, values: FakeArray, axis: int) -> None:
+        pass
+
+    def argsort(self, array: FakeArray, axis: int = -1, **_: Any) -> FakeArray:
+        return FakeArray.new(self._account, array.shape, np.int64)
+
+    def cumsum(self, array: FakeArray, axis: int) -> FakeArray:
+        return FakeArray.new(self._account, array.shape, array.dtype)
+
+    def flip(self, array: FakeArray, axes: Any) -> FakeArray:
+        return FakeArray(array.layout, array.allocation)
+
+    def argmax(self, array: FakeArray, axis: int) -> FakeArray:
+        return FakeArray.new(self._account, array.shape[:-1], np.int64)
+
+    argmin = argmax
+
+    def sort(self, array: FakeArray, axis: int = -1, **_: Any) -> FakeArray:
+        return FakeArray.new(self._account, array.shape, array.dtype)
+
+
+class _Add:
+    """`np.add`, of which programs use `at`, and sums with `out`: both are in-place."""
+
+    def __call__(self, first: FakeArray, second: FakeArray, out: FakeArray) -> FakeArray:
+        return out
+
+    def at(self, array: FakeArray, index: Any, values: FakeArray) -> None:
+        pass
+
+
+ELIDED = 256 * 1024
+"""Bytes from which NumPy writes a result into a temporary operand (NPY_MIN_ELIDE_BYTES)."""
+
+
+def elementwise(account: AllocationLog, operands: Sequence[Any], dtype: Any = None) -> FakeArray:
+    """Run an elementwise function: allocate its result, and a buffer where operands are broadcast."""
+    arrays = [operand for operand in operands if isinstance(operand, FakeArray)]
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    kind = dtype or np.result_type(
+        *(operand.dtype if isinstance(operand, FakeArray) else operand for operand in operands)
+    )
+    result = FakeArray.new(account, shape, kind, order_of(shape, arrays))
+    spread = [array for array in arrays if array.shape and (array.shape != shape or not _dense(array))]
+    if spread and len(shape) > 1 and prod(shape[-1:]) < BUFFER:
+        account.buffer(min(BUFFER, prod(shape)) * kind.itemsize)
+    return result
+
+
+def _dense(array: FakeArray) -> bool:
+    """Return whether its elements are contiguous, in some order of the axes."""
+    steps = zip(array.shape, array.layout.strides, strict=True)
+    return bool(sum((size - 1) * abs(step) for size, step in steps) < array.nbytes)
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mult": operator.mul,
+    "Div": operator.truediv,
+    "FloorDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "Pow": operator.pow,
+    "BitAnd": operator.and_,
+    "BitOr": operator.or_,
+    "MatMult": operator.matmul,
+}
+_OF_ONE: dict[str, Callable[[Any], Any]] = {"USub": operator.neg, "Invert": operator.invert, "Not": operator.not_}
+_EITHER = ("Add", "Mult", "BitAnd", "BitOr")
+_NEVER = ("Pow", "Mod")
+
+
+def binary(name: str, left: Any, right: Any, temporaries: tuple[bool, bool]) -> Any:
+    """Run an operator; `temporaries` are the operands that nothing else refers to."""
+    if not isinstance(left, FakeArray) and not isinstance(right, FakeArray):
+        return _OPERATORS[name](left, right)
+    if name == "MatMult":
+        return _product(left, right)
+    if name not in _NEVER:
+        if temporaries[0] and _gives_way(left, right):
+            return left
+        if name in _EITHER and temporaries[1] and _gives_way(right, left):
+            return right
+    account = (left if isinstance(left, FakeArray) else right).account
+    return elementwise(account, (left, right))
+
+
+def _gives_way(operand: Any, other: Any) -> bool:
+    if not isinstance(operand, FakeArray) or not operand.owns or operand.nbytes < ELIDED:
+        return False
+    if not isinstance(other, FakeArray):
+        return bool(np.can_cast(np.asarray(other).dtype, operand.dtype))
+    return other.shape in ((), operand.shape) and bool(np.can_cast(other.dtype, operand.dtype))
+
+
+def _product(left: FakeArray, right: FakeArray) -> FakeArray:
+    rows, columns = left.shape[-2:-1], right.shape[-1:] if len(right.shape) > 1 else ()
+    outer = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    return FakeArray.new(left.account, (*outer, *rows, *columns), np.result_type(left.dtype, right.dtype))
+
+
+def unary(name: str, operand: Any, is_temporary: bool) -> Any:
+    """Run a minus or a not, into a temporary operand where there is one."""
+    if not isinstance(operand, FakeArray):
+        return _OF_ONE[name](operand)
+    if is_temporary and operand.owns and operand.nbytes >= ELIDED:
+        return operand
+    return elementwise(operand.account, (operand,))
+
+
+def compare(left: Any, right: Any) -> Any:
+    """Return the boolean array of a comparison."""
+    account = (left if isinstance(left, FakeArray) else right).account
+    return elementwise(account, (left, right), np.dtype(bool))
+
 
 WRITTEN = ("erf", "hashed", "coin")
 """Elementwise functions that a program defines at its top; they are replaced in the program's namespace."""

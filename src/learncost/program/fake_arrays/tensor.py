@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from learncost.program.account import Allocation, AllocationLog
-from learncost.program.fake_arrays.layout import StridedLayout, chosen, laid
+from learncost.program.allocation_log import Allocation, AllocationLog
+from learncost.program.fake_arrays.array import StridedLayout, chosen, laid
 
 BFLOAT16 = np.dtype("float16")
 """The stand-in for bfloat16, which NumPy lacks: a type of the same size and the same promotion."""

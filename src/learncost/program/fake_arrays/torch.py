@@ -12,7 +12,7 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.ops import entries
-from learncost.program.account import AllocationLog
+from learncost.program.allocation_log import AllocationLog
 from learncost.program.fake_arrays.between import Collectives, distributed
 from learncost.program.fake_arrays.tensor import BFLOAT16, Function, SentRows, ShapeTensor, elementwise
 

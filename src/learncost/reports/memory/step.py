@@ -30,7 +30,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.statistics import with_statistics
 from learncost.procedures.step import step, trained_by
 from learncost.program.autograd.module import module_named
-from learncost.program.autograd.running import RunUsage
+from learncost.program.autograd.state import RunUsage
 from learncost.program.calls import IN_KERNELS
 from learncost.program.lifetimes import FEW, Walked, every_iteration
 from learncost.program.regions import Region

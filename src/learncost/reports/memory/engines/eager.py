@@ -12,7 +12,7 @@ from learncost.ir.precision import BYTES
 from learncost.models.model import Model
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
 from learncost.procedures.procedure import procedure
-from learncost.program.account import Allocation
+from learncost.program.allocation_log import Allocation
 from learncost.program.autograd import (
     BUCKETS,
     GATHERED,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from learncost.ir.loop import walk
 from learncost.ir.table import Table
 from learncost.liveness import LiveInterval, Moment
-from learncost.program.log import AllocationHistory, Logged, LoggedLine
+from learncost.program.allocation_log import AllocationHistory, Logged, LoggedLine
 
 RUNNERS = ()
 """This module has none of its own."""

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import mean, median
 
-from learncost.devices.evidence import ENDS, FEWEST_ROWS, NEEDED, Observation, trusted
-from learncost.devices.utilization import powers, utilizations
+from learncost.devices.assumptions import ENDS, FEWEST_ROWS, NEEDED, Observation, powers, trusted, utilizations
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ from learncost.passes.lower import lower
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
-from learncost.sharding.bucketed import bucketed
-from learncost.sharding.collective import collectives
+from learncost.sharding.collective import bucketed, collectives
 from learncost.sharding.devices import part, together
 from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place

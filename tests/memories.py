@@ -9,7 +9,7 @@ from allocator import apart
 from learncost.backends import fill, leaves, program
 from learncost.engines.in_place import InPlace, library_products
 from learncost.ir.polynomial import shape_of
-from learncost.sharding.bucketed import bucketed
+from learncost.sharding.collective import bucketed
 
 TRIES = 3
 """How often a step runs: what a thread of gloo still holds is more in one run, and less in another."""

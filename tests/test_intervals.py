@@ -9,9 +9,19 @@ import pytest
 
 import learncost as lc
 from learncost.devices import assumptions
+from learncost.devices.assumptions import (
+    FEWEST_ROWS,
+    NEEDED,
+    Observation,
+    groups,
+    power_groups,
+    powers,
+    share_held,
+    trusted,
+    typical,
+    utilizations,
+)
 from learncost.devices.device import devices
-from learncost.devices.evidence import FEWEST_ROWS, NEEDED, Observation, share_held, trusted, typical
-from learncost.devices.utilization import groups, power_groups, powers, utilizations
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.program import fake_arrays
-from learncost.sharding.bucketed import bucketed
+from learncost.sharding.collective import bucketed
 
 KIB, MIB = 2**10, 2**20
 SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 500}

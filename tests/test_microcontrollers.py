@@ -6,7 +6,7 @@ import pytest
 
 import learncost as lc
 from learncost.devices.device import devices
-from learncost.devices.microcontroller import core_of, cores, rates_of
+from learncost.devices.rates import core_of, cores, rates_of
 from learncost.ir.errors import InputError
 from learncost.models.model import from_layer
 from test_in_product import MLP

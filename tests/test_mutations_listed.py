@@ -23,7 +23,7 @@ def test_every_mutation_changes_one_place_and_names_its_tests():
 @pytest.mark.parametrize("old", ["nothing that is there", "import"])
 def test_a_text_that_does_not_occur_once_is_an_error(old):
     with pytest.raises(ValueError, match="not once"):
-        Mutation("m", "interpreter/functions.py", old, "", ()).text()
+        Mutation("m", "interpreter/operation.py", old, "", ()).text()
 
 
 def test_a_survivor_fails_and_the_log_is_gone_on_with(tmp_path, monkeypatch, capsys):

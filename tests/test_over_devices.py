@@ -14,7 +14,7 @@ from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.reports.memory.planner import smallest
-from learncost.sharding.bucketed import bucketed
+from learncost.sharding.collective import bucketed
 from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.interpreter import collected as run_collected
+from learncost.interpreter import moves as run_collected
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, walk

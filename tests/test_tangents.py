@@ -10,7 +10,7 @@ from scipy.linalg import hadamard
 import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.autodiff.tangent import tangent
-from learncost.interpreter import functions
+from learncost.interpreter import operation
 from learncost.layers.gradient_overrides import GradientSource
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.models.model import build
@@ -114,7 +114,7 @@ def test_the_mean_over_signs_without_correlation_of_what_linears_make_is_the_gra
     entries_drawn, signs = {}, []  # the last of `signs` stands
 
     def coin(x, z):
-        keys = functions._hashed(x, z)
+        keys = operation._hashed(x, z)
         places = np.vectorize(lambda key: entries_drawn.setdefault(float(key), len(entries_drawn)))(keys)
         return signs[-1][places].astype(float) if signs else np.ones(keys.shape)
 
@@ -126,7 +126,7 @@ def test_the_mean_over_signs_without_correlation_of_what_linears_make_is_the_gra
         return {name: np.array(values[f"d{name}"]) for name in model.table.weights if f"d{name}" in values}
 
     expected = gradients(model, "bp", sizes, arrays)
-    monkeypatch.setattr(functions, "_OWN", {**functions._OWN, "coin": coin})
+    monkeypatch.setattr(operation, "_OWN", {**operation._OWN, "coin": coin})
     moved()
     rows = hadamard(1 << len(entries_drawn).bit_length())
     mean = {}
@@ -167,10 +167,10 @@ def test_every_entry_of_every_direction_is_drawn_by_a_number_of_its_own(procedur
     keys = set()
 
     def coin(x, z):
-        keys.update(np.ravel(functions._hashed(x, z)).tolist())
-        return functions._coin(x, z)
+        keys.update(np.ravel(operation._hashed(x, z)).tolist())
+        return operation._coin(x, z)
 
-    monkeypatch.setattr(functions, "_OWN", {**functions._OWN, "coin": coin})
+    monkeypatch.setattr(operation, "_OWN", {**operation._OWN, "coin": coin})
     gradients(model, procedure, sizes, arrays, 1.0)
     entries_of_all = sum(arrays[weight].size for weight in model.learning)
     # Of numbers of 24 bits some fall together by chance: n^2 / 2^25 of n.

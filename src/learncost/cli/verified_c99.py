@@ -20,7 +20,7 @@ from learncost.engines.compiler import compiler
 from learncost.engines.fixed_point import real, whole
 from learncost.engines.inputs import random_batch
 from learncost.engines.numpy_engine import Training
-from learncost.interpreter.functions import mixed
+from learncost.interpreter.operation import mixed
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import shape_of
 from learncost.ir.precision import precision_of

@@ -10,8 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from learncost.autodiff.derive import derive
-from learncost.interpreter.collected import Exchange
-from learncost.interpreter.moves import Array, Sizes
+from learncost.interpreter.moves import Array, Exchange, Sizes
 from learncost.interpreter.operation import Operation, prepared
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line

@@ -5,9 +5,8 @@ outputs to the end. The table is read as written: an operator's inner values app
 for an array (a sum of one term) is the same array. No operation is in-place.
 """
 
-from learncost.liveness.answer import Live, LiveArray, LiveInterval, Moment
-from learncost.liveness.given_sizes import live, moments
-from learncost.liveness.open_sizes import Instant, SymbolicInterval, levels, stretches
+from learncost.liveness.sizes import Instant, SymbolicInterval, levels, live, moments, stretches
+from learncost.liveness.walk import Live, LiveArray, LiveInterval, Moment
 
 __all__ = [
     "Instant",

@@ -11,7 +11,7 @@ from learncost.ops.collectives import KIND, SENDS_NOTHING
 
 
 def keep(table: Table, ops: tuple[str, ...]) -> Table:
-    """Return the step with the collectives whose results sharding saves (sharding/keeping.py); no effect on one device.
+    """Return the step with the collectives whose results sharding saves (sharding/place.py); no effect on one device.
 
     Raises `InputError` for an operator that sends nothing.
     """

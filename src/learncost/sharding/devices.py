@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from learncost.interpreter import execute, program
-from learncost.interpreter.collected import filled_up
+from learncost.interpreter.moves import filled_up
 from learncost.ir.line import Line
 from learncost.ir.polynomial import held, here, sharded_over, size_of
 from learncost.ir.zigzag import devices_name, devices_of

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from learncost.interpreter.functions import function_of
+from learncost.interpreter.operation import function_of
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement

@@ -20,8 +20,8 @@ from learncost.ir.value import IdentityKey
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.reports.memory.planner import smallest
-from learncost.sharding.bucketed import bucketed
 from learncost.sharding.clauses import Clause
+from learncost.sharding.collective import bucketed
 from learncost.sharding.devices import part, together
 from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh

@@ -177,7 +177,7 @@ class MemoryStep:
         statistics   with the lines that update running statistics
         """
         if self.over:
-            from learncost.sharding.bucketed import bucketed  # only where it is asked for: start-up counts
+            from learncost.sharding.collective import bucketed  # only where it is asked for: start-up counts
 
             return bucketed(self.over.placed.table)
         table = step(self.model, self.procedure, self.optimizer.name, mode=self.mode or PAPER)

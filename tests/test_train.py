@@ -570,12 +570,16 @@ def without_a_length(path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seq_len": None}))
 
 
+def with_several_models(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": [math.nan, math.nan]}))
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
         *(spoiled("model.safetensors", c) for c in (cut, emptied, flipped, foreign, removed, no_numbers)),
         *(spoiled("optimizer-2.safetensors", c) for c in SPOILED),
-        *(spoiled("training.json", change) for change in (cut, emptied, without_a_length)),
+        *(spoiled("training.json", change) for change in (cut, emptied, without_a_length, with_several_models)),
         *(spoiled("data.json", change) for change in (cut, emptied)),
         *(spoiled("config.json", change) for change in (cut, emptied, removed)),
         *(spoiled("training.tokens", change) for change in (cut, flipped, removed)),

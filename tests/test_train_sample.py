@@ -9,7 +9,7 @@ import pytest
 import learncost as lc
 from learncost.cli.command import main
 from learncost.engines.options import Options
-from learncost.engines.tokenizer import Bytes, tokenizer
+from learncost.engines.tokenizer import Bytes, FromFile, tokenizer
 from learncost.ir.errors import InputError
 from learncost.models.configuration import configure
 from learncost.training.generate import Decoder, Sampling, continuation
@@ -194,3 +194,14 @@ def test_what_is_no_tokenizer(content, tmp_path):
     with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer\.json") as raised:
         tokenizer(str(path))
     assert "\n" not in str(raised.value)
+
+
+def test_a_text_that_a_tokenizer_has_no_tokens_for_is_one_line(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    words = {"type": "WordLevel", "vocab": {"</s>": 0, "a": 1}, "unk_token": "[UNK]"}
+    path.write_text(json.dumps({"version": "1.0", "model": words, "added_tokens": []}))
+    own = FromFile(path)
+    for encode in (own.encode, own.encode_alone):
+        assert encode(b"a") == [1]
+        with pytest.raises(lc.InputError, match=r"the tokenizer cannot encode a text: .*UNK"):
+            encode(b"b")

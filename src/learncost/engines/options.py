@@ -211,10 +211,13 @@ def from_dict(values: Mapping[str, Any], where: str) -> Options:
     names = {option.name for option in fields(Options)}
     if unknown := values.keys() - names:
         raise InputError(f"{where} has an option {min(unknown)!r}, which this version does not know")
+    damaged = InputError(f"{where} is damaged: an option has a value of another kind")
+    if any(isinstance(value, list | dict) for name, value in values.items() if name not in ("paths", "sizes")):
+        raise damaged
     try:
         return Options(**{**values, "paths": tuple(values.get("paths", ()))})
     except TypeError:
-        raise InputError(f"{where} is damaged: an option has a value of another kind") from None
+        raise damaged from None
 
 
 # Lowest, whether that itself is allowed, highest, whether it is a whole number.

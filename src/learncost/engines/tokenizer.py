@@ -129,11 +129,18 @@ class FromFile:
         self._config = beside.read_bytes() if beside.is_file() else _config(end)
 
     def encode(self, text: bytes) -> Sequence[int]:
-        encoded = self._own.encode(text.decode("utf-8"), add_special_tokens=False)
-        return list(encoded.ids)
+        return self._encoded(text, add_special_tokens=False)
 
     def encode_alone(self, text: bytes) -> Sequence[int]:
-        return list(self._own.encode(text.decode("utf-8")).ids)
+        return self._encoded(text, add_special_tokens=True)
+
+    def _encoded(self, text: bytes, add_special_tokens: bool) -> list[int]:
+        """The tokens of a text. Raises `InputError` for one that the tokenizer has no tokens for."""
+        decoded = text.decode("utf-8")
+        try:
+            return list(self._own.encode(decoded, add_special_tokens=add_special_tokens).ids)
+        except Exception as error:  # the package raises plain Exceptions
+            raise InputError(f"the tokenizer cannot encode a text: {error}") from None
 
     def encode_answer(self, text: bytes) -> Sequence[int]:
         tokens = self.encode_alone(text)

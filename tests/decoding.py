@@ -5,8 +5,7 @@ import numpy as np
 import learncost as lc
 from foreign_models import angles
 from learncost.layers.layer import shipped_layer
-from learncost.layers.rewrite import with_biases, with_transposed
-from learncost.layers.rewrite_attention import (
+from learncost.layers.refinement import (
     with_alibi,
     with_norms,
     with_relative_bias,
@@ -17,6 +16,7 @@ from learncost.layers.rewrite_attention import (
     with_visible,
     without_scale,
 )
+from learncost.layers.rewrite import with_biases, with_transposed
 from learncost.procedures.inference import inference
 
 SIZES = {"B": 2, "d": 12, "h": 2, "g": 3, "k": 4, "r": 6, "w": 5, "a": 7, "c": 8, "f": 9, "v": 11, "p": 16, "b": 5}

@@ -4,9 +4,8 @@ import pytest
 
 from learncost.cost_models import executed, price
 from learncost.cost_models.books import book
-from learncost.ir.loop import walk
+from learncost.ir.loop import beginnings, walk
 from learncost.ir.polynomial import Polynomial, total
-from learncost.ir.totals import beginnings
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.passes.lower import _is_normal, _Lowering, lower

@@ -12,7 +12,7 @@ from learncost.cli.command import main
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total
 from learncost.layers.layer import shipped_layer
-from learncost.layers.rewrite_attention import with_visible
+from learncost.layers.refinement import with_visible
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build

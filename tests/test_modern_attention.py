@@ -22,8 +22,7 @@ from foreign_models import (
     turned,
 )
 from learncost.layers.layer import shipped_layer
-from learncost.layers.rewrite import with_biases, with_epsilon, with_op
-from learncost.layers.rewrite_attention import (
+from learncost.layers.refinement import (
     with_alibi,
     with_norms,
     with_relative_bias,
@@ -33,6 +32,7 @@ from learncost.layers.rewrite_attention import (
     with_visible,
     without_scale,
 )
+from learncost.layers.rewrite import with_biases, with_epsilon, with_op
 from sampling import sampled
 
 transformers = pytest.importorskip("transformers")

@@ -6,10 +6,8 @@ import torch
 import learncost as lc
 from foreign_models import by, compare, in_float64, plain, shaken, turned
 from learncost.layers.layer import shipped_layer
-from learncost.layers.refinement import refined
+from learncost.layers.refinement import refined, with_groups, with_scale
 from learncost.layers.rewrite import with_epsilon, with_op
-from learncost.layers.rewrite_attention import with_scale
-from learncost.layers.rewrite_experts import with_groups
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["in_float64"]

@@ -14,8 +14,8 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
+from learncost.ir.errors import BYTES, whole_number
 from learncost.models.argument import preset
-from learncost.models.wording import BYTES, whole_number
 from learncost.procedures.optimizer import STATES
 from learncost.reports.columns import write_csv
 from learncost.training.progress import ProgressLines

@@ -11,7 +11,7 @@ import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.autodiff.tangent import tangent
 from learncost.interpreter import operation
-from learncost.layers.gradient_overrides import GradientSource
+from learncost.layers.gradient_plan import GradientSource
 from learncost.layers.layer import shipped, shipped_layer
 from learncost.models.model import build
 from learncost.models.small import small

@@ -14,7 +14,7 @@ from foreign_models import self_attention
 from learncost.ir.line import Condition
 from learncost.ir.parse import parse_line
 from learncost.layers.layer import shipped_layer
-from learncost.layers.rewrite_attention import with_softcap, with_visible
+from learncost.layers.refinement import with_softcap, with_visible
 from learncost.reports.notation import latex, mathml
 from sampling import sampled
 from writing import WINDOWS, Writer

@@ -7,8 +7,7 @@ from math import prod
 from typing import Any
 
 from learncost.autoshard.step import ParallelConfig
-from learncost.ir.errors import InputError
-from learncost.models.wording import nearest, shown
+from learncost.ir.errors import InputError, nearest, shown
 from published_trainings.case import (
     Case,
     cluster_of_row,

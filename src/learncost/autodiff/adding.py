@@ -9,7 +9,7 @@ from learncost.ir.line import Line, Meta, Product, Sum
 from learncost.ir.loop import Statement
 from learncost.ir.term import Axis, Term
 from learncost.ir.value import Value
-from learncost.layers.tiles import behind_another, place_of, tiled, with_one
+from learncost.layers.spelling import behind_another, place_of, tiled, with_one
 
 
 @dataclass(frozen=True)

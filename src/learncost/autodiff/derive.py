@@ -18,8 +18,7 @@ from learncost.ir.line import Meta
 from learncost.ir.loop import Loop, Statement, each_line
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
-from learncost.layers.gradient_overrides import NONE, GradientOverrides
-from learncost.layers.gradient_plan import GradientPlan, beside_weights
+from learncost.layers.gradient_plan import NONE, GradientOverrides, GradientPlan, beside_weights
 from learncost.layers.layer import Layer
 
 

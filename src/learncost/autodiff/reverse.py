@@ -12,8 +12,7 @@ from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement, walk
 from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Role, Value, axes_of
-from learncost.layers.gradient_overrides import GradientSource
-from learncost.layers.gradient_plan import GradientPlan
+from learncost.layers.gradient_plan import GradientPlan, GradientSource
 from learncost.layers.spelling import merging, operand, primed, spell
 from learncost.ops import entry
 

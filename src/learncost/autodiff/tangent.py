@@ -16,7 +16,7 @@ from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Term
 from learncost.ir.value import Value
-from learncost.layers.gradient_overrides import GradientSource, Scope
+from learncost.layers.gradient_plan import GradientSource, Scope
 from learncost.layers.spelling import differentiable, operand, spell
 from learncost.ops import entry
 

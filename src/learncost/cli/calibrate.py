@@ -9,8 +9,7 @@ from pathlib import Path
 
 from learncost.calibration.calibrate import calibrate as measure
 from learncost.devices.calibration import Calibration, check_place, own_file, save
-from learncost.ir.errors import InputError
-from learncost.models.wording import counted, shown
+from learncost.ir.errors import InputError, counted, shown
 from learncost.reports.question import question
 from learncost.reports.sheet import wrapped
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from learncost import __version__
 from learncost.cli.typed import read
-from learncost.ir.errors import InputError
-from learncost.models.wording import nearest, shown
+from learncost.ir.errors import InputError, nearest, shown
 from learncost.reports.question import FLAGS, Flag, flags_of, schema_of
 from learncost.reports.sheet import FORMATS, SPELLED
 from learncost.training.interrupt import like_ctrl_c

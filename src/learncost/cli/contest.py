@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from learncost.ir.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one, shown
 from learncost.models.sizes import check_size
 from learncost.models.storage import write_json
-from learncost.models.wording import shown
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import several
 from learncost.reports.question import question

@@ -14,7 +14,7 @@ from learncost.backends.placed import placed, standalone
 from learncost.backends.precision import check_runs
 from learncost.cli.emit_c99 import Freestanding, freestanding, parameters_of_alone
 from learncost.cli.emit_mesh import MeshRequest, pipelined, refuse_filled, refuse_zigzag
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.precision import BLOCKS, either, precision_of
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, shipped
@@ -22,7 +22,6 @@ from learncost.models.argument import layer_or_model, names_own_sizes
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
-from learncost.models.wording import nearest, shown
 from learncost.passes.plan import planned
 from learncost.procedures.optimizer import DEFAULT, with_optimizer, without_gradients
 from learncost.procedures.optimizer import optimizer as find_optimizer

@@ -23,7 +23,7 @@ from learncost.engines.made import names_made
 from learncost.engines.numpy_engine import Training
 from learncost.engines.state import StateArray, evaluated, from_state, stored, to_state
 from learncost.engines.weights import DEVIATION, deviations, initial_weights
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.line import Product
 from learncost.ir.precision import precision_of
 from learncost.ir.stated import size_names
@@ -36,7 +36,6 @@ from learncost.models.families import instead
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.storage import check_finite, path_of, read_arrays, write_arrays
 from learncost.models.tables import letters
-from learncost.models.wording import nearest, shown
 from learncost.passes.plan import plan_of, planned
 from learncost.passes.rewrite_integers import check_room
 from learncost.procedures.accumulation import accumulated

@@ -7,8 +7,7 @@ from typing import Any
 
 from learncost.cost_models.errata import Erratum
 from learncost.cost_models.errata import errata as every
-from learncost.ir.errors import InputError
-from learncost.models.wording import mentions, nearest, shown
+from learncost.ir.errors import InputError, mentions, nearest, shown
 from learncost.reports.question import question
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 

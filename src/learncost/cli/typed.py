@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.models.argument import names_own_sizes
 from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL, spelled
-from learncost.models.wording import nearest, printable, shown
 from learncost.reports.question import Flag, question
 
 

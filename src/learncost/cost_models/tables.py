@@ -23,12 +23,11 @@ from learncost.cost_models.row import (
 )
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.loop import each_line, walk
+from learncost.ir.loop import beginnings, each_line, walk
 from learncost.ir.polynomial import ZERO, Polynomial, total
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
-from learncost.ir.totals import beginnings
 from learncost.layers.layer import Layer
 from learncost.layers.products import (
     ScoreGradients,

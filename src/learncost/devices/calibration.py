@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.models.files import read_path
-from learncost.models.wording import shown
 from learncost.timing import MatmulGrid, RateCurve, Rates
 from learncost.timing.rates import ORIENTATIONS
 

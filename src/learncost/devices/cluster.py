@@ -12,9 +12,8 @@ from typing import Any
 
 from learncost.devices.device import LARGEST, Device, above_0, device, known_device
 from learncost.ir.displayed import Displayed
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest, shown
 from learncost.models.files import looks_like_path, read_path
-from learncost.models.wording import nearest, shown
 
 FILE = Path(__file__).with_name("clusters.toml")
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.displayed import Displayed
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.precision import BYTES, PRODUCTS_ALONE
 from learncost.models.files import looks_like_path, read_path
-from learncost.models.wording import nearest, shown
 from learncost.program.regions import Region
 
 

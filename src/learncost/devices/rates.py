@@ -15,10 +15,9 @@ from learncost.devices.assumptions import groups, utilizations
 from learncost.devices.calibration import is_calibration, load, own_file
 from learncost.devices.device import FILES, Device, devices
 from learncost.devices.device import device as find_device
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.ir.precision import check_stored
 from learncost.models.files import looks_like_path, read_path
-from learncost.models.wording import shown
 from learncost.timing import MatmulGrid, RateCurve, Rates
 from learncost.timing.rates import ORIENTATIONS
 

@@ -11,11 +11,10 @@ import numpy as np
 from learncost.engines.core import Core, OptimizerSettings, Prepared, Values
 from learncost.engines.inputs import with_derived
 from learncost.interpreter import infer_sizes
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.model import Model, axes_of, from_layer
-from learncost.models.wording import nearest
 from learncost.procedures.inference import scored
 from learncost.procedures.step import iterations_of, run_by
 

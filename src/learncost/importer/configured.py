@@ -15,9 +15,8 @@ from typing import Any
 
 from learncost.importer.inputs import Input, parse_inputs
 from learncost.importer.refusals import told
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest, shown
 from learncost.models.argument import unknown_type
-from learncost.models.wording import nearest, shown
 
 SIDE, SAMPLES = 224, 16_000
 """Where a file says neither: the side of an image, and a second of sound, sixteen thousand samples."""

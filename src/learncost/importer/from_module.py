@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest, shown
 from learncost.layers.layer import Layer, Origin, layer
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.live_weights import learned, parameters_of
 from learncost.models.model import Model, build
-from learncost.models.wording import nearest, shown
 
 
 def from_module(

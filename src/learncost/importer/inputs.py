@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.ir.errors import InputError
-from learncost.models.wording import nearest, shown
+from learncost.ir.errors import InputError, nearest, shown
 
 KINDS: Mapping[str, str] = {
     "int": "int64",

@@ -26,8 +26,7 @@ from learncost.importer.operands import ChosenPlaces, GivenTensor, IntegerValue,
 from learncost.importer.rule import RULES, VIEW_RULES, rule_of
 from learncost.importer.sized import expression_of, lines_of, number_of
 from learncost.importer.views import ShapeError, StoredValue, View
-from learncost.ir.errors import InputError
-from learncost.models.wording import shown
+from learncost.ir.errors import InputError, shown
 
 AS_RUN = "; its size depends on values: --as-run (in Python as_run=True) takes those of one run"
 

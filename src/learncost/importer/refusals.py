@@ -14,8 +14,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from learncost.ir.errors import InputError
-from learncost.models.wording import printable
+from learncost.ir.errors import InputError, printable
 
 
 def told(error: BaseException) -> str:

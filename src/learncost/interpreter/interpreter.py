@@ -14,10 +14,9 @@ from learncost.interpreter.moves import Array, Exchange, Sizes
 from learncost.interpreter.operation import Operation, prepared
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import Loop, Statement, check_derived, walk, windows
+from learncost.ir.loop import Loop, Statement, added, begun, check_derived, empty, walk, windows
 from learncost.ir.polynomial import base, came_from, shape_of, size_of
 from learncost.ir.table import Table
-from learncost.ir.totals import added, begun, empty
 from learncost.ir.value import IdentityKey, Value
 from learncost.layers.layer import Layer
 from learncost.passes.lower import lower

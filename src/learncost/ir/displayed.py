@@ -1,12 +1,90 @@
-"""Base classes of objects with a data frame and an HTML view for notebooks."""
+"""Answers that show themselves: their rows as a polars or pandas data frame, and HTML in a notebook.
+
+Whole numbers stay whole in a data frame, however large they are.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from learncost.ir.frames import pandas_of, polars_of
+from learncost.ir.errors import InputError
+
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_BROKEN = re.compile(r"[+-]?[0-9]+\.[0-9]+")
+
+
+def polars_of(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the rows as a polars DataFrame. Raises `InputError` where polars is not installed."""
+    try:
+        import polars
+    except ImportError:
+        raise InputError("a polars frame needs polars: pip install 'learncost[sweep]'") from None
+    columns = []
+    for name, values in columns_of(rows).items():
+        large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)
+        columns.append(polars.Series(name, values, dtype=polars.Int128 if large else None, strict=False))
+    return polars.DataFrame(columns)
+
+
+def pandas_of(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
+    return pandas_of_columns(columns_of(rows))
+
+
+def pandas_of_columns(columns: Mapping[str, Any]) -> Any:
+    """Return columns as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
+    try:
+        import pandas
+    except ImportError:
+        raise InputError("a pandas frame needs pandas: pip install pandas") from None
+    return pandas.DataFrame(dict(columns))
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows as columns of one type each: a missing cell is None, and a column of mixed types becomes strings."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: _alike([row.get(name) for row in rows]) for name in names}
+
+
+def _alike(values: list[Any]) -> list[Any]:
+    values = [_plain(value) for value in values]
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int, float}:
+        return [None if value is None else float(value) for value in values]
+    if len(kinds) > 1:
+        return [None if value is None else str(value) for value in values]
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """Return a cell as a scalar: an empty string becomes None, a sequence becomes a string of its items."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, tuple | list):
+        return " ".join(map(str, value))
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
+    """Return rows of printed cells as dictionaries with unique column names; numbers are parsed."""
+    names: list[str] = []
+    for place, column in enumerate(columns):
+        name = column or ("name" if place == 0 else "value")
+        while name in names:
+            name = f"{name} "
+        names.append(name)
+    several = {name: sum(other.strip() == name.strip() for other in names) for name in names}
+    column_names = [f"{n.strip()} {p + 1}" if several[n] > 1 and n != n.strip() else n for p, n in enumerate(names)]
+    return [{name: _read(cell) for name, cell in zip(column_names, row, strict=False)} for row in rows]
+
+
+def _read(cell: str) -> Any:
+    bare = cell.replace(",", "")
+    return int(bare) if _WHOLE.fullmatch(bare) else float(bare) if _BROKEN.fullmatch(bare) else cell
 
 
 class Drawing(Protocol):

@@ -1,9 +1,14 @@
-"""The exceptions of the package. Every message is one line: what is wrong, where, and what to do."""
+"""Errors and their words: every message is one line that says what is wrong, where, and what would be right.
+
+Numbers are written and read as people do, such as 512k and 24GiB; a wrong name is answered with the nearest ones.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import operator
+import re
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 Known = TypeVar("Known")
@@ -115,3 +120,91 @@ def named_one(kind: str, name: object, registry: Mapping[str, Known]) -> Known:
     near = difflib.get_close_matches(str(name), registry, n=1)
     hint = f"; the nearest is {near[0]!r}" if near else ""
     raise InputError(f"no {kind} is called {name!r}{hint} (there are {', '.join(registry)})")
+
+
+COUNTS: Mapping[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
+"""Letters after a count, of tokens for example; b is a billion."""
+
+BYTES: Mapping[str, int] = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}{unit}": 10 ** (3 * power) for power, letter in enumerate("kmgtp", 1) for unit in ("", "b")},
+    **{f"{letter}{unit}": 2 ** (10 * power) for power, letter in enumerate("kmgtp", 1) for unit in ("i", "ib")},
+}
+"""Letters after a number of bytes: 8G and 8GB are 8 x 10^9, 8Gi and 8GiB are 8 x 2^30."""
+
+_GROUPED = re.compile(r"[0-9]{1,3}(,[0-9]{3})+|[0-9]{1,3}(_[0-9]{3})+")
+
+_WRITTEN = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?(?:[eE]\+?([0-9]{1,2}))? ?([A-Za-z]{0,3})")
+
+
+def whole_number(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
+    """The whole number that a text says, exactly; None where it says none, or one with a fraction."""
+    if len(text) < 30 and _GROUPED.fullmatch(text):
+        text = text.replace(",", "").replace("_", "")
+    match = _WRITTEN.fullmatch(text)
+    if not match or match[4].lower() not in units:
+        return None
+    if match[2] and not (match[3] or match[4]):  # 1.0 is no whole number as it is written; 1.5e3 and 1.5k are
+        return None
+    digits, fraction = match[1], match[2] or ""
+    scaled = int(digits + fraction) * 10 ** int(match[3] or 0) * units[match[4].lower()]
+    number, rest = divmod(scaled, 10 ** len(fraction))
+    return None if rest else number
+
+
+def counted(value: object, units: Mapping[str, int] = COUNTS) -> int | None:
+    """The whole number that a value is: an int, a float without a fraction (3e11), or a text as `whole` reads it."""
+    if isinstance(value, str):
+        return whole_number(value, units)
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # what is no integer may still be a whole number
+    except TypeError:
+        is_whole = getattr(value, "is_integer", None)
+        return int(value) if callable(is_whole) and is_whole() else None  # type: ignore[call-overload]
+
+
+SHOWN_CHARACTERS = 60  # enough to recognise a value; a message stays one line
+
+
+def shown(value: object) -> str:
+    """Return `value` as a person would recognise it: its representation, cut to one short line."""
+    if isinstance(value, int) and abs(value) > 10**SHOWN_CHARACTERS:
+        return f"a number of more than {SHOWN_CHARACTERS} digits"  # Python refuses to print the very long ones
+    try:
+        text = repr(value).replace("\n", " ")
+    except ValueError:
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """Return `text` itself where it fits on a line of a terminal, its representation otherwise."""
+    return text if text.isprintable() else shown(text)
+
+
+def mentions(values: Iterable[object], text: str) -> bool:
+    """Whether a text stands in one of several values as they are written, in capitals or not."""
+    return text.lower() in str(list(values)).lower()
+
+
+def nearest(name: object, candidates: Iterable[str]) -> str:
+    """Return "; did you mean 'a' or 'b'?" for the known names nearest to `name`, "" where none is near."""
+    if not isinstance(name, str):
+        return ""
+    import difflib  # needed only when something went wrong
+
+    def key_of(spelling: str) -> str:
+        """How a name is compared; the dashes before a flag would make all flags alike."""
+        return spelling[:100].lower().replace("_", "-").removeprefix("--")
+
+    names = {key_of(candidate): candidate for candidate in candidates}
+    key = key_of(name)
+    longer = [candidate for candidate in names if candidate.startswith(f"{key}-")] if len(key) > 2 else []
+    close = [
+        *longer,
+        *(candidate for candidate in difflib.get_close_matches(key, names, n=3) if candidate not in longer),
+    ][:3]
+    return f"; did you mean {' or '.join(repr(names[match]) for match in close)}?" if close else ""

@@ -8,9 +8,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from learncost.ir.line import Condition, Line, Op, Product
+from learncost.ir.line import Condition, Line, Op, Product, sides
 from learncost.ir.loop import Loop, Statement, each_line, walk
-from learncost.ir.matmul_dims import sides
 from learncost.ir.polynomial import ZERO, Polynomial, base, total
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term

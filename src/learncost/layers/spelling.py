@@ -1,13 +1,19 @@
-"""Substitution of the axes of an op into the lines of its table, and the operands that have gradients."""
+"""Substitution of the axes of an op into the lines of its table, and the operands that have gradients.
+
+Gradients of values that are read one position at a time, such as a stack of blocks' weights.
+
+The parts of such a gradient do not overlap, so they are concatenated instead of added.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from learncost.ir.line import Line, Meta, Op
+from learncost.ir.affine import Affine, AffineTerm, total
+from learncost.ir.line import Line, Meta, Op, Sum
 from learncost.ir.loop import Statement, walk
 from learncost.ir.polynomial import base
-from learncost.ir.term import Term
+from learncost.ir.term import Axis, Read, Term
 from learncost.ops import entry
 
 
@@ -66,3 +72,66 @@ def spell(axes: Iterable[str], line: Op, second: Mapping[str, str] = {}) -> tupl
 def merging(meta: Meta, phase: str) -> Meta:
     """Return the metadata of a line that adds parts of a gradient, from that of a line with the value."""
     return Meta(meta.layer, meta.block, phase, local="merge", binding=meta.binding, module=meta.module)
+
+
+ONE = "1"
+"""The name of an axis of length 1, which is its size, as for stacks of one iteration."""
+
+
+def place_of(axis: Axis) -> int | None:
+    """Return the fixed position at which an axis is read; None for any other."""
+    at = axis.at if isinstance(axis, Read) else None
+    if not isinstance(at, Affine) or not at.fixed or at.sizes:
+        return None
+    return sum(part.factor for part in at.parts)
+
+
+def tiled(terms: Sequence[Term], sizes: Mapping[str, int]) -> int | None:
+    """Return the axis along which terms read single positions that together cover it; None where there is none."""
+    for number, axes in enumerate(zip(*(term.axes for term in terms), strict=True)):
+        places = {place_of(axis) for axis in axes}
+        axis = axes[0]
+        if isinstance(axis, Read) and len(places) > 1 and places == {*range(sizes.get(base(axis.axis), 0))}:
+            return number
+    return None
+
+
+def read_place_by_place(lines: Iterable[Statement], sizes: Mapping[str, int]) -> set[str]:
+    """Return the axes of these sizes along which a value is read at single positions that cover them."""
+    read: dict[str, list[Term]] = {}
+    for line, _ in walk(lines) if sizes else ():
+        for term in line.right:
+            if isinstance(term, Term) and term.indexed:
+                read.setdefault(term.name, []).append(term)
+    return {base(axis) for terms in read.values() for axis in _tiled_axes(terms, sizes)}
+
+
+def _tiled_axes(terms: Sequence[Term], sizes: Mapping[str, int]) -> Iterator[str]:
+    """Yield the axes along which reads of a value are tiles, and those along which the reads of a tile are again."""
+    number = tiled(terms, sizes)
+    if number is None:
+        return
+    yield terms[0].declared[number]
+    tiles: dict[int | None, list[Term]] = {}
+    for term in terms:
+        tiles.setdefault(place_of(term.axes[number]), []).append(Term(term.name, with_one(term.axes, number)))
+    for tile in tiles.values():
+        yield from _tiled_axes(tile, sizes)
+
+
+def with_one(axes: Sequence[Axis], number: int) -> tuple[Axis, ...]:
+    """Return the axes with one of them replaced by an axis of length 1."""
+    one = primed(ONE, map(str, axes)) if ONE in axes else ONE
+    return (*axes[:number], one, *axes[number + 1 :])
+
+
+def behind_another(left: Term, names: Iterable[str], number: int, meta: Meta) -> Line:
+    """Return a line that concatenates arrays of length 1 along an axis."""
+    along = str(left.axes[number])
+    declared = with_one(left.axes, number)
+    one = str(declared[number])
+    terms = []
+    for start, name in enumerate(names):
+        at = Affine(total((AffineTerm(1, (), along), AffineTerm(-start, (ONE,)))))
+        terms.append(Term(name, (*declared[:number], Read(one, at), *declared[number + 1 :])))
+    return Sum((left,), tuple(terms), (), meta, (1,) * len(terms))

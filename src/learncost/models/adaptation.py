@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.ir.table import Table
 from learncost.layers.gradient_plan import GradientPlan
 from learncost.models.model import Model, masks_of
 from learncost.models.parts import NamedParts, sliced
 from learncost.models.sizes import check_size
-from learncost.models.wording import shown
 from learncost.passes.rewrite_lora import RANK, with_lora
 from learncost.passes.split import LoopPart, flat, split
 

@@ -15,11 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.layers.layer import Layer, shipped, shipped_layer, usual_names
 from learncost.models.families import names as family_names
 from learncost.models.files import NOTATION, looks_like_path, read_layer, read_path, read_stream
-from learncost.models.wording import nearest, printable, shown
 from learncost.ops import plain
 
 FOLDER = Path(__file__).with_name("presets")

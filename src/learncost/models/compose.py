@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.ir.line import Line
 from learncost.ir.parse import parse_lines, split_names
 from learncost.ir.parsed import Header, Parsed, ParsedLoop, calls_of, makes, names_of
@@ -23,7 +23,6 @@ from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate, names
 from learncost.models.families import BaseLayer, Family
 from learncost.models.sizes import MODEL_SIZES
-from learncost.models.wording import shown
 
 MOST_LAYERS = 2000  # where each may be of its own kind
 MOST_KINDS = 128  # blocks that are written out

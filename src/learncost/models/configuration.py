@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from learncost.ir.displayed import Displayed
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.ir.loop import defined
 from learncost.layers.layer import Layer
 from learncost.models.argument import find
@@ -16,7 +16,6 @@ from learncost.models.families import FAMILIES, TABLE, Architecture, Family
 from learncost.models.given import GivenValue, setting
 from learncost.models.sizes import CANONICAL, LARGEST, spelled
 from learncost.models.tables import RUN, addable, check_open, family_of_layer, letters
-from learncost.models.wording import nearest, printable, shown
 
 SETTINGS = {
     "model_type": "model_type",

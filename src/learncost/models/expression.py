@@ -14,8 +14,7 @@ from collections.abc import Callable, Container, Mapping
 from functools import cache
 from typing import Any, TypeAlias
 
-from learncost.ir.errors import InputError
-from learncost.models.wording import shown
+from learncost.ir.errors import InputError, shown
 
 MOST = 10**5  # entries of a list that a configuration repeats
 BITS = 10**4  # of a power: a size has forty

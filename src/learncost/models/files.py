@@ -11,9 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, printable, shown
 from learncost.layers.layer import Layer, layer
-from learncost.models.wording import printable, shown
 
 LARGEST_FILE = 16 * 2**20  # bytes; published configurations take a few thousand, and /dev/zero never ends
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted, nearest, shown
 from learncost.models.sizes import LARGEST, check_size
-from learncost.models.wording import counted, nearest, shown
 
 LONGEST = 10**5  # entries of a list, nested ones included
 

@@ -18,7 +18,7 @@ from learncost.ir.value import DRAWN, IdentityKey
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
 from learncost.layers.rewrite import with_masks, with_padding
-from learncost.layers.tiles import read_place_by_place
+from learncost.layers.spelling import read_place_by_place
 from learncost.models.compose import CompositionPlan, PlannedLayer, plan
 from learncost.models.configuration import PROJECTED, Configuration, family_of, of_layer
 from learncost.models.expression import evaluate, names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.line import Line, Sum
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.polynomial import size_of
@@ -13,7 +13,6 @@ from learncost.ir.term import Read, Term
 from learncost.models.model import Model
 from learncost.models.modules import joint, names, weights_named
 from learncost.models.purposes import layers_that, linear_layers, normalizes
-from learncost.models.wording import nearest, shown
 from learncost.passes.rewrite_lora import LoraTarget, is_linear, is_lookup
 
 _HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")

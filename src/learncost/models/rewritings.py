@@ -9,23 +9,11 @@ from learncost.layers.layer import Layer
 from learncost.layers.rewrite import with_biases, with_epsilon, with_op, with_transposed
 
 
-def _attention() -> Any:
-    """The module of those of attention, which not every family needs."""
-    from learncost.layers import rewrite_attention
+def _refinement() -> Any:
+    """The module of refinements, which not every family needs."""
+    from learncost.layers import refinement
 
-    return rewrite_attention
-
-
-def _experts() -> Any:
-    from learncost.layers import rewrite_experts
-
-    return rewrite_experts
-
-
-def _disentangled() -> Any:
-    from learncost.layers import rewrite_disentangled
-
-    return rewrite_disentangled
+    return refinement
 
 
 def _words(layer: Layer, ops: Mapping[str, str]) -> Layer:
@@ -46,25 +34,24 @@ def _norms(layer: Layer, settings: Mapping[str, Any]) -> Layer:
         settings.get("shifts", {}),
         settings.get("from_one", False),
     )
-    normed: Layer = _attention().with_norms(layer, settings["gains"], along, settings["epsilon"], shifts, from_one)
+    normed: Layer = _refinement().with_norms(layer, settings["gains"], along, settings["epsilon"], shifts, from_one)
     return normed
 
 
 def _scale(layer: Layer, factor: float | Mapping[str, Any]) -> Layer:
     factors = (factor["by"], factor["of"]) if isinstance(factor, Mapping) else (factor,)
-    scaled: Layer = _attention().with_scale(layer, *factors)
+    scaled: Layer = _refinement().with_scale(layer, *factors)
     return scaled
 
 
 def _softcap(layer: Layer, settings: Mapping[str, Any]) -> Layer:
-    capped: Layer = _attention().with_softcap(layer, settings["cap"], settings["of"])
+    capped: Layer = _refinement().with_softcap(layer, settings["cap"], settings["of"])
     return capped
 
 
 def _gaussian_topk(layer: Layer, of: str, along: list[str], deviations: float) -> Layer:
-    from learncost.layers.refinement import refined
-
-    return refined(layer, "gaussian_topk", of, {"deviations": deviations}, along=tuple(along))
+    refined: Layer = _refinement().refined(layer, "gaussian_topk", of, {"deviations": deviations}, along=tuple(along))
+    return refined
 
 
 REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
@@ -73,31 +60,31 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "biases": with_biases,  # {weight = bias}
     "transposed": _transposed,  # a weight that is stored the other way round, or several
     "norms": _norms,  # {gains = {value = gain}, along = [axes], epsilon = number, shifts = {value = shift}, from_one}
-    "rotary": lambda layer, names: _attention().with_rotary(
+    "rotary": lambda layer, names: _refinement().with_rotary(
         layer, *names, *[None] * (len(names) == 1)
     ),  # [queries, keys], or one of them
     "softcap": _softcap,  # {of = value, cap = number}
     "scale": _scale,  # another factor: a number for the scores, or {of = value, by = number}
-    "factor": lambda layer, settings: _experts().with_factor(
+    "factor": lambda layer, settings: _refinement().with_factor(
         layer, settings["by"], settings["of"]
     ),  # {of = value, by = number}
-    "groups": lambda layer, settings: _experts().with_groups(
+    "groups": lambda layer, settings: _refinement().with_groups(
         layer, settings["of"], settings["by"]
     ),  # {of = value, by = refinement}
-    "without": lambda layer, op: _experts().without_op(layer, op),  # a word
-    "sinks": lambda layer, weight: _attention().with_sinks(layer, weight),  # the weight
-    "no_scale": lambda layer, _: _attention().without_scale(layer),
-    "alibi": lambda layer, _: _attention().with_alibi(layer),
-    "bias": lambda layer, _: _attention().with_bias(layer),
-    "visible": lambda layer, scores: _attention().with_visible(layer, scores),  # the scores
-    "unit_rms": lambda layer, settings: _attention().with_unit_rms(
+    "without": lambda layer, op: _refinement().without_op(layer, op),  # a word
+    "sinks": lambda layer, weight: _refinement().with_sinks(layer, weight),  # the weight
+    "no_scale": lambda layer, _: _refinement().without_scale(layer),
+    "alibi": lambda layer, _: _refinement().with_alibi(layer),
+    "bias": lambda layer, _: _refinement().with_bias(layer),
+    "visible": lambda layer, scores: _refinement().with_visible(layer, scores),  # the scores
+    "unit_rms": lambda layer, settings: _refinement().with_unit_rms(
         layer, settings["of"], settings["epsilon"]
     ),  # {of = [values], epsilon = number}
     "gaussian_topk": lambda layer, settings: _gaussian_topk(layer, **settings),  # {of, along = [axes], deviations}
-    "temperature": lambda layer, queries: _attention().with_temperature(layer, queries),  # the queries
-    "content_to_position": lambda layer, settings: _disentangled().with_content_to_position(
+    "temperature": lambda layer, queries: _refinement().with_temperature(layer, queries),  # the queries
+    "content_to_position": lambda layer, settings: _refinement().with_content_to_position(
         layer, **settings
     ),  # {weight, scale}
-    "position_to_content": lambda layer, settings: _disentangled().with_position_to_content(layer, **settings),
+    "position_to_content": lambda layer, settings: _refinement().with_position_to_content(layer, **settings),
 }
 """By name: from a layer and an argument to a layer."""

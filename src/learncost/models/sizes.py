@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted, nearest, shown
 from learncost.ir.polynomial import LARGEST as LARGEST
-from learncost.models.wording import counted, nearest, shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.ir.errors import InputError
-from learncost.models.wording import shown
+from learncost.ir.errors import InputError, shown
 
 Arrays = Mapping[str, Any]
 

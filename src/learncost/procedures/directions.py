@@ -15,7 +15,7 @@ from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
-from learncost.layers.gradient_overrides import Scope
+from learncost.layers.gradient_plan import Scope
 from learncost.procedures.places import LinePlace, places
 
 NUMBER = "draw"

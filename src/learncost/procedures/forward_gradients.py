@@ -13,7 +13,7 @@ from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Axes, Value
-from learncost.layers.gradient_overrides import GradientSource, Scope
+from learncost.layers.gradient_plan import GradientSource, Scope
 from learncost.models.model import Model
 from learncost.procedures.directions import NUMBER, Directions, layer_metas, sites
 from learncost.procedures.needed import needed

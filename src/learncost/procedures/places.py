@@ -12,7 +12,7 @@ from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.layers.gradient_overrides import Scope
+from learncost.layers.gradient_plan import Scope
 from learncost.models.model import Model
 from learncost.ops import entry
 

@@ -12,7 +12,7 @@ from learncost.ir.loop import Loop
 from learncost.ir.polynomial import base
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Axes, IdentityKey, Value
-from learncost.layers.gradient_overrides import GradientOverrides, GradientSource, Scope
+from learncost.layers.gradient_plan import GradientOverrides, GradientSource, Scope
 from learncost.models.model import Model
 from learncost.procedures.directions import Directions
 from learncost.procedures.places import (

@@ -12,8 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.ir.errors import InputError
-from learncost.models.wording import shown
+from learncost.ir.errors import InputError, shown
 
 if TYPE_CHECKING:
     from learncost.reports.sweep import Sweep

@@ -11,13 +11,12 @@ from math import gcd
 from typing import Any
 
 from learncost.cost_models.books import price
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, base, total
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.sizes import check_size, resolve
-from learncost.models.wording import shown
 from learncost.reports.crossing import SignInterval, coefficients, stretches
 from learncost.reports.letters import LETTERS, lettered, order, python, text
 from learncost.reports.question import question

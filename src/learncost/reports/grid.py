@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.layers.layer import Layer
 from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration, configure, family_of, in_order, size_meant
@@ -19,7 +19,6 @@ from learncost.models.families import Family
 from learncost.models.files import LARGEST_FILE
 from learncost.models.sizes import CANONICAL, LARGEST, RUN_SIZES, check_size, spelled
 from learncost.models.tables import check_open, passed
-from learncost.models.wording import shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import every
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.ir.polynomial import total
 from learncost.layers.parts import Part, part_of
-from learncost.models.wording import shown
 from learncost.reports.reasons import LEFT_OUT, SCORES
 from learncost.reports.run import PreparedRun
 

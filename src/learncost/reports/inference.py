@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.cost_models import Book, PricedLine, price
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.ir.polynomial import Polynomial, size_of, total
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
@@ -15,7 +15,6 @@ from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration, adds_paths, configure
 from learncost.models.model import build, run_sizes
 from learncost.models.sizes import check_size
-from learncost.models.wording import shown
 from learncost.procedures.inference import Inference, inference
 from learncost.procedures.procedure import Procedure
 from learncost.reports.record import Cache, Cost

@@ -17,9 +17,8 @@ from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted, shown
 from learncost.models.sizes import OF_A_RUN, spelled
-from learncost.models.wording import counted, shown
 
 QuestionFunction = TypeVar("QuestionFunction", bound=Callable[..., Any])
 

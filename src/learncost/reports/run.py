@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from learncost.cost_models import Book, PricedLine, price
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import Precision, precision_of
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
@@ -18,7 +18,6 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, run_sizes
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
 from learncost.models.tables import check_batch
-from learncost.models.wording import counted, shown
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import PROCEDURES

@@ -97,7 +97,7 @@ class Shown(Readable):
         rows = self._by("rows") or self._by("records")
         if rows:
             return list(rows(self))
-        from learncost.ir.frames import records  # is needed for frames alone
+        from learncost.ir.displayed import records  # is needed for frames alone
 
         return [
             row

@@ -165,7 +165,7 @@ class Sweep(Drawn):
 
     def to_pandas(self) -> Any:
         """The rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
-        from learncost.ir.frames import pandas_of_columns
+        from learncost.ir.displayed import pandas_of_columns
 
         return pandas_of_columns(self.columns)
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from learncost.engines.options import Options
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted
 from learncost.ir.precision import either
 from learncost.models.storage import cannot_write
-from learncost.models.wording import counted
 from learncost.reports.question import flags_of, question
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh

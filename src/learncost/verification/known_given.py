@@ -16,7 +16,7 @@ from learncost.ir.polynomial import base, shape_of
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Axes, Value
-from learncost.layers.gradient_overrides import GradientSource, Scope
+from learncost.layers.gradient_plan import GradientSource, Scope
 from learncost.models.model import Model
 from learncost.procedures.directions import Site, sites
 from learncost.procedures.feedback import with_feedback

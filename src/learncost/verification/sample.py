@@ -16,8 +16,7 @@ from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.roles import places_read
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
-from learncost.layers.spelling import condition_names
-from learncost.layers.tiles import read_place_by_place
+from learncost.layers.spelling import condition_names, read_place_by_place
 from learncost.ops import entry
 from learncost.passes.normal_forms import joined
 

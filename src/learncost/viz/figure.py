@@ -6,9 +6,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.ir.errors import InputError, named_one
+from learncost.ir.errors import InputError, counted, named_one, shown
 from learncost.models.storage import path_of
-from learncost.models.wording import counted, shown
 from learncost.reports.cost import cost
 from learncost.reports.question import flags_typed, question
 from learncost.reports.sheet import Sheet, Shown

@@ -10,11 +10,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.layers.layer import Layer
 from learncost.models.argument import NamedLayer
 from learncost.models.storage import written
-from learncost.models.wording import shown
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.question import question

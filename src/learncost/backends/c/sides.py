@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from learncost.backends.c.unify import is_reduction, needs
 from learncost.ir.affine import Affine
-from learncost.ir.line import Line, Op, Product
-from learncost.ir.matmul_dims import MatmulDims, sides
+from learncost.ir.line import Line, MatmulDims, Op, Product, sides
 from learncost.ir.term import Literal, Operand, Read, Term
 
 

@@ -11,9 +11,8 @@ from learncost.cli.importing.user_file import RanFile, Target, UserError, run, u
 from learncost.importer.inputs import Input, examples
 from learncost.importer.materialize import give_room, without_memory
 from learncost.importer.wrappers import readable
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.models.files import read_path
-from learncost.models.wording import shown
 
 INPUTS = "inputs"
 """The function of a file that says what its module reads, where --input does not."""

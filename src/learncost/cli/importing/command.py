@@ -11,13 +11,12 @@ from typing import Any
 from learncost.cli.importing.reading import SEED, evaluation, imported, live, say, steps, values
 from learncost.cli.importing.user_file import target
 from learncost.cli.typed import How, reading
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.ir.polynomial import Polynomial
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, Origin, layer
 from learncost.models.files import NOTATION
 from learncost.models.storage import path_of, written
-from learncost.models.wording import shown
 from learncost.reports.question import question
 from learncost.reports.sheet import Readable
 

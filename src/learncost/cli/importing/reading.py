@@ -19,10 +19,9 @@ from learncost.cli.importing.user_file import Target
 from learncost.cli.typed import How
 from learncost.importer.configured import check_installed
 from learncost.importer.inputs import Input, checked, parse_inputs
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, printable
 from learncost.models.files import read_path, user_folder
 from learncost.models.storage import written
-from learncost.models.wording import printable
 from learncost.program.autograd import RunUsage
 from learncost.version import __version__
 

@@ -15,9 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from learncost.importer.refusals import is_local, told
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.models.argument import described_elsewhere
-from learncost.models.wording import nearest, printable, shown
 
 _SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)", re.DOTALL)
 

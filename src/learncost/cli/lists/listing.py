@@ -11,8 +11,7 @@ from learncost.cli.lists.learning import LEARNING, procedures_of
 from learncost.cli.lists.listed import Cell, Known, Listed, cell_of
 from learncost.cli.lists.machines import MACHINES
 from learncost.cli.lists.models import MODELS, support_of_families
-from learncost.ir.errors import InputError
-from learncost.models.wording import mentions, nearest, shown
+from learncost.ir.errors import InputError, mentions, nearest, shown
 from learncost.reports.question import question
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from learncost.cost_models import PricedLine
 from learncost.engines.made import written
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, nearest
 from learncost.ir.line import Line
 from learncost.ir.polynomial import Polynomial, total
 from learncost.layers.layer import usual_names
 from learncost.layers.parts import shown_layer
-from learncost.models.wording import nearest
 from learncost.ops import plain
 from learncost.passes.normal_forms import shape
 from learncost.procedures.procedure import MACRO_OPERATIONS

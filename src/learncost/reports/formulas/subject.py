@@ -13,14 +13,13 @@ from learncost.autodiff.derive import Derived, derive, part
 from learncost.autodiff.tangent import along_inputs
 from learncost.cost_models import Book
 from learncost.cost_models.books import book
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, shown
 from learncost.ir.loop import check_known
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
 from learncost.models.argument import GENERIC, preset, preset_names
 from learncost.models.files import looks_like_path
 from learncost.models.files import read_layer as read_file
-from learncost.models.wording import shown
 from learncost.ops import entries, entry, op_called, plain
 from learncost.procedures.feedback import with_feedback
 from learncost.procedures.moves import ELSEWHERE, MOVES

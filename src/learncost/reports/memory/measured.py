@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
-from learncost.models.wording import BYTES
+from learncost.ir.errors import BYTES
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.line import Line
 from learncost.ir.loop import each_line, walk
 from learncost.ir.polynomial import Polynomial, base, shape_of, total
@@ -18,7 +18,6 @@ from learncost.liveness import Instant, Live, SymbolicInterval, levels, live, mo
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
 from learncost.models.quantization import quantized_widths
-from learncost.models.wording import counted, shown
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.epilogue_update import KERNELS
 from learncost.passes.plan import CHOSEN, planned

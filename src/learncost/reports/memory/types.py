@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from learncost.ir.errors import InputError
-from learncost.models.wording import BYTES, counted, shown
+from learncost.ir.errors import BYTES, InputError, counted, shown
 from learncost.reports.sheet import size_of
 
 INDEX = 4

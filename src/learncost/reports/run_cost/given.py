@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from learncost.devices.figure import Figure
-from learncost.ir.errors import InputError
-from learncost.models.wording import shown
+from learncost.ir.errors import InputError, shown
 from learncost.reports.run import check_tokens
 
 # name: (unit, lowest, highest, what would be right); the ends are what can be, not what is usual.

@@ -9,8 +9,7 @@ from pathlib import Path
 from statistics import quantiles
 
 from learncost.devices.figure import Figure
-from learncost.ir.errors import InputError
-from learncost.models.wording import nearest, shown
+from learncost.ir.errors import InputError, nearest, shown
 
 FILE = Path(__file__).with_name("grid.csv")
 

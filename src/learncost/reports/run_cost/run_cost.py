@@ -14,13 +14,12 @@ from learncost.devices.device import device as find_device
 from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
 from learncost.devices.sustained import most_of_peak
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.loop import check_known
 from learncost.ir.precision import BYTES, check_stored, either
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.models.tables import check_batch
-from learncost.models.wording import counted, shown
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.cost import cost

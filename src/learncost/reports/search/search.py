@@ -25,11 +25,10 @@ from learncost.autoshard.step import ASSUMED, StepUsage, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.sustained import sustained
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import stored
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
-from learncost.models.wording import counted, shown
 from learncost.reports.memory.types import bytes_of
 from learncost.reports.question import question
 from learncost.reports.run import check_tokens, prepare

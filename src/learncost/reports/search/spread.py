@@ -13,10 +13,9 @@ from learncost.autoshard.segments import blocks_of
 from learncost.autoshard.step import PIPELINE, ParallelConfig, StepUsage, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import precision_of
 from learncost.models.model import Model
-from learncost.models.wording import counted, shown
 from learncost.program.pipeline import KINDS
 from learncost.reports.run import prepare
 from learncost.reports.search.search import batch_of, search

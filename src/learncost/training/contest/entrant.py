@@ -17,10 +17,9 @@ from learncost.cost_models import price
 from learncost.cost_models.books import book
 from learncost.engines.emitted import Programs
 from learncost.engines.layer_training import LayerTraining
-from learncost.ir.errors import InputError, named_one
+from learncost.ir.errors import BYTES, COUNTS, InputError, named_one, shown, whole_number
 from learncost.ir.table import Table
 from learncost.models.model import Model
-from learncost.models.wording import BYTES, COUNTS, shown, whole_number
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import LEARNING, MODES, PAPER, procedure
 from learncost.reports.memory.largest import largest_batch

@@ -8,8 +8,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from learncost.ir.errors import InputError
-from learncost.models.wording import shown
+from learncost.ir.errors import InputError, shown
 from learncost.training.contest.trial import StoppedError, TrialReporter
 
 PATIENCE = 10

@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from learncost.ir.errors import InputError
-from learncost.models.wording import shown
+from learncost.ir.errors import InputError, shown
 from learncost.reports.cost import cost
 from learncost.reports.question import flags_of
 from learncost.viz.document import as_json, document

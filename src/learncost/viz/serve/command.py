@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from learncost.ir.errors import InputError
-from learncost.models.wording import counted, shown
+from learncost.ir.errors import InputError, counted, shown
 from learncost.reports.question import question
 
 if TYPE_CHECKING:

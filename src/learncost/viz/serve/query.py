@@ -8,14 +8,13 @@ from typing import Any
 from learncost.devices.cluster import clusters, known_cluster
 from learncost.devices.device import devices, known_device
 from learncost.devices.rates import HERE
-from learncost.ir.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one, nearest, shown
 from learncost.ir.stated import size_names
 from learncost.layers.layer import layer
 from learncost.models.argument import GENERIC, preset, preset_names
 from learncost.models.configuration import configure, family_of
 from learncost.models.expression import evaluate
 from learncost.models.files import parse_json
-from learncost.models.wording import nearest, shown
 from learncost.procedures.procedure import INFERENCE, LEARNING, several
 from learncost.viz.data.sizes import LETTERS
 

@@ -10,11 +10,10 @@ from learncost.autoshard.step import ASSUMED, PIPELINE, StepUsage
 from learncost.devices.cluster import Cluster, cluster_with
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.device import device as find_device
-from learncost.ir.errors import InputError
+from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop
 from learncost.ir.precision import precision_of
-from learncost.models.wording import counted, shown
 from learncost.ops.collectives import is_collective
 from learncost.program.pipeline import run
 from learncost.program.pipeline import schedule as schedule_of

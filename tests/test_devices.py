@@ -7,7 +7,7 @@ import pytest
 import learncost as lc
 from learncost.cli.command import main
 from learncost.devices.device import devices
-from learncost.reports.run_cost import grid
+from learncost.reports.run_cost import published
 
 
 def test_every_device_says_who_says_so():
@@ -141,7 +141,7 @@ def test_files_that_are_none(tmp_path):
     ("country", "year", "grams"), [("FRA", 2023, 56.039), ("united states", 2023, 369.473), ("World", 2020, 436.529)]
 )
 def test_the_grid(country, year, grams):
-    figure = grid.intensity(country, year)
+    figure = published.intensity(country, year)
     assert figure.value == pytest.approx(grams / 1000)
     assert "CC BY 4.0" in figure.source
     assert str(year) in figure.source
@@ -149,13 +149,13 @@ def test_the_grid(country, year, grams):
 
 def test_the_grid_is_within_what_fuels_emit():
     """From what water and wind emit over their lives to a little above the oldest plants for coal and gas."""
-    for country in grid.countries().values():
+    for country in published.countries().values():
         assert country.by_year, country
         assert all(0.005 < value < 1.4 for value in country.by_year.values()), country
 
 
 def test_without_a_year_the_last():
-    assert grid.intensity("DEU").value == grid.intensity("Germany", 2023).value == pytest.approx(0.38095)
+    assert published.intensity("DEU").value == published.intensity("Germany", 2023).value == pytest.approx(0.38095)
 
 
 def test_lists_of_devices_countries_and_runs(capsys):

@@ -12,7 +12,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.plan import planned
 from learncost.procedures.step import step
-from learncost.reports.memory.measured import measured
+from learncost.reports.memory.published import measured
 
 LAYERS, BATCH, LENGTH, HEADS, WIDTH = 7, 2, 5, 3, 12
 SBH = LENGTH * BATCH * WIDTH

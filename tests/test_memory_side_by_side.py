@@ -12,7 +12,7 @@ from learncost.cli.command import main
 from learncost.reports.memory import engines as package
 from learncost.reports.memory.engine import RULES
 from learncost.reports.memory.engines import memory_engines
-from learncost.reports.memory.several import differences
+from learncost.reports.memory.show import differences
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 30, "seq_len": 8}
 

@@ -17,8 +17,7 @@ from learncost.ir.polynomial import Polynomial, base, total
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.sizes import check_size, resolve
-from learncost.reports.crossing import SignInterval, coefficients, stretches
-from learncost.reports.letters import LETTERS, lettered, order, python, text
+from learncost.reports.crossing import LETTERS, SignInterval, coefficients, lettered, order, python, stretches, text
 from learncost.reports.question import question
 from learncost.reports.sheet import Drawn
 

@@ -25,8 +25,7 @@ from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.sheet import Drawn
 
 if TYPE_CHECKING:
-    from learncost.reports.memory.measured import Peaks
-    from learncost.reports.memory.published import PublishedMemory
+    from learncost.reports.memory.published import Peaks, PublishedMemory
 
 SCHEMA = 1
 YARDSTICK = "matmul"
@@ -252,8 +251,7 @@ def conventions(
 
 def _of_memory(model: Any, batch_size: Any, mine: Any, sizes: Mapping[str, Any]) -> PublishedMemory | Peaks:
     """The peaks that were measured of a model as it is; else its activations, of one sequence."""
-    from learncost.reports.memory.measured import Peaks, measured_of  # are about memory alone
-    from learncost.reports.memory.published import published_memory
+    from learncost.reports.memory.published import Peaks, measured_of, published_memory  # are about memory alone
 
     if mine is not None:
         raise InputError("--mine is a count of operations: leave --memory out")

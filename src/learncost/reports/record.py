@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from learncost.models.model import Model
     from learncost.reports.mesh_cost import OverMesh
     from learncost.reports.mesh_time import OverTime
-    from learncost.reports.not_derived import NotDerived
+    from learncost.reports.rows import NotDerived
     from learncost.reports.timing import RowTime, Timing
 
 SCHEMA = 1
@@ -242,7 +242,7 @@ class Cost(Drawn):
     @property
     def not_derived(self) -> tuple[NotDerived, ...]:
         """The operations that are not derived: their cost is stated, or nobody knows it."""
-        from learncost.reports.not_derived import not_derived_of
+        from learncost.reports.rows import not_derived_of
 
         return not_derived_of(self.priced.rows, self.priced.sizes) if self.priced else ()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import NOT_DERIVED
 from learncost.cost_models.books import BOOKS, every
-from learncost.reports.not_derived import notes as notes_of
+from learncost.reports.rows import notes as notes_of
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, joules_of, number, rounded, seconds_of, size_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ir.polynomial import Polynomial
 from learncost.reports.complexity import VASWANI
-from learncost.reports.letters import text
+from learncost.reports.crossing import text
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded
 
 if TYPE_CHECKING:

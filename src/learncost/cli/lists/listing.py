@@ -136,7 +136,7 @@ def listing(
 def _how_many(name: str, text: str | None) -> int:
     """The entries of a list; where all are counted, without making what takes seconds to make."""
     from learncost.models.argument import GENERIC, presets, table_presets
-    from learncost.reports.memory.measured import measured
+    from learncost.reports.memory.published import measured
 
     quick = {
         "models": lambda: len(presets()) + len(table_presets()) + len(GENERIC),

@@ -57,7 +57,7 @@ def _linked(link: Known | None) -> str:
 
 
 def _countries() -> Listed:
-    from learncost.reports.run_cost.grid import countries
+    from learncost.reports.run_cost.published import countries
 
     entries: list[Known] = []
     for country in countries().values():
@@ -91,7 +91,7 @@ def _runs() -> Listed:
 
 
 def _peaks() -> Listed:
-    from learncost.reports.memory.measured import measured
+    from learncost.reports.memory.published import measured
 
     of = {run.name: run for run in measured()}
     entries: list[Known] = [run.to_dict() for run in of.values()]

@@ -18,8 +18,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.autograd import module_named
 from learncost.program.regions import Region
 from learncost.reports.memory.engines import GRAPH, memory_engines
-from learncost.reports.memory.fit_advice import advice_for, refusal
-from learncost.reports.memory.fit_question import FitQuestion, Fitting
+from learncost.reports.memory.fit_question import FitQuestion, Fitting, advice_for, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.memory import check_over
 from learncost.reports.memory.types import bytes_of, said_bytes

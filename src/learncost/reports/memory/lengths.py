@@ -10,8 +10,7 @@ from learncost.ir.errors import InputError
 from learncost.models.sizes import check_size
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.fit import each_of
-from learncost.reports.memory.fit_advice import refusal
-from learncost.reports.memory.fit_question import FitQuestion
+from learncost.reports.memory.fit_question import FitQuestion, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.runs import largest, longest, runner_of
 from learncost.reports.memory.types import said_bytes

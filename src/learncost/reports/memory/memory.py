@@ -30,7 +30,7 @@ from learncost.reports.sheet import Drawn
 if TYPE_CHECKING:
     from learncost.passes.epilogue_update import EpilogueUpdates
     from learncost.program.arena import Arena
-    from learncost.reports.memory.several import MemoryComparison
+    from learncost.reports.memory.show import MemoryComparison
     from learncost.reports.mesh_cost import OverMesh
 
 
@@ -347,7 +347,7 @@ def memory(
         raise InputError("several procedures stand side by side, or several engines: give one of the others")
     if len(names) == 1 and len(engines) == 1:
         return of_one(*names, *engines)
-    from learncost.reports.memory.several import MemoryComparison  # is built on this module
+    from learncost.reports.memory.show import MemoryComparison  # is built on this module
 
     if len(engines) > 1:
         return MemoryComparison(tuple(of_one(names[0], runner_name) for runner_name in engines), "engine")

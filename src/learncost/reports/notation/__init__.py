@@ -11,8 +11,7 @@ from learncost.ir.polynomial import Polynomial
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.reports.notation.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python, terms
-from learncost.reports.notation.lines import equation, line_node
-from learncost.reports.notation.tables import aligned, rows_of
+from learncost.reports.notation.lines import aligned, equation, line_node, rows_of
 from learncost.reports.notation.tree import MathMark, MathRow
 from learncost.reports.notation.tree import latex as _latex
 from learncost.reports.notation.tree import mathml as _mathml

@@ -3,21 +3,126 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from learncost.devices import assumptions
+from learncost.devices.cluster import Cluster
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure, computed
 from learncost.ir.errors import InputError
-from learncost.reports.run_cost import products
-from learncost.reports.run_cost.steps import up_to
+from learncost.layers.layer import Layer
+from learncost.models.configuration import Configuration
+from learncost.reports.cost import cost
+from learncost.reports.run_cost import published
+from learncost.timing import Rates
+
+if TYPE_CHECKING:
+    from learncost.reports.search.spread import Spread, SpreadRequest
+
+
+def step_on(
+    model: str | Configuration | Layer,
+    procedure: str,
+    sizes: Mapping[str, Any],
+    on: str | Device | Rates,
+    dtype: str,
+    measured: bool,
+) -> Figure | str:
+    """Seconds of one step on one device, as `cost` models it there; or why they are not known of a published one."""
+    try:
+        timing = cost(model, procedure, "run", **{"precision": dtype, **sizes}, on=on).timing
+    except InputError as error:
+        if measured:
+            raise
+        return str(error)
+    assert timing is not None  # it is on a device
+    return Figure(
+        timing.seconds,
+        "s",
+        "modelled",
+        f"as `learncost cost --on` says it. {timing.rates.source}",
+        timing.time.low,
+        timing.time.high,
+    )
+
+
+def show_step(figures: dict[str, Figure], seconds: Figure, tokens: int, most: float) -> None:
+    """Add how many steps there are, a step's seconds, and the utilization that they mean.
+
+    most  the share of the peak that nothing was ever measured above
+    """
+    steps = -(-int(figures["tokens"].value) // tokens)  # as `cost --tokens` has it: the last one may be partly filled
+    figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
+    figures["step"] = seconds
+    if "peak" in figures:
+        step_flops = figures["flops"].value * tokens / figures["tokens"].value
+        means = computed("", "FLOPs of a step / (step x peak)", [], [seconds, figures["peak"]], step_flops * 1e-12)
+        figures["step_mfu"] = up_to(most, means)
+
+
+_ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
+_NOT_OF_A_MESH = ("by", "optimizer", "target_len", "precision")
+
+
+def step_over(
+    model: str | Configuration | Layer,
+    group: Cluster,
+    number: Figure,
+    mesh: str | None,
+    place: str | None,
+    placement: str | None,
+    asked: SpreadRequest,
+    dtype: str,
+    sizes: Mapping[str, Any],
+) -> Spread:
+    """The step over a mesh. Raises `InputError` for what is not counted there, and where nothing fits."""
+    from learncost.reports.search.spread import spread  # only where a mesh is asked for: start-up counts
+
+    given_sizes = {name: size for name, size in sizes.items() if name not in _NOT_OF_A_MESH and size is not None}
+    if adapting := [name for name in _ADAPTING if name in given_sizes]:
+        raise InputError(f"{adapting[0]} is not counted over a mesh of devices: leave it out, or the mesh")
+    return spread(model, group, int(number.value), mesh, place, placement, asked, dtype, given_sizes)
+
+
+def up_to(most: float, share: Figure) -> Figure:
+    """A share of the peak, its interval cut at what was ever measured."""
+    return share if share.high is None else replace(share, high=max(share.value, min(share.high, most)))
+
+
+def show_step_over(figures: dict[str, Figure], many: Spread, most: float) -> Figure:
+    """Add the step of all devices, its bytes on the fullest one, what it waits for, and the steps of the run.
+
+    most  the share of the peak that nothing was ever measured above
+    """
+    from learncost.reports.search.spread import described  # is there by now
+
+    step = many.step
+    tokens = step.tokens
+    steps = -(-int(figures["tokens"].value) // tokens)
+    figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
+    source = f"{described(step)} on {step.cluster.name}; {'; '.join((many.placed, *map(str, step.padded)))}"
+    seconds = Figure(step.seconds, "s", "modelled", source, step.seconds * step.low, step.seconds * step.high)
+    figures["step"] = seconds
+    figures["memory"] = Figure(step.peak / 1e9, "GB", "counted", "of the fullest device, read off the placed table")
+    busy = step.computing + step.waiting
+    figures["bubble"] = Figure(step.bubble * busy, "s", "modelled", "what the pipeline waits in a step")
+    figures["waiting"] = Figure(step.waiting, "s", "modelled", "for collectives that nothing is computed beside")
+    if "peak" in figures:
+        step_flops = figures["flops"].value * tokens / figures["tokens"].value
+        of_all = [seconds, figures["peak"], figures["devices"]]
+        means = computed("", "FLOPs of a step / (step x peak x devices)", [], of_all, step_flops * 1e-12)
+        figures["step_mfu"] = up_to(most, means)
+    return seconds
 
 
 def days_over(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> str:
     """Add the days of steps that all devices make together."""
     if speeds := [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]:
         raise InputError(f"{speeds[0]} says how fast the run is, and so does the mesh: give one of them")
-    figures["time"] = computed("d", "steps x step", [figures["steps"], figures["step"]], (), 1 / products.SECONDS_A_DAY)
+    figures["time"] = computed(
+        "d", "steps x step", [figures["steps"], figures["step"]], (), 1 / published.SECONDS_A_DAY
+    )
     return "mesh"
 
 
@@ -39,7 +144,7 @@ def days_on(
         _days_of_measured(figures, typed["tokens_per_second"], f"{machine.name} in {kind}")
         return "tokens_per_second"
     if measured and "step" in figures and not typed.keys() & {"mfu", "hfu"}:
-        figures["time"] = products.days_of_steps(figures["steps"], figures["step"], figures["devices"])
+        figures["time"] = published.days_of_steps(figures["steps"], figures["step"], figures["devices"])
         return "step"
     if "peak" in figures:
         fine_tuning = any(sizes.get(name) is not None for name in ("train", "train_layers", "lora"))
@@ -55,12 +160,12 @@ def days_on(
 def _days_of_measured(figures: dict[str, Figure], rate: Figure, device: str) -> None:
     """Add the days that measured tokens a second mean, and the utilization."""
     figures["tokens_per_second"] = rate
-    figures["time"] = products.days_at(figures["tokens"], rate)
+    figures["time"] = published.days_at(figures["tokens"], rate)
     if "peak" not in figures:
         return
     for name, flops in (("mfu", "flops"), ("hfu", "hardware_flops")):
         if flops in figures:
-            figures[name] = products.utilization(figures[flops], figures["time"], figures["devices"], figures["peak"])
+            figures[name] = published.utilization(figures[flops], figures["time"], figures["devices"], figures["peak"])
     if (times := figures["mfu"].value) > 1:
         raise InputError(
             f"tokens_per_second {rate.value:g} would be {times:.3g} times the peak of "
@@ -74,7 +179,7 @@ def _days_of_utilization(figures: dict[str, Figure], typed: Mapping[str, Figure]
     if "hardware_flops" in figures:  # what runs again is work of the device, which it does at no higher rate
         most *= figures["flops"].value / figures["hardware_flops"].value
     figures[name] = typed.get(name) or up_to(most, usual)
-    figures["time"] = products.days(figures["flops"], figures["devices"], figures["peak"], figures[name])
+    figures["time"] = published.days(figures["flops"], figures["devices"], figures["peak"], figures[name])
     if "hardware_flops" in figures:
         executed = [figures["mfu"], figures["hardware_flops"]]
         figures["hfu"] = computed("", "MFU x FLOPs as they run / FLOPs", executed, [figures["flops"]])

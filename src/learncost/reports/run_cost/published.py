@@ -7,9 +7,62 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import quantiles
 
 from learncost.devices.figure import Figure, computed
-from learncost.reports.run_cost.products import carbon, energy, price
+from learncost.ir.errors import InputError, nearest, shown
+
+HOURS_A_DAY, SECONDS_A_DAY = 24, 86_400
+PETAFLOP_DAY = 10**15 * SECONDS_A_DAY  # operations of a petaflop/s-day
+
+
+def petaflop_days(flops: Figure) -> Figure:
+    """Petaflop/s-days of operations."""
+    return computed("PF/s-days", "FLOPs / 10^15 / 86,400", [flops], (), 1 / PETAFLOP_DAY)
+
+
+def days(flops: Figure, devices: Figure, peak: Figure, utilization: Figure) -> Figure:
+    """Days: operations over devices x peak (teraFLOP/s) x utilization."""
+    return computed(
+        "d", "FLOPs / (devices x peak x utilization)", [flops], [devices, peak, utilization], 1e-12 / SECONDS_A_DAY
+    )
+
+
+def utilization(flops: Figure, time: Figure, devices: Figure, peak: Figure) -> Figure:
+    """The share of the peak (teraFLOP/s) that operations in a time (days) make of it."""
+    formula = "FLOPs / (time x devices x peak)"
+    return computed("", formula, [flops], [time, devices, peak], 1e-12 / SECONDS_A_DAY)
+
+
+def days_at(tokens: Figure, rate: Figure) -> Figure:
+    """Days: tokens over the tokens that all devices together take in a second."""
+    return computed("d", "tokens / tokens a second", [tokens], [rate], 1 / SECONDS_A_DAY)
+
+
+def days_of_steps(steps: Figure, step: Figure, devices: Figure) -> Figure:
+    """Days: steps, each on one device, that all devices take together."""
+    return computed("d", "steps x step / devices", [steps, step], [devices], 1 / SECONDS_A_DAY)
+
+
+def device_hours(time: Figure, devices: Figure) -> Figure:
+    """Hours of all devices together."""
+    return computed("h", "days x 24 x devices", [time, devices], (), HOURS_A_DAY)
+
+
+def energy(hours: Figure, power: Figure, pue: Figure) -> Figure:
+    """kWh of the data centre: device-hours x watts of a device x PUE (power usage effectiveness)."""
+    return computed("kWh", "device-hours x power x PUE", [hours, power, pue], (), 1e-3)
+
+
+def carbon(energy: Figure, intensity: Figure) -> Figure:
+    """Kilograms of CO2 equivalents of kWh."""
+    return computed("kg", "energy x carbon intensity", [energy, intensity])
+
+
+def price(hours: Figure, per_hour: Figure) -> Figure:
+    """US dollars of device-hours."""
+    return computed("USD", "device-hours x price", [hours, per_hour])
+
 
 FILE = Path(__file__).with_name("runs.toml")
 
@@ -77,3 +130,67 @@ class PublishedRun:
 def published_runs() -> tuple[PublishedRun, ...]:
     """All of them, in the order of the file."""
     return tuple(PublishedRun(**row) for row in tomllib.loads(FILE.read_text(encoding="utf-8"))["run"])
+
+
+GRID_FILE = Path(__file__).with_name("grid.csv")
+
+UNIT = "kg/kWh"
+SOURCE = "Ember, by Our World in Data (CC BY 4.0)"
+WORLD = "WORLD"
+
+
+@dataclass(frozen=True)
+class Country:
+    """A country by its three letters of ISO 3166; kilograms of CO2 equivalents a kilowatt-hour, by year."""
+
+    code: str
+    name: str
+    by_year: Mapping[int, float]
+
+
+@cache
+def countries() -> Mapping[str, Country]:
+    """The countries of the table, and the world as WORLD."""
+    lines = [line for line in GRID_FILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    years = [int(year) for year in lines[0].split(",")[2:]]
+    by_code = {}
+    for line in lines[1:]:
+        code, name, *values = line.split(",")
+        by_year = {year: float(value) / 1000 for year, value in zip(years, values, strict=True) if value}
+        by_code[code] = Country(code, name, by_year)
+    return by_code
+
+
+def intensity(name: object, year: int | None = None) -> Figure:
+    """The mean intensity of a country in a year, by default the last that the table has of it.
+
+    `name` is the country's own or its three letters. Raises `InputError`.
+    """
+    country = _country(name)
+    when = max(country.by_year) if year is None else year
+    if when not in country.by_year:
+        years = ", ".join(map(str, country.by_year))
+        raise InputError(f"no carbon intensity of {country.name} in {shown(year)}: the table has {years}")
+    return Figure(country.by_year[when], UNIT, "published", f"{country.name}, {when}: {SOURCE}")
+
+
+def of_the_world(year: int | None = None) -> Figure:
+    """The world's mean, as an assumption about a place that is not known: from the tenth of countries with the least
+    to the tenth with the most, each country counted once."""
+    mean = intensity(WORLD, year)
+    when = max(countries()[WORLD].by_year) if year is None else year
+    values = [
+        country.by_year[when] for code, country in countries().items() if code != WORLD and when in country.by_year
+    ]
+    tenths = quantiles(values, n=10)
+    source = f"{mean.source}; from the lowest tenth of countries to the highest"
+    return Figure(mean.value, UNIT, "assumed", source, tenths[0], tenths[-1])
+
+
+def _country(name: object) -> Country:
+    for code, country in countries().items():
+        if isinstance(name, str) and name.casefold() in (code.casefold(), country.name.casefold()):
+            return country
+    spellings = [spelling for code, country in countries().items() for spelling in (country.name, code)]
+    hint = nearest(name, spellings) or "; name one as `learncost list countries` does, such as France or FRA"
+    raise InputError(f"no country is called {shown(name)}{hint}")

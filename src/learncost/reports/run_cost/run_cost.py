@@ -26,17 +26,16 @@ from learncost.reports.cost import cost
 from learncost.reports.question import question
 from learncost.reports.record import Cost
 from learncost.reports.run import check_tokens
-from learncost.reports.run_cost import given, grid, products
-from learncost.reports.run_cost.duration import days_on, days_over
+from learncost.reports.run_cost import published, record
+from learncost.reports.run_cost.duration import days_on, days_over, show_step, show_step_over, step_on, step_over
 from learncost.reports.run_cost.record import RunCost
-from learncost.reports.run_cost.steps import show_step, show_step_over, step_on, step_over
 from learncost.timing import Rates
 
 if TYPE_CHECKING:
     from learncost.reports.search.spread import Spread
 
 
-# The books that are shown beside the chosen one: exact products, and the formulas of the field.
+# The books that are shown beside the chosen one: exact published, and the formulas of the field.
 BESIDE = ("matmul", "causal-exact", "gpt3", "kaplan")
 
 
@@ -171,7 +170,7 @@ def run_cost(
         raise InputError("run-cost needs a device: --on NAME; `learncost list devices` shows those that are known")
     dtype, precision = _type(dtype, precision)
     count = check_tokens("tokens", tokens)
-    number = given.devices(devices)
+    number = record.devices(devices)
     flags = {
         "mfu": mfu,
         "hfu": hfu,
@@ -182,8 +181,8 @@ def run_cost(
         "carbon_intensity": carbon_intensity,
         "price_per_hour": price_per_hour,
     }
-    typed = {name: given.figure(name, value) for name, value in flags.items() if value is not None}
-    given.check_together(typed, country, year)
+    typed = {name: record.figure(name, value) for name, value in flags.items() if value is not None}
+    record.check_together(typed, country, year)
     grid_place = _place(typed, country, year)
     group = cluster_of(on)
     if group is not None:
@@ -206,7 +205,7 @@ def run_cost(
     figures = {"tokens": Figure(count, "", "given", "--tokens"), "flops": _flops(useful, count)}
     if useful is not step:
         figures["hardware_flops"] = _flops(step, count)
-    figures["petaflop_s_days"] = products.petaflop_days(figures["flops"])
+    figures["petaflop_s_days"] = published.petaflop_days(figures["flops"])
     figures["devices"] = number
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
     many: Spread | None = None
@@ -231,7 +230,7 @@ def run_cost(
         if isinstance(seconds, Figure):
             show_step(figures, seconds, step.tokens_per_step, most)
         total_by = days_on(figures, typed, machine, kind, sizes, attained is not None, most)
-    figures["device_hours"] = products.device_hours(figures["time"], number)
+    figures["device_hours"] = published.device_hours(figures["time"], number)
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
     others = _beside(model, step, count, sizes)
@@ -293,9 +292,9 @@ def _energy(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: De
         text = "step x power with the host" + (" x devices" if "waiting" in figures else "")
         figures["step_energy"] = computed("J", f"{text}, without PUE", of_all)
     figures["pue"] = typed.get("pue") or assumptions.PUE
-    figures["energy"] = products.energy(figures["device_hours"], drawn, figures["pue"])
+    figures["energy"] = published.energy(figures["device_hours"], drawn, figures["pue"])
     figures["carbon_intensity"] = place
-    figures["co2"] = products.carbon(figures["energy"], place)
+    figures["co2"] = published.carbon(figures["energy"], place)
     return {}
 
 
@@ -304,7 +303,7 @@ def _price(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> dict[str,
     if "price_per_hour" not in typed:
         return {"price": "give --price-per-hour in USD for one device"}
     figures["price_per_hour"] = typed["price_per_hour"]
-    figures["price"] = products.price(figures["device_hours"], typed["price_per_hour"])
+    figures["price"] = published.price(figures["device_hours"], typed["price_per_hour"])
     return {}
 
 
@@ -316,7 +315,7 @@ def _place(typed: Mapping[str, Figure], country: str | None, year: int | str | N
         when = counted(year)
         if when is None:
             raise InputError(f"year must be a whole number such as 2022, not {shown(year)}")
-    return grid.of_the_world(when) if country is None else grid.intensity(country, when)
+    return published.of_the_world(when) if country is None else published.intensity(country, when)
 
 
 def _beside(model: str | Configuration | Layer, step: Cost, tokens: int, sizes: Mapping[str, Any]) -> dict[str, int]:

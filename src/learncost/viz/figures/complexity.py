@@ -5,7 +5,7 @@ from __future__ import annotations
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial
 from learncost.reports.complexity import Complexity
-from learncost.reports.letters import LETTERS
+from learncost.reports.crossing import LETTERS
 from learncost.viz.data.curves import CurveLine, Curves
 from learncost.viz.figures.curves import draw, height, notes
 

@@ -246,7 +246,7 @@ def checked(bench):
 
 def test_numpy_operations_are_what_they_are_called():
     np = pytest.importorskip("numpy")
-    from learncost.calibration.numpy import NumPyBench
+    from learncost.calibration.operations import NumPyBench
 
     for way in ("NN", "TN", "NT"):
         product = NumPyBench().product(way, 3, 4, 5)

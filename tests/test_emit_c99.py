@@ -18,8 +18,7 @@ from learncost.backends.c.numbers import primitive
 from learncost.backends.c.printer import number
 from learncost.backends.c.tree import NameExpression
 from learncost.backends.c99 import program_memory
-from learncost.backends.c99.functions import functions
-from learncost.backends.c99.values import initializer
+from learncost.backends.c99.functions import functions, initializer
 from learncost.backends.placed.kernels import KernelTable
 from learncost.cli import boards
 from learncost.cli.command import main

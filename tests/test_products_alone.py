@@ -11,7 +11,7 @@ from learncost.cli.command import main
 from learncost.devices.device import devices
 from learncost.devices.sustained import sustained
 from learncost.ir.precision import BYTES, PRECISIONS, PRODUCTS_ALONE
-from learncost.viz.serve.choices import choices
+from learncost.viz.serve.query import choices
 
 SIZES = "--n-layer 1 --seq-len 8"
 

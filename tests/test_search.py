@@ -7,7 +7,7 @@ import pytest
 import learncost as lc
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.candidates import MICROBATCHES, StructureCost, axes_of, meshes, structures, ways
-from learncost.autoshard.segments import parts_of
+from learncost.autoshard.placed_step import parts_of
 from learncost.autoshard.step import ParallelConfig, memory_of, step_of
 from learncost.cli.command import main
 from learncost.devices.sustained import sustained

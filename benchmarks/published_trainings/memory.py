@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.autoshard.segments import StagePart
+from learncost.autoshard.placed_step import StagePart
 from learncost.autoshard.step import memory_of, sizes_of, stages_of
 from learncost.program.pipeline import peak, schedule
 from published_trainings.case import Case

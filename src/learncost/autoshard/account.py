@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from learncost.autoshard.cut_sizes import CutSizes
 from learncost.autoshard.held import StepWeights
 from learncost.autoshard.passes import MicrobatchPasses
-from learncost.autoshard.placed_step import placed_step
-from learncost.autoshard.segments import Walker
+from learncost.autoshard.placed_step import Walker, placed_step
 from learncost.autoshard.sent import Sending, sendings
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book

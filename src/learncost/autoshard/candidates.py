@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass
-from learncost.autoshard.segments import StagePart
+from learncost.autoshard.placed_step import StagePart
 from learncost.autoshard.step import PIPELINE, ParallelConfig, PassTime, carried
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, groups, transfer

@@ -8,8 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from learncost.autoshard.placed_step import ShardedStep, turns_round
-from learncost.autoshard.segments import StagePart
+from learncost.autoshard.placed_step import ShardedStep, StagePart, turns_round
 from learncost.ir.loop import repeats
 from learncost.ir.polynomial import base, size_of
 from learncost.sharding.padding import Padded, padded_of

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from learncost.autoshard.cut_sizes import CutSizes
-from learncost.autoshard.placed_step import ShardedStep
-from learncost.autoshard.segments import StagePart
+from learncost.autoshard.placed_step import ShardedStep, StagePart
 from learncost.ir.polynomial import Polynomial, base, size_of
 from learncost.procedures.optimizer import state_of
 from learncost.sharding.layout import ShardLayout

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from learncost.autoshard.cut_sizes import CutSizes
-from learncost.autoshard.placed_step import ShardedStep
-from learncost.autoshard.segments import BACKWARD, StagePart, Walker
+from learncost.autoshard.placed_step import BACKWARD, ShardedStep, StagePart, Walker
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, walk
 from learncost.ir.polynomial import Polynomial, base, larger

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from learncost.autoshard.cut_sizes import CutSizes
 from learncost.autoshard.held import StoredWeight
-from learncost.autoshard.placed_step import ShardedStep
-from learncost.autoshard.segments import Walker
+from learncost.autoshard.placed_step import ShardedStep, Walker
 from learncost.ir.line import Op
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial

@@ -14,7 +14,7 @@ from typing import Any
 from learncost.autoshard.account import PASSES, MeshAccount
 from learncost.autoshard.held import Static
 from learncost.autoshard.passes import StageActivations
-from learncost.autoshard.segments import StagePart, parts_of
+from learncost.autoshard.placed_step import StagePart, parts_of
 from learncost.autoshard.sent import Sending
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, Transfer, groups, transfer

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from learncost.backends import function
 from learncost.backends.backend import Backend, backend
 from learncost.backends.between import JAX_MESH, MESH, NUMPY_MESH, SENT, TORCH_MESH
-from learncost.backends.expression import PRODUCT, SUM, WIDTH, Code, binary, call, returned
+from learncost.backends.expression import PRODUCT, SUM, WIDTH, Code, Identifiers, binary, call, returned
 from learncost.backends.function import FunctionParameter, SizeSource
 from learncost.backends.helpers import Helpers
-from learncost.backends.identifiers import Identifiers
 from learncost.backends.lines import heading_of, write
 from learncost.backends.loops import LoopsWriter
 from learncost.backends.optimizer import collapsed

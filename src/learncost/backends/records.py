@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from learncost.backends.identifiers import Identifiers
+from learncost.backends.expression import Identifiers
 from learncost.ir.loop import Loop
 from learncost.ir.table import Table
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from math import isinf
 
 from learncost.backends.backend import Backend
-from learncost.backends.expression import COMPARISON, POWER, PRODUCT, SUM, Code, number, shape
+from learncost.backends.expression import COMPARISON, POWER, PRODUCT, SUM, Code, Identifiers, number, shape
 from learncost.backends.helpers import Helpers
-from learncost.backends.identifiers import Identifiers
 from learncost.ir.affine import Affine, AffineTerm
 from learncost.ir.line import Condition
 from learncost.ir.polynomial import base, factors, marked, sharded_over, summands

@@ -197,7 +197,7 @@ def calibrate(tell: Tell, quick: bool = False) -> Calibration:
     sizes = QUICK if quick else SIZES
     rates_of: dict[str, dict[str, Rates]] = {"operators": {}}
     if not find_spec("torch"):
-        from learncost.calibration.numpy import NumPyBench
+        from learncost.calibration.operations import NumPyBench
 
         rates_of["operators"]["fp32"] = _Measuring(NumPyBench(), sizes, tell).rates()
         return Calibration(f"{processor.name()}, {os.cpu_count()} cores", _today(), NumPyBench.library, rates_of, 1)

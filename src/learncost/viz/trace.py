@@ -30,12 +30,36 @@ from learncost.reports.timing import timing
 from learncost.version import __version__
 from learncost.viz.perfetto import perfetto
 from learncost.viz.predicted import PricedStep, StepMemory, process
-from learncost.viz.timeline import Slice, Timeline
-from learncost.viz.trace_event import trace_events
+from learncost.viz.timeline import Slice, Timeline, TimelineProcess
 
 if TYPE_CHECKING:
     from learncost.devices.device import Device
     from learncost.timing import Rates
+
+
+THREAD = 1
+
+
+def trace_events(timeline: Timeline) -> dict[str, Any]:
+    """The timeline as the object that such a file holds."""
+    events = [event for number, process in enumerate(timeline.processes, 1) for event in _events(process, number)]
+    return {"displayTimeUnit": "ns", "otherData": dict(timeline.facts), "traceEvents": events}
+
+
+def _events(process: TimelineProcess, number: int) -> Iterator[dict[str, Any]]:
+    where = {"pid": number, "tid": THREAD}
+    yield {"ph": "M", "name": "process_name", **where, "args": {"name": process.name}}
+    yield {"ph": "M", "name": "process_sort_index", **where, "args": {"sort_index": number}}
+    yield {"ph": "M", "name": "thread_name", **where, "args": {"name": "step"}}
+    for part in process.walk():
+        times = {"ts": part.start / 1000, "dur": part.length / 1000}
+        args = {"kind": part.kind, **part.facts}
+        yield {"ph": "X", "name": part.name, "cat": part.category, **where, **times, "args": args}
+    for counter in process.counters:
+        for at, value in counter.values:
+            event = {"name": counter.name, "cat": "memory", **where, "ts": at / 1000}
+            yield {"ph": "C", **event, "args": {counter.unit: value}}
+
 
 ENDINGS = (".json", ".pftrace")
 """How a file's name ends in each form: of the Trace Event Format, of Perfetto's protobuf."""

@@ -10,7 +10,7 @@ from learncost.backends.c import tree
 from learncost.backends.c.printer import Printer
 from learncost.backends.c.schedule import MAIN, KernelSchedule, ScheduledValue
 from learncost.backends.c.tree import ONE, TURN, ZERO, larger, minus, plus, smaller, times
-from learncost.backends.identifiers import Identifiers
+from learncost.backends.expression import Identifiers
 from learncost.ir.line import Condition, Line
 from learncost.ir.polynomial import base
 from learncost.ir.term import Term

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays, ArrayStorage
-from learncost.backends.c.function import iteration
-from learncost.backends.c.once import computed_once
+from learncost.backends.c.function import computed_once, iteration
 from learncost.backends.c.printer import Printer
 from learncost.backends.c.schedule import KernelSchedule
 from learncost.backends.c.sides import is_library, sides_within

@@ -12,7 +12,7 @@ import numpy as np
 
 from learncost.backends.c.c99 import BASIS, C99, WHOLE_BASIS, products
 from learncost.backends.c99 import masks
-from learncost.backends.c99.functions import called, check_written, functions, known
+from learncost.backends.c99.functions import called, check_written, functions, initial, initializer, known
 from learncost.backends.c99.layout import (
     Alone,
     ProgramMemory,
@@ -25,8 +25,7 @@ from learncost.backends.c99.layout import (
     together,
 )
 from learncost.backends.c99.steps import CODES, StepsWriter
-from learncost.backends.c99.values import initial, initializer
-from learncost.backends.identifiers import Identifiers
+from learncost.backends.expression import Identifiers
 from learncost.backends.placed.kernels import KernelTable
 from learncost.ir.table import Table
 from learncost.program.calls import Call

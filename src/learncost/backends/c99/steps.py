@@ -10,7 +10,7 @@ from math import prod
 from learncost.backends.c.c99 import C99, product_name
 from learncost.backends.c99.functions import without_comments
 from learncost.backends.c99.layout import Alone
-from learncost.backends.identifiers import Identifiers
+from learncost.backends.expression import Identifiers
 from learncost.backends.lines import headed
 from learncost.backends.loops import loop_title
 from learncost.ir.line import Line, Op

@@ -9,7 +9,7 @@ from math import prod
 from learncost.backends.c import KernelFunction, SizeNeededError, kernel
 from learncost.backends.c.gnu import GNU
 from learncost.backends.c.printer import Printer
-from learncost.backends.identifiers import Identifiers
+from learncost.backends.expression import Identifiers
 from learncost.backends.placed.patterns import Alike, Pattern, flat, identical, named_by_op
 from learncost.ir.line import Line
 from learncost.ir.polynomial import size_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from learncost.backends.c import KernelFunction, source
+from learncost.backends.expression import Identifiers
 from learncost.backends.expression import call as written_call
-from learncost.backends.identifiers import Identifiers
 from learncost.backends.lines import comment, headed
 from learncost.backends.loops import loop_title
 from learncost.backends.placed import between

@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.candidates import CHUNKS
-from learncost.autoshard.segments import blocks_of
+from learncost.autoshard.placed_step import blocks_of
 from learncost.autoshard.step import PIPELINE, ParallelConfig, StepUsage, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained

@@ -9,8 +9,7 @@ from typing import Any
 
 from learncost.reports.conventions import YARDSTICK, Conventions, conventions
 from learncost.viz.data.bridge import Bridge, bridge
-from learncost.viz.figures.ask import keywords_of
-from learncost.viz.figures.panel import HEADING, POINTS, Panel, sizes_of, step_of
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, keywords_of, sizes_of, step_of
 from learncost.viz.figures.style import DARK, EDGE, FAINT, INK, SMALL, short, signed, width_of
 
 ROW = 0.19

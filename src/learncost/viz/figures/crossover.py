@@ -7,9 +7,8 @@ from typing import Any
 
 from learncost.reports.compare import Comparison, compare
 from learncost.viz.data.growth import Growth, growth
-from learncost.viz.figures.ask import keywords_of
 from learncost.viz.figures.growing import TITLES, axis_of_sizes, ground_beyond, labels_at_ends
-from learncost.viz.figures.panel import HEADING, POINTS, Panel
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, keywords_of
 from learncost.viz.figures.style import FAINT, GRID, INK, SMALL, line_of, width_of
 
 

@@ -9,8 +9,7 @@ from learncost.reports.cost import cost
 from learncost.reports.record import Cost
 from learncost.viz.data.roofline import share
 from learncost.viz.data.shares import Shares, shares
-from learncost.viz.figures.ask import keywords_of, procedures_of
-from learncost.viz.figures.panel import POINTS, Panel, fitting, rows_of_key, sizes_of
+from learncost.viz.figures.panel import POINTS, Panel, fitting, keywords_of, procedures_of, rows_of_key, sizes_of
 from learncost.viz.figures.style import FAINT, NORMAL, PASSES, SMALL, WIDTHS, short, width_of
 
 ROW = 0.27

@@ -9,8 +9,7 @@ from typing import Any
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.sheet import size_of
 from learncost.viz.data.curve import MemoryCurve, curve
-from learncost.viz.figures.ask import keywords_of, procedures_of
-from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, sizes_of, step_of
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, keywords_of, procedures_of, sizes_of, step_of
 from learncost.viz.figures.style import FAINT, GRID, INK, KINDS, MUTED, SMALL, tick, width_of
 
 SAID = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from learncost.ir.errors import InputError
+from learncost.procedures.procedure import several
+from learncost.reports.question import FLAGS, flags_of
 from learncost.viz.figures.style import FAINT, INK, NORMAL, SMALL, Look, width_of
 
 POINTS = 72.0
@@ -125,3 +128,24 @@ def step_of(step: PanelStep, *more: str) -> str:
 def sizes_of(step: PanelStep) -> str:
     """The sizes of a step, as a note says them."""
     return step.letters or f"batch {step.batch_size:,}, {step.seq_len:,} tokens"
+
+
+DRAWN = ("along", "against", "engine")
+"""Flags of figures alone, which not every kind has."""
+
+
+def keywords_of(kind: str, question: Callable[..., Any], arguments: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    """What is given, for a question to be asked with; `more` are flags that the figure reads itself.
+
+    Raises `InputError` for a flag that the figure does not have.
+    """
+    names = {flag.name for flag in flags_of(question)} | {*more}
+    for name in arguments:
+        if name not in names and (name in FLAGS or name in DRAWN):
+            raise InputError(f"a figure of {kind} has no --{FLAGS[name].typed or name if name in FLAGS else name}")
+    return {name: value for name, value in arguments.items() if name not in more}
+
+
+def procedures_of(arguments: Mapping[str, Any], usual: str = "bp") -> tuple[str, ...]:
+    """The procedures that are asked for, one step each."""
+    return several(arguments.get("procedures") or usual)

@@ -8,8 +8,7 @@ from typing import Any
 from learncost.reports.compare import Comparison, compare
 from learncost.reports.sheet import size_of
 from learncost.viz.data.procedures import Procedures, procedures, table_memories
-from learncost.viz.figures.ask import keywords_of
-from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, rows_of_key, sizes_of, step_of
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, keywords_of, rows_of_key, sizes_of, step_of
 from learncost.viz.figures.style import DARK, NORMAL, PASSES, SMALL, WIDTHS, short, width_of
 
 ROW = 0.4

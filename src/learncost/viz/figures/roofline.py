@@ -12,8 +12,7 @@ from learncost.reports.cost import cost
 from learncost.reports.record import Cost
 from learncost.reports.sheet import seconds_of
 from learncost.viz.data.roofline import Point, Roofline, roofline, share
-from learncost.viz.figures.ask import keywords_of, procedures_of
-from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, sizes_of, step_of
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, keywords_of, procedures_of, sizes_of, step_of
 from learncost.viz.figures.style import DARK, FAINT, GRID, INK, LIGHT, MIDDLE, PASSES, SMALL, tick, width_of
 
 NEAR = 5.0

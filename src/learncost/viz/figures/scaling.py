@@ -10,9 +10,8 @@ from learncost.ir.errors import InputError, named_one
 from learncost.reports.compare import Comparison, compare
 from learncost.reports.sheet import significant
 from learncost.viz.data.growth import ALONG, Growth, growth
-from learncost.viz.figures.ask import keywords_of
 from learncost.viz.figures.growing import TITLES, axis_of_sizes, labels_at_ends
-from learncost.viz.figures.panel import HEADING, POINTS, Panel
+from learncost.viz.figures.panel import HEADING, POINTS, Panel, keywords_of
 from learncost.viz.figures.style import FAINT, GRID, INK, SMALL, line_of, tick, width_of
 
 

@@ -11,8 +11,7 @@ from learncost.reports.cost import cost
 from learncost.reports.question import flags_of
 from learncost.viz.document import as_json, document
 from learncost.viz.page import page
-from learncost.viz.serve.choices import fields
-from learncost.viz.serve.query import arguments
+from learncost.viz.serve.query import arguments, fields
 from learncost.viz.serve.replies import API, JSON, NONCE, Answer, Pairs, refusal
 from learncost.viz.trace import trace
 from learncost.viz.views import VIEWS

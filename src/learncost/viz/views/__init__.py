@@ -13,11 +13,10 @@ from learncost.ir.errors import InputError
 from learncost.reports.cost import cost
 from learncost.reports.question import flags_of
 from learncost.reports.record import Cost
-from learncost.viz.views.arena import arena, small_arena
 from learncost.viz.views.devices import over_devices
 from learncost.viz.views.modules import modules, of_modules
 from learncost.viz.views.picture import Picture
-from learncost.viz.views.runners import by_runner
+from learncost.viz.views.runners import arena, by_runner, small_arena
 
 
 @dataclass(frozen=True)

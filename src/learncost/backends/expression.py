@@ -1,4 +1,7 @@
-"""Pieces of Python with their precedence, so that one may stand in another without changing the order of operations."""
+"""Pieces of Python with their precedence, so that one may stand in another without changing the order of operations.
+
+Names of tables become Python identifiers, one-to-one: attn.Q is attn_Q.
+"""
 
 from __future__ import annotations
 

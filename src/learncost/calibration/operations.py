@@ -1,4 +1,7 @@
-"""The operations that are timed, whatever library they are of."""
+"""The operations that are timed, whatever library they are of.
+
+Those of NumPy are here, for a machine without PyTorch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is typed after a command, read by the flags of its question."""
+"""What is typed after a command, read by the flags of its question.
+
+How a module of the user's own is read is typed after every command that takes a model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The rows of a ledger: priced lines, put together as asked."""
+"""The rows of a ledger: priced lines, put together as asked.
+
+A line that is not derived has a stated cost, or one that nobody knows: a note of the ledger says which there are.
+"""
 
 from __future__ import annotations
 

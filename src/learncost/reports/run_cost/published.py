@@ -1,4 +1,8 @@
-"""Published training runs (runs.toml): their inputs, what is printed, and the same products taken again."""
+"""Published training runs (runs.toml): their inputs, what is printed, and the same products taken again.
+
+A run's time, energy, carbon and price are products of figures; grid.csv has the carbon intensity of electricity by
+country and year.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a whole training run takes on devices, as it is answered."""
+"""What a whole training run takes on devices, as it is answered.
+
+What a user gives of a run is checked here, with one clear line for what cannot be.
+"""
 
 from __future__ import annotations
 

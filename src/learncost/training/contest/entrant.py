@@ -1,4 +1,7 @@
-"""An entrant: a learning procedure with an optimizer, what its step costs on a problem, and its training there."""
+"""An entrant: a learning procedure with an optimizer, what its step costs on a problem, and its training there.
+
+Its budget is a number of steps, FLOPs or seconds, or of bytes at the peak.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Text as two long rows of tokens, and the windows that are drawn from them."""
+"""Text as two long rows of tokens, and the windows that are drawn from them.
+
+It is read from text files, from all text files in folders, and from lists of two columns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a request asks for, as the arguments of a question: names of what is known, and data, never a path."""
+"""What a request asks for, as the arguments of a question: names of what is known, and data, never a path.
+
+What may be asked for, a question's flags with their help and choices, is here too.
+"""
 
 from __future__ import annotations
 

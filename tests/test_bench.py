@@ -167,7 +167,7 @@ class Pretended:
     def begin(self, subject: Subject) -> dict[str, object]:
         return {"threads": 1}
 
-    def iteration(self, count: int) -> dict[str, object]:
+    def turn(self, count: int) -> dict[str, object]:
         self.calls.append((self.side, count))
         if self.side == self.dying and [name for name, _ in self.calls].count(self.side) > 4:
             raise SideError("gone")
@@ -195,8 +195,8 @@ def test_sides_take_turns(processes: type[Pretended]) -> None:
     # 0.1 s, takes in 0.25 s, the sides in turns.
     memory = [("engine", 3), ("eager", 3), ("jax", 3)]
     check = [(name, count) for name in ("eager", "jax", "engine") for count in (1, 2)]
-    iteration = [("engine", 3), ("eager", 3), ("jax", 3), ("floor", 3)]
-    assert processes.calls == [*memory, *check, *iteration * 3]
+    turn = [("engine", 3), ("eager", 3), ("jax", 3), ("floor", 3)]
+    assert processes.calls == [*memory, *check, *turn * 3]
     assert processes.alive == []
     assert case.over_peers("engine") == pytest.approx(2.0)  # 0.2 s over eager's 0.1 s
     assert case.over_floor("engine") == pytest.approx(4.0)
@@ -223,12 +223,12 @@ def test_a_side_that_dies_leaves_the_others(processes: type[Pretended]) -> None:
 
 
 def test_an_interruption_keeps_what_there_is(processes: type[Pretended], monkeypatch: pytest.MonkeyPatch) -> None:
-    def iteration(self: Pretended, count: int) -> dict[str, object]:
+    def turn(self: Pretended, count: int) -> dict[str, object]:
         if len(self.calls) > 14:
             raise KeyboardInterrupt
-        return Pretended.iteration(self, count)
+        return Pretended.turn(self, count)
 
-    monkeypatch.setattr(processes, "turn", iteration)
+    monkeypatch.setattr(processes, "turn", turn)
     results = rounds.bench([SUBJECT, SUBJECT], ("eager", "jax"), 3)
     assert (results.interrupted, results.exit_code, len(results.cases)) == (True, 130, 1)
     # 9 turns before the rounds and 4 in each: the second one breaks off after two.
@@ -247,12 +247,12 @@ def test_a_signal_keeps_what_there_is(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def iteration(self: Pretended, count: int) -> dict[str, object]:
+    def turn(self: Pretended, count: int) -> dict[str, object]:
         if len(self.calls) > 14:
             signal.raise_signal(number)
-        return Pretended.iteration(self, count)
+        return Pretended.turn(self, count)
 
-    monkeypatch.setattr(processes, "turn", iteration)
+    monkeypatch.setattr(processes, "turn", turn)
     file, before = tmp_path / "found.json", signal.getsignal(number)
     assert main(["tiny", "--against", "eager,jax", "--rounds", "3", "--out", str(file)]) == 130
     found = json.loads(file.read_text())
@@ -265,9 +265,9 @@ def test_a_signal_keeps_what_there_is(
 # What it says.
 
 
-def case(**iterations: list[float]) -> Case:
+def case(**turns: list[float]) -> Case:
     sides = {
-        name: SideFound(name, rounds=[[seconds] for seconds in iteration]) for name, iteration in iterations.items()
+        name: SideFound(name, rounds=[[seconds] for seconds in turn]) for name, turn in turns.items()
     }
     return Case(SUBJECT, sides)
 

@@ -78,7 +78,7 @@ def test_a_peer_is_the_model_of_transformers(side: str, name: str, monkeypatch: 
     monkeypatch.setattr(Subject, "weights", lambda self: weights)
     peer = PEERS[side].make()
     peer.begin(subject)
-    (loss,) = peer.iteration(1)["losses"]
+    (loss,) = peer.turn(1)["losses"]
     expected, gradients = theirs(subject, weights)
     assert loss == pytest.approx(expected, rel=1e-6)
     computed = peer.gradients()
@@ -92,7 +92,7 @@ def test_the_engine_and_the_peers_take_the_same_steps() -> None:
     losses = {}
     for side, side_process in sides.items():
         side_process.begin(SUBJECTS["gpt2"])
-        losses[side] = side_process.iteration(4)["losses"]
+        losses[side] = side_process.turn(4)["losses"]
     assert losses["jax"] == pytest.approx(losses["eager"], rel=1e-6)
     assert losses["engine"] == pytest.approx(losses["eager"], rel=1e-6)
     assert len(set(losses["eager"])) == 4
@@ -104,7 +104,7 @@ def test_bf16_is_near_fp32_and_not_it(side: str) -> None:
     for dtype in ("fp32", "bf16"):
         own = PEERS[side].make()
         own.begin(Subject("gpt2", GPT2 | {"n_layer": 1}, 3, 7, dtype))
-        own.iteration(1)
+        own.turn(1)
         by_dtype[dtype] = own.gradients()["mlp.W1"]
     distance = np.linalg.norm(by_dtype["bf16"] - by_dtype["fp32"]) / np.linalg.norm(by_dtype["fp32"])
     # A number of bf16 has 8 bits: it is off by up to 2^-9, about 0.002.
@@ -201,11 +201,11 @@ def test_the_floor_does_the_products_that_it_counts() -> None:
         assert first.shape[-1] == second.shape[-2] == product.k
         assert place.numel() * product.k * 2 == product.flops
         assert "highest" in side.routes[product]
-    iteration = side.iteration(5)
+    turn = side.turn(5)
     times = [
-        product.flops / iteration["rates"][str(product)] * float(times) for product, times in side.products.items()
+        product.flops / turn["rates"][str(product)] * float(times) for product, times in side.products.items()
     ]
-    assert iteration["seconds"] == [pytest.approx(sum(times) + iteration["optimizer"])]
+    assert turn["seconds"] == [pytest.approx(sum(times) + turn["optimizer"])]
 
 
 def test_a_route_that_is_not_fp32_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,7 +244,7 @@ def test_images_have_no_head_over_words():
 
 
 def test_lines_have_no_price_in_a_formula():
-    with pytest.raises(lc.InputError, match="palm is a formula of whole models"):
+    with pytest.raises(lc.InputError, match="price book palm prices complete models"):
         lc.price(lc.layer("a(X) -> Y\n  Y[B] = X[B] X[B]"), {"B": 2}, "palm")
 
 

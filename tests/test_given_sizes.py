@@ -36,7 +36,7 @@ def test_numbers_alone_cost_nothing():
 
 
 def test_a_layer_is_a_text():
-    with pytest.raises(lc.InputError, match="a layer is a text"):
+    with pytest.raises(lc.InputError, match="a layer must be a text"):
         lc.layer(3)
 
 

@@ -111,7 +111,7 @@ def test_what_is_asked_on_the_command_line(capsys):
     out = capsys.readouterr().out
     assert main(["memory", *flags, "--procedure", "recompute"]) in (0, None)
     again = capsys.readouterr().out
-    assert "by autograd (transformers)" in out
+    assert "by eager (transformers)" in out
     assert "Predicted: the allocator's bytes" in out
     fitting = [int(text.split("fit ")[1].split(" ")[0].replace(",", "")) for text in (out, again)]
     assert fitting[0] < fitting[1]  # sequences that fit

@@ -15,7 +15,7 @@ from learncost.verification.stepped import arrays_of, sizes_of
 PLANS = [
     "",
     "flash",
-    "head",
+    "chunked-loss",
     "epilogue-update",
     "recompute=gelu+norm",
     "recompute=block/2",

@@ -93,20 +93,20 @@ class Case:
 
     def over_engine(self, name: str) -> float | None:
         """The median over the rounds of a side's time over that of the engine's step that is judged."""
-        return self._ratio(name, [self.sides[ENGINE].iterations])
+        return self._ratio(name, [self.sides[ENGINE].turns])
 
     def over_peers(self, name: str) -> float | None:
         """The median over the rounds of a side's time over that of the best peer in the same round."""
-        return self._ratio(name, [peer.iterations for peer in self.peers])
+        return self._ratio(name, [peer.turns for peer in self.peers])
 
     def over_floor(self, name: str) -> float | None:
         """The median over the rounds of a side's time over the floor of the same round."""
-        return self._ratio(name, [self.sides[FLOOR].iterations] if FLOOR in self.sides else [])
+        return self._ratio(name, [self.sides[FLOOR].turns] if FLOOR in self.sides else [])
 
     def _ratio(self, name: str, others: list[list[float]]) -> float | None:
         # A round that was broken off has fewer sides: it counts where both have it.
         ratios = [
-            seconds / min(best) for seconds, *best in zip(self.sides[name].iterations, *others, strict=False) if best
+            seconds / min(best) for seconds, *best in zip(self.sides[name].turns, *others, strict=False) if best
         ]
         return median(ratios) if ratios else None
 

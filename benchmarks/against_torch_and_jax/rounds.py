@@ -90,7 +90,7 @@ def _measure(case: Case, rounds: int, say: Callable[[str], None]) -> None:
             for side in case.sides.values():
                 if side.left_out is None:
                     with _left_out(side):
-                        answer = processes[side.name].iteration(count)
+                        answer = processes[side.name].turn(count)
                         side.rounds.append(answer.pop("seconds"))
                         side.facts |= {name: value for name, value in answer.items() if name != "losses"}
                     sleep(PAUSE)
@@ -114,7 +114,7 @@ def _memory(side: SideFound, subject: Subject) -> Memory:
     """Of a few steps, in a process that does nothing else: neither the check nor anything before has left traces."""
     with _process(side) as process:
         process.begin(side.case(subject))
-        process.iteration(check.STEPS)
+        process.turn(check.STEPS)
         return Memory(**process.memory())
 
 
@@ -137,10 +137,10 @@ def _check(
         with _left_out(side):
             process, side_folder = processes[side.name], folder / side.name
             side_folder.mkdir()
-            first = process.iteration(1)
+            first = process.turn(1)
             if side.procedure == "bp":
                 process.gradients(side_folder)
-            rest = process.iteration(check.STEPS - 1)
+            rest = process.turn(check.STEPS - 1)
             losses = first["losses"] + rest["losses"]
             fastest = min(*rest["seconds"], fastest or math.inf)
             if not all(map(math.isfinite, losses)):

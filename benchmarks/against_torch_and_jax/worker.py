@@ -37,7 +37,7 @@ class Worker:
         """What was asked for."""
         requests: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "begin": self._begin,
-            "turn": lambda request: self.side.iteration(request["count"]),
+            "turn": lambda request: self.side.turn(request["count"]),
             "gradients": self._gradients,
             "memory": lambda request: self._memory(),
         }

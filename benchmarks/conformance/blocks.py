@@ -115,18 +115,18 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Embedding, learned positions, blocks, norm and head: logits of tokens [B M]."""
 
-    def __init__(self, ops: int, length: int, width: int, blocks: list[nn.Module], tied: bool = True) -> None:
+    def __init__(self, words: int, length: int, width: int, blocks: list[nn.Module], tied: bool = True) -> None:
         super().__init__()
-        self.ops = nn.Embedding(ops, width)
+        self.words = nn.Embedding(words, width)
         self.positions = nn.Parameter(torch.zeros(length, width))
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, ops, bias=False)
+        self.head = nn.Linear(width, words, bias=False)
         if tied:
-            self.head.weight = self.ops.weight
+            self.head.weight = self.words.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.ops(tokens) + self.positions
+        x = self.words(tokens) + self.positions
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -135,39 +135,39 @@ class Model(nn.Module):
 class TiedHead(nn.Module):
     """An embedding, and a head that reads the same matrix."""
 
-    def __init__(self, ops: int, width: int) -> None:
+    def __init__(self, words: int, width: int) -> None:
         super().__init__()
-        self.ops = nn.Embedding(ops, width)
-        self.head = nn.Linear(width, ops, bias=False)
-        self.head.weight = self.ops.weight
+        self.words = nn.Embedding(words, width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.ops(tokens))
+        return self.head(self.words(tokens))
 
 
 class SelfAttention(nn.Module):
     """An embedding and an attention over itself."""
 
-    def __init__(self, ops: int, width: int, attention: nn.Module) -> None:
+    def __init__(self, words: int, width: int, attention: nn.Module) -> None:
         super().__init__()
-        self.ops = nn.Embedding(ops, width)
+        self.words = nn.Embedding(words, width)
         self.attention = attention
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.ops(tokens)
+        x = self.words(tokens)
         return self.attention(x, x)
 
 
 class CrossAttention(nn.Module):
     """An attention of one text's tokens over another's, both embedded by one matrix."""
 
-    def __init__(self, ops: int, width: int, attention: nn.Module) -> None:
+    def __init__(self, words: int, width: int, attention: nn.Module) -> None:
         super().__init__()
-        self.ops = nn.Embedding(ops, width)
+        self.words = nn.Embedding(words, width)
         self.attention = attention
 
     def forward(self, tokens: Tensor, source: Tensor) -> Tensor:
-        return self.attention(self.ops(tokens), self.ops(source))
+        return self.attention(self.words(tokens), self.words(source))
 
 
 class GatedFeedForward(nn.Module):
@@ -185,15 +185,15 @@ class GatedFeedForward(nn.Module):
 class Experts(nn.Module):
     """An embedding and a mixture of experts, each run on the tokens that chose it, as Mixtral's first code did."""
 
-    def __init__(self, ops: int, width: int, hidden: int, experts: int, chosen: int) -> None:
+    def __init__(self, words: int, width: int, hidden: int, experts: int, chosen: int) -> None:
         super().__init__()
-        self.ops = nn.Embedding(ops, width)
+        self.words = nn.Embedding(words, width)
         self.router = nn.Linear(width, experts, bias=False)
         self.experts = nn.ModuleList(GatedFeedForward(width, hidden) for _ in range(experts))
         self.chosen = chosen
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.ops(tokens).flatten(0, 1)
+        x = self.words(tokens).flatten(0, 1)
         shares, chosen = self.router(x).softmax(-1).topk(self.chosen)
         result = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):

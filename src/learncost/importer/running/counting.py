@@ -167,7 +167,7 @@ def _compute(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> No
     if not results or any(value is None for value in known) or any(each.numel() > MOST for each in results):
         _forget(func, operands)
         return
-    drawn = torch.Tag.nondeterministic_seeded in func.metas or "empty" in func._schema.name
+    drawn = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name
     if drawn:
         _forget(func, operands)
         return

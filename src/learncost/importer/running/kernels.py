@@ -242,7 +242,7 @@ def _in_one_type(func: Any, args: Any, result: torch.Tensor) -> int:
     name = func._schema.name
     if name in SUMS:
         return args[0].numel() * result.element_size() if args[0].dtype != result.dtype else 0
-    if torch.Tag.pointwise not in func.metas or name in MIXED or "logical" in name:
+    if torch.Tag.pointwise not in func.tags or name in MIXED or "logical" in name:
         return 0
     operands = [each for each in args[name == "aten::where" :] if isinstance(each, torch.Tensor) and each.dim()]
     if not operands:

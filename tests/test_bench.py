@@ -266,9 +266,7 @@ def test_a_signal_keeps_what_there_is(
 
 
 def case(**turns: list[float]) -> Case:
-    sides = {
-        name: SideFound(name, rounds=[[seconds] for seconds in turn]) for name, turn in turns.items()
-    }
+    sides = {name: SideFound(name, rounds=[[seconds] for seconds in turn]) for name, turn in turns.items()}
     return Case(SUBJECT, sides)
 
 

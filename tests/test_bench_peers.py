@@ -202,9 +202,7 @@ def test_the_floor_does_the_products_that_it_counts() -> None:
         assert place.numel() * product.k * 2 == product.flops
         assert "highest" in side.routes[product]
     turn = side.turn(5)
-    times = [
-        product.flops / turn["rates"][str(product)] * float(times) for product, times in side.products.items()
-    ]
+    times = [product.flops / turn["rates"][str(product)] * float(times) for product, times in side.products.items()]
     assert turn["seconds"] == [pytest.approx(sum(times) + turn["optimizer"])]
 
 

@@ -1,6 +1,7 @@
 """The optimizer in the backward pass: what is predicted beside what PyTorch's allocator hands out."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,9 @@ def measured():
 def peaks():
     """Measured in a process of its own: in one in which others have trained before, more is alive at times."""
     text = "import json, test_memory_in_backward as own; print(json.dumps([*own.measured()]))"
-    run = subprocess.run([sys.executable, "-c", text], cwd=Path(__file__).parent, capture_output=True, check=True)
+    folder = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run([sys.executable, "-c", text], cwd=folder, env=env, capture_output=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
 

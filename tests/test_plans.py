@@ -360,7 +360,7 @@ def test_the_commands_take_a_plan(capsys):
         ("cost gpt2 --plan auto", "learncost memory MODEL --plan auto names a plan"),
         ("cost gpt2 --plan recompte=norm", "no plan is called"),
         ("cost gpt2 --procedure decode --plan chunked-loss", "a plan rewrites a training step; decode is none"),
-        ("cost gpt2 --price-book megatron --plan chunked-loss", "prices complete models, not lines"),
+        ("cost gpt2 --price-book megatron --plan chunked-loss", "is a formula of whole models"),
         ("emit attention --plan chunked-loss", "--plan is for models"),
         ("compare gpt2 --plan chunked-loss=3", "takes no argument"),
     ],

@@ -105,9 +105,7 @@ class Case:
 
     def _ratio(self, name: str, others: list[list[float]]) -> float | None:
         # A round that was broken off has fewer sides: it counts where both have it.
-        ratios = [
-            seconds / min(best) for seconds, *best in zip(self.sides[name].turns, *others, strict=False) if best
-        ]
+        ratios = [seconds / min(best) for seconds, *best in zip(self.sides[name].turns, *others, strict=False) if best]
         return median(ratios) if ratios else None
 
     def beyond(self, name: str) -> int | None:

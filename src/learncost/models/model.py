@@ -66,6 +66,15 @@ class Model:
         return parameters(self.table) + Polynomial.of((), self.configuration.unread)
 
     @property
+    def quantized_widths(self) -> dict[str, int]:
+        """Bytes of an element of the arrays that replace quantized weights, by name: none.
+
+        The packed arrays are counted by `Quantized.bytes`; the positions of blocks and levels stay inside of kernels.
+        """
+        arrays = (array.name for weight in self.quantized for array in (weight.codes, *weight.scales))
+        return dict.fromkeys((*arrays, *(name for weight in self.quantized for name in weight.constants)), 0)
+
+    @property
     def padded(self) -> bool:
         """Whether a mask of the keys comes in, for sequences of unequal length."""
         return any(self.table.values[name].role == "padding" for name in self.masks)

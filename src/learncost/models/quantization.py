@@ -27,15 +27,6 @@ def changed(model: Model, learned: Adaptation | Learned | None, precision: Preci
     return quantized(model, precision, learns) if precision.quantized is not None else model
 
 
-def quantized_widths(model: Model) -> dict[str, int]:
-    """Bytes of an element of what stands for quantized weights, by name: none, as these are counted as they are packed
-    (`Quantized.bytes`), and what places of blocks and levels take is inside of a kernel."""
-    arrays = [
-        name for weight in model.quantized for name in (weight.codes.name, *(array.name for array in weight.scales))
-    ]
-    return dict.fromkeys((*arrays, *(name for weight in model.quantized for name in weight.constants)), 0)
-
-
 def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
     """The model with its matrices that are frozen, or that learn, in the type that the precision has for them; itself
     where it has none.

@@ -14,7 +14,6 @@ from learncost.ir.table import Table
 from learncost.layers.active import parameters
 from learncost.liveness import levels, live
 from learncost.models.model import Model, Structure, run_sizes
-from learncost.models.quantization import quantized_widths
 from learncost.passes.plan import planned
 from learncost.procedures.decoding import CachedValue
 from learncost.procedures.inference import Inference, inference, to_logits
@@ -94,7 +93,7 @@ class Serving:
 
     @property
     def _widths(self) -> dict[str, int]:
-        return {"weight": self.kind.weight, "index": INDEX} | quantized_widths(self.model)
+        return {"weight": self.kind.weight, "index": INDEX} | self.model.quantized_widths
 
     def _resident(self, inference_pass: InferencePass) -> int:
         """Bytes of the weights in RAM beyond those that the table of a pass counts; below 0 where they lie in flash."""

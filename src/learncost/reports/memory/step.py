@@ -17,16 +17,12 @@ from learncost.layers.names import scores
 from learncost.liveness import Instant, Live, SymbolicInterval, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
 from learncost.models.module import usual_module
-from learncost.models.quantization import quantized_widths
 from learncost.ops.optimizers import OPTIMIZERS
-from learncost.passes.epilogue_update import KERNELS
 from learncost.passes.plan import CHOSEN, planned
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
-from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, stepped, without_gradients
 from learncost.procedures.procedure import PAPER
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.procedures.statistics import with_statistics
 from learncost.procedures.step import step, trained_by
 from learncost.program.autograd.module import module_named
 from learncost.program.autograd.state import RunUsage
@@ -38,6 +34,7 @@ from learncost.reports.memory.types import INDEX
 from learncost.reports.run import PreparedRun
 
 if TYPE_CHECKING:
+    from learncost.procedures.accumulation import Accumulated
     from learncost.reports.mesh_cost import OverMesh
 
 _Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
@@ -107,7 +104,7 @@ class MemoryStep:
         self.plan = run.plan
         if run.plan == CHOSEN:
             room = None if budget is None else budget - self.beside
-            part = accumulated(table).gather if self.accumulate > 1 else table
+            part = _accumulated(table).gather if self.accumulate > 1 else table
             self.plan = planner(part, self.sizes(), _NAMES[kind.value], room, self.widths)
             if optimizer not in OPTIMIZERS:
                 self.plan = self.plan.replace(",epilogue-update", "")
@@ -180,7 +177,10 @@ class MemoryStep:
 
             return bucketed(self.over.placed.table)
         table = step(self.model, self.procedure, self.optimizer.name, mode=self.mode or PAPER)
-        table = with_statistics(table, self.model.table) if statistics else table
+        if statistics:
+            from learncost.procedures.statistics import with_statistics
+
+            table = with_statistics(table, self.model.table)
         return planned(without_gradients(table), self.plan)
 
     @property
@@ -198,7 +198,7 @@ class MemoryStep:
     @property
     def least(self) -> int:
         """Bytes that are there at every moment, whoever runs the step: weights, but those in flash, and `beside`."""
-        table, codes = self.table if self.over else self.model.table, quantized_widths(self.model)
+        table, codes = self.table if self.over else self.model.table, self.model.quantized_widths
         elements = total(Polynomial.of(table.axes[name]) for name in table.weights if name not in codes)
         return int(elements.at(self.sizes())) * self.kind.weight + self.beside
 
@@ -294,16 +294,24 @@ def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, in
     """Bytes of an element by role, and by name where a type has other ones."""
     widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX}
     widths |= {name: BYTES[value.dtype] for name, value in table.known.items() if value.dtype}
-    return widths | dict.fromkeys(scores(table), kind.scores) | quantized_widths(structure.model)
+    return widths | dict.fromkeys(scores(table), kind.scores) | structure.model.quantized_widths
+
+
+def _accumulated(table: Table) -> Accumulated:
+    from learncost.procedures.accumulation import accumulated  # only where it is asked for: start-up counts
+
+    return accumulated(table)
 
 
 def gathering(table: Table) -> Table:
     """A microbatch, whose gradients are added in place to those of the ones before."""
+    from learncost.passes.epilogue_update import KERNELS  # only where it is asked for: start-up counts
+
     inside = any(line.meta.kernel and line.meta.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
     if inside or any(iterations and line.meta.phase == "optimizer_step" for line, iterations in walk(table.lines)):
         plan = "epilogue-update" if inside else "fused-update"
         raise InputError(f"accumulate waits for the gradients of all microbatches: leave the plan {plan} out")
-    accumulation = accumulated(table).gather
+    accumulation = _accumulated(table).gather
 
     def in_place(line: Line) -> tuple[Line, ...]:
         ends = line.name in accumulation.renewed.values()

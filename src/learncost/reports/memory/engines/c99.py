@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from learncost.engines.made import names_made
 from learncost.ir.table import Table
 from learncost.models.families import instead
 from learncost.program.regions import Region, assigned, label, largest_assigned, too_large
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 def _program_memory(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]:
     """What lies in RAM, by part, and the constants in flash; and the step as it is laid out."""
     from learncost.backends.c99.layout import alone, counted  # emits kernels: only where it is asked for
+    from learncost.engines.made import names_made
 
     layout = alone(step.executed_table(statistics=True), sizes, step.kind.computed)
     program_memory = counted([layout], frozenset(names_made(step.model)))
@@ -45,6 +45,7 @@ FLASH = "constants"
 def _arrays(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     """The arrays in RAM, which lie in one region each."""
     from learncost.backends.c99.layout import alone, arrays
+    from learncost.engines.made import names_made
 
     return arrays([alone(step.executed_table(), sizes, step.kind.computed)], frozenset(names_made(step.model)))
 
@@ -69,6 +70,7 @@ def _largest(step: MemoryStep, budget: int) -> int:
 
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     from learncost.backends.c99.layout import arrays as arrays_of
+    from learncost.engines.made import names_made
 
     parts, layout = _program_memory(step, sizes)
     flash = parts.pop(FLASH)

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from learncost.ir.polynomial import shape_of
 from learncost.liveness import Live, LiveArray, LiveInterval, SymbolicInterval
-from learncost.models.quantization import quantized_widths
 from learncost.passes.quantized import bytes_of_array
 from learncost.reports.memory.engine import FIXED, Engine, MemoryUse
 from learncost.reports.memory.step import MemoryStep
-from learncost.reports.mesh_cost import part_of as part_over_devices
 
 SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activations", "workspace")
 """What memory holds. Activations are values of the forward pass that later passes read, and the batch; workspace is
@@ -51,7 +49,7 @@ def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
     ) -> LiveInterval:
         return LiveInterval(name, axes, shape or (size,), 1, size, 0, lines - 1, "given", part=part)
 
-    away = {*quantized_widths(step.model), *(step.frozen if step.in_flash else ())}
+    away = {*step.model.quantized_widths, *(step.frozen if step.in_flash else ())}
     yield from (replace(stay, part=part_of(step, stay)) for stay in alive.stays if stay.name not in away)
     if not step.in_flash:
         for array in step.packed:
@@ -71,14 +69,17 @@ def _with_quantized(live_at_peak: tuple[LiveArray, ...], step: MemoryStep) -> tu
         LiveArray(array.name, array.axes, shape_of(array.axes, sizes), bytes_of_array(array, sizes), role="weight")
         for array in arrays
     ]
-    others = [array for array in live_at_peak if array.name not in quantized_widths(step.model)]
+    others = [array for array in live_at_peak if array.name not in step.model.quantized_widths]
     return tuple(sorted((*others, *packed), key=lambda array: -array.bytes))
 
 
 def part_of(step: MemoryStep, array: LiveArray | LiveInterval | SymbolicInterval) -> str:
     """Which of the parts of `SPLIT` an array belongs to."""
-    if step.over and (part := part_over_devices(step.over.placed, array.name)):
-        return part
+    if step.over:
+        from learncost.reports import mesh_cost  # only where it is asked for: start-up counts
+
+        if part := mesh_cost.part_of(step.over.placed, array.name):
+            return part
     value = step.table.values.get(array.name)
     if value is not None and value.role == "gathered":
         return "gradients"

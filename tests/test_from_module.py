@@ -59,18 +59,18 @@ def changed():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: 3, "a torch.nn.Module is needed, not 3"),
-        (lambda: torch.nn.Linear(2, 2), "Linear has no config of transformers, so its structure is not known: give"),
+        (lambda: 3, "expected a torch.nn.Module, not 3"),
+        (lambda: torch.nn.Linear(2, 2), "Linear has no config of transformers, so its structure is unknown: pass"),
         (Wrapped, "Wrapped has no config of transformers.*; inside it body is a LlamaModel: give that"),
         (
             lambda: transformers.FNetModel(transformers.FNetConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9)),
-            "FNetModel is of the model type 'fnet', which is unknown",
+            "FNetModel has the unknown model type 'fnet'",
         ),
         (
             lambda: transformers.GPT2DoubleHeadsModel(
                 transformers.GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=9)
             ),
-            r"GPT2DoubleHeadsModel is not a class that is known for gpt2 \(.*inside it transformer is a GPT2Model",
+            r"GPT2DoubleHeadsModel is not a known class of gpt2 \(.*inside it transformer is a GPT2Model",
         ),
         # one more row of 24 weights
         (changed, r"LlamaForCausalLM has [\d,]+ parameters, and its config describes [\d,]+ \(\+24\): it was changed"),

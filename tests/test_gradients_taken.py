@@ -128,7 +128,7 @@ def test_what_vmap_does_and_nobody_exports_is_named_so():
         def forward(self, *several):
             return super().forward(several[0])
 
-    with pytest.raises(lc.InputError, match=r"by torch\.vmap that PyTorch does not export so"):
+    with pytest.raises(lc.InputError, match=r"under torch\.vmap that PyTorch does not export"):
         lc.from_module(Loose(), (torch.randn(5, 4),))
 
 
@@ -166,7 +166,7 @@ class Stopped(nn.Module):
 
 @pytest.mark.parametrize("as_run", [False, True])
 def test_other_gradients_than_those_of_the_module_are_refused(as_run):
-    with pytest.raises(lc.InputError, match=r"takes a derivative by torch.autograd.grad in its forward pass"):
+    with pytest.raises(lc.InputError, match=r"computes a derivative with torch.autograd.grad in its forward pass"):
         lc.from_module(Stopped(), (torch.randn(5, 3),), as_run=as_run)
 
 

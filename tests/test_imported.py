@@ -123,7 +123,7 @@ def test_inputs_of_forward_by_row_and_by_name():
     assert lc.from_module(V(), several).sizes == {"n": 5, "n2": 3}
     with pytest.raises(
         lc.InputError,
-        match=r"with B open: its code makes a number of it, .* or an input whose size is a number .*B = 5",
+        match=r"with B symbolic: its code converts it to a number, .* or an input of fixed size .*B = 5",
     ):
         lc.from_module(V(), several, symbols={"x": "B f"})
     assert lc.from_module(V(), several[:1], symbols={"x": "B f"}).table.axes["x"] == ("B", "f")  # none more
@@ -150,7 +150,7 @@ class Lengths(torch.nn.Module):
 def test_a_size_that_only_a_run_has_is_refused_with_its_line():
     inputs = {"x": torch.ones(2, 4, 3), "mask": torch.ones(2, 4, dtype=torch.long)}
     with pytest.raises(
-        InputError, match=r"test_imported\.py:\d+: `.*set\(lengths\).*` makes a number of a size.*as_run"
+        InputError, match=r"test_imported\.py:\d+: `.*set\(lengths\).*` converts a size or a value to a number.*as_run"
     ):
         lc.from_module(Lengths(), inputs)
 

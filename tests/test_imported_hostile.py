@@ -186,22 +186,20 @@ def exits(m, x):
 
 
 REFUSED = {
-    r"takes a derivative by torch.autograd.grad in its forward pass": lambda: Computes(
+    r"computes a derivative with torch.autograd.grad in its forward pass": lambda: Computes(
         lambda m, x: torch.autograd.grad(m.linear(x).tanh().sum(), [torch.randn(3, 6)], allow_unused=False)[0]
     ),
-    r"ended Python \(exit 3\) in its forward pass": lambda: Computes(exits),
-    r"requires a gradient, is none of the parameters": lambda: Computes(
-        lambda m, x: m.hidden[0](x), hidden=[nn.Linear(6, 4)]
-    ),
+    r"called exit\(3\) in its forward pass": lambda: Computes(exits),
+    r"requires a gradient, is not a parameter": lambda: Computes(lambda m, x: m.hidden[0](x), hidden=[nn.Linear(6, 4)]),
     r"linear is compiled by torch.jit, which no export reads": lambda: nn.Sequential(
         Computes(lambda m, x: m.linear(x), linear=torch.jit.trace(nn.Linear(6, 4), torch.ones(2, 6)))
     ),
     r"Module has no forward": nn.Module,
-    r"^0 is lazy, and has no sizes before a first call": lambda: nn.Sequential(nn.LazyLinear(4)),
-    r"nan, for which the notation has no number": lambda: Computes(
+    r"^0 is lazy and has no sizes before its first call": lambda: nn.Sequential(nn.LazyLinear(4)),
+    r"nan, which the notation cannot express": lambda: Computes(
         lambda m, x: torch.where(x[:, :4] > 0, m.linear(x), torch.tensor(float("nan")))
     ),
-    r"goes on, by try and except, after its part linear raised": lambda: Computes(tries),
+    r"catches an error of its submodule linear": lambda: Computes(tries),
     r"\[3, 6\] X \[5, 6\]\.$": lambda: nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 4)),
     r"test_imported_hostile.py:\d+: `.*` depends on values": lambda: Computes(
         lambda m, x: m.linear(x) if x.sum() > 0 else x[:, :4]
@@ -225,12 +223,12 @@ def test_it_is_refused_in_one_line(said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x float 3 6", r"no colon behind the name of the input: write it as in 'x: float 3 6'"),
-        ("float 3 6", r"no colon .* as in 'x: float 3 6'"),
-        ("list float 3 6", r"no colon .* as in 'x: list float 3 6'"),
-        ("x: list float 3 6", r"several tensors in one are given by inputs\(\) of the file"),
-        ("x: 3 6", r"has sizes and no kind: write it as in 'x: float 3 6'"),
-        ("x: float B 6 grad", r"the word for its gradient is `gradient`, not 'grad'"),
+        ("x float 3 6", r"no colon after the name of the input: write 'x: float 3 6'"),
+        ("float 3 6", r"no colon .* write 'x: float 3 6'"),
+        ("list float 3 6", r"no colon .* write 'x: list float 3 6'"),
+        ("x: list float 3 6", r"nested tensors need example tensors, from inputs\(\) of the file"),
+        ("x: 3 6", r"has sizes but no type: write 'x: float 3 6'"),
+        ("x: float B 6 grad", r"write `gradient` for its gradient, not 'grad'"),
     ],
 )
 def test_what_is_nearly_an_input_is_told_how_it_is_written(text, said):
@@ -241,7 +239,7 @@ def test_what_is_nearly_an_input_is_told_how_it_is_written(text, said):
 def test_sizes_that_do_not_fit_are_told_in_numbers():
     with pytest.raises(lc.InputError, match=r"\[3, 5\] X \[6, 4\]\. \(B = 3\)"):
         lc.from_module(nn.Linear(6, 4), {"input": "float B 5"})
-    with pytest.raises(lc.InputError, match="takes 2,399,999,999,976 bytes: give it smaller sizes"):
+    with pytest.raises(lc.InputError, match="needs 2,399,999,999,976 bytes: use smaller sizes"):
         lc.from_module(nn.Linear(6, 4), {"input": "float 99999999999 6"})
 
 

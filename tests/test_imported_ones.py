@@ -95,14 +95,14 @@ def test_a_run_takes_the_sizes_that_the_table_fixes():
 
 def test_what_an_export_has_no_words_for_is_refused_in_one_line():
     gradient = With(lambda x, w: torch.func.grad(lambda y: (y @ w).sum())(x), (4, 4))
-    with pytest.raises(lc.InputError, match=r"With takes a derivative by torch.func .*write out"):
+    with pytest.raises(lc.InputError, match=r"With computes a derivative with torch.func .*write out"):
         lc.from_module(gradient, (torch.randn(3, 4),))
     sparse = With(lambda x, w: x @ (w + torch.sparse_coo_tensor(torch.eye(2).long(), x[0, :2], (4, 4))), (4, 4))
     with pytest.raises(
-        lc.InputError, match=r"\.py:\d+: `.*`, which PyTorch does not export .*sparse ones: write in With"
+        lc.InputError, match=r"\.py:\d+: `.*` is not exported by PyTorch .*sparse ones: use dense tensors in With"
     ):
         lc.from_module(sparse, (torch.randn(3, 4),))
-    with pytest.raises(lc.InputError, match=r"xs is .*: leave it out of symbols"):
+    with pytest.raises(lc.InputError, match=r"xs is .*: remove it from symbols"):
         lc.from_module(Listed(), ([torch.randn(3, 4)],), {"xs": ["B 4"]})
 
 

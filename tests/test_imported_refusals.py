@@ -147,7 +147,7 @@ def test_a_scan_runs_a_graph_of_its_own_and_a_loop_has_lines():
 def test_a_size_of_which_code_makes_a_number_is_not_said_to_be_fixed():
     module = Computes(lambda y: sum(each * number for number, each in enumerate(y.unbind(1))))
     with pytest.raises(
-        lc.InputError, match=r"its code makes a number of it.*tried with M = 5.*write the number"
+        lc.InputError, match=r"its code converts it to a number.*tried with M = 5.*write a number"
     ) as refused:
         lc.from_module(module, {"x": "float B M 6"})
     assert "fixes" not in str(refused.value)

@@ -215,7 +215,7 @@ def test_sizes_that_follow_from_open_ones_are_counted_by_these():
 
 
 def test_what_is_no_number_is_refused_with_its_line():
-    with pytest.raises(lc.InputError, match=r"nan, for which the notation has no number, .*test_imported_results"):
+    with pytest.raises(lc.InputError, match=r"nan, which the notation cannot express, .*test_imported_results"):
         read_module(Made(lambda y: torch.where(y > 0, y, float("nan"))), (torch.randn(4, 6),))
 
 
@@ -231,7 +231,7 @@ def test_a_refusal_points_at_the_line_of_the_user():
             return self.bags(places)
 
     with pytest.raises(
-        lc.InputError, match=r"an EmbeddingBag of maxima with offsets .* in bags\.0 .*test_imported_results"
+        lc.InputError, match=r"an EmbeddingBag in max mode with offsets .* in bags\.0 .*test_imported_results"
     ):
         read_module(Mine(), (torch.randint(0, 7, (4, 5)),))
 

@@ -97,17 +97,17 @@ def test_an_input_may_be_a_value_that_is_no_tensor(text, value):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("idx", "says neither a kind nor a value: as in 'idx: int B M'"),
-        ("idx: integr B", "is of no known kind: 'integr'"),
-        ("x: float B 0", "a size is 1 at least, not 0"),
-        ("x: float B-1", "'B-1' is no size"),
-        ("x: int B gradient", "only numbers with a fraction have a gradient, not int"),
+        ("idx", "has neither a type nor a value: write it as in 'idx: int B M'"),
+        ("idx: integr B", "has the unknown type 'integr'"),
+        ("x: float B 0", "a size must be at least 1, not 0"),
+        ("x: float B-1", "'B-1' is not a size"),
+        ("x: int B gradient", "only floating-point tensors have a gradient, not int"),
         ("x: float H=3 H=4", "H has two examples, 3 and 4"),
-        ("n = [", "is no value"),
-        ("n = __import__('os')", "is no value"),
+        ("n = [", "is not a value"),
+        ("n = __import__('os')", "is not a value"),
         (": int B", "has no name before its colon"),
-        ("scale: 0.5", "is a value: write it as in 'scale = 0.5'"),
-        ("pair: (float B 8, float B 8)", "several tensors in one are given by inputs() of the file"),
+        ("scale: 0.5", "is a value: write 'scale = 0.5'"),
+        ("pair: (float B 8, float B 8)", "nested tensors need example tensors, from inputs() of the file"),
     ],
 )
 def test_what_is_no_input_is_refused(text, said):
@@ -117,7 +117,7 @@ def test_what_is_no_input_is_refused(text, said):
 
 
 def test_an_input_is_said_once_and_its_letters_have_one_example():
-    with pytest.raises(InputError, match="the input x is said twice"):
+    with pytest.raises(InputError, match="the input x is given twice"):
         parse_inputs(["x: float B", "x: float B"])
     with pytest.raises(InputError, match="H has two examples, 8 and 16"):
         parse_inputs(["x: float H=8", "y: float H=16"])
@@ -184,7 +184,7 @@ def test_inputs_are_held_against_forward(folder):
     for texts, said in (
         (["y: float B 4"], r"no input is called 'y'.*two.py:build takes forward\(x, mask=None, \*, flag=False\)"),
         ([], r"the input x is missing; two.py:build takes forward"),
-        (["x.0: float B 4"], r"the input x.0: several tensors in one are given by inputs\(\) of the file"),
+        (["x.0: float B 4"], r"the input x.0: nested tensors need example tensors, from inputs\(\) of the file"),
     ):
         with pytest.raises(InputError, match=said):
             checked(parse_inputs(texts), module, "two.py:build")
@@ -402,9 +402,9 @@ def test_a_branch_on_values_is_refused_with_the_users_line_or_taken_as_one_run_t
     [
         ({"y": "float B 4"}, {}, "no input is called 'y'"),
         ({"x": "float B 5"}, {}, "Branches cannot be exported: .*test_importing.py:"),
-        ({"x": "float B 4"}, {"as_run": True}, "one run has one size for B"),
+        ({"x": "float B 4"}, {"as_run": True}, "a traced run has one size for B"),
         ((torch.ones(3, 4),), {"symbols": {"z": "B 4"}}, "there is no input 'z'"),
-        ((torch.ones(3, 4), 1, 2), {}, r"there are 3 inputs, and Branches takes forward\(x, times=None\)"),
+        ((torch.ones(3, 4), 1, 2), {}, r"3 inputs are given, but Branches takes forward\(x, times=None\)"),
     ],
 )
 def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, said):
@@ -450,7 +450,7 @@ class Several(torch.nn.Module):
 def test_what_a_star_takes_is_given_as_tensors():
     import learncost as lc
 
-    with pytest.raises(lc.InputError, match="the input several: several tensors in one are given by"):
+    with pytest.raises(lc.InputError, match="the input several: nested tensors need example tensors"):
         lc.from_module(Several(), {"several": "float B 4"})
     assert lc.cost(lc.from_module(Several(), (torch.ones(3, 4), torch.ones(3, 4)))).total.flops
 

@@ -87,7 +87,7 @@ def test_a_length_that_code_makes_a_number_of_stays_open():
     ],
 )
 def test_what_a_length_decides_besides_is_refused(function):
-    with pytest.raises(lc.InputError, match=r"M open: its code makes a number of it.*; write the number"):
+    with pytest.raises(lc.InputError, match=r"M symbolic: its code converts it to a number.*; write a number"):
         lc.from_module(Of(function), {"x": "float B M 6"})
 
 

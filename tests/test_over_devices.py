@@ -314,7 +314,9 @@ def test_a_length_that_devices_do_not_divide_says_so():
     here = {"n_layer": 1, "n_embd": 48, "vocab_size": 256, "procedures": "bp", "plan": "", "seq_len": "64,65"}
     found = lc.fit("gpt2", "1GB", mesh="cp=4", placement="cp", **here)
     assert [row.batches[1] for row in found.rows] == [None]
-    assert "65 tokens: M is 65 and cannot be cut over cp, 4 devices: the next size that can is 68" in found.refused[0]
+    assert (
+        "65 tokens: M is 65 and cannot be sharded over cp, 4 devices: the next size that can is 68" in found.refused[0]
+    )
 
 
 def test_a_refusal_has_the_clause_as_it_was_written():

@@ -115,7 +115,7 @@ def without_a_step(repeat):
     ("change", "message"),
     [
         (without_a_step, "of the turn before"),
-        (lambda repeat: replace(repeat, count="2"), "2 turns go round 4 devices"),
+        (lambda repeat: replace(repeat, count="2"), "2 ring iterations do not match 4 devices"),
         (lambda repeat: replace(repeat, around=""), "cannot be shown to be right"),
     ],
 )
@@ -157,7 +157,7 @@ def test_what_cannot_go_round_backwards_stays_gathered():
 @pytest.mark.parametrize(
     ("family", "grid", "names", "plan", "message"),
     [
-        ("gpt2", "dp=2", "ddp", "ring", "no line sums over keys that are gathered"),
+        ("gpt2", "dp=2", "ddp", "ring", "no line sums over gathered keys"),
     ],
 )
 def test_what_cannot_go_round_is_refused(family, grid, names, plan, message):

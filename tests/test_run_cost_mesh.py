@@ -124,9 +124,9 @@ def test_a_device_is_no_cluster():
     ("more", "message"),
     [
         ("--mesh dp=3 --batch-size 16", "16 sequences cannot be cut over dp, 3 parts: the next batch_size .* is 18"),
-        ("--mesh tp=3 --batch-size 6", "cannot be cut over tp, 3 devices: the next size that can is"),
+        ("--mesh tp=3 --batch-size 6", "cannot be sharded over tp, 3 devices: the next size that can is"),
         ("--mesh dp=2 --devices 4 --batch-size 4", "the mesh dp=2 has 2 devices, not 4"),
-        ("--mesh dp=x", "a mesh is written as dp=2,tp=4"),
+        ("--mesh dp=x", "write dp=2,tp=4"),
         ("--mesh xp=2 --batch-size 2", "say what is cut over xp"),
         ("--mesh pp=5 --batch-size 5", "4 blocks are too few for 5 stages"),
         ("--mesh dp=2 --mfu 0.4 --batch-size 2", "mfu says how fast the run is, and so does the mesh"),
@@ -178,8 +178,8 @@ def test_a_mesh_of_other_names_is_refused_alike():
 @pytest.mark.parametrize(
     ("mesh", "place", "said"),
     [
-        ("dp=2,ep=4", "B over dp, e over ep of experts", "where all devices of ep have the same tokens"),
-        ("dp=2,a=4", "B over dp, e over a of experts, h f v over a", "where all devices of a have the same tokens"),
+        ("dp=2,ep=4", "B over dp, e over ep of experts", "if all devices of ep have the same tokens"),
+        ("dp=2,a=4", "B over dp, e over a of experts, h f v over a", "if all devices of a have the same tokens"),
         ("ep=2,tp=2", "e over ep of experts, B over ep, v over tp", "experts over ep beside v over tp"),
         ("ep=2,tp=2", "e over ep of experts, B over ep, * over tp of experts", "experts over ep beside [*] over tp"),
         ("ep=2,cp=2", "e over ep of experts, B over ep, h g over cp of scores", "experts over ep beside h g over cp"),

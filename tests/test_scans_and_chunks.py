@@ -266,7 +266,7 @@ def test_a_length_that_a_loop_fixes_is_not_said_to_be_open():
                 states.append(state)
             return torch.stack(states, 1)
 
-    with pytest.raises(InputError, match=r"M open: its code makes a number of it.* write the number"):
+    with pytest.raises(InputError, match=r"M symbolic: its code converts it to a number.* write a number"):
         lc.from_module(Scan(), {"x": "float B M 3"})
     assert lc.cost(lc.from_module(Scan(), {"x": "float B 4 3"}), B=2).parameters == 3
 

@@ -202,8 +202,8 @@ def test_every_command_reads_a_config_json_of_another_package(tmp_path, monkeypa
             "did you mean 'llama' or 'mllama' or 'llama4'?; a module of your own is given as FILE.py",
         ),
         ({"model_type": "mine", "auto_map": {"AutoModel": "mine.py"}}, "code of its own (AutoModel) is not run"),
-        ({"model_type": "resnet", "architectures": ["ResNetForPoetry"]}, "no class 'ResNetForPoetry' of this type"),
-        ({"model_type": "resnet", "architectures": ["OutEnvironment"]}, "no class 'OutEnvironment' of this type"),
+        ({"model_type": "resnet", "architectures": ["ResNetForPoetry"]}, "no class 'ResNetForPoetry' for this type"),
+        ({"model_type": "resnet", "architectures": ["OutEnvironment"]}, "no class 'OutEnvironment' for this type"),
         ({"model_type": "convnext", "depths": "many"}, "transformers cannot build 'convnext' of this file"),
         ({"_class_name": "os.system"}, "diffusers"),
     ],
@@ -229,7 +229,10 @@ def test_what_another_package_does_not_have_is_one_line(tmp_path, monkeypatch, c
             {"model_type": "nobody-has-this"},
             "model_type 'nobody-has-this' is unknown; a module of your own is given as",
         ),
-        ({"_class_name": "UNetXD"}, "no family of models here has the class 'UNetXD'; diffusers builds its own types"),
+        (
+            {"_class_name": "UNetXD"},
+            "no family of models here has the class 'UNetXD'; diffusers is needed to build its types",
+        ),
     ],
 )
 def test_a_type_that_nobody_has_is_said_first_where_packages_are_missing(

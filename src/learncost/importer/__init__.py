@@ -1,1 +1,1 @@
-"""Import any PyTorch module: its exported graph is read node by node into a table. Only this package imports torch."""
+"""Import a PyTorch module: translate its exported graph node by node into a table. Only this package imports torch."""

@@ -1,4 +1,4 @@
-"""The operations of one run of a module as a module of its own, without the branches that the run did not take."""
+"""Trace one concrete run of a module into a new module, without the branches that the run did not take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from learncost.ir.errors import InputError
 
 
 def straight(module: Any, values: Mapping[str, Any]) -> Any:
-    """A module that does what this one does with these values, operation by operation. It is run once, with numbers.
+    """Return a module that repeats the operations of one run of this one with these values. The run uses numbers.
 
     It has the same parameters and buffers under the same paths, and takes the values that are tensors, those in rows
     and mappings by the names of `flattened`.
@@ -46,7 +46,7 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
             unpacked(numbers=True),
         ):
             ran = trace(*copied(given))
-        if taken:  # above autograd, what it keeps for a gradient is no value of the graph
+        if taken:  # above autograd, what autograd saves for a gradient is not a value of the graph
             raise GradientTakenError(taken[0])
         if asked:
             raise InputError(unkept)
@@ -58,7 +58,7 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
         if asked_names:
             raise InputError(unkept) from None
         return straight(written, values)
-    except InputError as error:  # it is told with its place, as what an export refuses
+    except InputError as error:  # reported with its source line, like what an export refuses
         raise InputError(str(error)) from error
     _assign(ran, module, assigned)
     with restored(module):
@@ -73,7 +73,7 @@ def straight(module: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _with_assigned(module: Any, run: Any, assigned: list[str]) -> Any:
-    """A run that hands out what it assigns to buffers, behind what it returns: `self.codes = new`."""
+    """Return a run that also returns the tensors that it assigns to buffers, as in `self.codes = new`."""
 
     def call(*tensors: Any) -> Any:
         before = dict(module.named_buffers())
@@ -90,7 +90,7 @@ def _with_assigned(module: Any, run: Any, assigned: list[str]) -> Any:
 
 
 def _assign(traced: Any, module: Any, assigned: Sequence[str]) -> None:
-    """Make of what a run hands out behind its results copies into the buffers that it assigned them to."""
+    """Replace the extra results of a run by copies into the buffers that it assigned them to."""
     import torch
 
     graph, buffers = traced.graph, dict(module.named_buffers())
@@ -105,7 +105,9 @@ def _assign(traced: Any, module: Any, assigned: Sequence[str]) -> None:
 
 
 def called_with(module: Any, values: Mapping[str, Any]) -> tuple[list[str], Any]:
-    """The names of the tensors among the inputs, in rows and mappings too, and the module as a function of these."""
+    """Return the names of the input tensors, also those nested in tuples, lists and dicts, and the module as a function
+    of these.
+    """
     import torch
 
     flat = flattened(values)
@@ -129,7 +131,9 @@ def called_with(module: Any, values: Mapping[str, Any]) -> tuple[list[str], Any]
 
 
 def of_graph(traced: Any, module: Any, names: Sequence[str]) -> Any:
-    """A module that does what was traced of this one: with its parameters and buffers under the same paths."""
+    """Return a module that runs a traced graph, with the parameters and buffers of the original under the same
+    paths.
+    """
     import torch
 
     paths = {id(value): path for path, value in (*module.named_parameters(), *module.named_buffers())}
@@ -147,15 +151,16 @@ def of_graph(traced: Any, module: Any, names: Sequence[str]) -> Any:
             else:
                 setattr(root, node.target, value)
     result = torch.fx.GraphModule(root, graph, type(module).__name__)
-    for path, _ in root.named_parameters(remove_duplicate=False):  # what no line reads is stored, too
+    for path, _ in root.named_parameters(remove_duplicate=False):  # results that no line reads are stored, too
         torch.fx.graph_module._copy_attr(root, result, path)
     return result
 
 
 def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
-    """A traced run in which places that values select, as `torch.where(mask)` and `x[mask]` do, are those of this run:
-    their number is a size of the graph, which an export would leave open. What they are selected by is handed out
-    behind the results, so that its lines stay; the second result is how many these are."""
+    """Fix the positions that values select, as `torch.where(mask)` and `x[mask]` do, to those of this run. Their number
+    is a size of the graph, which an export would leave open. The selecting tensors are returned behind the results, so
+    that their lines are not removed; the second result is the number of these tensors.
+    """
     import torch
 
     aten = torch.ops.aten
@@ -198,7 +203,7 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
         return made
 
     selecting = {mask for node in masked for mask in filter(_is_mask, node.args[1])}
-    for node in selects:  # one result of several is a part of the node that selects
+    for node in selects:  # one result of several belongs to the node that selects it
         selecting.update((node.args[0] if node.target is getitem else node).all_input_nodes)
     for node in masked:
         places: list[Any] = []
@@ -215,7 +220,7 @@ def _with_its_places(traced: Any, given: Sequence[Any]) -> tuple[Any, int]:
 
 
 def _as_index(node: Any) -> None:
-    """Make `x[mask]` of `masked_select(x, mask)`, each as large as both together."""
+    """Rewrite `masked_select(x, mask)` as `x[mask]`, after broadcasting both to one shape."""
     import torch
 
     shape = torch.broadcast_shapes(*(each.meta["val"].shape for each in node.args))  # type: ignore[no-untyped-call]
@@ -230,7 +235,7 @@ def _as_index(node: Any) -> None:
 
 
 def _is_mask(index: Any) -> bool:
-    """Whether an index of a graph is a tensor of truths."""
+    """Return whether an index of a graph is a boolean tensor."""
     import torch
 
     return index is not None and index.meta["val"].dtype == torch.bool
@@ -241,12 +246,12 @@ def _is_float(value: Any) -> bool:
 
 
 def _looks(target: Any) -> bool:
-    """Whether an operation reads a value for Python, or checks one, and gives the graph nothing."""
+    """Return whether an operation only reads or checks a value for Python and adds nothing to the graph."""
     return any(op in str(target) for op in ("item", "_assert", "_local_scalar_dense", "is_nonzero"))
 
 
 def _skeleton(module: Any) -> Any:
-    """Modules that hold the same parameters and buffers under the same paths, and do nothing."""
+    """Return empty modules that hold the same parameters and buffers under the same paths."""
     from torch import nn
 
     root = nn.Module()

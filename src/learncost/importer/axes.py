@@ -1,9 +1,8 @@
-"""Classes of axes: what is the same axis in several values, and how one is split into others.
+"""Union-find over the axes of values: which axes are the same, and how an axis is split into others.
 
-Every stored dimension has a class, a node with a size. A rule that reads two dimensions along one letter makes their
-classes the same; a view that divides a dimension splits its class, and with it every value that has it. Equal sizes
-alone make nothing the same.
-"""
+Every stored dimension has a class, a node with a size. A rule that reads two dimensions along one letter unifies their
+classes; a view that divides a dimension splits its class, and with it every value that has it. Equal sizes alone make
+nothing the same."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Size: TypeAlias = Any
 
 
 class ApartError(Exception):
-    """Two sequences of axes have no common parts, or an axis that is read at places would have to be split.
+    """Two sequences of axes cannot be split into common factors, or an indexed axis would have to be split.
 
     side   which of the two has that axis, 0 or 1; None where they have no common parts
     """
@@ -26,9 +25,10 @@ class ApartError(Exception):
 
 @dataclass(eq=False)
 class AxisClass:
-    """A class of axes. `parts` are what it is split into, outer ones first; `whole`: it is read at places of its own.
+    """A class of axes. `parts` are the axes that it is split into, outer ones first; `whole` marks an indexed axis,
+    which cannot be split.
 
-    letter   what a rule would call it
+    letter   the name that a rule suggests
     """
 
     size: Size
@@ -40,31 +40,31 @@ class AxisClass:
 
     @property
     def root(self) -> AxisClass:
-        """What stands for the class."""
+        """Return the representative of the class."""
         axis = self
         while axis.same is not None:
             if axis.same.same is not None:
-                axis.same = axis.same.same  # the next search is shorter
+                axis.same = axis.same.same  # path compression
             axis = axis.same
         return axis
 
     @property
     def leaves(self) -> tuple[AxisClass, ...]:
-        """The classes that it is split into, itself where it is not."""
+        """Return the classes that it is split into, or itself if it is not split."""
         root = self.root
         if not root.parts:
             return (root,)
         return tuple(leaf for part in root.parts for leaf in part.leaves)
 
     def keep_whole(self) -> None:
-        """From now on it is read at places, so it cannot be split. Raises `ApartError` where it is split already."""
+        """Mark the axis as indexed, so that it cannot be split. Raises `ApartError` if it is split already."""
         root = self.root
         if root.parts:
             raise ApartError
         root.whole = True
 
     def split(self, outer: Size) -> None:
-        """Cut an unsplit class into one of so many places and the rest. Raises `ApartError`."""
+        """Split an unsplit class into an outer axis of this size and the rest. Raises `ApartError`."""
         root = self.root
         inner = quotient(root.size, outer)
         if root.parts or root.whole or inner is None:
@@ -72,19 +72,19 @@ class AxisClass:
         root.parts = AxisClass(outer), AxisClass(inner)
 
     def join(self, other: AxisClass) -> None:
-        """Make the same of two unsplit classes of equal size."""
+        """Unify two unsplit classes of equal size."""
         ours, theirs = self.root, other.root
         if ours is theirs:
             return
         theirs.same = ours
         if len(str(theirs.size)) < len(str(ours.size)):
-            ours.size = theirs.size  # the same number in fewer words
+            ours.size = theirs.size  # the same number in a simpler expression
         ours.whole |= theirs.whole
         ours.letter = ours.letter or theirs.letter
 
 
 def simple(size: Size) -> Size:
-    """A size as an int where it is a number."""
+    """Return a size as an int if it is a number."""
     if isinstance(size, int):
         return size
     if not size.is_Integer:
@@ -93,7 +93,7 @@ def simple(size: Size) -> Size:
 
 
 def _largest(size: Any) -> Any:
-    """A size without a choice that is the same for all sizes from 1, as `max(0, 1 - M)` is 0."""
+    """Simplify a maximum that is constant for all sizes from 1, such as `max(0, 1 - M)`, to its value."""
     import sympy  # loaded with torch
     from torch.utils._sympy.functions import Max, Min
 
@@ -114,7 +114,7 @@ def _largest(size: Any) -> Any:
 
 
 def _cut_down(size: Any) -> Any:
-    """A size with `int(1.5 * M)`, as an enlargement by a factor makes it, as 3 M // 2."""
+    """Rewrite `int(1.5 * M)`, as upsampling by a scale factor makes it, as 3 M // 2."""
     from torch.utils._sympy.functions import FloorDiv, FloorToInt, ToFloat, TruncToInt
 
     for part in sorted(size.atoms(TruncToInt, FloorToInt), key=lambda each: len(str(each))):
@@ -126,11 +126,11 @@ def _cut_down(size: Any) -> Any:
 
 
 _EXACT = 1 << 10
-"""A factor in parts of so many gives the same in floats and in whole numbers."""
+"""Up to this denominator a factor is the same in floats and in whole numbers."""
 
 
 def _less_wholes(size: Any) -> Any:
-    """A size whose quotients have no whole number to give, (M - 2) // 2 as M // 2 - 1: equal ones are then one text."""
+    """Move whole numbers out of quotients, (M - 2) // 2 as M // 2 - 1, so that equal sizes have one text."""
     from torch.utils._sympy.functions import FloorDiv
 
     def given(above: Any, below: Any) -> Any:
@@ -143,7 +143,7 @@ def _less_wholes(size: Any) -> Any:
 
 
 def _rounded_up(size: Any) -> Any:
-    """A size with `math.ceil(M / 2)` as (M + 1) // 2."""
+    """Rewrite `math.ceil(M / 2)` as (M + 1) // 2."""
     from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv
 
     for part in size.atoms(CeilToInt):
@@ -155,7 +155,7 @@ def _rounded_up(size: Any) -> Any:
 
 
 def _counted(size: Any) -> Any:
-    """A size without the steps up to an end, `(M n + n - 1) // n`, which are M, nor quotients that leave no rest."""
+    """Simplify step counts such as `(M n + n - 1) // n` to M, and quotients without remainder."""
     import sympy  # loaded with torch
     from torch.utils._sympy.functions import FloorDiv
 
@@ -172,7 +172,7 @@ def _counted(size: Any) -> Any:
 
 
 def product(sizes: Sequence[Size]) -> Size:
-    """How many places several axes have together."""
+    """Return the product of the sizes of several axes."""
     total: Size = 1
     for size in sizes:
         total = total * size
@@ -180,7 +180,7 @@ def product(sizes: Sequence[Size]) -> Size:
 
 
 def equal(left: Size, right: Size) -> bool:
-    """Whether two sizes are the same number, whatever the symbols are."""
+    """Return whether two sizes are the same number for all values of the symbols."""
     if isinstance(left, int) and isinstance(right, int):
         return left == right
     difference = left - right
@@ -188,7 +188,9 @@ def equal(left: Size, right: Size) -> bool:
 
 
 def quotient(size: Size, divisor: Size) -> Size | None:
-    """The size divided by another; None where that leaves a rest. A part of a symbol, such as M/2, is whole."""
+    """Return one size divided by another; None if the division leaves a remainder. A fraction of a symbol, such as M/2,
+    counts as whole.
+    """
     if isinstance(size, int) and isinstance(divisor, int):
         return size // divisor if divisor > 0 and size % divisor == 0 else None
     import sympy  # loaded with torch
@@ -200,16 +202,16 @@ def quotient(size: Size, divisor: Size) -> Size | None:
 
 
 def leaves(axes: Sequence[AxisClass]) -> Iterator[AxisClass]:
-    """The leaves of a sequence of classes, in their order."""
+    """Yield the leaves of a sequence of classes, in order."""
     for axis in axes:
         yield from axis.leaves
 
 
 def make_same(left: Sequence[AxisClass], right: Sequence[AxisClass]) -> None:
-    """Make the same of two sequences of classes, splitting the coarser where the finer ends. Raises `ApartError`."""
+    """Unify two sequences of classes, splitting the coarser where the finer ends. Raises `ApartError`."""
     for _ in range(MOST_PARTS):
         ours, theirs = list(leaves(left)), list(leaves(right))
-        if len(ours) == len(theirs) == 1:  # one letter calls both: of one size, in whatever words the graph says it
+        if len(ours) == len(theirs) == 1:  # one letter names both: they have one size, however the graph expresses it
             ours[0].join(theirs[0])
             return
         for mine, yours in zip(ours, theirs, strict=False):
@@ -232,7 +234,7 @@ def make_same(left: Sequence[AxisClass], right: Sequence[AxisClass]) -> None:
 
 
 MOST_PARTS = 64
-"""In so many steps two sequences have met, or symbols divide each other without an end."""
+"""The most steps to unify two sequences; more means that symbols divide each other without end."""
 
 
 def _split(axis: AxisClass, outer: Size, side: int) -> None:

@@ -1,4 +1,4 @@
-"""Blocks of numbered containers as text in which nothing is called after their numbers, to see which are equal."""
+"""Print the blocks of numbered containers as text without block numbers, to find equal blocks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
 def checkpoints_of(item: Equation) -> list[str]:
-    """The numbers of the checkpoints around a line."""
+    """Return the numbers of the checkpoints around a line."""
     return re.findall(r"\d+", item.again)
 
 
 @dataclass(frozen=True)
 class Looks:
-    """What is known of all lines: which values learn, and how many lines are in a checkpoint, by its number."""
+    """Facts about all lines: which values learn, and how many lines are in each checkpoint, by its number."""
 
     learns: Callable[[StoredValue], object]
     lines: Mapping[str, int]
@@ -31,7 +31,7 @@ class Looks:
 
 @dataclass
 class ModuleBlock:
-    """The lines of one numbered module, or of several that take turns, and what they look like.
+    """The lines of one numbered module, or of several modules that alternate, and their text.
 
     first   the number of its first module
     """
@@ -46,11 +46,11 @@ class ModuleBlock:
 
     @cached_property
     def steps(self) -> list[tuple[str, str]]:
-        """Where in the module each line is from, and of which operator: what differs here needs no closer look."""
+        """Return the module path and operation of every line; blocks that differ here are not compared further."""
         return [(_relative(item.module, self.containers, self.first), item.operator) for item in self.items]
 
     def look(self, looks: Looks) -> None:
-        """Its lines as text in which names, axes and checkpoints are numbered in the order in which they are met."""
+        """Return its lines as text in which names, axes and checkpoints are numbered in order of appearance."""
         made = {read.view.stored for item in self.items for read in item.left}
         writer = _Numbering({}, made=made, learns=looks.learns)
         again = Counter(number for item in self.items for number in checkpoints_of(item))
@@ -92,7 +92,7 @@ class _Numbering(TextWriter):
 
 
 def numbered(path: str, containers: Sequence[str]) -> tuple[str, int, str] | None:
-    """The container that a path is in, the number of its block there, and what is behind it."""
+    """Return the container that a path is in, the number of its block there, and the rest of the path."""
     for container in containers:
         if container and not path.startswith(f"{container}."):
             continue
@@ -103,7 +103,7 @@ def numbered(path: str, containers: Sequence[str]) -> tuple[str, int, str] | Non
 
 
 def _relative(path: str, containers: Sequence[str], first: int) -> str:
-    """A path with the number of its block counted from the first of the pattern."""
+    """Return a path with the number of its block relative to the first of the pattern."""
     if (place := numbered(path, containers)) is None:
         return path
     container, number, inner = place
@@ -111,7 +111,7 @@ def _relative(path: str, containers: Sequence[str], first: int) -> str:
 
 
 def containers_of(items: Sequence[Equation]) -> list[str]:
-    """The paths of containers of numbered modules, outer ones first."""
+    """Return the paths of containers of numbered modules, outer ones first."""
     repeated_paths: dict[str, None] = {}
     for item in items:
         for match in _NUMBER.finditer(item.module):
@@ -120,7 +120,9 @@ def containers_of(items: Sequence[Equation]) -> list[str]:
 
 
 def starred(path: str, containers: Sequence[str], first: int, several: bool) -> str:
-    """A path with * for the number of the block; of a pattern of blocks, with its place in the pattern."""
+    """Return a path with * for the number of the block; in a pattern of several blocks, with its position in the
+    pattern.
+    """
     if (place := numbered(path, containers)) is None:
         return path
     container, number, inner = place

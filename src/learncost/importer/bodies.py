@@ -1,8 +1,8 @@
-"""Words that PyTorch has no function for, found in what was read by the lines of their bodies.
+"""Replace lines that spell out the body of an op by the op itself (idiom recognition).
 
-A program that says such a word writes its body out. The word has a gradient of its own, which computes less than that
-of the lines, and a meaning where a mask hides something. What PyTorch has a function for is read as that function
-alone: a module that writes it out runs the lines.
+This is done for ops that PyTorch has no function for, which a program has to write out. The op has a gradient, which
+computes less than that of the lines, and it can act on masked scores. An op that PyTorch has a function for is read
+only as a call of that function: a module that writes it out runs the lines.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from learncost.ops import entries
 from learncost.ops.op_def import OpDef
 
 Loop: TypeAlias = tuple[Hashable, int]
-"""What a line loops over: one of its letters, and which of the axes that this calls."""
+"""An index over which a line loops: one of its letters and an axis with this letter."""
 
 EITHER_WAY = ("maximum", "minimum")
-"""Words of two operands in any order."""
+"""Commutative ops of two operands."""
 
 
 @lru_cache(maxsize=1)
 def ops() -> tuple[OpDef, ...]:
-    """Those that PyTorch has no function for, which act along axes."""
+    """Return the ops that PyTorch has no function for and that act along axes."""
     return tuple(
         op for op in entries() if op.gradient and len(op.body) > 1 and not op.pointwise and "torch" not in op.spelled
     )
@@ -39,10 +39,10 @@ def ops() -> tuple[OpDef, ...]:
 def with_ops(
     equations: Sequence[Equation], outputs: Iterable[StoredValue], masked: Mapping[StoredValue, Masked]
 ) -> list[Equation]:
-    """The lines with a word in the place of the last line of its body; the others are left there.
+    """Return the lines with an op in place of the last line of its body; the other lines of the body are left there.
 
-    outputs  what has to be there afterwards
-    masked   of scores that a line masks: how they are masked
+    outputs  values that must remain
+    masked   the mask of each value that a line masks
     """
     makers: dict[StoredValue, list[Equation]] = {}
     readers: dict[StoredValue, set[Equation]] = {}
@@ -69,7 +69,9 @@ def with_ops(
 
 @dataclass
 class _ReadValue:
-    """How a line reads a value: its loops by slot, and what they are in the last line, as far as that is known."""
+    """How a line reads a value: its loops by slot, and the loops of the last line that they correspond to, where
+    known.
+    """
 
     read: NamedView
     loops: dict[Loop, Loop]
@@ -81,11 +83,11 @@ class _ReadValue:
 
     @property
     def own(self) -> set[Loop | None]:
-        """The loops of the last line along which it has different numbers; None for one that is not known."""
+        """Return the loops of the last line along which the value varies; None for an unknown one."""
         return {self.loops.get(self.of_slot[slot]) for slot in self.of_slot if slot not in self.read.view.spread}
 
     def meets(self, other: _ReadValue) -> bool:
-        """Whether both read the same numbers; what that says of loops is known from then on."""
+        """Return whether both read the same numbers, and unify their loops if they do."""
         mine, theirs = self.read.view, other.read.view
         return mine.stored is theirs.stored and all(
             self._same(here, there, other) for here, there in zip(mine.index, theirs.index, strict=True)
@@ -106,7 +108,7 @@ class _ReadValue:
         return False
 
     def as_the_last(self) -> NamedView | None:
-        """The same as the last line reads it, in its letters; None where these call other axes together."""
+        """Return the read in the letters of the last line; None if they name different axes."""
         letters: list[Hashable] = []
         for number, (letter, row) in enumerate(zip(self.read.letters, self.read.view.dims, strict=True)):
             loops = [self.loops.get((letter, place)) for place in range(len(row))]
@@ -119,12 +121,12 @@ class _ReadValue:
 
 @dataclass
 class _Body:
-    """The body of a word, of which lines are found one after the other, from the last one on.
+    """The body of an op, matched line by line from the last one backwards.
 
     makers  the line that makes a value, where it is one
-    along   the loops of the last line that `n` stands for
-    values  what a name of the body stands for, as the first line reads it that does
-    lines   those that were found
+    along   the loops of the last line that match `n`
+    values  the matched value of each name of the body, as the first matched line reads it
+    lines   the lines matched so far
     """
 
     op: OpDef
@@ -134,7 +136,7 @@ class _Body:
     lines: list[Equation] = field(default_factory=list)
 
     def ends_with(self, last: Equation) -> bool:
-        """Whether a line is the last one of the body, and those before it are the others."""
+        """Return whether a line matches the last one of the body, and earlier lines match the others."""
         if not last.left[0].view.is_plain:
             return False
         loops = {loop: loop for loop in _of_slot(last.left[0]).values()}
@@ -144,9 +146,9 @@ class _Body:
         return isinstance(first, _ReadValue) and first.own == {*loops}
 
     def _is(self, told: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
-        """Whether an equation is a line of the body, and what makes its operands are lines before it.
+        """Return whether an equation matches a line of the body, and the makers of its operands match earlier lines.
 
-        loops  what is known of the equation's loops
+        loops  the known correspondence of the equation's loops
         """
         if not _is_alike(told, equation):
             return False
@@ -161,7 +163,7 @@ class _Body:
         return False
 
     def _takes(self, told: Term | Literal, operand: Operand, loops: dict[Loop, Loop]) -> bool:
-        """Whether an operand is what a line of the body has there."""
+        """Return whether an operand matches the operand of a line of the body."""
         if isinstance(told, Literal):
             return (
                 isinstance(operand, NumberOperand) and operand.value == told.value and not (operand.axes or told.sizes)
@@ -181,11 +183,11 @@ class _Body:
         return self._learns(told.name) if is_given else self._is_made(told.name, here)
 
     def _learns(self, name: str) -> bool:
-        """Whether an operand may be values that have a gradient."""
+        """Return whether an operand may have a gradient."""
         return any(term.name == f"d{name}" for line in self.op.gradient for term in line.left)
 
     def _is_made(self, name: str, here: _ReadValue) -> bool:
-        """Whether a value is made by the lines of the body that make what has this name."""
+        """Return whether a value is made by the lines that match the maker of this name."""
         source = self.makers.get(here.read.view.stored)
         (told,) = (line for line in self.op.body if line.name == name)
         if source is None or not source.left[0].view.is_plain:
@@ -194,7 +196,7 @@ class _Body:
         return left.meets(here) and self._is(told, source, left.loops)
 
     def _acts(self, told: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
-        """Whether a line sums, or looks for the largest, along the axes of the word, or along none as the body says."""
+        """Return whether a line reduces along the axes of the op, or along none, as the body does."""
         left = {*_of_slot(equation.left[0]).values()}
         acts = {loops.get(loop) for loop in _all_loops(equation) if loop not in left}
         if len({*loops.values()}) < len(loops) or None in acts:
@@ -205,7 +207,7 @@ class _Body:
         return bool(acts) and acts == self.along
 
     def said(self, masked: Mapping[StoredValue, Masked]) -> Equation | None:
-        """The word in the place of the last line; None where it cannot be said there."""
+        """Return the op that replaces the last line; None if the op cannot be written there."""
         last = self.lines[0]
         letters = tuple(dict.fromkeys(letter for letter, _ in sorted(self.along, key=str)))
         if {loop for loop in _of_slot(last.left[0]).values() if loop[0] in letters} != self.along:
@@ -226,7 +228,7 @@ class _Body:
     def _before_mask(
         self, here: _ReadValue, scores: Masked, letters: Sequence[Hashable]
     ) -> tuple[NamedView, tuple[DimensionCondition]] | None:
-        """Masked scores as they are before, and where a mask lets them be seen."""
+        """Return masked scores before the mask, and the condition under which they are visible."""
         line = self.makers[here.read.view.stored]
         left = _ReadValue(line.left[0], {})
         reads = [
@@ -241,7 +243,7 @@ class _Body:
 
 
 def _is_alike(told: Line, equation: Equation) -> bool:
-    """Whether an equation is of the kind of a line: what it does, and of how many operands."""
+    """Return whether an equation has the kind, op and number of operands of a line."""
     if len(equation.left) > 1 or equation.where or equation.cost is not None:
         return False
     if len(_operands(equation)) != len(told.right):
@@ -254,14 +256,14 @@ def _is_alike(told: Line, equation: Equation) -> bool:
 
 
 def _operands(equation: Equation) -> tuple[Operand, ...]:
-    """The operands, of a product without a factor of one."""
+    """Return the operands, without a factor of one in a product."""
     if equation.kind != "product":
         return equation.operands
     return tuple(each for each in equation.operands if each != NumberOperand(1.0))
 
 
 def _orders(told: Line, equation: Equation) -> list[tuple[Operand, ...]]:
-    """The operands of an equation in every order in which they mean the same."""
+    """Return the operands of an equation in every equivalent order."""
     operands = _operands(equation)
     free = isinstance(told, Product) or (isinstance(told, Sum) and set(told.signs) == {1})
     if isinstance(told, Op):
@@ -270,7 +272,7 @@ def _orders(told: Line, equation: Equation) -> list[tuple[Operand, ...]]:
 
 
 def _of_slot(read: NamedView) -> dict[ViewAxis, Loop]:
-    """What a line calls the slots of a read."""
+    """Return the letter and axis of each slot of a read."""
     rows = zip(read.letters, read.view.fresh().dims, strict=True)
     return {slot: (letter, place) for letter, row in rows for place, slot in enumerate(row)}
 

@@ -1,4 +1,4 @@
-"""Values that a module changes in place, buffers, parameters and inputs: what they are after the call is a result."""
+"""Values that a module changes in place (buffers, parameters, inputs): their new values become outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from learncost.layers.products import PRODUCT_OPERATORS
 
 @dataclass(frozen=True)
 class Change:
-    """A value that is changed in place: what it is of, what it becomes, and the node of the graph that makes that."""
+    """A value that is changed in place: its source, its new value, and the node of the graph that makes that."""
 
     of: str
     value: View
@@ -25,11 +25,11 @@ class Change:
 
 
 def changes(reader: GraphReader, exported: Exported, weights: Mapping[StoredValue, str]) -> list[Change]:
-    """The changes of floats that lines tell.
+    """Return the changes of float values that have lines.
 
-    No gradient comes back through them: an optimizer steps along those of what the module returns. What follows from
-    buffers alone gets lines here, as other lines are given it. What an operator keeps for itself, as the running
-    statistics of batch_norm, has none: a line is the operator without it.
+    They have no gradient: an optimizer steps along the gradients of what the module returns. Values that follow from
+    buffers alone get lines here. The state that an operator updates itself, such as the running statistics of
+    batch_norm, has no line: a line is the operator without it.
     """
     nodes = {node.name: node for node in exported.program.graph.nodes}
     learned = following(reader.recorder.equations, exported, weights)
@@ -49,8 +49,8 @@ def changes(reader: GraphReader, exported: Exported, weights: Mapping[StoredValu
 
 
 def unsettled(exported: Exported) -> set[Any]:
-    """The nodes that follow from floats which the module changes in place, and from matrix products of what it chooses
-    among its values, as a codebook's rows are: a run computes these, and no setting says them.
+    """Return the nodes that follow from floats which the module changes in place, and from matrix products of values
+    that it selects, such as a codebook's rows. They are computed in every run and do not follow from settings.
     """
     graph, signature = exported.program.graph, exported.program.graph_signature
     changed = {of for _, of in exported.changed}
@@ -69,7 +69,7 @@ def unsettled(exported: Exported) -> set[Any]:
 
 
 def _of_shape_alone(node: Any) -> bool:
-    """Whether a node takes the shape and the type of what it is given, and no number."""
+    """Return whether a node uses only the shape and type of its argument, not its numbers."""
     name = operator_name(node.target).partition(".")[0]
     return name.startswith("new_") or name.endswith("_like")
 
@@ -77,7 +77,9 @@ def _of_shape_alone(node: Any) -> bool:
 def following(
     equations: Iterable[Equation], exported: Exported, weights: Mapping[StoredValue, str]
 ) -> set[StoredValue]:
-    """What has a gradient: weights and inputs that want one, and what follows from them."""
+    """Return the values that have a gradient: trainable weights, inputs that require one, and what follows from
+    them.
+    """
     learned = {stored for stored, path in weights.items() if exported.weights.learns[path]}
     for equation in equations:
         learned |= {s for s in equation.reads if s.kind == "input" and exported.wants_gradient.get(s.target)}
@@ -87,7 +89,7 @@ def following(
 
 
 def _parts(reader: GraphReader, value: Any, of: str) -> Iterator[tuple[View, str]]:
-    """What is changed as views: of complex numbers two."""
+    """Yield the views of a changed value; a complex one has two."""
     if isinstance(value, GivenTensor):
         value = reader.made(value)
     if isinstance(value, Complex):

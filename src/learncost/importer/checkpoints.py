@@ -1,4 +1,6 @@
-"""A module's own checkpoints: which nodes of its graph run again in the backward pass, and which of these are kept."""
+"""The module's activation checkpoints: which nodes of its graph are recomputed in the backward pass, and which are
+saved.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,14 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 AGAIN = "again"
-"""The key of a node's mark: the checkpoints around it, the outermost first, as `Tag.again` has them."""
+"""The metadata key for the checkpoints around a node, outermost first, as in `Meta.again`."""
 
 
 @contextmanager
 def marked() -> Iterator[None]:
-    """Let `torch.utils.checkpoint` call its function once, inside, and mark what the call adds to a graph."""
+    """Make `torch.utils.checkpoint` call its function once while a graph is traced, and mark the nodes that the call
+    adds.
+    """
     import torch
     import torch.utils.checkpoint as module
 
@@ -33,7 +37,7 @@ def marked() -> Iterator[None]:
             results = function(*given)
         if any(isinstance(each, torch.Tensor) and each.requires_grad for each in given):
             return results
-        # It has a backward pass for what it was given alone: without a gradient there, its weights have none either.
+        # Its backward pass covers only its arguments: if none of them requires a gradient, its weights get none either.
         return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, results)
 
     setattr(module, "_checkpoint_without_reentrant_generator", without_reentrant)  # noqa: B010 - for a type checker
@@ -46,13 +50,13 @@ def marked() -> Iterator[None]:
 
 
 def mark_of(node: Any) -> str:
-    """The checkpoints around a node."""
+    """Return the checkpoints around a node."""
     return str((node.meta.get("custom") or {}).get(AGAIN, ""))
 
 
 @contextmanager
 def _part(part: str, kept: set[Any]) -> Iterator[None]:
-    """Mark the calls that are added to the traced graph as of this checkpoint; of `kept` the results are kept."""
+    """Mark the calls that are added to the traced graph as part of this checkpoint; the results of `kept` are saved."""
     graph = _graph()
     known = 0 if graph is None else len(graph.nodes)
     yield
@@ -63,7 +67,7 @@ def _part(part: str, kept: set[Any]) -> Iterator[None]:
 
 
 def _graph() -> Any:
-    """The graph that is being traced, if any."""
+    """Return the graph that is being traced, if any."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode: Any = get_proxy_mode()
@@ -72,7 +76,7 @@ def _graph() -> Any:
 
 @contextmanager
 def _kept_by(around: AbstractContextManager[Any]) -> Iterator[set[Any]]:
-    """Enter the context of a checkpoint's forward call. Yields the nodes whose results a policy in it keeps."""
+    """Enter the context of a checkpoint's forward call. Yields the nodes whose results a policy in it saves."""
     import torch.utils.checkpoint as module
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -82,10 +86,10 @@ def _kept_by(around: AbstractContextManager[Any]) -> Iterator[set[Any]]:
             yield kept
         return
     policy: Any = around.policy_fn
-    graph = _graph()  # below the operations that are added to it, none is traced
+    graph = _graph()  # operations below those that are added to it are not traced
 
     class Asking(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        """Asks the policy about every operation, as a run does, and stores nothing."""
+        """A dispatch mode that asks the policy about every operation, as a run does, and stores nothing."""
 
         def __torch_dispatch__(self, function: Any, _: Any, given: Sequence[Any] = (), named: Any = None) -> Any:
             result = function(*given, **(named or {}))

@@ -1,4 +1,4 @@
-"""Operators that are read by their parts, as PyTorch says them in others: what those do no rule has lines for."""
+"""Decompositions of operators into others that rules can read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def attention_with_dropout(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """`scaled_dot_product_attention` written out, as its documentation has it: shares are dropped between its products.
+    """Return `scaled_dot_product_attention` written out as in its documentation, with dropout between its products.
 
-    A call that drops nothing stays what it is.
+    A call without dropout is not decomposed.
     """
     import torch
 
@@ -42,7 +42,7 @@ def attention_with_dropout(
 
 
 def distances_of_rows(x: Any, p: float = 2.0) -> Any:
-    """`pdist`: the distances of each row from those behind it."""
+    """Return `pdist`, the distances of each row from the rows behind it."""
     import torch
 
     first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device).unbind()
@@ -50,8 +50,9 @@ def distances_of_rows(x: Any, p: float = 2.0) -> Any:
 
 
 def several_labels_with_a_margin(x: Any, target: Any, reduction: int = 1) -> Any:
-    """`multilabel_margin_loss`: a row's labels stand before its first -1. PyTorch 2.13 takes it apart into terms for
-    the places behind that, too, which its kernels leave out."""
+    """Return `multilabel_margin_loss`; a row's labels end at its first -1. PyTorch 2.13's decomposition also has terms
+    for the positions behind that, which its kernels leave out.
+    """
     import torch
 
     places = torch.arange(x.shape[-1], device=x.device)
@@ -67,7 +68,7 @@ def several_labels_with_a_margin(x: Any, target: Any, reduction: int = 1) -> Any
 def normalized_in_groups(
     x: Any, weight: Any, bias: Any, batch: Any, channels: Any, places: Any, groups: int, eps: float
 ) -> Any:
-    """`native_group_norm`, with the means that it takes off and what it multiplies by."""
+    """Return `native_group_norm` with its means and reciprocal deviations."""
     import torch
 
     parts = x.reshape(batch, groups, -1)
@@ -81,12 +82,12 @@ def normalized_in_groups(
 
 
 def put(x: Any, places: Any, source: Any, accumulate: bool = False) -> Any:
-    """`x.put(places, source)`: places of all numbers in a row."""
+    """Return `x.put(places, source)`, indexed into the flattened tensor."""
     return x.reshape(-1).index_put((places.reshape(-1),), source.reshape(-1), accumulate).reshape(x.shape)
 
 
 def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
-    """The first numbers of a source, one after the other, where a mask holds."""
+    """Return x with the first numbers of a source, in order, where a mask is true."""
     import torch
 
     mask = mask.expand(x.shape)
@@ -105,7 +106,7 @@ def bags_at_offsets(
     include_last_offset: bool = False,
     padding_idx: int | None = -1,
 ) -> Any:
-    """`_embedding_bag`: each row is added to the bag in which it lies; its maximum is not read."""
+    """Return `_embedding_bag`: each row is added to its bag; `max` mode is not read."""
     import torch
 
     if scale_grad_by_freq or mode > 1:
@@ -128,7 +129,7 @@ def bags_at_offsets(
 def cross_entropy(
     x: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> Any:
-    """`cross_entropy_loss` of smoothed labels with weights of classes, as PyTorch's documentation has it."""
+    """Return `cross_entropy_loss` with label smoothing and class weights, as in PyTorch's documentation."""
     import torch
 
     if not label_smoothing or weight is None or target.is_floating_point():
@@ -149,7 +150,7 @@ def cross_entropy(
 
 
 def onto_a_diagonal(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """`diagonal_scatter`: x with other values on a diagonal of two of its dimensions."""
+    """Return `diagonal_scatter`, x with other values on a diagonal of two of its dimensions."""
     import torch
 
     turned = x.movedim((dim1, dim2), (0, 1))
@@ -159,12 +160,12 @@ def onto_a_diagonal(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: i
 
 
 def by_strides(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """`as_strided` of numbers that lie in a row: a read at places."""
+    """Return `as_strided` of a contiguous tensor as an indexed read."""
     return x.reshape(-1)[_places_by_strides(x, size, stride, storage_offset)]
 
 
 def onto_strides(x: Any, source: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """`as_strided_scatter` onto numbers that lie in a row: a write at places."""
+    """Return `as_strided_scatter` onto a contiguous tensor as an indexed write."""
     places = _places_by_strides(x, size, stride, storage_offset)
     return x.reshape(-1).index_put((places,), source).reshape(x.shape)
 
@@ -179,14 +180,14 @@ def _places_by_strides(x: Any, size: Any, stride: Any, storage_offset: int | Non
 
 
 def logarithm_of_a_determinant(x: Any) -> Any:
-    """`logdet`, where there is one: PyTorch says nan of a negative determinant."""
+    """Return `logdet` for a positive determinant; PyTorch returns nan for a negative one."""
     import torch
 
     return torch.linalg.slogdet(x)[1]
 
 
 def pseudo_inverse(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
-    """`linalg_pinv` by singular values, of which those no larger than a bound count for nothing."""
+    """Return `linalg_pinv` by singular values; those no larger than a tolerance count as 0."""
     import torch
 
     left, values, right = torch.linalg.svd(x, full_matrices=False)
@@ -199,7 +200,7 @@ def pseudo_inverse(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: boo
 
 
 def sampled_in_space(x: Any, grid: Any, interpolation: int, padding: int, align_corners: bool) -> Any:
-    """`grid_sampler_3d`, as the kernels of PyTorch have it: eight corners, or the nearest place."""
+    """Return `grid_sampler_3d` as PyTorch's kernels compute it: eight corners, or the nearest position."""
     import torch
 
     sides = x.shape[2:]
@@ -224,7 +225,7 @@ def sampled_in_space(x: Any, grid: Any, interpolation: int, padding: int, align_
 
 
 def _along_a_side(place: Any, side: int, padding: int, align_corners: bool) -> Any:
-    """A place from -1 to 1 as one of the points of a side; those beyond it at its border, or reflected."""
+    """Map a coordinate from -1 to 1 to a point of a side; points beyond it are clamped or reflected."""
     import torch
 
     place = (place + 1) / 2 * (side - 1) if align_corners else ((place + 1) * side - 1) / 2
@@ -240,14 +241,14 @@ def _along_a_side(place: Any, side: int, padding: int, align_corners: bool) -> A
 
 
 def _argument(node: Any, name: str) -> Any:
-    """What a call gives for an argument, or its default."""
+    """Return an argument of a call, or its default."""
     of_schema = node.target._schema.arguments
     place = next(place for place, each in enumerate(of_schema) if each.name == name)
     return node.args[place] if place < len(node.args) else node.kwargs.get(name, of_schema[place].default_value)
 
 
 def _drops(node: Any) -> bool:
-    """Whether a call of attention drops some of its shares."""
+    """Return whether a call of attention has dropout."""
     return bool(_argument(node, "dropout_p"))
 
 
@@ -256,25 +257,27 @@ def _smooths_with_weights(node: Any) -> bool:
 
 
 def _lie_at_offsets(node: Any) -> bool:
-    """Whether bags have other lengths than one for all, or rows that do not count; of maxima there is none."""
+    """Return whether bags have different lengths or rows that do not count, and the mode is not `max`."""
     identical = str(_argument(node, "offsets").target) == "aten.arange.start_step"
     padded = _argument(node, "padding_idx") not in (None, -1)
     return (padded or not identical) and not (_argument(node, "scale_grad_by_freq") or _argument(node, "mode") == 2)
 
 
 def _lies_in_a_row(node: Any) -> bool:
-    """Whether the numbers that are read by strides lie one after the other, and as many as numbers say."""
+    """Return whether the strided tensor is contiguous and of a fixed size."""
     numbers = (*_argument(node, "size"), *_argument(node, "stride"), _argument(node, "storage_offset") or 0)
     return bool(node.args[0].meta["val"].is_contiguous()) and all(isinstance(each, int) for each in numbers)
 
 
 def _with_what_it_divides_by(node: Any) -> bool:
-    """Whether a normalization hands out its means and roots, too, as one whose gradient a forward pass takes."""
+    """Return whether the means and deviations of a normalization are read, as when a forward pass takes its
+    gradient.
+    """
     return any(user.users for user in node.users if user.args[1] in (1, 2))
 
 
 def _of_pytorch(name: str) -> Callable[..., Any]:
-    """PyTorch's own decomposition of an operator."""
+    """Return PyTorch's decomposition of an operator."""
 
     def parts(*arguments: Any, **named: Any) -> Any:
         import torch
@@ -308,4 +311,6 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "native_layer_norm": (_of_pytorch("native_layer_norm"), _with_what_it_divides_by),
     "native_group_norm": (normalized_in_groups, _with_what_it_divides_by),
 }
-"""What an operator is made of, by its name, and of which of its calls; `NotImplemented` leaves a call as it is."""
+"""The decomposition of an operator by its name, and the calls that it applies to; `NotImplemented` keeps a call as it
+is.
+"""

@@ -1,6 +1,6 @@
-"""A config.json of transformers or diffusers as a module without weights, and what it reads.
+"""Build a module without weights, and its inputs, from a config.json of transformers or diffusers.
 
-The packages' own classes alone are built, by their names: no code comes from the file, and nothing is fetched.
+Only classes of the installed packages are built, by name: no code of the file is run, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from learncost.ir.errors import InputError, nearest, shown
 from learncost.models.argument import unknown_type
 
 SIDE, SAMPLES = 224, 16_000
-"""Where a file says neither: the side of an image, and a second of sound, sixteen thousand samples."""
+"""Defaults where a file gives neither: the side of an image, and one second of sound, sixteen thousand samples."""
 
 CODE_OF_ITS_OWN = ("auto_map", "custom_pipelines")
-"""Keys that name code beside a file, which is never run."""
+"""Keys that name code that comes with a file, which is never run."""
 
 
 def module_of(values: Mapping[str, Any]) -> Any:
-    """The module that the keys of a config.json describe, its parameters as they are made where this is called.
+    """Return the module that the keys of a config.json describe; its parameters are made on the current default device.
 
     Raises `InputError` for a type or a class that the installed packages do not have.
     """
@@ -36,7 +36,7 @@ def module_of(values: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Nothing is fetched inside, whatever a class would like to have."""
+    """Forbid downloads inside."""
     before = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
     os.environ.update(dict.fromkeys(before, "1"))
     try:
@@ -50,7 +50,7 @@ def _alone() -> Iterator[None]:
 
 
 def check_installed(values: Mapping[str, Any]) -> None:
-    """Refuse the keys of a config.json where nobody here can build what they describe, with what may be wrong first."""
+    """Refuse the keys of a config.json that nothing installed can build, with the most likely error first."""
     package = "diffusers" if "_class_name" in values else "transformers"
     missing = [name for name in ("torch", package) if find_spec(name) is None]
     if missing:
@@ -58,7 +58,7 @@ def check_installed(values: Mapping[str, Any]) -> None:
         what = unknown_type(values.get("model_type"))
         if package == "diffusers":
             what = f"no family of models here has the class {shown(values['_class_name'])}"
-        raise InputError(f"{what}; {package} builds its own types and classes once it is there: pip install {install}")
+        raise InputError(f"{what}; {package} is needed to build its types and classes: pip install {install}")
 
 
 def _of_transformers(values: Mapping[str, Any]) -> Any:
@@ -79,14 +79,14 @@ def _of_transformers(values: Mapping[str, Any]) -> Any:
         return _class(transformers, config, settings)(config)
     except InputError:
         raise
-    except Exception as error:  # whatever a class says of its config
+    except Exception as error:  # any error that a class raises about its config
         raise InputError(f"transformers cannot build {shown(kind)} of this file: {told(error)}") from None
     finally:
         transformers.logging.set_verbosity(verbosity)
 
 
 def _class(transformers: Any, config: Any, values: Mapping[str, Any]) -> Any:
-    """The class that a file names; of a text model alone its causal language model, of other types the bare one."""
+    """Return the class that a file names: the causal language model for text models, the bare model for other types."""
     names = values.get("architectures") or ()
     name = names[0] if isinstance(names, list | tuple) and names else values.get("architecture")
     module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
@@ -97,12 +97,12 @@ def _class(transformers: Any, config: Any, values: Mapping[str, Any]) -> Any:
     model_class = getattr(module, str(name), None) or getattr(transformers, str(name), None)
     if not (inspect.isclass(model_class) and issubclass(model_class, transformers.PreTrainedModel)):
         classes = [each for each, value in vars(module).items() if inspect.isclass(value) and each[0].isupper()]
-        raise InputError(f"transformers has no class {shown(name)} of this type{nearest(str(name), classes)}")
+        raise InputError(f"transformers has no class {shown(name)} for this type{nearest(str(name), classes)}")
     return model_class
 
 
 def _reads_text(kind: Any, config: Any) -> bool:
-    """Whether it is the causal language model of a config."""
+    """Return whether a class is the causal language model of a config."""
     return (
         inspect.isclass(kind)
         and kind.__name__.endswith("ForCausalLM")
@@ -120,14 +120,15 @@ def _of_diffusers(values: Mapping[str, Any]) -> Any:
         )
     try:
         return model_class.from_config({key: value for key, value in values.items() if key not in CODE_OF_ITS_OWN})
-    except Exception as error:  # whatever a class says of its config
+    except Exception as error:  # any error that a class raises about its config
         raise InputError(f"diffusers cannot build {name} of this file: {told(error)}") from None
 
 
 def inputs_of(module: Any) -> tuple[Input, ...]:
-    """What a module of transformers or diffusers reads, by the names of its forward: batch and lengths stay open.
+    """Return the inputs of a module of transformers or diffusers, by the names of its forward; batch and lengths are
+    open.
 
-    A class that has a loss is given its answers. Images and sounds are as large as the config says.
+    A class that computes a loss also gets labels. The config gives the size of images and sounds.
     """
     names = inspect.signature(module.forward).parameters
     lines = list(_of_diffusers_inputs(module, names) if hasattr(module, "_internal_dict") else _lines(module, names))
@@ -135,7 +136,7 @@ def inputs_of(module: Any) -> tuple[Input, ...]:
 
 
 def _said(config: Any, *names: str) -> Any:
-    """The first of several settings that a config, or one that it holds, has."""
+    """Return the first of several settings that a config, or a nested config, has."""
     parts = [getattr(config, part, None) for part in ("vision_config", "audio_config", "text_config")]
     for part in (config, *parts):
         for name in names:

@@ -1,4 +1,4 @@
-"""What stays outside of a table and follows from settings alone: its values, masks and positions among them."""
+"""Constant folding of values that follow from settings alone, such as masks and positions."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LONGEST = 6_000
-"""Masks are looked at up to so many positions a side: as many as their settings name, and twice that."""
+"""The largest side of a mask that is evaluated; masks are tried at the size that their settings name, and twice that.
+"""
 
 
 class GivenError(Exception):
-    """A value that depends on what is given, or that is not known."""
+    """A value depends on an input, or is not known."""
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query sees: itself and what is before, of these the last `window` where there is one."""
+    """A causal mask: a query sees itself and earlier keys, of these the last `window` if there is one."""
 
     window: int = 0
 
 
 @dataclass
 class NodeConstants:
-    """Values of nodes that no input gives, at sizes of one's choice.
+    """Values of nodes that no input determines, evaluated at chosen sizes.
 
     tensors   parameters, buffers and lifted constants by node
     """
@@ -33,7 +34,7 @@ class NodeConstants:
     starts: dict[Any, int | None] = field(default_factory=dict)
 
     def at(self, node: Any, sizes: Mapping[Any, int]) -> Any:
-        """The value of a node where the graph's symbols are these. Raises `GivenError`."""
+        """Return the value of a node with these sizes for the graph's symbols. Raises `GivenError`."""
         known: dict[Any, Any] = {}
 
         def of(value: Any) -> Any:
@@ -72,7 +73,7 @@ class NodeConstants:
         return node.target(*map(of, node.args), **named)
 
     def sizes(self, node: Any) -> list[dict[Any, int]]:
-        """Sizes at which to look at a node: small ones, and ones beyond what its settings name."""
+        """Return sizes at which to evaluate a node: small ones, and ones beyond those that its settings name."""
         import torch
 
         symbols: dict[Any, tuple[int, int]] = {}
@@ -98,7 +99,9 @@ class NodeConstants:
         return [{symbol: min(upper, base) for symbol, (_, upper) in symbols.items()} for base in (5, long)]
 
     def mask(self, node: Any, hides: bool = False) -> Mask | None:
-        """Whether a mask, true or added numbers, is causal: along its last two dimensions, for all before them."""
+        """Return the causal mask, along its last two dimensions, that a boolean or additive mask is; None if it is not
+        causal.
+        """
         if (node, hides) not in self.masks:
             self.masks[node, hides] = self._mask(node, hides)
         return self.masks[node, hides]
@@ -133,7 +136,7 @@ class NodeConstants:
         return Mask(window)
 
     def start(self, node: Any) -> int | None:
-        """The first of positions that follow one another; None where they are others, or given."""
+        """Return the first of consecutive positions; None if they are not consecutive, or depend on an input."""
         if node not in self.starts:
             self.starts[node] = self._start(node)
         return self.starts[node]
@@ -161,7 +164,7 @@ class NodeConstants:
 
 
 def type_of(value: Any) -> type:
-    """The Python type of a symbolic number."""
+    """Return the Python type of a symbolic number."""
     import torch
 
     return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]

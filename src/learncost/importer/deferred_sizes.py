@@ -1,4 +1,4 @@
-"""Numbers that settings and sizes alone give: at once where the sizes are numbers, else when these are known."""
+"""Numbers that follow from settings and sizes alone: computed at once if the sizes are numbers, otherwise deferred."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OfSizes:
-    """What a function gives of sizes that are open."""
+    """A function of open sizes, computed when these are known."""
 
     function: Callable[..., Any]
     sizes: tuple[Size, ...]
 
     def at(self, symbols: Mapping[str, int]) -> Any:
-        """The numbers, with these sizes for the graph's symbols."""
+        """Return the numbers for these values of the graph's symbols."""
         return self.function(*(_known(size, symbols) for size in self.sizes))
 
 
@@ -31,7 +31,9 @@ def _known(size: Size, symbols: Mapping[str, int]) -> int:
 
 
 def settled(reader: GraphReader, what: str, function: Callable[..., Any], *sizes: Size) -> Any:
-    """What a function gives of sizes; what it says in a ValueError cannot be read, nor `what` of a size by values."""
+    """Return the value of a function of sizes, deferred if they are open. A ValueError of the function, or a size that
+    depends on values, is refused as unsupported.
+    """
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     if all(isinstance(size, int) for size in sizes):
@@ -40,5 +42,5 @@ def settled(reader: GraphReader, what: str, function: Callable[..., Any], *sizes
         except ValueError as error:
             raise reader.refusal(str(error)) from None
     if any(not isinstance(size, int) and free_unbacked_symbols(size) for size in sizes):
-        raise reader.refusal(f"{what} of a side without a fixed size")
+        raise reader.refusal(f"{what} along a side of symbolic size")
     return OfSizes(function, sizes)

@@ -1,4 +1,4 @@
-"""torch.distributions holds what it is given to what it may be by numbers, which an export does not have."""
+"""Disable the argument checks of torch.distributions, which compare numbers that an export does not have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Inside, distributions compute what they compute and check nothing, as under `python -O`."""
+    """Disable argument validation of distributions inside, as `python -O` does."""
     from torch.distributions import Distribution
 
     checks = Distribution._validate_args

@@ -1,4 +1,4 @@
-"""Lines as they are read from a graph: operands are views, their dimensions are called by letters, as einsum does."""
+"""Lines as they are read from a graph: operands are views whose dimensions have letters, as in einsum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Letters: TypeAlias = Sequence[Hashable]
 
 @dataclass(frozen=True)
 class NumberOperand:
-    """A number among operands as the notation has it: `0.5[]`, `#k^-0.5[]` of the sizes of axes."""
+    """A number among operands in the notation: `0.5[]`, `#k^-0.5[]` of the sizes of axes."""
 
     value: float = 1.0
     axes: tuple[AxisClass, ...] = ()
@@ -24,7 +24,7 @@ class NumberOperand:
 
 @dataclass(frozen=True)
 class NamedView:
-    """A view with what its dimensions are called in a line."""
+    """A view with the letters of its dimensions in a line."""
 
     view: View
     letters: tuple[Hashable, ...]
@@ -35,7 +35,9 @@ Operand: TypeAlias = NamedView | NumberOperand
 
 @dataclass(frozen=True)
 class DimensionCondition:
-    """Which pairs of two dimensions are inside, `M' <= M`; or those of one that are, or are not, at a number."""
+    """The pairs of two dimensions that are inside, `M' <= M`; or the index, of one dimension, that is inside or
+    outside.
+    """
 
     lower: Hashable
     relation: str
@@ -45,7 +47,7 @@ class DimensionCondition:
 
 @dataclass(frozen=True)
 class StatisticsUpdate:
-    """The running statistics that a normalization keeps.
+    """The update of the running statistics of a normalization.
 
     statistics  mean, variance and, where batches are counted, their count, as they lie along its result
     momentum    the share of the new ones; None: their cumulative average
@@ -57,7 +59,7 @@ class StatisticsUpdate:
 
 @dataclass(eq=False)
 class Equation:
-    """A line: a product, a sum with signs, or a word that acts on letters.
+    """A line: a product, a signed sum, or an op that acts on letters.
 
     module, operator   where it comes from
     again              the checkpoints around it
@@ -73,7 +75,7 @@ class Equation:
     where: tuple[DimensionCondition, ...] = ()
     module: str = ""
     operator: str = ""
-    place: str = ""  # where the user's code has it, for a message
+    place: str = ""  # the line of the user's code, for a message
     again: str = ""
     cost: Opaque | None = None  # of a line that is not derived, in the graph's symbols
     running: StatisticsUpdate | None = None
@@ -84,7 +86,7 @@ class Equation:
 
     @property
     def reads(self) -> list[StoredValue]:
-        """The values that it reads, those that it reads at included."""
+        """Return the values that it reads, also the indices."""
         kept = self.running.statistics if self.running else ()
         return [
             stored
@@ -100,7 +102,7 @@ def _stored_of(operand: Operand, left: bool) -> list[StoredValue]:
 
 
 def indices_of(view: View) -> list[StoredValue]:
-    """The index values that a view is read at."""
+    """Return the index values that a view is read at."""
     inner: list[StoredValue] = []
     for index in view.index:
         if isinstance(index, At):
@@ -110,9 +112,9 @@ def indices_of(view: View) -> list[StoredValue]:
 
 @dataclass
 class Recorder:
-    """Takes lines down in the order of the graph.
+    """Records lines in the order of the graph.
 
-    module, operator   where the next ones come from
+    module, operator   the origin of the next lines
     again              the checkpoints around them
     """
 
@@ -128,11 +130,11 @@ class Recorder:
         return self.module, self.operator, self.place, self.name, self.again
 
     def go_back(self, origin: tuple[str, ...]) -> None:
-        """Let the next lines come from where they came from before others were taken down."""
+        """Restore an earlier origin for the next lines."""
         self.module, self.operator, self.place, self.name, self.again = origin
 
     def stored(self, axes: Sequence[AxisClass], hint: str = "") -> StoredValue:
-        """A new value of these axes."""
+        """Return a new value with these axes."""
         return StoredValue(hint or self.name, tuple(axes))
 
     def line(
@@ -149,9 +151,10 @@ class Recorder:
         more: Sequence[tuple[Letters, str]] = (),
         every: bool = False,
     ) -> View:
-        """A line; its result has the dimensions `out`. Operands that have no common parts are regrouped first.
+        """Record a line; its result has the dimensions `out`. Operands that cannot be split into common factors are
+        regrouped first.
 
-        every   it is computed at every place of what all operands only spread, as an operator for matrix products does
+        every   also loop over dimensions that all operands broadcast, as an operator for matrix products does
         """
         reads = self.bound(
             [
@@ -176,8 +179,8 @@ class Recorder:
         return result
 
     def _in_full(self, reads: Sequence[Operand], out: Letters) -> list[Operand]:
-        """The operands; what all of them only spread, the first that has it stores in full, and each stores what it
-        spreads along what is summed, where another has that: `x @ w.expand(5, 4)`.
+        """Materialize broadcast dimensions: of a dimension that all operands broadcast, the first that has it; of a
+        summed dimension that only some operands broadcast, each of these: `x @ w.expand(5, 4)`.
         """
         result, of_all = list(reads), set(_only_spread(reads))
         letters = set(of_all)
@@ -195,12 +198,16 @@ class Recorder:
         self.equations.append(equation)
 
     def write(self, left: View, right: View) -> None:
-        """A line that writes a view at the places of another; both have the same slots in their dimensions."""
+        """Record a line that writes a view at the positions of another; both have the same slots in their
+        dimensions.
+        """
         letters = tuple(range(len(right.dims)))
         self.add(Equation("product", (NamedView(left, letters),), (NamedView(right, letters),)))
 
     def result(self, reads: Sequence[Operand], out: Letters, hint: str = "") -> View:
-        """The value that a line makes, along what any operand really has; a dimension that all only spread stays so."""
+        """Return the value that a line makes, with the axes that some operand has in memory; a dimension that all
+        operands broadcast is a broadcast dimension of the result.
+        """
         axes: list[AxisClass] = []
         index: list[Index] = []
         rows = []
@@ -227,7 +234,7 @@ class Recorder:
         return View(self.stored(axes, hint), tuple(index), tuple(rows), frozenset(spread))
 
     def bound(self, reads: Sequence[Operand]) -> list[Operand]:
-        """The operands after what one letter calls has been made the same."""
+        """Return the operands after unifying the axes that share a letter."""
         result = list(reads)
         while True:
             first: dict[Hashable, tuple[int, int]] = {}
@@ -253,7 +260,7 @@ class Recorder:
                 ]
 
     def _meet(self, reads: list[Operand], one: tuple[int, int], other: tuple[int, int]) -> bool:
-        """Make the same of two operands' dimensions; where one must be made anew for that, it is, and true is said."""
+        """Unify the dimensions of two operands; return whether one had to be copied for that."""
         places = one, other
         rows = []
         for number, dim in places:
@@ -274,7 +281,7 @@ class Recorder:
         return False
 
     def regrouped(self, view: View) -> View:
-        """The same values in an array of their own, with new axes that may be split; each is at a place of the old."""
+        """Return a copy of a view with new axes that may be split; each is an index into the old ones."""
         view = view.fresh()
         taken: dict[ViewAxis, ViewAxis] = {}
         for row in view.dims:
@@ -299,7 +306,7 @@ class Recorder:
         return result
 
     def regrouped_whole(self, view: View) -> View:
-        """A view as an array of its own, axis by axis: what is read at places becomes axes that may be read so."""
+        """Return a copy of a view axis by axis: indexed axes become axes that may be indexed again."""
         view = view.fresh()
         letters = tuple(range(len(view.dims)))
         result = self.result([NamedView(view, letters)], letters, f"{view.stored.name}_taken")
@@ -307,18 +314,18 @@ class Recorder:
         return result
 
     def bounded(self, view: View, dim: int) -> View:
-        """The view in an array of its own if a dimension of it is read at places, as a slice is: what reads at places
-        of that dimension would not stop at its ends.
+        """Return a copy of a view if a dimension of it is indexed, as a slice is: an index into that dimension would
+        not stop at its ends.
         """
         (slot,) = view.dims[dim]
         return view if any(index is slot for index in view.index) else self.regrouped_whole(view)
 
     def same(self, one: Sequence[ViewAxis], other: Sequence[ViewAxis], *_: View) -> None:
-        """Make the same of the classes of two rows. Raises `ApartError`."""
+        """Unify the classes of two rows. Raises `ApartError`."""
         make_same([slot.axis for slot in one], [slot.axis for slot in other])
 
     def merged(self, view: View, dim: int) -> View:
-        """The same values with a dimension that is one axis, in an array of their own."""
+        """Return a copy of a view in which a dimension is one axis."""
         view = self.whole_spread(view.fresh(), [dim]).fresh()
         row = view.dims[dim]
         if len(row) < 2:
@@ -363,7 +370,7 @@ class Recorder:
         return View(stored, tuple(index), tuple(rows), spread)
 
     def whole_spread(self, view: View, dims: Sequence[int]) -> View:
-        """The view with these dimensions in full, where they are only spread: zeros along them are added."""
+        """Return the view with these dimensions materialized where they are broadcast, by adding zeros along them."""
         if not any(slot in view.spread for dim in dims for slot in view.dims[dim]):
             return view
         letters = tuple(range(len(view.dims)))
@@ -390,7 +397,7 @@ class Recorder:
 
 
 def _only_spread(reads: Sequence[Operand]) -> dict[Hashable, list[AxisClass]]:
-    """The axes that every operand which has them only spreads, by the letter of their dimension."""
+    """Return the axes that every operand which has them broadcasts, by the letter of their dimension."""
     rows: dict[Hashable, list[tuple[View, tuple[ViewAxis, ...]]]] = {}
     for read in reads:
         if isinstance(read, NamedView):
@@ -409,7 +416,7 @@ def _only_spread(reads: Sequence[Operand]) -> dict[Hashable, list[AxisClass]]:
 
 
 def _with_spread_sums(reads: Sequence[Operand], out: Letters) -> list[Operand]:
-    """A product times the sizes of axes that are summed and that every operand only spreads; a mean is over none."""
+    """Return a product times the sizes of summed axes that every operand broadcasts; a mean leaves these axes out."""
     axes = [axis.root for letter, spread in _only_spread(reads).items() if letter not in out for axis in spread]
     result = list(reads)
     for number, read in enumerate(result):

@@ -1,4 +1,4 @@
-"""Example inputs: by their names, as a module is called with them, and with sizes by which letters are told apart."""
+"""Example inputs: by name, as a call passes them, and at sizes that distinguish letters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from learncost.ir.errors import InputError
 
 
 def arguments(module: Any, inputs: Any) -> dict[str, Any]:
-    """The example inputs by the names that forward has for them; of `*several` all under that name."""
+    """Return the example inputs by the parameter names of forward; those of `*several` are all under that name."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
     several = list(inputs) if isinstance(inputs, tuple | list) else [inputs]
@@ -25,15 +25,15 @@ def arguments(module: Any, inputs: Any) -> dict[str, Any]:
             given[name] = several.pop(0)
     if several:
         raise InputError(
-            f"forward takes {', '.join(parameters) or 'nothing'}, and {len(several) + len(given)} inputs were given"
+            f"forward takes {', '.join(parameters) or 'nothing'}, but {len(several) + len(given)} inputs are given"
         )
     return given
 
 
 def as_called(module: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Named inputs as a module is called with them: in a row as far as `*several`, by name from there on.
+    """Return named inputs as positional and keyword arguments: positional as far as `*several`, keywords from there on.
 
-    What has a `__call__` of its own, whose names are others, takes in a row what it can.
+    A module that overrides `__call__` with other parameter names gets as many positional arguments as possible.
     """
     from torch import nn
 
@@ -48,7 +48,7 @@ def as_called(module: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], d
 
 
 def flattened(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs by name, those of rows and mappings each by a name of its own."""
+    """Return inputs by name, with an entry for each nested tensor of tuples, lists and dicts."""
     flat: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, list | tuple):
@@ -61,7 +61,7 @@ def flattened(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dynamic(name: str, value: Any, ops: str) -> Any:
-    """What stays open of an input, as PyTorch takes it."""
+    """Return the open dimensions of an input as `torch.export` expects them."""
     import torch
 
     letters = ops.replace(",", " ").split()
@@ -69,26 +69,26 @@ def dynamic(name: str, value: Any, ops: str) -> Any:
         return torch.utils._pytree.tree_map(lambda _: None, value)
     shape = getattr(value, "shape", None)
     if shape is None or len(shape) != len(letters):
-        count = "no tensor" if shape is None else f"of {len(shape)} dimensions"
-        raise InputError(f"{name} is {count}, and `{ops}` names {len(letters)}")
+        count = "not a tensor" if shape is None else f"a tensor of {len(shape)} dimensions"
+        raise InputError(f"{name} is {count}, but `{ops}` names {len(letters)}")
     return {place: torch.export.Dim.AUTO for place, letter in enumerate(letters) if not letter.isdigit()} or None
 
 
 APART = (2, 5, 7, 11, 13, 17, 19, 23)
-"""Sizes of examples, all different: PyTorch takes two equal ones for the same, and one of 1 for nothing."""
+"""Sizes of examples, all different: PyTorch treats two equal ones as the same, and a size of 1 as broadcasting."""
 
 
 def told_apart(given: Mapping[str, Any], symbols: Mapping[str, str]) -> list[Mapping[str, Any]]:
-    """Examples to try in which no two letters have one size, and none is 1, and the given ones; these alone where that
-    is so.
+    """Return examples to try in which no two letters have the same size and none is 1, followed by the given ones; only
+    the given ones if they meet this already.
 
-    Of a size that is taken some times as much is tried first, as a side has to be that is halved often, then a few.
+    If a size is already used, its multiples are tried first, as a side that is halved often needs, then small primes.
     """
     sizes: dict[str, int] = {}
     for name, ops in symbols.items():
         for letter, size in zip(ops.split(), given[name].shape, strict=True):
             if not letter.isdigit() and sizes.setdefault(letter, int(size)) != size:
-                raise InputError(f"{letter} is {sizes[letter]} and, in {name}, {int(size)}")
+                raise InputError(f"{letter} has two sizes: {sizes[letter]}, and {int(size)} in {name}")
     if len(set(sizes.values())) == len(sizes) and 1 not in sizes.values():
         return [given]
     several = _all_different(sizes, lambda size: (size * times for times in (*range(1, 4), *APART)))
@@ -97,7 +97,7 @@ def told_apart(given: Mapping[str, Any], symbols: Mapping[str, str]) -> list[Map
 
 
 def _all_different(sizes: Mapping[str, int], choices: Callable[[int], Iterable[int]]) -> dict[str, int]:
-    """Of each letter the first choice, of those for its size, that no letter before it has, and that is not 1."""
+    """Return for each letter the first candidate size that no earlier letter has and that is not 1."""
     fresh: dict[str, int] = {}
     for letter, size in sizes.items():
         fresh[letter] = next(each for each in choices(size) if each > 1 and each not in fresh.values())
@@ -105,7 +105,7 @@ def _all_different(sizes: Mapping[str, int], choices: Callable[[int], Iterable[i
 
 
 def _of_sizes(given: Mapping[str, Any], symbols: Mapping[str, str], sizes: Mapping[str, int]) -> Mapping[str, Any]:
-    """Examples whose letters have these sizes."""
+    """Return examples whose letters have these sizes."""
     import torch
 
     examples = dict(given)

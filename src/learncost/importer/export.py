@@ -1,4 +1,4 @@
-"""Exports a module: its graph, the letters of sizes that stay open, and what is known of its ends."""
+"""Export a module: its graph, the letters of open sizes, its parameters, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from learncost.ir.stated import LARGEST, Limit
 
 @dataclass
 class Letters:
-    """The letters of sizes that stay open.
+    """The letters of open sizes.
 
     symbols     the letters, by the graph's symbols
-    where_open  a letter's dimension in an input
-    fixed       letters that the module allows one size alone
-    same_sizes  symbols of one letter, and what else is one size, with the first of them
-    limits      the sizes that a letter may have, where the code does not do the same for all
+    where_open  the input dimension of a letter
+    fixed       letters for which the module allows only one size
+    same_sizes  symbols that are the same size, such as those of one letter, by the first of them
+    limits      the allowed sizes of a letter, if the code behaves differently for others
     """
 
     symbols: dict[str, str] = field(default_factory=dict)
@@ -40,10 +40,10 @@ class Letters:
 class ModuleParameters:
     """The parameters of a module.
 
-    paths   by the graph's placeholders
-    same    of a parameter that has several paths: the others, with the first
-    learns  whether it learns, by path
-    counts  how many numbers it has, a complex one two for each, by path
+    paths   their paths, by placeholder of the graph
+    same    the first path of a tied parameter, by each other path
+    learns  whether it is trainable, by path
+    counts  the number of elements, by path; a complex element counts twice
     shapes  of parameters and buffers, by path
     """
 
@@ -56,15 +56,15 @@ class ModuleParameters:
 
 @dataclass
 class Exported:
-    """An exported graph and what is known of its ends.
+    """An exported graph with its inputs and outputs.
 
     inputs          the inputs' names, by placeholder
-    outputs         the names of what it returns, in their order; None for what is no value of the user's
-    selecting       the nodes by whose values one run selected places, which it hands out behind its results
-    changed         by the node that it hands out: the buffers, parameters and inputs that it changes in place
+    outputs         the names of the results in order; None for those that the user's module does not return
+    selecting       the nodes by whose values a traced run selected positions, returned behind its results
+    changed         the buffers, parameters and inputs that are changed in place, by the node of the new value
     wants_gradient  whether a float input requires a gradient, by placeholder
     examples        the example inputs of whole numbers, by placeholder
-    unused          products that the module computes and nothing reads, which the graph does not have
+    unused          dead products that the module computes, which the graph does not have
     """
 
     program: Any
@@ -80,14 +80,14 @@ class Exported:
 
 
 def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
-    """The graph of a module in functional form, composite operators whole. Raises `InputError`."""
+    """Return the functional graph of a module, with composite operators kept. Raises `InputError`."""
     readable(module)
     check_hooks(module)
     given = _given(module, inputs, symbols)
     shapes = {name: dynamic(name, value, symbols.get(name, "")) for name, value in given.items()}
     *others, last = told_apart(given, symbols)
     for examples in others:
-        with suppress(Exception):  # whatever a user's module raises: sizes of its own choice it may need
+        with suppress(Exception):  # any error that a user's module raises: it may need sizes of its own choice
             graph = traced(module, examples, shapes)
             break
     else:
@@ -127,14 +127,14 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
 
 
 SELECTING = "_selecting"
-"""The attribute of a run's module that says how many results are those by which it selected places."""
+"""The attribute of a traced run's module with the number of results that selected positions."""
 
 CHANGES = ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION")
-"""The kinds of a graph's outputs that are new values of what was there before."""
+"""The kinds of graph outputs that are new values of changed buffers, parameters or inputs."""
 
 
 def _given(module: Any, inputs: Any, symbols: Mapping[str, str]) -> dict[str, Any]:
-    """The example inputs by name, a tensor that stands in several places copied."""
+    """Return the example inputs by name; a tensor that is given several times is copied."""
     import torch
 
     given = arguments(module, inputs)
@@ -148,7 +148,7 @@ def _given(module: Any, inputs: Any, symbols: Mapping[str, str]) -> dict[str, An
 
 
 def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]) -> Letters:
-    """What a graph says of the letters that the dimensions of its inputs are called by."""
+    """Return the letters of open sizes and the constraints of the exported program on them."""
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     letters = Letters()
     first_of: dict[str, Any] = {}
@@ -160,7 +160,7 @@ def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]
                 continue
             letters.where_open.setdefault(op, (name, dim))
             expression: Any = None if isinstance(size, int) else size.node.expr
-            if expression is None or expression.is_Integer:  # a loop over it, say, was run as often as it is long
+            if expression is None or expression.is_Integer:  # for example, an unrolled loop over it
                 letters.fixed[op] = int(size)
                 continue
             if op in first_of and first_of[op] != expression:
@@ -179,7 +179,7 @@ def _letters(program: Any, inputs: Mapping[str, str], symbols: Mapping[str, str]
 
 
 def _limit(values: Any) -> Limit:
-    """The sizes that an export holds for: PyTorch takes none for 1, whose code may be another, and says 2 at least."""
+    """Return the range of sizes that an export is valid for. PyTorch specializes size 1 and reports a minimum of 2."""
     if values is None:
         return Limit()
     least, most = (int(end) if end.is_Integer else None for end in (values.lower, values.upper))

@@ -1,4 +1,4 @@
-"""Equal blocks of a numbered container become a repeat: once what is once, with stacks of what each has of its own."""
+"""Roll equal blocks of a numbered container into a loop: their lines once, with stacks of each block's own weights."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ from learncost.importer.equations import Equation
 from learncost.importer.views import StoredValue
 
 LONGEST_PATTERN = 8
-"""Blocks that take turns, such as local and global attention, are looked for up to so many in a pattern."""
+"""The longest pattern of alternating blocks, such as local and global attention, that is looked for."""
 
 
 MADE = ("value", "input", "chosen", "truth")
-"""Kinds of values that lines make, or that come in for all turns."""
+"""Kinds of values that lines make, or that are the same in all iterations."""
 
 
 @dataclass(eq=False)
 class Fold:
     """Lines that run `count` times.
 
-    carry   what goes from turn to turn: the value before, what the first turn makes of it, what the last one does
-    each    of what every turn has of its own, that of the first with those of all
+    carry   the loop-carried values: the initial value, the first iteration's result, the last iteration's result
+    each    the per-iteration inputs: that of the first iteration, with those of all
     """
 
     count: int
     body: list[Item]
     carry: list[tuple[StoredValue, StoredValue, StoredValue]]
     each: dict[StoredValue, list[StoredValue]]
-    start: dict[StoredValue, StoredValue] = field(
-        default_factory=dict
-    )  # of what is carried: what the first turn is handed
+    start: dict[StoredValue, StoredValue] = field(default_factory=dict)  # the initial values of the loop-carried names
 
     @property
     def made(self) -> list[StoredValue]:
-        """What it hands out: what its last turn makes of what it carries."""
+        """Return its results: the loop-carried values after the last iteration."""
         return [last for *_, last in self.carry]
 
     @property
@@ -54,17 +52,17 @@ Item: TypeAlias = Equation | Fold
 
 
 def made_of(item: Item) -> list[StoredValue]:
-    """What an item makes."""
+    """Return the values that an item makes."""
     return item.made if isinstance(item, Fold) else [read.view.stored for read in item.left]
 
 
 def reads_of(item: Item) -> list[StoredValue]:
-    """What an item reads."""
+    """Return the values that an item reads."""
     return item.reads
 
 
 def lines_of(items: Iterable[Item]) -> Iterator[Equation]:
-    """All lines, those of repeats once."""
+    """Yield all lines, those of loops once."""
     for item in items:
         if isinstance(item, Fold):
             yield from lines_of(item.body)
@@ -73,7 +71,7 @@ def lines_of(items: Iterable[Item]) -> Iterator[Equation]:
 
 
 def folded(items: list[Item], outputs: Sequence[StoredValue], learns: Callable[[StoredValue], object]) -> list[Item]:
-    """The lines with equal blocks of numbered containers as repeats."""
+    """Return the lines with equal blocks of numbered containers rolled into loops."""
     plain = [item for item in items if isinstance(item, Equation)]
     every = containers_of(plain)
     looks = Looks(learns, Counter(number for item in plain for number in checkpoints_of(item)))
@@ -88,8 +86,8 @@ def folded(items: list[Item], outputs: Sequence[StoredValue], learns: Callable[[
 def _fold_loops(
     items: list[Item], containers: Sequence[str], outputs: Sequence[StoredValue], looks: Looks
 ) -> list[Item]:
-    """Turns of a loop over numbered modules, one container or several side by side, with the lines of the loop itself:
-    `for layer, norm in zip(layers, norms): x = x + layer(norm(x))`.
+    """Roll a loop over numbered modules of one or several containers, together with the code of the loop, such as `for
+    layer, norm in zip(layers, norms): x = x + layer(norm(x))`.
     """
     blocks: list[tuple[int | None, list[Item]]] = [(None, [])]
     for item in items:
@@ -142,7 +140,7 @@ def _fold_container(items: list[Item], container: str, outputs: Sequence[StoredV
 
 
 def _number(item: Item, containers: Sequence[str]) -> int | None:
-    """The number of the block that a line is in."""
+    """Return the number of the block that a line is in."""
     place = None if isinstance(item, Fold) else numbered(item.module, containers)
     return place and place[1]
 
@@ -154,7 +152,7 @@ def _fold_run(
     outputs: Sequence[StoredValue],
     looks: Looks,
 ) -> list[Item]:
-    """Consecutive lines of a container, each run of equal blocks as a repeat."""
+    """Roll each run of equal blocks among consecutive lines of a container."""
     blocks: list[tuple[int, list[Equation]]] = []
     for item in items:
         number = _number(item, [container])
@@ -164,7 +162,7 @@ def _fold_run(
             blocks[-1][1].append(item)
         else:
             blocks.append((number, [item]))
-    if len({number for number, _ in blocks}) < len(blocks):  # it comes back to a block: no order of turns
+    if len({number for number, _ in blocks}) < len(blocks):  # it returns to a block: no iteration order
         return items
     return _fold_blocks(blocks, [container], others, outputs, looks)
 
@@ -178,7 +176,9 @@ def _fold_blocks(
     *,
     loop: bool = False,
 ) -> list[Item]:
-    """Blocks in the order of their numbers, each run of equal ones as a repeat; of a `loop`, with its own lines."""
+    """Roll each run of equal blocks, given in the order of their numbers; with `loop`, together with the code of the
+    loop.
+    """
     elsewhere = {stored for item in others for stored in reads_of(item)} | set(outputs)
     result: list[Item] = []
     place = 0
@@ -205,8 +205,8 @@ def _fold_at(
     looks: Looks,
     loop: bool,
 ) -> tuple[Fold | None, int, list[Equation]]:
-    """The repeat that begins with these blocks, how many it takes, and the lines of the last that are behind a `loop`;
-    none where fewer than two turns are equal.
+    """Return the loop that begins with these blocks, the number of blocks in it, and the lines after the last block of
+    a `loop`; none if fewer than two iterations are equal.
     """
     iterations: list[ModuleBlock] = []
     rest: list[Equation] = []
@@ -229,7 +229,7 @@ def _fold_at(
                 break
             block, rest = ModuleBlock(block.items[:length], containers, block.first), block.items[length:]
             block.look(looks)
-            if block.signature != iterations[0].signature:  # a checkpoint of it goes on behind it
+            if block.signature != iterations[0].signature:  # a checkpoint of the block extends beyond it
                 rest = []
                 break
             iterations.append(block)
@@ -254,10 +254,10 @@ def _repeat(
     *,
     loop: bool,
 ) -> Fold | None:
-    """Equal blocks as a repeat; None where a turn reads what no turn hands it.
+    """Return equal blocks as a loop; None if an iteration reads a value that is neither loop-carried nor shared.
 
-    loop   with lines of the loop itself: what it carries is to be read behind it, or its gradient, which is zeros
-           there, would be added to.
+    loop   include the code of the loop: every loop-carried value must then be read after the loop, as a gradient of
+           zeros would be added to otherwise
     """
     first, last = iterations[0], iterations[-1]
     carry: list[tuple[StoredValue, StoredValue, StoredValue]] = []
@@ -266,7 +266,7 @@ def _repeat(
         several = [iteration.externals[place] for iteration in iterations]
         if all(other is stored for other in several):
             if stored.kind == "running":
-                return None  # one statistic, which every turn goes on with
+                return None  # one statistic, which all iterations update
             continue
         made = first.made
         if several[1] in made:
@@ -283,7 +283,7 @@ def _repeat(
         else:
             return None
     if any(stored in read_later for several in each.values() for stored in several):
-        return None  # a line outside reads one turn's own
+        return None  # a line outside reads a single iteration's input
     handed = {made for *_, made in carry}
     if any(made in read_later and made not in handed for iteration in iterations for made in iteration.made):
         return None
@@ -306,14 +306,14 @@ def _repeat(
 
 
 def _alike(first: StoredValue, second: StoredValue) -> bool:
-    """Whether two values have axes of the same sizes in the same order."""
+    """Return whether two values have axes of the same sizes in the same order."""
     ours = [leaf for axis in first.axes for leaf in axis.leaves]
     theirs = [leaf for axis in second.axes for leaf in axis.leaves]
     return len(ours) == len(theirs) and all(equal(a.size, b.size) for a, b in zip(ours, theirs, strict=True))
 
 
 def carried_again(fold: Fold) -> Iterator[tuple[StoredValue, StoredValue]]:
-    """Of what it carries, what a line of the body reads after it was made anew."""
+    """Yield the loop-carried values whose old value is read after the new one was made."""
     for before, made, _ in fold.carry:
         behind = False
         for item in fold.body:

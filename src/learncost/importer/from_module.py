@@ -1,4 +1,4 @@
-"""A live module of transformers as a configuration: what its class and its config say, held against its parameters."""
+"""Convert a transformers module in memory to a configuration: its class and config, checked against its parameters."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ def from_module(
     unknown: str = "refuse",
     fold: bool = True,
 ) -> Configuration | Layer:
-    """A PyTorch module that is in memory as a model; `lc.cost` and all that take a model take it.
+    """Return a model of a PyTorch module in memory, for `lc.cost` and every other function that takes a model.
 
-    With `inputs` any module is read: PyTorch exports it, and its operations become the lines of a table. Nothing is
-    computed, and parameters may be on the device meta.
+    With `inputs`, any module can be imported: PyTorch exports it, and its operations become the lines of a table.
+    Nothing is computed, and parameters may be on the meta device.
 
-    Without them it is a model of transformers of a class that is known, and PyTorch exports nothing: the class is the
-    architecture, and its config gives the sizes. Then its parameters are counted, shared ones once, and must be as many
-    as the config describes. What has `requires_grad=False` is frozen, and the low-rank paths of peft are counted as
-    they are.
+    Without inputs, the module must be a known class of transformers, and nothing is exported: the class gives the
+    architecture, and the config the sizes. The number of parameters, with tied ones counted once, must match the
+    config. Parameters with `requires_grad=False` are frozen, and the LoRA adapters of peft are counted.
 
     Parameters
     ----------
     module
         A torch.nn.Module.
     inputs
-        What its forward takes: example tensors, in a tuple in their order or in a dict by name, or texts by name, such
-        as {"idx": "int B M", "x": "float B 3 64 64"}. A float tensor that requires a gradient gets one.
+        The arguments of forward: example tensors, in a tuple in order or in a dict by name, or descriptions by
+        name, such as {"idx": "int B M", "x": "float B 3 64 64"}. A float tensor that requires a gradient gets
+        one.
     symbols
-        Of example tensors, which of their sizes stay open, by name: {"idx": "B M"}. Every other size is as it is.
+        The symbolic dimensions of example tensors, by name: {"idx": "B M"}. Every other size is fixed.
     as_run
-        Take down the operations of one run, with the branches on values that it takes.
+        Trace one concrete forward pass; data-dependent branches are fixed as taken.
     unknown
-        What becomes of an operation of which nobody knows the cost: refuse, or zero, a line without a number.
+        The treatment of operations with unknown cost: refuse (an error), or zero (a line without cost).
     fold
-        Equal blocks become a repeat.
+        Merge equal blocks into a loop.
 
     Returns
     -------
     Configuration or Layer
-        What the other functions take as a model. Sizes that stay open are then keywords, `lc.cost(model, B=8, M=64)`.
+        A model for the other functions. Open sizes are keywords there, `lc.cost(model, B=8, M=64)`.
 
     Raises
     ------
     InputError
-        For a class that is not known, for a module that was changed after its config was written, with the difference,
-        and for adapters and patterns of frozen weights that cannot be read, with the call that says them.
+        For an unknown class; for a module that does not match its config, with the difference in parameters; and
+        for unsupported adapters and patterns of frozen weights, with the call that describes them instead.
 
     Examples
     --------
@@ -72,32 +72,32 @@ def from_module(
     """
     if isinstance(module, type) or not callable(getattr(module, "named_parameters", None)):
         hint = f": call it, as in {module.__name__}(...)" if isinstance(module, type) else ""
-        raise InputError(f"a torch.nn.Module is needed, not {shown(module)}{hint}")
+        raise InputError(f"expected a torch.nn.Module, not {shown(module)}{hint}")
     if inputs is not None:
         return _read(module, inputs, symbols or {}, as_run, unknown, fold)
     if symbols:
-        raise InputError("symbols are of inputs: give these, too, such as {'idx': 'int B M'}")
+        raise InputError("symbols require inputs: pass inputs as well, such as {'idx': 'int B M'}")
     if callable(getattr(module, "get_base_model", None)):  # peft's wrapper around an adapted model
         module = module.get_base_model()
     kind = type(module).__name__
     config: Any = getattr(module, "config", None)
     if not callable(getattr(config, "to_dict", None)):
         raise InputError(
-            f"{kind} has no config of transformers, so its structure is not known: "
-            f"give `inputs`, such as lc.from_module(module, {{'x': 'float B 3 64 64'}}){_inside(module)}"
+            f"{kind} has no config of transformers, so its structure is unknown: "
+            f"pass `inputs`, such as lc.from_module(module, {{'x': 'float B 3 64 64'}}){_inside(module)}"
         )
     values = config.to_dict()
     family = values.get("model_type")
     if family not in FAMILIES:
-        raise InputError(f"{kind} is of the model type {shown(family)}, which is unknown{nearest(family, FAMILIES)}")
+        raise InputError(f"{kind} has the unknown model type {shown(family)}{nearest(family, FAMILIES)}")
     classes = [architecture.name for architecture in FAMILIES[family].architectures]
     if kind not in classes:
-        raise InputError(f"{kind} is not a class that is known for {family} ({', '.join(classes)}){_inside(module)}")
+        raise InputError(f"{kind} is not a known class of {family} ({', '.join(classes)}){_inside(module)}")
     plain, paths = parameters_of(module)
     theirs = sum(parameter.size for parameter in plain)
     model = _built(values, kind)
     ours = model.parameters.at(model.sizes)
-    if ours != theirs and model.configuration.tied:  # peft's modules_to_save gives a tied head a matrix of its own
+    if ours != theirs and model.configuration.tied:  # peft's modules_to_save copies a tied head
         apart = _built({**values, "tie_word_embeddings": False}, kind)
         model = apart if apart.parameters.at(apart.sizes) == theirs else model
         ours = model.parameters.at(model.sizes)
@@ -110,7 +110,7 @@ def from_module(
 
 
 def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, unknown: str, fold: bool) -> Layer:
-    """The table of a module with what it reads."""
+    """Return the table of a module with its inputs."""
     from learncost.importer.inputs import examples, sized
     from learncost.importer.live import LiveModule, evaluation_of, saved_of, values_of
     from learncost.importer.materialize import with_room, with_values
@@ -141,13 +141,13 @@ def _built(values: dict[str, Any], kind: str) -> Model:
 
 
 def _inside(module: Any) -> str:
-    """The parts of a module that are known, for the end of a message."""
+    """Return the known submodules of a module, for the end of a message."""
     parts = [f"{name} is a {type(part).__name__}" for name, part in _known_parts(module)]
     return f"; inside it {' and '.join(parts[:3])}: give that" if parts else ""
 
 
 def _known_parts(module: Any) -> Iterator[tuple[str, Any]]:
-    """The outermost modules inside of a module that are of a known class."""
+    """Yield the outermost submodules of a known class."""
     above = "\0"
     for name, part in module.named_modules():
         to_dict = getattr(getattr(part, "config", None), "to_dict", None)

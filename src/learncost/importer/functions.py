@@ -1,7 +1,8 @@
-"""What says of itself which gradient it has, where an export keeps the forward pass alone.
+"""Check custom gradients, of which an export keeps only the forward pass.
 
-Of a `torch.autograd.Function` a table derives the gradient from the forward lines. That is right where both are the
-same: it is tried with numbers. What `torch.autograd.grad` makes without a graph has no gradient, and hooks are refused.
+The gradient of a `torch.autograd.Function` is derived from its forward lines. That is correct if the function's own
+backward pass agrees, which is tested with random numbers. A result of `torch.autograd.grad` without a graph has no
+gradient, and hooks are refused.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from learncost.importer.tried import drawn, gradients, has_fraction, identical, 
 from learncost.ir.errors import InputError
 
 TOLERANCE = 1e-6
-"""Relative to the largest number of a gradient: what two ways to compute it in float64 may be apart, and no more."""
+"""The allowed difference between two ways to compute a gradient in float64, relative to its largest number."""
 
 
 @contextmanager
 def held_to_their_lines() -> Iterator[list[str]]:
-    """Refuse, inside, what has another backward pass than its forward lines. Raises `InputError` there.
+    """Refuse, inside, functions whose backward pass differs from that of their forward lines. Raises `InputError`.
 
-    Yields the functions that took a gradient of something inside.
+    Yields the functions that took a gradient inside.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-    function = torch.autograd.function._SingleLevelFunction  # that of torch.autograd.Function goes through it
+    function = torch.autograd.function._SingleLevelFunction  # backward passes of torch.autograd.Function call it
     known: dict[Any, bool] = {}
 
     def apply(kind: Any, *arguments: Any) -> Any:
         run = super(function, kind).apply
         if kind.__name__ == "CrossMapLRN2d":
             raise InputError(
-                "nn.CrossMapLRN2d of PyTorch never takes the first channel off its window, and no export takes it: "
-                "nn.LocalResponseNorm is what it is meant to be"
+                "PyTorch's nn.CrossMapLRN2d never drops the first channel from its window, and cannot be exported: "
+                "use nn.LocalResponseNorm, which it is meant to compute"
             )
         if not kind.__module__.startswith("torch."):
             key = kind, tuple(_described(each) for each in arguments)
@@ -47,7 +48,7 @@ def held_to_their_lines() -> Iterator[list[str]]:
                 known[key] = _is_same(kind, run, arguments)
             if not known[key]:
                 raise InputError(
-                    f"an export keeps the forward pass of {kind.__name__} alone, and its backward pass is another: "
+                    f"an export keeps only the forward pass of {kind.__name__}, whose backward pass is different: "
                     "write it with operations that have this gradient, such as x + (sign(x) - x).detach(), or as a "
                     "torch.library.custom_op with a formula of its FLOPs"
                 )
@@ -63,7 +64,7 @@ def held_to_their_lines() -> Iterator[list[str]]:
     def grad(*arguments: Any, **named: Any) -> Any:
         frames = traceback.walk_stack(sys._getframe(1))
         if any(f"{os.sep}_higher_order_ops{os.sep}" in frame.f_code.co_filename for frame, _ in frames):
-            return take(*arguments, **named)  # how PyTorch runs a scan
+            return take(*arguments, **named)  # the implementation of scan in PyTorch
         taken.append("torch.autograd.grad")
         gradients = take(*arguments, **named)
         if named.get("create_graph") or (len(arguments) > 4 and arguments[4]):
@@ -71,24 +72,24 @@ def held_to_their_lines() -> Iterator[list[str]]:
         return tuple(each if each is None else each.detach() for each in gradients)
 
     def register_hook(*_: Any) -> Any:
-        raise InputError("a hook on a gradient runs backward alone, which no export has: leave it out of what is read")
+        raise InputError("gradient hooks run only in the backward pass, which is not exported: remove the hook")
 
     data: Any = torch.Tensor.data
 
     def of_export(tensor: Any) -> bool:
         return isinstance(tensor, FakeTensor) and get_proxy_mode() is not None
 
-    def read_data(tensor: Any) -> Any:  # PyTorch takes it for a constant, and then refuses it
+    def read_data(tensor: Any) -> Any:  # PyTorch treats it as a constant, and then refuses it
         return tensor.detach() if of_export(tensor) else data.__get__(tensor)
 
     def set_data(tensor: Any, value: Any) -> None:
         if of_export(tensor):
-            raise InputError("`.data = ...` changes a value where no export sees it: compute a new one")
+            raise InputError("`.data = ...` changes a value without the export seeing it: compute a new tensor")
         data.__set__(tensor, value)
 
     setattr(torch.Tensor, "data", property(read_data, set_data))  # noqa: B010
     setattr(function, "apply", classmethod(apply))  # noqa: B010 - as the others, for a type checker
-    without = torch.inference_mode  # an export has no word for it, but one for no_grad
+    without = torch.inference_mode  # an export has no_grad, but nothing for this
     enter, leave = without.__enter__, without.__exit__
 
     def stop(mode: Any) -> None:
@@ -117,20 +118,22 @@ def held_to_their_lines() -> Iterator[list[str]]:
 
 
 def check_hooks(module: Any) -> None:
-    """Refuse a module whose gradients hooks may change, which no export sees. Raises `InputError`."""
+    """Refuse a module with hooks that may change gradients, which an export does not see. Raises `InputError`."""
     of_modules = (
         (path, part) for path, part in module.named_modules() if part._backward_hooks or part._backward_pre_hooks
     )
     of_parameters = ((path, each) for path, each in module.named_parameters() if each._backward_hooks)
     for path, _ in (*of_modules, *of_parameters):
         raise InputError(
-            f"{path or type(module).__name__} has a hook on its gradient, which runs backward alone, where no export "
-            "sees it: remove it from what is read"
+            f"{path or type(module).__name__} has a gradient hook, which runs only in the backward pass, which is not "
+            "exported: remove the hook"
         )
 
 
 def check_registered(program: Any, module: Any) -> None:
-    """Refuse a tensor that has a gradient and is no parameter: nobody would count it, or update it."""
+    """Refuse a tensor that requires a gradient and is not a parameter: it would be neither counted nor updated. Raises
+    `InputError`.
+    """
     import torch
 
     hidden = {each.untyped_storage()._cdata for each in _hidden(module)}
@@ -140,13 +143,13 @@ def check_registered(program: Any, module: Any) -> None:
         if value.requires_grad or (hidden and value.untyped_storage()._cdata in hidden):
             shape = " by ".join(map(str, value.shape)) or "one number"
             raise InputError(
-                f"{name}, a tensor of {shape} that requires a gradient, is none of the parameters: make it an "
+                f"{name}, a tensor of {shape} that requires a gradient, is not a parameter: make it an "
                 "nn.Parameter of a module, and keep modules in an nn.ModuleList"
             )
 
 
 def _hidden(module: Any) -> Iterator[Any]:
-    """Parameters in rows and mappings of a module, where PyTorch does not see them."""
+    """Yield parameters in lists and dicts of a module, which PyTorch does not register."""
     import torch
 
     known = {id(each) for each in module.parameters()}
@@ -167,10 +170,10 @@ def _described(value: Any) -> Any:
 
 
 def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bool:
-    """Whether both ways give one gradient, at random numbers; false where either cannot be run, or is undefined there.
+    """Return whether both ways give the same gradient at random numbers; false if either fails or is undefined there.
 
-    Whole numbers and truths are 0, and then 0 and 1 by chance: behind a mask that hides all, any two gradients are the
-    same. Where 1 is no place of what they are read at, only the first is tried.
+    Integers and booleans are all 0 in a first test, and a random mix of 0 and 1 in a second: behind a mask that hides
+    all, any two gradients are the same. If 1 is out of range for an index, only the first test is run.
     """
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
@@ -183,9 +186,9 @@ def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bo
             values = [drawn(each, most) for each in arguments]
             try:
                 theirs = _gradients(run, values, learns)
-                with torch.autograd.graph.allow_mutation_on_saved_tensors():  # as in an export, which has none in place
+                with torch.autograd.graph.allow_mutation_on_saved_tensors():  # no in-place updates, as in an export
                     ours = _gradients(lambda *given: _forward(kind, given), values, learns)
-            except Exception:  # whatever a function of the user's raises
+            except Exception:  # any error that a user's function raises
                 continue
             if any(bool(each.isnan().any()) for each in (*theirs, *ours)):
                 continue  # of what is undefined nothing is told
@@ -196,9 +199,9 @@ def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bo
 
 
 def _gradients(function: Callable[..., Any], values: Sequence[Any], learns: Sequence[bool]) -> list[Any]:
-    """The gradients of all numbers with a fraction that learn, for one draw of the results' gradients.
+    """Return the gradients of all trainable float tensors, for one random draw of the results' gradients.
 
-    learns   which of the values have a gradient where the function is called; all may, where none is said to
+    learns   which of the values require a gradient at the call; all are tested if none does
     """
     import torch
 
@@ -210,7 +213,7 @@ def _gradients(function: Callable[..., Any], values: Sequence[Any], learns: Sequ
 
 
 class _ForwardContext:
-    """Takes what a forward pass keeps."""
+    """A context that stores what a forward pass saves."""
 
     needs_input_grad = (True,) * 64
 

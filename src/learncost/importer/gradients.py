@@ -1,7 +1,7 @@
-"""Gradients that a forward pass takes itself, as those of energies and of differential equations, written out.
+"""Trace torch.autograd.grad inside forward, as models of energies and differential equations call it.
 
-An export keeps what autograd does beside it from its graph. Traced below autograd, a gradient is operations as any
-others, and a table derives the gradient of a step through them.
+An export drops these gradients from its graph. Traced below autograd, a gradient is ordinary operations, and a table
+derives the gradient of a step through them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from learncost.importer.running.stepping import ends
 from learncost.importer.tried import drawn, gradients, has_fraction, identical
 
 TOLERANCE = 1e-3
-"""Of the largest gradient: what both may be apart in the module's own precision, and no more."""
+"""The allowed difference of both gradients in the module's precision, relative to the largest."""
 
 
 def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[Any, set[str]]:
-    """A module that does what this one does, with the gradients that it takes as operations; and the names of inputs of
-    which it asks for a gradient.
+    """Return an equivalent module in which the gradients taken in forward are operations, and the names of inputs for
+    which it sets requires_grad.
 
-    It is tried with numbers. Raises `GradientTakenError` where it has other gradients itself, or cannot be traced so.
+    The result is tested with random numbers. Raises `GradientTakenError` if its gradients differ, or if it cannot be
+    traced.
 
     by   the function that takes a gradient
     """
     import torch
-    import torch._decomp.decompositions_for_jvp  # it compiles what it imports, which what is put in below cannot be
+    import torch._decomp.decompositions_for_jvp  # its import compiles functions before the replacements below
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -47,7 +48,7 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
     mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False), allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
-        sizes: Any = StatelessSymbolicContext([DimDynamic.DUCK] * value.dim())  # each a symbol of its own
+        sizes: Any = StatelessSymbolicContext([DimDynamic.DUCK] * value.dim())  # each a separate symbol
         return mode.from_tensor(value.detach(), symbolic_context=sizes).requires_grad_(value.requires_grad)
 
     try:
@@ -58,14 +59,14 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
             written_out(),
         ):
             trace: Any = make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)
-            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # others have no gradient of their gradient
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the gradient of these has no gradient
                 traced = trace(*(fake(values[name]) for name in names))
-    except Exception:  # whatever a user's module raises there
+    except Exception:  # any error that a user's module raises there
         raise GradientTakenError(by) from None
     if not taken and by not in (FUNC, VMAP):
         raise GradientTakenError(by)
     for node in list(traced.graph.nodes):
-        if node.target is torch.ops.aten.detach.default and node.name not in marked:  # how autograd keeps a result
+        if node.target is torch.ops.aten.detach.default and node.name not in marked:  # how autograd saves a result
             node.replace_all_uses_with(node.args[0])
     written = of_graph(traced, module, names)
     if not _has_its_gradients(written, module, values):
@@ -77,7 +78,7 @@ def written_through(module: Any, values: Mapping[str, Any], by: str) -> tuple[An
 
 @contextmanager
 def _marked() -> Iterator[set[str]]:
-    """Inside, the nodes of a graph by which code itself lets go of a gradient: autograd has others of this kind."""
+    """Mark, inside, the nodes by which the user's code detaches a value; autograd adds other nodes of this kind."""
     import torch
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -100,7 +101,7 @@ def _marked() -> Iterator[set[str]]:
 
 
 def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> bool:
-    """Whether a module that was written out has the gradients of the module itself, at random numbers."""
+    """Return whether the rewritten module has the same gradients as the module, at random numbers."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -121,21 +122,23 @@ def _has_its_gradients(written: Any, module: Any, values: Mapping[str, Any]) -> 
                 results = ends(torch.func.functional_call(twin, weights, row, by_name))
                 learning = [weight for weight in weights.values() if weight.requires_grad]
                 found.append(gradients(results, learning))
-        except Exception:  # whatever a user's module raises
+        except Exception:  # any error that a user's module raises
             return False
     theirs, ours = found
     return identical(theirs, ours, TOLERANCE)
 
 
 def _is_taken(module: Any, name: str) -> bool:
-    """Whether a module takes an input of this name: one that was written out takes tensors alone."""
+    """Return whether a module has an input of this name; a rewritten module takes only tensors."""
     import inspect
 
     return name in inspect.signature(module.forward).parameters
 
 
 def _numbers(module: Any) -> dict[str, Any]:
-    """Random parameters, as those that nobody has filled hold what memory held; buffers as they are, where they are."""
+    """Return random parameters, as uninitialized ones hold arbitrary memory; buffers keep their values if they have
+    any.
+    """
     import torch
 
     def buffer(value: Any) -> Any:
@@ -154,6 +157,6 @@ def _numbers(module: Any) -> dict[str, Any]:
 
 
 def _like(value: Any) -> Any:
-    """A tensor by chance of the type of one, with a gradient where that has one; another value as it is."""
+    """Return a random tensor of the same type and requires_grad; other values are returned unchanged."""
     made = drawn(value)
     return made.to(value.dtype).requires_grad_(value.requires_grad) if has_fraction(value) else made

@@ -1,7 +1,7 @@
-"""What a module reads, said in a line each: `idx: int B M`, `x: float B 3 64 64 gradient`, `use_cache = false`.
+"""Parse descriptions of a module's inputs: `idx: int B M`, `x: float B 3 64 64 gradient`, `use_cache = false`.
 
-A size is a letter, which stays open, or a number. A letter may have an example, `H=64`, where a module takes some sizes
-only.
+A size is a number, or a letter for a symbolic dimension. A letter may have an example, `H=64`, for modules that accept
+only some sizes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ KINDS: Mapping[str, str] = {
     "complex": "complex64",
     "complex64": "complex64",
 }
-"""What an input may be, and PyTorch's name for it."""
+"""The input types, and PyTorch's names for them."""
 
 _SEVERAL = ("list", "tuple", "dict", "mapping")
 
 GRADIENT = "gradient"
 
-_IN_ONE = "several tensors in one are given by inputs() of the file, or in Python, as example tensors"
+_IN_ONE = "nested tensors need example tensors, from inputs() of the file or in Python"
 _BETWEEN = str.maketrans(",()[]", "     ")
 
 _AS_IN = "as in 'idx: int B M', 'x: float B 3 64 64 gradient' or 'use_cache = false'"
@@ -54,10 +54,10 @@ _SIZE = re.compile(r"([^\W\d]\w*)(?:=(\d+))?|(\d+)")
 class Input:
     """An input of a module: a tensor by its kind and its sizes, or a value of another kind.
 
-    kind      PyTorch's name of its type; empty where it is no tensor
+    kind      PyTorch's name of its type; empty if it is not a tensor
     sizes     a letter, or a number as digits, for each dimension
-    examples  of letters that say one
-    value     where it is no tensor
+    examples  the example sizes of letters that have one
+    value     its value if it is not a tensor
     """
 
     name: str
@@ -69,7 +69,7 @@ class Input:
 
     @property
     def letters(self) -> tuple[str, ...]:
-        """The sizes that stay open."""
+        """Return the symbolic dimensions."""
         return tuple(dict.fromkeys(size for size in self.sizes if not size.isdigit()))
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Input:
 
 
 def parse_input(text: str) -> Input:
-    """An input as a line says it. Raises `InputError`."""
+    """Parse the description of one input. Raises `InputError`."""
     label = f"the input {shown(text)}"
     name, colon, rest = text.partition(":")
     if not colon or "=" in name:
@@ -91,28 +91,26 @@ def parse_input(text: str) -> Input:
         raise InputError(f"{label}: {_IN_ONE}")
     kind, *sizes = rest.translate(_BETWEEN).split() or [""]
     if kind.isdigit():
-        raise InputError(
-            f"{label} has sizes and no kind: write it as in {shown(f'{name.strip()}: float {rest.strip()}')}"
-        )
+        raise InputError(f"{label} has sizes but no type: write {shown(f'{name.strip()}: float {rest.strip()}')}")
     if not sizes and _is_value(kind):
-        raise InputError(f"{label} is a value: write it as in {shown(f'{name.strip()} = {kind}')}")
+        raise InputError(f"{label} is a value: write {shown(f'{name.strip()} = {kind}')}")
     gradient = GRADIENT in sizes[-1:]
     sizes = sizes[:-1] if gradient else sizes
     if kind.lower() not in KINDS:
         hint = nearest(kind, KINDS) or f"; there are {', '.join(KINDS)}"
-        raise InputError(f"{label} is of no known kind: {shown(kind)}{hint}")
+        raise InputError(f"{label} has the unknown type {shown(kind)}{hint}")
     if gradient and not _is_float(KINDS[kind.lower()]):
-        raise InputError(f"{label}: only numbers with a fraction have a gradient, not {kind}")
+        raise InputError(f"{label}: only floating-point tensors have a gradient, not {kind}")
     names, examples = list[str](), dict[str, int]()
     for size in sizes:
         match = _SIZE.fullmatch(size)
         if match and difflib.get_close_matches(size, [GRADIENT], cutoff=0.65) and size != GRADIENT:
-            raise InputError(f"{label}: the word for its gradient is `{GRADIENT}`, not {shown(size)}")
+            raise InputError(f"{label}: write `{GRADIENT}` for its gradient, not {shown(size)}")
         if not match or size == GRADIENT:
-            raise InputError(f"{label}: {shown(size)} is no size: a letter, or a number from 1, {_AS_IN}")
+            raise InputError(f"{label}: {shown(size)} is not a size: use a letter, or a number from 1, {_AS_IN}")
         letter, example, number = match.groups()
         if (number and int(number) < 1) or (example and int(example) < 1):
-            raise InputError(f"{label}: a size is 1 at least, not {size}")
+            raise InputError(f"{label}: a size must be at least 1, not {size}")
         names.append(letter or str(int(number)))
         if example and examples.setdefault(letter, int(example)) != int(example):
             raise InputError(f"{label}: {letter} has two examples, {examples[letter]} and {example}")
@@ -120,26 +118,26 @@ def parse_input(text: str) -> Input:
 
 
 def _literal(text: str, label: str) -> Input:
-    """`use_cache = false`: a value as JSON writes it, or as Python does."""
+    """Parse `use_cache = false`: a value in the notation of JSON or Python."""
     name, equals, value = (part.strip() for part in text.partition("="))
     first, *rest = text.split() or [""]
     if not equals and any(op.lower() in KINDS for op in (first, *rest[:1])):
         is_kind = first.lower() in (*KINDS, *_SEVERAL)
         meant = f"x: {text.strip()}" if is_kind else f"{first}: {' '.join(rest)}"
-        raise InputError(f"{label} has no colon behind the name of the input: write it as in {shown(meant)}")
+        raise InputError(f"{label} has no colon after the name of the input: write {shown(meant)}")
     if not equals or not _NAME.fullmatch(name):
-        raise InputError(f"{label} says neither a kind nor a value: {_AS_IN}")
+        raise InputError(f"{label} has neither a type nor a value: write it {_AS_IN}")
     try:
         return Input(name, value=_WORDS[value] if value in _WORDS else json.loads(value))
     except (ValueError, RecursionError):
-        raise InputError(f'{label}: {shown(value)} is no value: false, 3, 0.5, null or "a text"') from None
+        raise InputError(f'{label}: {shown(value)} is not a value: use false, 3, 0.5, null or "a text"') from None
 
 
 _WORDS = {"True": True, "False": False, "None": None}
 
 
 def _is_value(text: str) -> bool:
-    """Whether a word is a number, true, false or null, or what Python has for these."""
+    """Return whether a token is a number, true, false or null, or Python's equivalent."""
     try:
         return text in _WORDS or not isinstance(json.loads(text), str)
     except (ValueError, RecursionError):
@@ -151,7 +149,9 @@ def _is_float(kind: str) -> bool:
 
 
 def parse_inputs(texts: Iterable[str] | Mapping[str, Any]) -> tuple[Input, ...]:
-    """Inputs as lines say them, or by name what follows the colon, or a value of another kind. Raises `InputError`."""
+    """Parse descriptions of inputs: lines, or a mapping of names to the text after the colon, or to values. Raises
+    `InputError`.
+    """
     if isinstance(texts, Mapping):
         inputs = tuple(
             parse_input(f"{name}: {text}") if isinstance(text, str) else Input(name, value=text)
@@ -161,13 +161,13 @@ def parse_inputs(texts: Iterable[str] | Mapping[str, Any]) -> tuple[Input, ...]:
         inputs = tuple(parse_input(line) for line in texts)
     names = [each.name for each in inputs]
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-        raise InputError(f"the input {twice[0]} is said twice")
+        raise InputError(f"the input {twice[0]} is given twice")
     examples_of(inputs)
     return inputs
 
 
 def examples_of(inputs: Iterable[Input]) -> dict[str, int]:
-    """The examples of letters, which all inputs share. Raises `InputError` where two differ."""
+    """Return the example sizes of letters, which all inputs share. Raises `InputError` if two differ."""
     examples: dict[str, int] = {}
     for each in inputs:
         for letter, number in each.examples.items():
@@ -177,17 +177,17 @@ def examples_of(inputs: Iterable[Input]) -> dict[str, int]:
 
 
 LARGEST = 2**36
-"""Bytes that an example may take; letters are tried at small sizes."""
+"""The most bytes of an example; letters are tried at small sizes."""
 
 _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 _LENGTHS, _IMAGES = (1, 8, 32, 224), (32, 8, 224, 1)
-"""What the sizes tried are multiples of: lengths are short first, sides of images such as halve often."""
+"""The multiples that sizes are tried in: short ones for lengths, and powers of two for sides of images."""
 
 
 def attempts(inputs: Sequence[Input]) -> Iterator[dict[str, int]]:
-    """Sizes to try for the letters: all different, and none that a number among the sizes has.
+    """Yield sizes to try for the letters: all different from each other and from the numbers among the sizes.
 
-    The first dimension of a module is its batch: it needs no parts.
+    The first dimension of a module is its batch, which need not be divisible.
     """
     given = examples_of(inputs)
     letters = list(dict.fromkeys(letter for each in inputs for letter in each.letters))
@@ -205,16 +205,16 @@ def attempts(inputs: Sequence[Input]) -> Iterator[dict[str, int]]:
 
 
 def _are_texts(values: Iterable[Any]) -> bool:
-    """Whether inputs are said in words: texts, and beside them what is no tensor."""
+    """Return whether inputs are described by texts, possibly with values that are not tensors."""
     every = tuple(values)
     texts = any(isinstance(value, str) for value in every)
     return texts and all(value is None or isinstance(value, str | bool | int | float) for value in every)
 
 
 def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input, ...] | Mapping[str, Any]:
-    """What a caller says of a module's inputs: texts by name, or tensors by name or in the order of forward.
+    """Return the inputs of a module: descriptions by name, or tensors by name or in the order of forward.
 
-    Tensors on the device meta are as good as others. Raises `InputError`.
+    Tensors may be on the meta device. Raises `InputError`.
     """
     import torch
 
@@ -223,7 +223,7 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
     parameters = inspect.signature(module.forward).parameters
     if isinstance(said, Mapping) and _are_texts(said.values()):
         if symbols:
-            raise InputError("texts say themselves which sizes stay open: leave `symbols` out")
+            raise InputError("descriptions already name the symbolic sizes: remove `symbols`")
         return parse_inputs(said)
     if isinstance(said, str):
         return parse_inputs([said])
@@ -233,7 +233,7 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
             return parse_inputs(several)
         rows = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters.values())
         if len(several) > len(parameters) and not rows:
-            raise InputError(f"there are {len(several)} inputs, and {type(module).__name__} takes {takes_text(module)}")
+            raise InputError(f"{len(several)} inputs are given, but {type(module).__name__} takes {takes_text(module)}")
         said = arguments(module, several)
     if wrong := next((name for name in symbols if name not in said), None):
         raise InputError(f"there is no input {shown(wrong)}{nearest(wrong, said)}; the inputs are {', '.join(said)}")
@@ -241,8 +241,9 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
     for name, ops in symbols.items():
         if not isinstance(ops, str) or not isinstance(said[name], torch.Tensor):
             raise InputError(
-                f"symbols say the sizes of a tensor as text, {{'x': 'B 64'}}; {name} is a {type(said[name]).__name__}: "
-                "leave it out of symbols, and its sizes are the example's, or let forward take each tensor by a name"
+                f"symbols name the sizes of a tensor as text, {{'x': 'B 64'}}, but {name} is a "
+                f"{type(said[name]).__name__}: "
+                "remove it from symbols, which fixes its sizes, or make each tensor a named argument of forward"
             )
 
     def made(value: Any) -> Any:
@@ -250,12 +251,12 @@ def examples(said: Any, module: Any, symbols: Mapping[str, str]) -> tuple[Input,
             return torch.zeros_like(value, device="cpu").requires_grad_(value.requires_grad)
         return value
 
-    # Of `*several` all stand in one tuple.
+    # All arguments of `*several` are in one tuple.
     return {name: tuple(map(made, value)) if type(value) is tuple else made(value) for name, value in said.items()}
 
 
 def checked(inputs: Sequence[Input], module: Any, called: str) -> tuple[Input, ...]:
-    """The inputs in the order of the module's forward. Raises `InputError` where it takes others."""
+    """Return the inputs in the order of the module's forward. Raises `InputError` if its signature differs."""
     parameters = inspect.signature(module.forward).parameters
     kinds = inspect.Parameter
     named = {
@@ -273,20 +274,20 @@ def checked(inputs: Sequence[Input], module: Any, called: str) -> tuple[Input, .
     missing = [name for name, each in named.items() if each.default is kinds.empty and name not in names]
     if missing:
         example = f"--input '{missing[0]}: float B 3 64 64'"
-        raise InputError(f"the input {missing[0]} is missing; {takes}: say what it is, such as {example}")
+        raise InputError(f"the input {missing[0]} is missing; {takes}: describe it, for example {example}")
     order = [*named]
     return tuple(sorted(inputs, key=lambda each: order.index(each.name) if each.name in order else len(order)))
 
 
 def takes_text(module: Any) -> str:
-    """What a module's forward takes, as Python writes it without its types."""
+    """Return the signature of a module's forward in Python, without types."""
     signature, empty = inspect.signature(module.forward), inspect.Parameter.empty
     parameters = (each.replace(annotation=empty) for each in signature.parameters.values())
     return f"forward{inspect.Signature([*parameters])}"
 
 
 def tensors(inputs: Iterable[Input], sizes: Mapping[str, int], device: str = "cpu") -> dict[str, Any]:
-    """Example values by name: numbers drawn from a fixed seed, places 0, and true."""
+    """Return example values by name: random numbers from a fixed seed, indices 0, and true."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -300,9 +301,7 @@ def tensors(inputs: Iterable[Input], sizes: Mapping[str, int], device: str = "cp
         if device == "meta":
             value = torch.empty(shape, dtype=kind, device=device)
         elif math.prod(shape) * kind.itemsize > LARGEST:
-            raise InputError(
-                f"the input {each} takes {math.prod(shape) * kind.itemsize:,} bytes: give it smaller sizes"
-            )
+            raise InputError(f"the input {each} needs {math.prod(shape) * kind.itemsize:,} bytes: use smaller sizes")
         elif kind.is_floating_point:
             value = torch.randn(shape, generator=generator).to(kind)
         else:
@@ -312,12 +311,12 @@ def tensors(inputs: Iterable[Input], sizes: Mapping[str, int], device: str = "cp
 
 
 def symbols_of(inputs: Iterable[Input]) -> dict[str, str]:
-    """What the dimensions of every tensor are called: letters stay open, numbers are as they are."""
+    """Return the dimensions of every tensor: letters are open, numbers fixed."""
     return {each.name: " ".join(each.sizes) for each in inputs if each.kind}
 
 
 def sized(given: Sequence[Input] | Mapping[str, Any], sizes: Mapping[str, int], symbols: Mapping[str, str]) -> Any:
-    """Example values by name at sizes by letter; of tensors the numbers that were given, over and over."""
+    """Return example values by name at sizes by letter; given tensors are repeated cyclically."""
     if not isinstance(given, Mapping):
         return tensors(given, {**examples_of(given), **sizes})
     values = dict(given)

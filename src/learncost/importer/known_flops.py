@@ -1,4 +1,6 @@
-"""FLOPs of operations that no line says, from textbooks: transforms and factorizations. A row each, with its source."""
+"""Textbook FLOP counts of operations that have no lines: Fourier transforms and factorizations, a row each with its
+source.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ _GOLUB = "Golub & Van Loan 2013, Matrix Computations"
 
 
 class OpenError(InputError):
-    """A size has to be a number for these FLOPs, and stays open."""
+    """A size must be a number for these FLOPs, and is open."""
 
 
 @dataclass(frozen=True)
 class FlopFormula:
-    """The FLOPs of an operation, given its arguments with shapes in the place of tensors.
+    """The FLOPs of an operation as a function of its arguments, with shapes in place of tensors.
 
-    backward   those of its gradient in the same number of FLOPs; where it is not told, PyTorch's operations are counted
+    backward   the FLOPs of its gradient; if absent, the operations of PyTorch's backward pass are counted
     """
 
     packet: Any
@@ -31,7 +33,7 @@ class FlopFormula:
     backward: int | None = None
 
     def of(self, node: Any) -> Any:
-        """The FLOPs of a node of a graph."""
+        """Return the FLOPs of a node of a graph."""
 
         def shape(value: Any) -> Any:
             return tuple(value.meta["val"].shape)
@@ -43,10 +45,10 @@ class FlopFormula:
 
 
 def _transformed(shape: Sequence[Any], dims: Sequence[int], share: float) -> Any:
-    """The FLOPs of complex Fourier transforms over dimensions, times a share."""
+    """Return the FLOPs of complex Fourier transforms over dimensions, times a factor."""
     sizes = [shape[dim] for dim in dims]
     if not all(isinstance(size, int) for size in sizes):
-        raise OpenError("the FLOPs of a Fourier transform need its length as a number: give it one")
+        raise OpenError("the FLOPs of a Fourier transform need a fixed length: use a number")
     points = prod(sizes)
     others = prod(size for place, size in enumerate(shape) if place not in {dim % len(shape) for dim in dims})
     return round(share * points * log2(points)) * others
@@ -65,12 +67,12 @@ def _to_real(x: Sequence[Any], dims: Sequence[int], *_: Any, out_shape: Any = No
 
 
 def _matrices(x: Sequence[Any]) -> tuple[Any, Any, Any]:
-    """How many matrices, and their rows and columns."""
+    """Return the number of matrices, and their rows and columns."""
     return prod(x[:-2]), x[-2], x[-1]
 
 
 def _cubed(thirds: int) -> Callable[..., Any]:
-    """So many thirds of n^3, of square matrices."""
+    """Return a formula of this many thirds of n^3, for square matrices."""
 
     def flops(x: Sequence[Any], *_: Any, **__: Any) -> Any:
         many, n, _n = _matrices(x)
@@ -86,7 +88,9 @@ def _solved(a: Sequence[Any], b: Sequence[Any], *_: Any, **__: Any) -> Any:
 
 
 def _by_triangle(times: int, matrix: int) -> Callable[..., Any]:
-    """A system with a triangle; `times` n^2 for each column. The matrix is the argument at that place."""
+    """Return a formula for a triangular system: `times` n^2 for each column. The argument at this position is the
+    matrix.
+    """
 
     def flops(*shapes: Any, **_: Any) -> Any:
         _, n, _n = _matrices(shapes[matrix])
@@ -153,4 +157,4 @@ FORMULAS = (
         _ATEN._linalg_svd, _singular, f"14 m n^2 + 8 n^3, 4 m n^2 - 4 n^3/3 without vectors, {_GOLUB}, chapter 8"
     ),
 )  # fmt: skip
-"""What PyTorch's own table of formulas does not have."""
+"""FLOP formulas that PyTorch's table does not have."""

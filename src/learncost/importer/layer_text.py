@@ -1,4 +1,4 @@
-"""The text of a layer: its header, its lines with repeats, what it says of sizes and inputs."""
+"""Print a layer in the notation: its header, its lines with loops, its sizes and the roles of its inputs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _WORD = re.compile(r"[^\W\d]\w*")
 
 @dataclass
 class LayerText:
-    """Writes a layer of items, of which `weights` are parameters by their paths.
+    """A printer for the items of a layer; `weights` are parameters by their paths.
 
-    limits  sizes that open letters may have
-    given   inputs and weights in their order in the header; a stack stands for all of its turns
-    stacks  of what a repeat has of its own for every turn: by the first, all
+    limits  allowed ranges of open letters
+    given   inputs and weights in the order of the header; a stack holds those of all iterations
+    stacks  the per-iteration inputs of a loop: all of them, by the first
     """
 
     items: Sequence[Item]
@@ -34,11 +34,11 @@ class LayerText:
     limits: Mapping[str, Limit] = field(default_factory=dict)
     given: list[StoredValue] = field(default_factory=list)
     stacks: dict[StoredValue, list[StoredValue]] = field(default_factory=dict)
-    outer: dict[StoredValue, str] = field(default_factory=dict)  # of a stack of inputs: its name in the header
+    outer: dict[StoredValue, str] = field(default_factory=dict)  # the header name of a stack of inputs
     aliases: dict[Fold, list[tuple[StoredValue, StoredValue]]] = field(default_factory=dict)
 
     def prepare(self, labels: Sequence[str]) -> None:
-        """Give names to all that the layer has."""
+        """Assign names to all values of the layer."""
         self._stacked(self.items)
         behind = {stored for several in self.stacks.values() for stored in several[1:]}
         made = {stored for item in self._all(self.items) for stored in made_of(item)}
@@ -51,7 +51,7 @@ class LayerText:
             name = "targets" if stored.kind == "targets" else stored.name
             if stored in self.stacks:
                 name = self._stack_name(stored)
-                if self.inputs_of([stored]):  # a repeat's own slice of an input has a name of its own
+                if self.inputs_of([stored]):  # a loop's slice of an input has a separate name
                     name = name.replace(".", "_")
                     self.outer[stored] = self.writer.values.unique(f"{identifier(name)}_all")
             self.writer.names[stored] = self.writer.values.unique(identifier(name))
@@ -62,7 +62,7 @@ class LayerText:
         self.writer.of_values = {leaf for stored in values for axis in stored.axes for leaf in axis.leaves}
 
     def _stack_name(self, stored: StoredValue) -> str:
-        """The path of a stack of weights, with `each` in the place of the number in which its paths differ."""
+        """Return the path of a stack of weights, with `each` in place of the number that differs."""
         paths = [(self._path(each) or each.name).split(".") for each in self.stacks[stored]]
         parts = [part if all(path[place] == part for path in paths) else "each" for place, part in enumerate(paths[0])]
         return ".".join(parts)
@@ -100,7 +100,7 @@ class LayerText:
                     start = StoredValue(made.name, before.axes)
                     aliases.append((start, before))
                 name = names.get(last) or names.get(start, ".")
-                if "." in name:  # what is carried is called X, as in papers
+                if "." in name:  # a loop-carried value is called X, as in papers
                     name = self.writer.values.unique("X")
                 if last in names and start is before:
                     start = StoredValue(made.name, before.axes)
@@ -115,7 +115,7 @@ class LayerText:
             self._name(item.body, [])
 
     def lines(self, items: Sequence[Item], depth: int = 1) -> Iterator[str]:
-        """The lines, what repeats have indented."""
+        """Yield the lines, indented inside loops."""
         indent = "  " * depth
         names = self.writer.names
         for item in items:
@@ -142,7 +142,7 @@ class LayerText:
     counts: dict[Fold, str] = field(default_factory=dict)
 
     def _moved(self, new: StoredValue, old: StoredValue, name: str = "", old_name: str = "") -> str:
-        """A line that hands a value on under another name."""
+        """Return the line that passes a value on under another name."""
         axes: list[str] = []
         used: dict[str, int] = {}
         for axis in old.axes:
@@ -158,26 +158,26 @@ class LayerText:
         return f" each {' '.join(pairs)}" if pairs else ""
 
     def _shared(self, item: Fold) -> str:
-        """Weights that all turns share and that no line outside reads, which would say so."""
+        """Return the clause for weights that all iterations share and no line outside reads."""
         inside = {s for line in item.body for s in reads_of(line)}
         shared = [self.writer.names[s] for s in self.weights if s in inside and s not in self.stacks]
         return f" shared {' '.join(shared)}" if shared else ""
 
     @property
     def inputs(self) -> list[StoredValue]:
-        """What comes in beside weights; running statistics are named where they are kept."""
+        """Return the inputs other than weights; running statistics are named where they are updated."""
         return self.inputs_of(self.given)
 
     def inputs_of(self, given: Iterable[StoredValue]) -> list[StoredValue]:
-        """Of what is given that which is neither a weight nor a running statistic."""
+        """Return the values that are neither weights nor running statistics."""
         return [stored for stored in given if stored not in self.weights and stored.kind != "running"]
 
     def header_name(self, stored: StoredValue) -> str:
-        """What the header calls an input or a weight."""
+        """Return the name of an input or a weight in the header."""
         return self.outer.get(stored, self.writer.names[stored])
 
     def text(self, name: str, remarks: Sequence[str]) -> str:
-        """The layer."""
+        """Return the text of the layer."""
         writer, exported = self.writer, self.exported
         writer.axes.taken |= writer.values.taken | set(exported.letters.symbols.values())
         for item in self._all(self.items):
@@ -216,7 +216,7 @@ class LayerText:
         return "\n".join(lines) + "\n"
 
     def _stored(self) -> Iterator[str]:
-        """Where the state_dict has what is called otherwise or has other axes there."""
+        """Yield the entries whose name or axes differ in the state_dict."""
         exported, others = self.exported, dict[str, list[str]]()
         for path, first in exported.weights.same.items():
             others.setdefault(first, []).append(path)
@@ -238,7 +238,7 @@ class LayerText:
                 yield (replace(entry, paths=()) if is_named else entry).text(name)
 
     def _path(self, stored: StoredValue) -> str | None:
-        """The path of a parameter or a buffer; None of what is given otherwise."""
+        """Return the path of a parameter or a buffer; None for other inputs."""
         if stored in self.weights:
             return self.weights[stored]
         if stored.kind == "running":
@@ -247,7 +247,7 @@ class LayerText:
         return buffers.get(stored.target)
 
     def roles(self) -> list[str]:
-        """What the layer says of its inputs."""
+        """Return the clauses for the roles of the inputs."""
         lines = []
         constants = []
         inputs = self.inputs

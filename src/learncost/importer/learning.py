@@ -1,4 +1,4 @@
-"""What learns is known before a forward pass: a change of that inside of it is seen by no export, and refused."""
+"""Refuse forward passes that change which parameters are trainable, which an export does not see."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from learncost.ir.errors import InputError
 
 FACTORIES = ("tensor", "ones", "zeros", "empty", "full", "eye", "rand", "randn", "arange", "linspace")
-"""PyTorch's functions that make a tensor and take `requires_grad`."""
+"""PyTorch's functions that make a tensor and have a `requires_grad` argument."""
 
 
 class ChangedError(InputError):
-    """What requires a gradient is changed in a forward pass."""
+    """A forward pass changes requires_grad."""
 
 
 @contextmanager
 def learning_kept(module: Any, changes: bool = False) -> Iterator[set[int]]:
-    """Refuse, inside, a forward pass that makes a parameter or changes what requires a gradient or its type. Raises
-    `InputError` there.
+    """Refuse, inside, a forward pass that makes a parameter or changes requires_grad or the type of one. Raises
+    `InputError`.
 
-    Yields the places, among all inputs in a row, of those of which it asks for a gradient, or of a view of them, as
+    Yields the positions, among the flattened inputs, of those for which it sets requires_grad, also through a view, as
     wav2vec 2.0 of transformers does.
 
-    changes   whether it may change what requires a gradient, as one does that takes gradients itself
+    changes   whether it may change requires_grad, as a forward pass does that takes gradients
     """
     import torch
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -35,7 +35,7 @@ def learning_kept(module: Any, changes: bool = False) -> Iterator[set[int]]:
     of_modules = torch.nn.Module.requires_grad_.__code__.co_filename
 
     def by_forward() -> bool:
-        """Whether code that is traced, and not PyTorch itself, calls the function that asks."""
+        """Return whether the caller is traced code, and not PyTorch itself."""
         file = sys._getframe(2).f_code.co_filename
         return get_proxy_mode() is not None and (file == of_modules or not file.startswith(folder))
 
@@ -64,8 +64,8 @@ def learning_kept(module: Any, changes: bool = False) -> Iterator[set[int]]:
         if changes or _follows_from_nothing(base):
             return
         raise ChangedError(
-            "requires_grad is changed in a forward pass, which no export keeps: set that of parameters before, and "
-            "leave out that of what is computed (of transformers: disable_input_require_grads(), with "
+            "requires_grad is changed in a forward pass, which is not exported: set it on parameters before, and "
+            "do not set it on computed tensors (for transformers: call disable_input_require_grads(), with "
             "gradient_checkpointing_enable({'use_reentrant': False}), which needs none)"
         )
 
@@ -101,12 +101,12 @@ def learning_kept(module: Any, changes: bool = False) -> Iterator[set[int]]:
         for tensor in (*module.parameters(), *module.buffers()):
             if kind and tensor.is_floating_point() and tensor.dtype != kind:
                 raise InputError(
-                    f"parameters become {kind} in a forward pass, which no export keeps: do it before, "
-                    "or turn what is computed with them"
+                    f"parameters become {kind} in a forward pass, which is not exported: convert them before, "
+                    "or convert the tensors computed from them"
                 )
             if device and tensor.device != device:
                 return move(module, *arguments, **named)
-        return module  # as it is already: PyTorch would put the parameters in again, which an export does not let it
+        return module  # unchanged: PyTorch would put the parameters in again, which an export forbids
 
     factories = {name: getattr(torch, name) for name in FACTORIES}
     setattr(torch.nn.Parameter, "__new__", new)  # noqa: B010 - as the others, for a type checker

@@ -1,4 +1,4 @@
-"""A module beside its table: what `verify` runs to hold the table to it."""
+"""The module behind an imported table, which `verify` runs to check the table."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from learncost.importer.walk import ImportedModule
 
 @dataclass
 class LiveModule:
-    """A module with values in its parameters, and how its table was read of it.
+    """A module with parameter values, and the options with which its table was imported.
 
-    build    gives the module
-    inputs   what it reads, in words, or example values by name, of which `symbols` says what stays open
-    as_run, unknown, fold   as `table_of` takes them
+    build    returns the module
+    inputs   its inputs: descriptions, or example values by name, whose symbolic dimensions are in `symbols`
+    as_run, unknown, fold   options of `table_of`
     """
 
     build: Callable[[], Any]
@@ -32,13 +32,14 @@ class LiveModule:
 
     @cached_property
     def module(self) -> Any:
-        """The module itself."""
+        """Return the module."""
         return self.build()
 
     def read(self) -> tuple[str, tuple[ImportedModule, Any] | None]:
-        """Read the module once more: the text of its table, and what was read of what, the module or one run of it.
+        """Import the module again; return the text of its table, and the imported module with its source: the module or
+        one traced run of it.
 
-        There is none of a module that is read in parts. Raises `InputError`.
+        The second is None for a module that is imported in parts. Raises `InputError`.
         """
         found: list[tuple[ImportedModule, Any]] = []
         text, _ = table_of(
@@ -57,10 +58,10 @@ class LiveModule:
 def evaluation_of(
     module: Any, given: Sequence[Input] | Mapping[str, Any], called: str, training: str, **ways: Any
 ) -> str:
-    """Return the text of the table in evaluation; "" where it has the lines of that in training. Raises `InputError`.
+    """Return the text of the table in evaluation mode; "" if its lines are those of training mode. Raises `InputError`.
 
     training  the text of the table in training
-    ways      how modules are read, as for `table_of`
+    ways      options of `table_of`
     """
     if not any(part.training for part in module.modules()):
         return ""
@@ -72,7 +73,7 @@ def evaluation_of(
 
 @contextmanager
 def in_evaluation(module: Any) -> Iterator[None]:
-    """Inside, the module is as `eval()` makes it; behind it every part of it is as it was."""
+    """Put the module in evaluation mode inside, and restore every submodule's mode afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -1,4 +1,4 @@
-"""Modules whose parameters take no memory: an export reads their shapes, and no number."""
+"""Build modules whose parameters use no memory: an export reads their shapes and no numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 
 def with_room(module: Any) -> Any:
-    """The module, or where it has parameters on the device meta a copy of it for which there is room on the CPU."""
+    """Return the module, or a copy with unwritten parameters on the CPU if they are on the meta device."""
     if all(parameter.device.type != "meta" for parameter in module.parameters()):
         return module
     there = copy.deepcopy(module)
@@ -18,7 +18,7 @@ def with_room(module: Any) -> Any:
 
 
 def with_values(module: Any, there: Any) -> Any:
-    """The module, or where its parameters are on the device meta a copy of `there` with random numbers in them."""
+    """Return the module, or if its parameters are on the meta device a copy of `there` with random parameters."""
     import torch
 
     if there is module:
@@ -32,12 +32,12 @@ def with_values(module: Any, there: Any) -> Any:
 
 
 def give_room(module: Any) -> None:
-    """Parameters on the device meta get room on the CPU that nobody writes to, which takes no memory; buffers zeros."""
+    """Replace parameters on the meta device by unwritten ones on the CPU, which use no memory; buffers become zeros."""
     import torch
     from torch import nn
 
     swap: Callable[..., None] = torch.utils.swap_tensors
-    instead: dict[int, nn.Parameter] = {}  # of one that others refer to weakly, as nn.LSTM does: another in its place
+    instead: dict[int, nn.Parameter] = {}  # a parameter with weak references, as in nn.LSTM, is replaced
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.device.type == "meta":
@@ -58,19 +58,19 @@ def give_room(module: Any) -> None:
 
 
 INVENTED = "_is_invented"
-"""What marks a buffer whose numbers nobody gave."""
+"""The attribute that marks a buffer whose values were not given."""
 
 
 def has_numbers(buffer: Any) -> bool:
-    """Whether the numbers of a buffer are the module's own."""
+    """Return whether the values of a buffer are the module's."""
     return buffer.device.type != "meta" and not hasattr(buffer, INVENTED)
 
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Parameters that are registered inside have a shape and no values; buffers keep theirs.
+    """Register parameters without values inside; buffers keep theirs.
 
-    The place of each parameter is taken by one on the device meta, so that ties between parameters stay.
+    Each parameter is replaced by one on the meta device once, so that tied parameters stay tied.
     """
     import torch
     from torch import nn

@@ -1,4 +1,4 @@
-"""What a node of an exported graph says of itself: its operator, sizes and type, the module and the line it is from."""
+"""Accessors of an exported graph's nodes: operator, sizes, type, module, source line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from learncost.importer.axes import Size, simple
 from learncost.importer.refusals import is_local
 
 SAME_SIZES: ContextVar[Mapping[Any, Any]] = ContextVar("SAME_SIZES", default={})  # noqa: B039 - it is never written
-"""Of the graph that is read: symbols that the user calls by one letter, with the first of them."""
+"""The symbols of the current graph that have one letter, with the first of them."""
 
 
 def size_of(value: Any) -> Size:
-    """A size of a graph: an int, or an expression in the symbols of the inputs."""
+    """Return a size of a graph as an int, or as an expression in the symbols of the inputs."""
     if isinstance(value, int):
         return value
     expression = value.node.expr if hasattr(value, "node") else value
@@ -25,12 +25,14 @@ def size_of(value: Any) -> Size:
 
 
 def shape_of(node: Any) -> tuple[Size, ...]:
-    """The sizes of a node's dimensions."""
+    """Return the sizes of a node's dimensions."""
     return tuple(map(size_of, node.meta["val"].shape))
 
 
 def operator_name(target: Any) -> str:
-    """`aten.add.Tensor` as `add.Tensor`, `aten.linear.default` as `linear`, `my.op.default` as `my.op`."""
+    """Return the name of an operator: `aten.add.Tensor` as `add.Tensor`, `aten.linear.default` as `linear`,
+    `my.op.default` as `my.op`.
+    """
     return str(target).removeprefix("aten.").removesuffix(".default")
 
 
@@ -38,11 +40,11 @@ LOOKS = (
     *("detach", "alias", "clone", "contiguous", "to", "_to_copy"),
     *("view", "reshape", "unsqueeze", "squeeze", "expand"),
 )
-"""Operators that hand on what they are given under another shape or type."""
+"""Operators that only change the shape or type of their argument."""
 
 
 def name_of(node: Any) -> str:
-    """What a value from outside is called: as the node that makes it, before it is looked at otherwise or scaled."""
+    """Return the name of an outside value: that of the node that makes it, before views and scaling."""
     while node.op == "call_function" and len(node.all_input_nodes) == 1:
         name = operator_name(node.target).partition(".")[0]
         if name not in (*LOOKS, "mul", "div"):
@@ -52,24 +54,24 @@ def name_of(node: Any) -> str:
 
 
 def is_float(node: Any) -> bool:
-    """Whether a node gives a tensor of real numbers."""
+    """Return whether a node gives a tensor of real numbers."""
     return bool(getattr(getattr(node.meta.get("val"), "dtype", None), "is_floating_point", False))
 
 
 def is_real(node: Any) -> bool:
-    """Whether a node gives a tensor of real numbers, or of what holds."""
+    """Return whether a node gives a tensor of real numbers or booleans."""
     import torch
 
     return is_float(node) or getattr(node.meta.get("val"), "dtype", None) is torch.bool
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a tensor has no numbers: nothing is computed of it, and nothing has a gradient through it."""
+    """Return whether a tensor has no elements: it needs no computation and passes no gradient."""
     return any(isinstance(size, int) and size == 0 for size in getattr(value, "shape", ()))
 
 
 def module_of(node: Any) -> str:
-    """The path of the module that a node is from."""
+    """Return the path of the module that a node is from."""
     stack = node.meta.get("nn_module_stack") or {}
     path = ""
     for entry in stack.values():
@@ -78,7 +80,9 @@ def module_of(node: Any) -> str:
 
 
 def place_of(node: Any) -> str:
-    """Where a node is from, for a message: module, and the user's file and line; a package's where there is none."""
+    """Return the source of a node for a message: module, and the user's file and line, or a package's if there is
+    none.
+    """
     if node is None:
         return ""
     path = module_of(node)

@@ -1,4 +1,4 @@
-"""An operation that no rule reads as a line that is not derived, with what is known of its cost."""
+"""Record an operation without a rule as a line without derivation, with its known cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
-    """The line of a node: one view, or several in a list. Raises `InputError` for a cost that has to be known."""
+    """Record the line of a node; return one view, or several in a list. Raises `InputError` if its cost is unknown and
+    must be known.
+    """
     import torch
 
     known, missing = registered(node, reader.examples)
@@ -31,7 +33,7 @@ def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
     for value in _tensors(arguments):
         view = reader.view(value).fresh()
         stored = tuple(tuple(slot for slot in row if slot not in view.spread) for row in view.dims)
-        view = View(view.stored, view.index, stored)  # what it only spreads is no axis of the line
+        view = View(view.stored, view.index, stored)  # a dimension that it broadcasts is not an axis of the line
         operands.append(view if view.is_plain else recorder.regrouped_whole(view))
     reads = tuple(NamedView(view, _letters(view)) for view in operands)
     several = node.meta["val"]
@@ -44,7 +46,7 @@ def opaque(reader: GraphReader, node: Any, arguments: Sequence[Any]) -> Any:
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:
-    """What is a tensor among arguments, in rows too; of a complex one both parts."""
+    """Return the tensors among arguments, also nested ones; a complex one gives both parts."""
     tensors = []
     for value in values:
         if isinstance(value, list | tuple):
@@ -57,7 +59,7 @@ def _tensors(values: Sequence[Any]) -> list[Any]:
 
 
 def _letters(view: View) -> tuple[Hashable, ...]:
-    """A letter for each dimension: dimensions of the same class share one, a second one in a view has its own."""
+    """Return a letter for each dimension: dimensions of the same class share one, except within a view."""
     seen: Counter[Hashable] = Counter()
     letters: list[Hashable] = []
     for row in view.dims:
@@ -68,8 +70,9 @@ def _letters(view: View) -> tuple[Hashable, ...]:
 
 
 def _result(reader: GraphReader, value: Any) -> Any:
-    """A value that the operation gives: its axes are nobody else's. Nothing of what has no gradient, such as a code
-    that says whether it went well, or is empty."""
+    """Return a result of the operation, with new axes; None for results without gradient, such as an error code, and
+    empty ones.
+    """
     import torch
 
     if not isinstance(value, torch.Tensor):  # a size, or nothing

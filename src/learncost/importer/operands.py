@@ -1,4 +1,4 @@
-"""What an operand of a node is where it is no view of values: outside, chosen, whole, complex, or masked."""
+"""Kinds of operands other than views: outside values, selected positions, integers, complex numbers, masked scores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from learncost.importer.views import View
 
 @dataclass(frozen=True)
 class GivenTensor:
-    """A tensor that depends on no weight and no float input, or is of integers: it is given to the table.
+    """A tensor that depends on no weight and no float input, or is of integers: an input of the table.
 
-    source, look   where it is a view of another: that, and what looks at it
+    source, look   if it is a view: the viewed tensor, and the viewing operation
     """
 
     node: Any
@@ -30,7 +30,7 @@ class GivenTensor:
 
 @dataclass(frozen=True)
 class ChosenPlaces:
-    """Places that a word chooses: an index of the table where it is read at, else a tensor outside."""
+    """Positions that an op selects: an index of the table if it is indexed with, otherwise an outside tensor."""
 
     view: View
     node: Any
@@ -38,7 +38,7 @@ class ChosenPlaces:
 
 @dataclass(frozen=True)
 class IntegerValue:
-    """Whole numbers that are made of values of the table: lines where they are computed with, places from outside."""
+    """Integers computed from values of the table: lines if they are used in arithmetic, otherwise outside indices."""
 
     view: View
     node: Any
@@ -46,7 +46,7 @@ class IntegerValue:
 
 @dataclass(frozen=True)
 class Complex:
-    """A tensor of complex numbers: views of their real and their imaginary parts, or numbers."""
+    """A tensor of complex numbers: views of their real and imaginary parts, or numbers."""
 
     real: Any
     imaginary: Any
@@ -54,10 +54,10 @@ class Complex:
 
 @dataclass(frozen=True)
 class Masked:
-    """Scores of which a causal mask hides those behind each place: a softmax reads them under a `where`.
+    """Scores under a causal mask: a softmax reads them under a `where` condition.
 
-    value   the number in the place of what is hidden; None where the mask is added
-    hides   whether what is true in the mask is hidden
+    value   the number that replaces hidden scores; None for an additive mask
+    hides   whether true in the mask means hidden
     """
 
     view: View
@@ -68,21 +68,21 @@ class Masked:
 
 
 def is_inside(value: Any) -> bool:
-    """Whether anything of an argument is in the table."""
+    """Return whether an argument contains values of the table."""
     if isinstance(value, list | tuple):
         return any(map(is_inside, value))
     return isinstance(value, View | ChosenPlaces | IntegerValue | Masked | Complex)
 
 
 def learns(value: Any) -> bool:
-    """Whether anything of an argument is a value of the table."""
+    """Return whether an argument contains values that may have a gradient."""
     if isinstance(value, list | tuple):
         return any(map(learns, value))
     return isinstance(value, View | IntegerValue | Masked | Complex)
 
 
 def is_complex(value: Any) -> bool:
-    """Whether anything of an argument is of complex numbers."""
+    """Return whether an argument contains complex numbers."""
     if isinstance(value, list | tuple):
         return any(map(is_complex, value))
     if isinstance(value, GivenTensor):

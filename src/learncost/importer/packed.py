@@ -1,4 +1,4 @@
-"""Sequences that are packed by their lengths: how many places there are is a number in a run alone."""
+"""Packed sequences, whose number of elements depends on the values of their lengths."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KERNELS = {
     "rnn_tanh": "rnn_tanh_data",
     "rnn_relu": "rnn_relu_data",
 }
-"""Recurrences over packed sequences, and what PyTorch itself takes them apart with."""
+"""Operators of packed recurrences, and PyTorch's decompositions of them."""
 
 
 @contextmanager
 def unpacked(numbers: bool = False) -> Iterator[None]:
-    """Inside, packed sequences are reads at places; raises `InputError` there where lengths are no numbers.
+    """Make packing an indexed read inside. Raises `InputError` if lengths are not numbers.
 
-    numbers   whether they are, as in a run
+    numbers   whether lengths are numbers, as in a run
     """
     import torch
     from torch._decomp import decompositions
@@ -43,8 +43,8 @@ def unpacked(numbers: bool = False) -> Iterator[None]:
     def pack(padded: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:
         if not numbers:
             raise InputError(
-                "pack_padded_sequence packs as many places as lengths say, which are values: give the recurrence the "
-                "padded sequences, of which it computes all places, or take down one run, --as-run (in Python "
+                "pack_padded_sequence depends on the values of lengths: give the recurrence the "
+                "padded sequences, of which it computes all positions, or trace one run with --as-run (in Python "
                 "as_run=True)"
             )
         padded = padded.transpose(0, 1) if batch_first else padded
@@ -70,7 +70,7 @@ def unpacked(numbers: bool = False) -> Iterator[None]:
         kernel, parts = getattr(several, name), getattr(decompositions, KERNELS[name])
 
         def run(*arguments: Any) -> Any:
-            if not isinstance(arguments[3], list | tuple):  # weights stand there where sequences are packed
+            if not isinstance(arguments[3], list | tuple):  # the weights are here for packed sequences
                 return kernel(*arguments)
             data, counts, *rest = arguments
             return parts(data, lengths_of(counts), *rest)

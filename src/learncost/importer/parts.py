@@ -1,4 +1,4 @@
-"""The greatest parts of a module that PyTorch can export, where it cannot export the whole, and what is left."""
+"""Export the largest submodules that PyTorch can export, if it cannot export the module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from learncost.layers.layer import layer
 
 @dataclass(frozen=True)
 class PartCall:
-    """A call of a part in one run: its path and the tensors and other values that it was given, by position or name."""
+    """A call of a submodule in one run: its path and its arguments, by position or name."""
 
     path: str
     row: tuple[Any, ...]
@@ -26,23 +26,22 @@ class PartCall:
 
 @dataclass(frozen=True)
 class InParts:
-    """The table of a module's parts, `read` and `left` by their paths; the whole is `.`."""
+    """The table of a module's parts; `read` and `left` have their paths, `.` for the module itself."""
 
     text: str
     read: tuple[str, ...]
     left: tuple[str, ...]
 
     def told(self, called: str) -> str:
-        """What was read of a module, in a line."""
+        """Return a line that says which parts were read."""
         parts, rest = ", ".join(self.read), ", ".join(self.left)
-        return f"of {called} these parts are read, in a run of fixed sizes: {parts}; not read: what else runs in {rest}"
+        return f"parts of {called} that are read, at fixed sizes: {parts}; not read: all other operations of {rest}"
 
 
 def in_parts(module: Any, values: Mapping[str, Any], called: str, fold: bool = True) -> InParts:
-    """The table of the greatest parts of a module that can be read, run once with these values.
+    """Return the table of the largest submodules that can be read, from one run with these values.
 
-    What the other modules do between them is a line each whose cost nobody knows. Raises `InputError` where there is
-    no part.
+    Every other module between them is a line of unknown cost. Raises `InputError` if there is none.
     """
     calls = _calls(module, values)
     read, left = list[PartCall](), list[str]()
@@ -50,7 +49,7 @@ def in_parts(module: Any, values: Mapping[str, Any], called: str, fold: bool = T
     every = dict(module.named_modules())
 
     def choose(path: str) -> None:
-        """Take the part at a path, or of those inside of it the greatest."""
+        """Choose the submodule at a path, or the largest ones inside it."""
         here = calls.get(path, [])
         if path not in readable:
             readable[path] = bool(path and here) and all(_reads(every[path], call) for call in here)
@@ -64,7 +63,7 @@ def in_parts(module: Any, values: Mapping[str, Any], called: str, fold: bool = T
 
     choose("")
     if not read:
-        raise InputError(f"no part of {called} can be exported by itself")
+        raise InputError(f"no submodule of {called} can be exported")
     whole, given = _together(module, read)
     with exports(called):
         text = read_module(whole, given, {}, name=type(module).__name__, unknown="zero", fold=fold).text
@@ -72,7 +71,7 @@ def in_parts(module: Any, values: Mapping[str, Any], called: str, fold: bool = T
 
 
 def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[PartCall]]:
-    """What every module inside is given in one run, by path."""
+    """Return the arguments of every submodule in one run, by path."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -97,8 +96,8 @@ def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[PartCall]]:
         module(*row, **by_name)
     except InputError:
         raise
-    except Exception as error:  # whatever a user's module raises
-        raise InputError(f"it cannot be run once either: {type(error).__name__}: {error}") from None
+    except Exception as error:  # any error that a user's module raises
+        raise InputError(f"it cannot be run either: {type(error).__name__}: {error}") from None
     finally:
         for handle in handles:
             handle.remove()
@@ -106,7 +105,7 @@ def _calls(module: Any, values: Mapping[str, Any]) -> dict[str, list[PartCall]]:
 
 
 def _reads(part: Any, call: PartCall) -> bool:
-    """Whether a part can be read as it was called."""
+    """Return whether a submodule can be read with the arguments of this call."""
     whole, given = _together(part, [PartCall("", call.row, call.by_name)])
     try:
         with exports(""):
@@ -117,7 +116,7 @@ def _reads(part: Any, call: PartCall) -> bool:
 
 
 def _together(module: Any, calls: list[PartCall]) -> tuple[Any, dict[str, Any]]:
-    """A module that makes these calls, each apart, and what it is given."""
+    """Return a module that makes these calls independently, and its inputs."""
     import torch
     from torch import nn
     from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -137,7 +136,7 @@ def _together(module: Any, calls: list[PartCall]) -> tuple[Any, dict[str, Any]]:
         plans.append((call.path, leaves, names, shape))
 
     class JoinedParts(nn.Module):
-        inside: Any  # the one module that is called, where it is no part
+        inside: Any  # the only called module, if it is not a part
 
         def forward(self, **tensors: Any) -> tuple[Any, ...]:
             results: list[Any] = []
@@ -151,13 +150,13 @@ def _together(module: Any, calls: list[PartCall]) -> tuple[Any, dict[str, Any]]:
     whole: Any = JoinedParts()
     if [call.path for call in calls] == [""]:
         whole.inside = module
-    else:  # the parts stay at their paths
+    else:  # the parts keep their paths
         whole._modules, whole._parameters, whole._buffers = module._modules, module._parameters, module._buffers
     return whole, given
 
 
 def _with_rest(text: str, left: list[str]) -> str:
-    """The text of a table, with a line of unknown cost for each module that is not read whole."""
+    """Return the text of a table with a line of unknown cost for each module that is not fully read."""
     lines = text.rstrip("\n").splitlines()
     place = next(number for number, line in enumerate(lines) if not line.startswith("%"))
     outputs = layer(text).table.outputs

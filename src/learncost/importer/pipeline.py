@@ -1,4 +1,4 @@
-"""A module with what it reads as the text of a table: sizes are tried for letters, refusals are told in one line."""
+"""Import a module as the text of a table: choose example sizes for the letters, and report errors in one line."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ def table_of(
     beside: str = "",
     keep: Callable[[ImportedModule, Any], None] = lambda imported, whole: None,
 ) -> tuple[str, list[str]]:
-    """The text of a module's table, and what its inputs are in words. Raises `InputError`.
+    """Return the text of a module's table, and the descriptions of its inputs. Raises `InputError`.
 
-    given    what it reads, in words, or example values by name, of which `symbols` says what stays open
-    called   what messages call it
-    unknown  what becomes of an operator of which nobody knows the cost: refuse or zero
-    as_run   take down the operations of one run
-    fold     equal blocks become a repeat
-    stage    is told what is being done, `say` what somebody should know
-    real     builds the module with values in its parameters, where this one has none
-    beside   the text of a table that stands beside it, whose letters for sizes it leaves alone; of the same lines: ""
-    keep     is told what was read, and of what: the module, or one run of it
+    given    its inputs: descriptions, or example values by name, whose symbolic dimensions are in `symbols`
+    called   its name in messages
+    unknown  the treatment of operators with unknown cost: refuse or zero
+    as_run   trace one concrete run
+    fold     merge equal blocks into a loop
+    stage    called with the current stage; `say` is called with notices
+    real     builds the module with parameter values, if this one has none
+    beside   the text of a companion table, whose letters for sizes are not reused; the result is "" if its lines are
+             the same
+    keep     called with the imported module and its source: the module, or one traced run of it
     """
     from learncost.importer.as_run import straight
     from learncost.importer.export import export
@@ -93,17 +94,17 @@ def table_of(
                     return f"% {remark}\n{imported.text}"
         letter, size = next(iter(exported.letters.fixed.items()))
         raise FixedError(
-            f"{called} cannot be read with {letter} open: its code makes a number of it, as a loop over it does, or an "
-            f"input whose size is a number does (tried with {letter} = {size}); write the number that you mean, as in "
+            f"{called} cannot be read with {letter} symbolic: its code converts it to a number, as a loop does, "
+            f"or an input of fixed size does (tried with {letter} = {size}); write a number instead, as in "
             f"{_with(values, letters, letter, size)}"
         )
 
     def parts(values: Mapping[str, Any], error: InputError) -> str:
-        """The parts of a module that cannot be exported, where that is asked for."""
-        ways = ["--as-run (in Python as_run=True) takes down one run"] * isinstance(error, WhileExportedError)
+        """Return the table of the exportable parts of a module, if that is allowed."""
+        ways = ["--as-run (in Python as_run=True) traces one run"] * isinstance(error, WhileExportedError)
         has_parts = any(module.children())
         if has_parts:
-            ways.append("--unknown zero reads the parts that can be exported, and says `>=`")
+            ways.append("--unknown zero reads the parts that can be exported, and reports lower bounds, `>=`")
         if as_run or not ways or (unknown == "zero" and not has_parts):
             raise error
         if unknown != "zero":
@@ -127,7 +128,7 @@ def table_of(
     if as_run:
         if (letter := _without_example(given)) is not None:
             raise InputError(
-                f"one run has one size for {letter}: write a number, or {letter}=8, in the inputs of {called}"
+                f"a traced run has one size for {letter}: write a number, or {letter}=8, in the inputs of {called}"
             )
         return read(tensors(given, examples_of(given)), {}), described
     first: NotExportedError | None = None
@@ -141,7 +142,7 @@ def table_of(
         except OnValuesError as error:
             return parts(tensors(given, sizes), error), described
     assert first is not None
-    if _SYMBOL.search(str(first)):  # PyTorch's own name of a size that is open: at numbers it says numbers
+    if _SYMBOL.search(str(first)):  # PyTorch's type for an open size; for numbers it is a number
         at = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
         try:
             read(tensors(given, sizes), {})
@@ -151,12 +152,12 @@ def table_of(
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a table without its remarks."""
+    """Return the lines of a table without its remarks."""
     return [line for line in text.splitlines() if line.strip() and not line.startswith("%")]
 
 
 def letters_of(text: str) -> frozenset[str]:
-    """The letters of sizes that the text of a table fixes, or says to follow from others."""
+    """Return the letters of sizes that the text of a table fixes or derives from others."""
     said = (line for line in text.splitlines() if line.strip().startswith(("sizes:", "follows:", "undecided:")))
     ops = (op for line in said for op in line.partition(":")[2].split())
     return frozenset(op.partition("=")[0] for op in ops)
@@ -166,19 +167,19 @@ _SYMBOL = re.compile(r"\bs\d+\b")
 
 
 def _without_example(inputs: Sequence[Input]) -> str | None:
-    """The first letter of inputs that has no example."""
+    """Return the first letter of inputs that has no example."""
     return next((letter for each in inputs for letter in each.letters if letter not in examples_of(inputs)), None)
 
 
 def _with(values: Mapping[str, Any], letters: Mapping[str, str], letter: str, size: int) -> str:
-    """The first input that has a letter, as it is said with a number in its place."""
+    """Return the description of the first input with a letter, with a number in its place."""
     name, ops = next((name, ops.split()) for name, ops in letters.items() if letter in ops.split())
     kind = str(values[name].dtype).removeprefix("torch.")
     return f"'{name}: {kind} {' '.join(str(size) if op == letter else op for op in ops)}'"
 
 
 def _described(value: Any) -> str:
-    """A value in words, in one line: a tensor by its type and its sizes."""
+    """Describe a value in one line: a tensor by its type and its sizes."""
     if (shape := getattr(value, "shape", None)) is not None:
         return " ".join(map(str, (str(value.dtype).removeprefix("torch."), *shape)))
     if isinstance(value, Mapping):
@@ -189,12 +190,12 @@ def _described(value: Any) -> str:
 
 
 def _numbers(values: Mapping[str, Any]) -> set[int]:
-    """All sizes of the example values."""
+    """Return all sizes of the example values."""
     return {int(size) for value in values.values() for size in getattr(value, "shape", ())}
 
 
 NEAR, FAR = (7, 11, 13, 17, 19, 23, 29, 31, 37), (67, 71, 73, 79, 83)
-"""Sizes at which a module is read again: of a near one all that differs is told, and a far one is held to that."""
+"""Further sizes for a module: the difference to a near one determines the table, and a far one checks it."""
 
 
 def varied(
@@ -203,16 +204,16 @@ def varied(
     read: Callable[[Exported, Mapping[int, Size]], ImportedModule],
     taken: Iterable[int],
 ) -> tuple[ImportedModule, list[dict[str, int]]] | None:
-    """The table of a module whose export fixes sizes, with these open, and the sizes at which it was read.
+    """Return the table of a module whose export fixes sizes, with these open, and the sizes at which it was read.
 
-    None where tables of other sizes are others by more than the size.
+    None if the tables differ by more than the size.
 
-    first  is what was read of it with these sizes as numbers
-    at     exports the module with its fixed letters at these sizes
-    read   reads an export, of which more is known of some sizes
-    taken  sizes that mean something else
+    first  the imported module with these sizes as numbers
+    at     a function that exports the module at given values of its fixed letters
+    read   a function that reads an export, with refinements of some sizes
+    taken  sizes with another meaning
 
-    Raises `InputError` where it takes no near size but its own.
+    Raises `InputError` if it accepts no near size but its own.
     """
     import sympy
 
@@ -254,12 +255,14 @@ def varied(
 
 
 def _open(exported: Exported, letters: Iterable[str]) -> Exported:
-    """An export whose fixed letters are names of sizes."""
+    """Return an export whose fixed letters are names of sizes."""
     names: dict[str, str] = {letter: letter for letter in letters}
     return replace(exported, letters=replace(exported.letters, symbols=exported.letters.symbols | names, fixed={}))
 
 
 def told(called: str, tried: list[dict[str, int]]) -> str:
-    """What a user should know of a table that was read so."""
+    """Return the notice for the user about a table that was read in this way."""
     sizes = "; ".join(", ".join(f"{letter} = {size}" for letter, size in each.items()) for each in tried)
-    return f"{called} makes numbers of {', '.join(tried[0])}: read at {sizes}, and one table but for that"
+    return (
+        f"{called} converts {', '.join(tried[0])} to numbers: read at {sizes}, with equal tables except for these sizes"
+    )

@@ -1,4 +1,4 @@
-"""What rules read a graph with: its operands as views, numbers and indices, and the lines that they take down."""
+"""The interface of rules to a graph: its operands as views, numbers and indices, and the recording of lines."""
 
 from __future__ import annotations
 
@@ -35,29 +35,30 @@ SAME_NUMBERS = (
     *("_to_copy", "to.dtype", "to.device", "clone", "lift_fresh_copy", "detach", "detach_", "alias", "contiguous"),
     *("expand", "view"),
 )
-"""Operators whose result holds the numbers of their operand and no others."""
+"""Operators that return the numbers of their operand unchanged."""
 
 
 _VARIANT = re.compile(
     r"^_*((native|cudnn|fused)_(?=\w*norm))?|(?<=norm)_(legit|with_update)(_functional|_no_training)?$"
 )
-"""What says which of PyTorch's variants an operator is, and not what it computes."""
+"""Suffixes of operator names that select a PyTorch variant of the same operation."""
 
 
 class UnreadError(InputError):
-    """An operator that cannot be read, with the module and the user's line that it is from."""
+    """An operator that cannot be read, with its module and the user's line."""
 
 
 @dataclass
 class GraphReader:
-    """Reads one graph.
+    """A reader of one graph.
 
-    values          what its nodes are to the table: views, and operands of other kinds
+    values          the operand of every node: a view, or another kind
     node            the node that is being read
-    allows_unknown  whether an operator may be taken down of which nobody knows the cost
-    makes           whether the module has no weights, and inputs that want no gradient: it makes numbers for others,
-                    and what it computes of positions and settings is in its table, where that of others is given
-    unsettled       nodes that a run computes although no gradient comes back through them, as of buffers that change
+    allows_unknown  whether operators of unknown cost are recorded
+    makes           whether the module has no weights and no inputs that require a gradient: it computes inputs for
+                    other modules. Its table computes values from positions and settings; for other modules these
+                    values are inputs
+    unsettled       nodes that every run computes although they have no gradient, such as those of changed buffers
     """
 
     graph: Any
@@ -68,22 +69,24 @@ class GraphReader:
     constants: NodeConstants = field(default_factory=lambda: NodeConstants({}))
     examples: NodeConstants = field(default_factory=lambda: NodeConstants({}))  # with whole numbers of example inputs
     values: dict[Any, Any] = field(default_factory=dict)
-    limits: dict[Size, int] = field(default_factory=dict)  # of sizes: how many places there are to look up
-    given: dict[Any, StoredValue] = field(default_factory=dict)  # what is given from outside, by node and use
-    numbers: dict[StoredValue, Any] = field(default_factory=dict)  # of these: numbers and places that settings say
-    kept: dict[StoredValue, Sequence[int]] = field(default_factory=dict)  # of a weight: the dimensions that are axes
+    limits: dict[Size, int] = field(default_factory=dict)  # the number of rows of each indexed table
+    given: dict[Any, StoredValue] = field(default_factory=dict)  # outside inputs by node and use
+    numbers: dict[StoredValue, Any] = field(default_factory=dict)  # those of numbers and positions from settings
+    kept: dict[StoredValue, Sequence[int]] = field(default_factory=dict)  # the dimensions of a weight that are axes
     of_masked: list[tuple[View, Masked]] = field(default_factory=list)  # lines of masked scores
     buffers: Mapping[str, str] = field(default_factory=dict)  # their paths, by placeholder
-    counted: frozenset[str] = frozenset()  # of these: those that a forward pass changes
-    averages: frozenset[str] = frozenset()  # modules whose running statistics are of all batches alike
-    statistics: dict[str, StoredValue] = field(default_factory=dict)  # those that a step keeps, by path
-    lines_of_made: dict[Any, View | None] = field(default_factory=dict)  # what is outside and has lines
+    counted: frozenset[str] = frozenset()  # those that a forward pass changes
+    averages: frozenset[str] = frozenset()  # modules whose running statistics cover all batches equally
+    statistics: dict[str, StoredValue] = field(default_factory=dict)  # those that a step updates, by path
+    lines_of_made: dict[Any, View | None] = field(default_factory=dict)  # outside nodes that have lines
     node: Any = None
 
     # Operands
 
     def argument(self, value: Any) -> Any:
-        """An argument of a node as rules take it: views, what is outside, numbers, and rows of them."""
+        """Return an argument of a node in the form that rules take: views, outside values, numbers, and lists of
+        them.
+        """
         import torch
 
         if isinstance(value, torch.fx.Node):
@@ -95,7 +98,7 @@ class GraphReader:
         return value
 
     def view(self, value: Any) -> View:
-        """A tensor as a view; one that is outside becomes an input of the table."""
+        """Return a tensor as a view; an outside tensor becomes an input of the table."""
         if isinstance(value, View):
             return value.fresh()
         if isinstance(value, ChosenPlaces):
@@ -109,15 +112,15 @@ class GraphReader:
         if (expression := expression_of(value)) is not None and isinstance(view := lines_of(self, expression), View):
             return view
         if isinstance(getattr(value, "real", None), View):
-            raise self.refusal("a complex number where a real one is read")
-        raise self.refusal(f"{shown(value)} is no tensor")
+            raise self.refusal("a complex number in place of a real one")
+        raise self.refusal(f"{shown(value)}, which is not a tensor,")
 
     def start(self, value: Any) -> int | None:
-        """The first of positions from outside that follow one another."""
+        """Return the first of consecutive positions from outside."""
         return self.constants.start(value.node) if isinstance(value, GivenTensor) else None
 
     def unmasked(self, value: Masked) -> View:
-        """Masked scores as a line, for what is no softmax."""
+        """Record masked scores as a line, for readers other than a softmax."""
         known = next((view for view, each in self.of_masked if each is value), None)
         if known is None:
             if value.value is None:
@@ -130,15 +133,15 @@ class GraphReader:
 
     @property
     def masked(self) -> Mapping[StoredValue, Masked]:
-        """How the scores are masked that a line masks."""
+        """Return the mask of each value that a line masks."""
         return {view.stored: value for view, value in self.of_masked}
 
     def outside(self, value: GivenTensor, kind: str) -> View:
-        """A tensor from outside as an input: numbers, or an index."""
+        """Return an outside tensor as an input: numbers, or an index."""
         if value.source is not None and value.look is not None and _same_many(value, value.source, kind):
             node, self.node = self.node, value.node
             view = None
-            with suppress(ShapeError):  # lines may have parts that what is given has not
+            with suppress(ShapeError):  # lines may split axes that the input does not split
                 view = value.look(self.outside(value.source, kind))
             self.node = node
             if isinstance(view, View):
@@ -156,9 +159,9 @@ class GraphReader:
         return View.of(stored, [0 if equal(size, 1) else 1 for size in value.shape])
 
     def made(self, value: GivenTensor) -> View | None:
-        """The lines of what is computed in floats of positions and settings alone, and of what holds of these, in a
-        module that makes such numbers, and of what is unsettled; None where it is given: in others, and where no rule
-        reads it.
+        """Record the lines of an outside tensor; None if it is an input instead. Lines are made for `unsettled` nodes,
+        and, with `makes`, for floats and booleans computed from positions and settings alone, provided that rules can
+        read them.
         """
         node = value.node
         if not (self.makes or node in self.unsettled) or node.op != "call_function" or not is_real(node):
@@ -180,13 +183,13 @@ class GraphReader:
         return None if made is None else made.fresh()
 
     def _in_lines(self, value: Any) -> Any:
-        """A tensor of real numbers from outside, or several, as views."""
+        """Return an outside tensor of real numbers, or several, as views."""
         if isinstance(value, list) and all(isinstance(each, GivenTensor) and is_float(each.node) for each in value):
             return [self.view(each) for each in value]
         return self.view(value) if isinstance(value, GivenTensor) and is_real(value.node) else value
 
     def filled(self, shape: Sequence[Size], number: float | None) -> View:
-        """A tensor of zeros or of ones, as a line."""
+        """Record a tensor of zeros or ones as a line."""
         stored = self.recorder.stored(
             [AxisClass(size) for size in shape if not equal(size, 1)], "ones" if number else "zeros"
         )
@@ -196,20 +199,20 @@ class GraphReader:
         return view
 
     def index(self, value: Any, reads: AxisClass) -> View:
-        """A tensor of places as an index of an axis, which stays whole."""
+        """Return an integer tensor as an index into an axis, which can then not be split."""
         reads.keep_whole()
         if isinstance(value, ChosenPlaces):
             return value.view.fresh()
         if isinstance(value, IntegerValue):
             value = GivenTensor(value.node)
         if not isinstance(value, GivenTensor):
-            raise self.refusal("an index made of whether something holds of computed values")
+            raise self.refusal("an index made from comparisons of computed values")
         view = self.outside(value, "index")
         view.stored.reads = reads
         return view
 
     def looked(self, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> GivenTensor:
-        """What a node outside is: a view of another, where it only looks at it otherwise."""
+        """Return an outside node: a view of another, if it only changes the shape."""
         name = operator_name(node.target)
         look = rule_of(name, RULES)
         first = arguments[0] if arguments else None
@@ -220,12 +223,14 @@ class GraphReader:
         return GivenTensor(node, first, lambda view: look(self, view, *arguments[1:], **named))
 
     def number(self, value: Any) -> NumberOperand | None:
-        """A number, or what follows from a size, as an operand; None for a tensor, and for what takes lines."""
+        """Return a number, or an expression of sizes, as an operand; None for a tensor, and for an expression that
+        needs lines.
+        """
         if isinstance(value, NumberOperand):
             return value
         if isinstance(value, bool | int | float):
             if value != value:
-                raise self.refusal("nan, for which the notation has no number,")
+                raise self.refusal("nan, which the notation cannot express,")
             return NumberOperand(float(value))
         if (expression := expression_of(value)) is not None:
             return number_of(expression)
@@ -235,7 +240,7 @@ class GraphReader:
         return None
 
     def constant(self, value: GivenTensor) -> float | None:
-        """The number that a tensor outside holds everywhere, where the graph says so."""
+        """Return the number that fills an outside tensor, if the graph says so."""
         node = value.node
         name = operator_name(node.target) if node.op == "call_function" else ""
         if name in ("full", "full_like", "scalar_tensor", "new_full"):
@@ -254,12 +259,12 @@ class GraphReader:
         return None
 
     def refusal(self, what: str, more: str = "") -> UnreadError:
-        """What is said of a node that cannot be read."""
+        """Return the error for a node that cannot be read."""
         where = place_of(self.node)
         return UnreadError(f"{what} cannot be read{where}{more or self._on_values()}")
 
     def _on_values(self) -> str:
-        """What helps where a node's sizes are those that values decide; "" where they are not."""
+        """Return advice if a node has sizes that depend on values; "" otherwise."""
         from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
         nodes = [] if self.node is None else [self.node, *self.node.all_input_nodes]
@@ -270,11 +275,11 @@ class GraphReader:
         return ""
 
     def given_numbers(self, numbers: Any, *axes: AxisClass) -> View:
-        """Numbers that follow from settings and sizes alone, as an input without a gradient."""
+        """Return numbers that follow from settings and sizes alone, as an input without a gradient."""
         return self._given(numbers, axes, "constant", "shares")
 
     def given_places(self, places: Any, *axes: AxisClass) -> View:
-        """Places that follow from settings and sizes alone, as an index."""
+        """Return positions that follow from settings and sizes alone, as an index."""
         return self._given(places, axes, "places", "places")
 
     def _given(self, numbers: Any, axes: Sequence[AxisClass], kind: str, name: str) -> View:
@@ -285,14 +290,16 @@ class GraphReader:
         return View.of(self.given[key], [0 if equal(axis.size, 1) else 1 for axis in axes])
 
     def mask(self, value: Any, hides: bool = False) -> Mask | None:
-        """Whether a mask from outside lets each place see those up to itself, or the last of them.
+        """Return the causal mask that an outside mask is; None if it is not causal.
 
-        hides   whether what is true in it is hidden
+        hides   whether true in it means hidden
         """
         return self.constants.mask(value.node, hides) if isinstance(value, GivenTensor) else None
 
     def hidden(self, scores: Any, mask: Any, value: float | None, hides: bool = False) -> Masked | None:
-        """Scores that a causal mask hides behind a very negative number; None where it is another mask."""
+        """Return scores under a causal mask that replaces hidden ones by a very negative number; None for other
+        masks.
+        """
         seen = self.mask(mask, hides)
         view = self.view(scores)
         if seen is None or len(view.dims) < 2 or any(len(row) != 1 for row in view.dims[-2:]):
@@ -313,7 +320,7 @@ class GraphReader:
         hint: str = "",
         where: Sequence[DimensionCondition] = (),
     ) -> View:
-        """A line over each element; operands are spread over each other from the last dimension on."""
+        """Record an elementwise line; operands are broadcast from the last dimension on."""
         numbers = [self.number(operand) for operand in operands]
         tensors = [self.view(o) for n, o in zip(numbers, operands, strict=True) if n is None]
         numbers = [None if _is_wider(o, tensors) else n for n, o in zip(numbers, operands, strict=True)]
@@ -340,14 +347,14 @@ class GraphReader:
     def along(
         self, op: str, view: View, dims: Sequence[int], *more: NumberOperand, keep: bool = True, hint: str = ""
     ) -> View:
-        """A word that acts along dimensions; `keep`: they stay in the result, as in a softmax."""
+        """Record an op along dimensions; `keep` keeps these in the result, as in a softmax."""
         letters = range(len(view.dims))
         acts = [dim for dim in dims if view.dims[dim]]
         out = letters if keep else [letter for letter in letters if letter not in dims]
         return self.recorder.line("op", [(view, letters), *more], out, op=op, acts=acts, hint=hint)
 
     def keep(self, value: View, mean: Any, variance: Any, momentum: float) -> None:
-        """Note that the last line, a normalization, keeps running statistics: of the dimension 1, in these buffers."""
+        """Record that the last line, a normalization, updates running statistics of dimension 1 in these buffers."""
         paths = [path for each in (mean, variance) if (path := self._buffer(each)) is not None]
         equation = self.recorder.equations[-1]
         if len(paths) < 2 or equation.op != "normalize" or equation.stored is not value.stored:
@@ -368,7 +375,7 @@ class GraphReader:
         equation.running = StatisticsUpdate(tuple(kept), None if is_average else float(momentum))
 
     def _buffer(self, value: Any) -> str | None:
-        """The path of the buffer that a tensor from outside is, as it is or as an earlier line left it."""
+        """Return the path of the buffer that an outside tensor is, unchanged or as an earlier line updated it."""
         node = value.node if isinstance(value, GivenTensor) else None
         while node is not None and node.name not in self.buffers:
             source: Any = node.args[0] if node.args else None
@@ -378,7 +385,7 @@ class GraphReader:
         return None if node is None else self.buffers[node.name]
 
     def stand_at(self, node: Any) -> None:
-        """The lines that follow are from this node."""
+        """Set the node that the following lines are from."""
         if node.op != "call_function":
             return
         name = operator_name(node.target).partition(".")[0]
@@ -387,23 +394,25 @@ class GraphReader:
         self.recorder.place, self.recorder.again = place_of(node), mark_of(node)
 
     def shaped(self, value: View, result: Any, arguments: Sequence[Any]) -> View:
-        """A value of the shape that the graph gives it: spread where a tensor was read as its one number."""
+        """Return a value in the shape that the graph gives it: expanded if a tensor was read as a single number."""
         shape = tuple(map(size_of, result.shape))
         if value.shape != shape and any(isinstance(each, GivenTensor) and self.number(each) for each in arguments):
             value = value.expanded(list(shape))
         if len(shape) != len(value.dims) or not all(map(_as_long, shape, value.shape, result.shape)):
             name = operator_name(self.node.target)
-            raise self.refusal(f"{name}: read as {value.shape}, which is {shape}; this is a fault of the reader, it")
+            raise self.refusal(f"{name}, read as {value.shape} instead of {shape} (a bug of the importer),")
         return value
 
 
 def _same_many(value: GivenTensor, source: GivenTensor, kind: str) -> bool:
-    """Whether a view of an input may be taken of it as it is given: of a loss's answers only where it has all."""
+    """Return whether a view of an input may be used in place of the input: for a loss's targets only if it has all
+    elements.
+    """
     return not kind.startswith("share") or equal(product(value.shape), product(source.shape))
 
 
 def _is_wider(value: Any, views: Sequence[View]) -> bool:
-    """Whether a tensor of one number has places that no other operand has, so that the result has them by it."""
+    """Return whether a tensor of one number has a dimension that no other operand has, so that the result has it."""
     if not isinstance(value, GivenTensor):
         return False
     others = [[*view.shape][::-1] for view in views]
@@ -414,8 +423,9 @@ def _is_wider(value: Any, views: Sequence[View]) -> bool:
 
 
 def _as_long(size: Size, read: Size, of_graph: Any) -> bool:
-    """Whether a size is what was read; where symbols cannot tell, at the sizes of the example. What values decide has
-    none, and PyTorch itself checks it in a run."""
+    """Return whether a size is the one that was read; if symbols cannot decide, at the sizes of the example. Sizes that
+    depend on values have no example, and PyTorch checks them in a run.
+    """
     import sympy
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 

@@ -1,4 +1,6 @@
-"""Reads the nodes of an exported graph in turn: which stay outside, and which rule takes down the lines of others."""
+"""Read the nodes of an exported graph in order: decide which are outside, and record the lines of the others by
+rules.
+"""
 
 from __future__ import annotations
 
@@ -33,31 +35,31 @@ COURSES = {
     "scan": (OF_A_GRAPH, "a loop in Python over a size that is a number has lines for each place"),
     "map_impl": (OF_A_GRAPH, "torch.vmap, or the function of all places at once, has lines"),
 }
-"""Operators that run parts of a graph: why no line has them, and how a table may have their lines."""
+"""Control-flow operators: the reason why they have no lines, and how to obtain lines for them."""
 
 TAKES_MASKED = ("softmax.int", "_softmax", "_safe_softmax", "_to_copy", "to.dtype")
-"""Operators that may read masked scores as they are."""
+"""Operators that may read masked scores without materializing them."""
 
 
 def read(reader: GraphReader, node: Any) -> None:
-    """Take down what a node does. Raises `InputError` for what cannot be read."""
+    """Record the lines of a node. Raises `InputError` for unsupported operators."""
     reader.node = node
     reader.values[node] = _value(reader, node)
 
 
 def _value(reader: GraphReader, node: Any) -> Any:
-    """What a node gives: views of lines, or what is outside of the table."""
+    """Return the operand of a node: views of lines, or an outside value."""
     import torch
 
     result = node.meta.get("val")
-    if is_empty(result):  # an expert's rows, say, where a run chose it for none
+    if is_empty(result):  # for example, an expert's rows when a run selected none for it
         return GivenTensor(node)
     arguments = [reader.argument(value) for value in node.args]
     named = {name: reader.argument(value) for name, value in node.kwargs.items()}
     if node.target is operator.getitem:
         part = arguments[0][arguments[1]] if isinstance(arguments[0], list | tuple) else GivenTensor(node)
         return ChosenPlaces(part.view, node) if isinstance(part, ChosenPlaces) else _typed(part, node)
-    if result is None:  # it checks something, and gives nothing
+    if result is None:  # a check, without a result
         return None
     operands = [*arguments, *named.values()]
     if not any(map(is_inside, operands)):
@@ -76,7 +78,7 @@ def _value(reader: GraphReader, node: Any) -> Any:
 
 
 def _rule(reader: GraphReader, name: str, operands: Sequence[Any]) -> Rule | None:
-    """The rule of an operator for such operands; None where it has none."""
+    """Return the rule of an operator for these operands; None if it has none."""
     known = rule_of(name, RULES)
     if is_complex(operands):
         of_real, known = known, rule_of(name, COMPLEX_RULES)
@@ -89,7 +91,7 @@ def _rule(reader: GraphReader, name: str, operands: Sequence[Any]) -> Rule | Non
 
 
 def _by_rule(reader: GraphReader, known: Rule, node: Any, arguments: list[Any], named: Mapping[str, Any]) -> Any:
-    """What a node gives by a rule, whose operands become what the rule takes."""
+    """Return the result of a rule, with the operands converted to the kinds that it accepts."""
     import torch
 
     result = node.meta["val"]
@@ -104,7 +106,7 @@ def _by_rule(reader: GraphReader, known: Rule, node: Any, arguments: list[Any], 
             )
         arguments = [GivenTensor(each.node) if isinstance(each, ChosenPlaces) else each for each in arguments]
     if not any(map(learns, (*arguments, *named.values()))):
-        return GivenTensor(node)  # of places that are chosen and what is outside: it has no gradient
+        return GivenTensor(node)  # of selected positions and outside values: it has no gradient
     if operator_name(node.target) not in TAKES_MASKED:
         arguments = [reader.view(each) if isinstance(each, Masked) else each for each in arguments]
     if known in INDEX_RULES:
@@ -121,7 +123,7 @@ def _by_rule(reader: GraphReader, known: Rule, node: Any, arguments: list[Any], 
 
 
 def _of_whole(reader: GraphReader, known: Rule, node: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """What a rule makes of whole numbers: they may be an operand, an index from outside, or refused."""
+    """Apply a rule to integers: they become an operand, an outside index, or are refused."""
     result = node.meta["val"]
     with suppress(InputError):
         value = known(reader, *[_in_lines(each) for each in arguments], **named)
@@ -134,8 +136,9 @@ def _of_whole(reader: GraphReader, known: Rule, node: Any, arguments: Sequence[A
 
 
 def _typed(value: Any, node: Any) -> Any:
-    """A view as its node's type has it: what holds is marked so, whichever lines have made it, and whole numbers, as
-    counts of what holds, may be places."""
+    """Return a view with the type of its node: booleans are marked, and integers, such as sums of booleans, may be used
+    as indices.
+    """
     import torch
 
     if not isinstance(value, View):
@@ -151,19 +154,19 @@ def _typed(value: Any, node: Any) -> Any:
 
 
 def _has_whole(value: Any) -> bool:
-    """Whether an argument is of whole numbers, or a list in which some are."""
+    """Return whether an argument is, or contains, integers."""
     return any(map(_has_whole, value)) if isinstance(value, list) else isinstance(value, IntegerValue)
 
 
 def _in_lines(value: Any) -> Any:
-    """Whole numbers as what they are in the table."""
+    """Return integers as values of the table."""
     if isinstance(value, list):
         return [_in_lines(each) for each in value]
     return value.view.fresh() if isinstance(value, IntegerValue) else value
 
 
 def _placed(value: Any) -> Any:
-    """Whole numbers, as indices are given, as what they are outside."""
+    """Return integers as outside values, which indices are."""
     if isinstance(value, list):
         return [_placed(each) for each in value]
     return GivenTensor(value.node) if isinstance(value, IntegerValue) else value

@@ -1,4 +1,4 @@
-"""What a user's code, or an export of it, raises: told in one line with the user's own file and line."""
+"""Errors of the user's code, or of its export, in one line with the user's file and line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from learncost.ir.errors import InputError, printable
 
 
 def told(error: BaseException) -> str:
-    """An error of the user's code in one line: where in the user's code, what kind, what it says."""
+    """Return an error of the user's code in one line: its place in the user's code, its type and its message."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{printable(error.filename)}:{error.lineno}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_local(Path(frame.filename))]
     where = f"{printable(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    if isinstance(error, InputError):  # what the package itself says of it
+    if isinstance(error, InputError):  # an error of this package
         return f"{where}{said}"
     return f"{where}{type(error).__name__}{f': {said}' if said else ''}"
 
@@ -41,66 +41,66 @@ _OTHERS = tuple(
 
 
 def is_local(file: Path) -> bool:
-    """Whether a file is the user's: not Python's, not in site-packages, not this package's own."""
+    """Return whether a file is the user's: not Python's, not in site-packages, not this package's."""
     path = os.path.realpath(file)
     inside = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
     return not inside and not path.startswith((*_OTHERS, "/proc/", "/sys/", "/dev/")) and not str(file).startswith("<")
 
 
 class NotExportedError(InputError):
-    """What PyTorch's export refuses, with the user's line."""
+    """A construct that PyTorch's export refuses, with the user's line."""
 
 
 class GradientTakenError(InputError):
-    """A gradient that a forward pass takes by this function, and that PyTorch does not export."""
+    """A gradient that a forward pass computes with this function, which PyTorch does not export."""
 
 
 class WhileExportedError(NotExportedError):
-    """What PyTorch, or a package, raises while it exports, though a run may not."""
+    """An error that PyTorch or a package raises during export, though a run may not."""
 
 
 class RaisedError(NotExportedError):
-    """What a module's code raises itself."""
+    """An error that a module's code raises."""
 
 
 class FixedError(InputError):
-    """A size that was to stay open, and that a module's code fixes."""
+    """A size that should be symbolic and that a module's code fixes."""
 
 
 class OnValuesError(InputError):
-    """What depends on values that no export has: no sizes help there."""
+    """Code that depends on values, which an export does not have: example sizes do not help."""
 
 
 _ON_VALUES = frozenset({"GuardOnDataDependentSymNode", "DynamicOutputShapeException", "DataDependentOutputException"})
 
 _NOT_A_NUMBER = ("unhashable type: non-nested SymInt", "Cannot convert symbols to int")
-"""What PyTorch and SymPy say, as a TypeError, where code makes a number of what is none while it is exported."""
+"""Texts of TypeErrors of PyTorch and SymPy when code converts a symbolic value to a number during export."""
 
 _NO_SHAPES = "NotImplementedType"
-"""What PyTorch speaks of where an operation says nothing of shapes, as those on sparse tensors do."""
+"""Texts of errors of operations without shape inference, such as those on sparse tensors."""
 
 _NESTED = re.compile(r"nested_tensor|NestedTensor|nested tensor")
-"""What PyTorch speaks of where sequences of several lengths are one tensor."""
+"""Texts of errors about nested tensors."""
 
 _LEFT_OPEN = "Unexpected key _export_root"
-"""What PyTorch says where a module inside raised, and code around it went on."""
+"""Texts of errors when code caught an error that a submodule raised."""
 
 _DERIVATIVES = ("functorch tensor", "TensorWrapper")
-"""What PyTorch speaks of where `torch.func.grad` or `vjp` runs while it exports."""
+"""Texts of errors when `torch.func.grad` or `vjp` runs during export."""
 
 _BATCHED = "fake tensor in the exported program constant's list"
-"""What PyTorch speaks of where `torch.vmap` runs an operation that it does not export, as `mv`."""
+"""Texts of errors when `torch.vmap` runs an operation that it does not export, such as `mv`."""
 
 _CALLS = ("_wrapped_call_impl", "_call_impl", "inner")
 """Functions of `torch.nn.Module` that only call a layer."""
 
 _TRANSFORMS = f"{os.sep}_functorch{os.sep}eager_transforms.py"
-"""Where PyTorch has `torch.func.grad` and its like."""
+"""Modules of PyTorch with `torch.func.grad` and similar transforms."""
 
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Without what is printed, logged and warned of meanwhile."""
+    """Suppress prints, logs and warnings inside."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -113,9 +113,9 @@ def silenced() -> Iterator[None]:
 
 @contextmanager
 def exports(called: str) -> Iterator[None]:
-    """What an export raises, in one line with the user's own file and line, and what can be done.
+    """Convert the errors of an export to one line with the user's file and line, and advice.
 
-    What PyTorch prints and logs about it is not shown.
+    PyTorch's prints and logs about it are suppressed.
     """
     try:
         with silenced():
@@ -127,32 +127,32 @@ def exports(called: str) -> Iterator[None]:
     except Exception as error:
         raise refusal(error, called) from None
     except SystemExit as error:
-        raise RaisedError(f"{called} ended Python (exit {error.code}) in its forward pass: it must return") from None
+        raise RaisedError(f"{called} called exit({error.code}) in its forward pass: it must return") from None
 
 
 def refusal(error: Exception, called: str) -> InputError:
-    """What an export refuses, in one line."""
+    """Return an error of an export in one line."""
     place, code = _place_of(error)
     if isinstance(error, TypeError) and str(error).startswith(_NOT_A_NUMBER):
         return NotExportedError(
-            f"{place}: `{code}` makes a number of a size or of a value that {called} has only when it runs: write that "
-            "size as a number in the inputs, or take down one run, --as-run (in Python as_run=True)"
+            f"{place}: `{code}` converts a size or a value to a number that {called} has only when it runs: write that "
+            "size as a number in the inputs, or trace one run with --as-run (in Python as_run=True)"
         )
     if type(error).__name__ in _ON_VALUES:
         return OnValuesError(
-            f"{place}: `{code}` depends on values, which {called} has only when it runs: leave it out where it only "
-            "checks, write it with torch.where, or take the branch of one run, --as-run (in Python as_run=True)"
+            f"{place}: `{code}` depends on values, which {called} has only when it runs: remove it if it only "
+            "checks, write it with torch.where, or trace the branch of one run with --as-run (in Python as_run=True)"
         )
     if _LEFT_OPEN in str(error):
         part = str(error).split(_LEFT_OPEN, 1)[1].partition(",")[0].lstrip(".")
         return NotExportedError(
-            f"{called} goes on, by try and except, after its part {part} raised, which PyTorch does not export: "
-            "ask before the call what the part can take"
+            f"{called} catches an error of its submodule {part}, which PyTorch does not export: "
+            "test before the call whether the submodule accepts the input"
         )
     if _NO_SHAPES in str(error):
         return NotExportedError(
-            f"{place}: `{code}`, which PyTorch does not export for these tensors, as for sparse ones: "
-            f"write in {called} what it does with dense ones"
+            f"{place}: `{code}` is not exported by PyTorch for these tensors, for example sparse ones: "
+            f"use dense tensors in {called}"
         )
     frames = traceback.extract_tb(error.__traceback__)
     of_func = is_by_func(error)
@@ -160,34 +160,35 @@ def refusal(error: Exception, called: str) -> InputError:
         by = FUNC if of_func else str(error)
         if by == VMAP:
             return NotExportedError(
-                f"{called} runs an operation by torch.vmap that PyTorch does not export so: write the axis that vmap "
-                "goes over into the operation, as in torch.einsum"
+                f"{called} runs an operation under torch.vmap that PyTorch does not export: write the axis that vmap "
+                "maps over into the operation, as in torch.einsum"
             )
         return NotExportedError(
-            f"{called} takes a derivative by {by} in its forward pass, which PyTorch does not export: "
-            "write out what it computes; a table derives the gradients of a step itself"
+            f"{called} computes a derivative with {by} in its forward pass, which PyTorch does not export: "
+            "write out the derivative; the gradients of a step are derived from the table"
         )
     if any(f"{os.sep}torch{os.sep}nested{os.sep}" in each.filename for each in frames) or _NESTED.search(str(error)):
         return NotExportedError(
             f"{place}: `{code}` works on nested tensors, which PyTorch does not export: write it with padded sequences "
-            "and a mask, or with all tokens in one row and their lengths as numbers"
+            "and a mask, or with concatenated tokens and their lengths as numbers"
         )
     what = "exported" if any(f"{os.sep}torch{os.sep}" in frame.filename for frame in frames) else "read"
     said = told(error)
-    if code and not str(error).strip():  # as of an assertion without words
+    if code and not str(error).strip():  # an assertion without a message
         said = f"{said}: {code}"
-    if not said.startswith(place) and f"{os.sep}torch{os.sep}" not in place:  # of a package's own code
+    if not said.startswith(place) and f"{os.sep}torch{os.sep}" not in place:  # an error of a package's code
         said = f"{place}: {said}"
-    if isinstance(error, InputError):  # the package itself refuses it, of one run as well
+    if isinstance(error, InputError):  # this package refuses it, also in a traced run
         return NotExportedError(f"{called} cannot be {what}: {said}")
     kind = RaisedError if frames and is_local(Path(frames[-1].filename)) else WhileExportedError
     return kind(f"{called} cannot be {what}: {said}")
 
 
 def _place_of(error: Exception) -> tuple[str, str]:
-    """The user's file and line that an error is from, and what stands there; else of the last that is no part of
-    PyTorch, or of the last layer of PyTorch. Of an operation that is run out of a graph, PyTorch says in the error
-    where it stood."""
+    """Return the user's file and line that an error is from, and that line of code; otherwise those of the last frame
+    outside PyTorch, or of PyTorch's last layer. For an operation that is run from a graph, PyTorch puts the place into
+    the error.
+    """
     frames = [*traceback.extract_tb(error.__traceback__)]
     said = re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))
     frames += [traceback.FrameSummary(file, int(line), name) for file, line, name in said]
@@ -203,12 +204,14 @@ FUNC, VMAP = "torch.func", "torch.vmap"
 
 
 def transform_of(error: BaseException) -> str:
-    """The transform of PyTorch that an error is from: `torch.func`, which takes derivatives, `torch.vmap`, or none."""
+    """Return the transform of PyTorch that an error is from: `torch.func`, which takes derivatives, `torch.vmap`, or
+    none.
+    """
     return VMAP if _BATCHED in str(error) else FUNC if is_by_func(error) else ""
 
 
 def is_by_func(error: BaseException) -> bool:
-    """Whether an error is from a derivative that `torch.func` takes, and no question of values."""
+    """Return whether an error is from a derivative by `torch.func`, and not from a dependence on values."""
     if type(error).__name__ in _ON_VALUES:
         return False
     frames = [each for each in traceback.extract_tb(error.__traceback__) if _TRANSFORMS in each.filename]
@@ -217,7 +220,7 @@ def is_by_func(error: BaseException) -> bool:
 
 
 def raises_too(module: Any, values: Mapping[str, Any], error: InputError) -> bool:
-    """Whether a run of shapes alone, without an export, raises what an export refused: then no part can be run."""
+    """Return whether a run with shapes only, without an export, raises the refused error: then no part can be run."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -228,6 +231,6 @@ def raises_too(module: Any, values: Mapping[str, Any], error: InputError) -> boo
         with silenced(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             row, by_name = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, (row, by_name))
             module(*row, **by_name)
-    except Exception as raised:  # whatever a user's module raises
+    except Exception as raised:  # any error that a user's module raises
         return told(raised) in str(error)
     return False

@@ -1,7 +1,7 @@
-"""What PyTorch knows of the cost of an operation that no rule reads: a formula, run on sizes that stay open.
+"""Costs of operations without a rule from PyTorch's FLOP formulas, evaluated at symbolic sizes.
 
-Formulas are those of `torch.utils.flop_counter`, and a user's own, `register_flop_formula`. The backward pass is run
-once more with tensors that have shapes and no numbers, and its operations are counted in the same way.
+The formulas are those of `torch.utils.flop_counter`, and the user's own, by `register_flop_formula`. The backward pass
+is run on tensors without values, and its operations are counted in the same way.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from learncost.ir.line import Opaque
 
 @dataclass
 class _Unknown:
-    """Operations that ran and have no formula, though they are no part of PyTorch."""
+    """Operations that ran, have no formula and are not part of PyTorch."""
 
     names: list[str] = field(default_factory=list)
 
 
 def registered(node: Any, values: NodeConstants) -> tuple[Opaque, str]:
-    """What is known of the cost of a node of an exported graph, in the graph's symbols; and of what it is not known.
+    """Return the known cost of a node of an exported graph, in the graph's symbols, and a clause with what is unknown.
 
-    The second says what is missing in a clause, and is empty where everything is known. `values` are the tensors that
-    the module holds and the whole numbers of the example inputs: offsets of sequences among them give their lengths.
+    The clause is empty if everything is known. `values` are the tensors of the module and the integers of the example
+    inputs: sequence offsets among them give the lengths of the sequences.
     """
     name = name_of(node.target)
     if name in OVER_SEQUENCES and (over := sequences(node, values)) is not None:
@@ -42,11 +42,11 @@ def registered(node: Any, values: NodeConstants) -> tuple[Opaque, str]:
         forward, backward, unknown = _counted(node)
     except OpenError as error:
         return Opaque(), str(error)
-    except RuntimeError:  # of PyTorch, where it takes no open size
+    except RuntimeError:  # PyTorch's formulas that do not accept symbolic sizes
         if not open_before:
             raise
         return Opaque(), f"PyTorch counts the FLOPs of {name} at fixed sizes alone: give them numbers"
-    if _open_sizes(node) != open_before:  # PyTorch itself made a number of one
+    if _open_sizes(node) != open_before:  # PyTorch converted a symbolic size to a number
         return Opaque(), f"PyTorch counts the FLOPs of {name} at fixed sizes alone: give them numbers"
     texts = [None if count is None else polynomial(count) for count in (forward, backward)]
     packet = getattr(node.target, "_overloadpacket", None)
@@ -64,12 +64,12 @@ def registered(node: Any, values: NodeConstants) -> tuple[Opaque, str]:
 
 
 def name_of(target: Any) -> str:
-    """What an operator is called in Python's registry: `mylib::scan`."""
+    """Return the name of an operator in Python's registry: `mylib::scan`."""
     return str(target).removesuffix(".default").replace(".", "::", 1)
 
 
 def _counted(node: Any) -> tuple[Any, Any, str]:
-    """The FLOPs forward and backward, None where they are not known, and which operation they are not known of."""
+    """Return the FLOPs forward and backward, None if unknown, and the name of an operation without a formula."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -105,7 +105,7 @@ def _counted(node: Any) -> tuple[Any, Any, str]:
         seen.names.clear()
         if not learned or not leaves:
             return forward, None, ""
-        with suppress(Exception):  # whatever the backward pass of an operation of the user's may raise
+        with suppress(Exception):  # any error of the backward pass of a user's operation
             torch.autograd.grad(learned, leaves, [torch.ones_like(each) for each in learned], allow_unused=True)
             if not seen.names:
                 return forward, counter.get_total_flops() - forward, ""
@@ -123,13 +123,13 @@ def _symbols(size: Any) -> Any:
 
 
 def _open_sizes(node: Any) -> set[str]:
-    """The symbols that are in the sizes of what a node reads and gives."""
+    """Return the symbols in the sizes of a node's arguments and results."""
     values = _leaves([each.meta.get("val") for each in (*node.all_input_nodes, node)])
     return {str(symbol) for each in values for size in getattr(each, "shape", ()) for symbol in _symbols(size)}
 
 
 def _leaf(value: Any) -> Any:
-    """A tensor of which the gradient is asked, where it may have one."""
+    """Return a tensor that requires a gradient, if it may have one."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -138,7 +138,7 @@ def _leaf(value: Any) -> Any:
 
 
 def _mode_of(node: Any) -> Any:
-    """The mode in which the graph's tensors were made."""
+    """Return the fake tensor mode of the graph's tensors."""
     import torch
 
     for value in torch.utils._pytree.tree_leaves([each.meta.get("val") for each in (*node.all_input_nodes, node)]):
@@ -148,7 +148,9 @@ def _mode_of(node: Any) -> Any:
 
 
 def polynomial(count: Any) -> str | None:
-    """A count as `Count.parse` reads it, in the graph's symbols; None where it is no polynomial in them."""
+    """Return a count in the syntax of `Polynomial.parse`, in the graph's symbols; None if it is not a polynomial in
+    them.
+    """
     import sympy
 
     size = size_of(count)
@@ -168,11 +170,11 @@ def polynomial(count: Any) -> str | None:
 
 
 LARGEST = 12
-"""A whole part of more than so many parts is not looked at: it is no polynomial then."""
+"""The largest divisor of a floor division that is expanded; with a larger one, a count is treated as no polynomial."""
 
 
 def _whole(expression: Any) -> Any:
-    """An expression, expanded, with whole parts that leave no rest at any size as what they are: M (M + 1) // 2."""
+    """Expand an expression, and replace floor divisions that are exact at all sizes: M (M + 1) // 2."""
     import sympy
     from torch.utils._sympy.functions import FloorDiv
 

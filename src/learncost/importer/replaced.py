@@ -1,4 +1,4 @@
-"""Functions that ask for values, or that PyTorch does not take apart at open sizes, as what they are made of."""
+"""Replacements of functions that ask for values, or that PyTorch does not decompose at symbolic sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from learncost.ir.errors import InputError
 
 NO_CHANCE = -1e30
-"""The logarithm of a probability that is none: a number, so that sums of such have gradients, which are 0."""
+"""The logarithm of probability 0, as a finite number, so that sums of such terms have gradients, which are 0."""
 
 
 def temporal_classification(
@@ -23,9 +23,10 @@ def temporal_classification(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> Any:
-    """`ctc_loss`, place by place: the forward variables of Graves et al. 2006, equations 5 to 8, as logarithms.
+    """Return `ctc_loss` position by position: the forward variables of Graves et al. 2006, equations 5 to 8, as
+    logarithms.
 
-    logarithms  (time, batch, classes) or (time, classes); targets (batch, longest), or one after the other
+    logarithms  (time, batch, classes) or (time, classes); targets (batch, longest), or concatenated
     """
     import torch
 
@@ -59,7 +60,7 @@ def temporal_classification(
 
 
 def hinge_embedding(x: Any, target: Any, margin: float = 1.0, reduction: int = 1) -> Any:
-    """`hinge_embedding_loss`, as its kernel has it."""
+    """Return `hinge_embedding_loss` as its kernel computes it."""
     import torch
 
     each = torch.where(target != 1, (margin - x).clamp_min(0), 0.0) + torch.where(target != -1, x, 0.0)
@@ -67,7 +68,7 @@ def hinge_embedding(x: Any, target: Any, margin: float = 1.0, reduction: int = 1
 
 
 def gaussian(input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Any:
-    """`gaussian_nll_loss` without its question whether a variance is negative; its gradient passes at the bound."""
+    """Return `gaussian_nll_loss` without its check for negative variances; its gradient passes at the bound."""
     import torch
 
     variance = var * torch.ones_like(input) if isinstance(var, float) else var
@@ -81,9 +82,9 @@ def gaussian(input: Any, target: Any, var: Any, full: bool = False, eps: float =
 
 
 def covariance(x: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
-    """`cov` of observations that count alike. Raises `InputError` for others."""
+    """Return `cov` of unweighted observations. Raises `InputError` for weighted ones."""
     if fweights is not None or aweights is not None:
-        raise InputError("cov with weights of observations asks for their values: write it with sums of products")
+        raise InputError("cov with weighted observations depends on values: write it with sums of products")
     rows = x if x.dim() == 2 else x.reshape(1, -1)
     apart = rows - rows.mean(1, keepdim=True)
     result = apart @ apart.mT / (rows.shape[1] - correction)
@@ -91,7 +92,7 @@ def covariance(x: Any, *, correction: int = 1, fweights: Any = None, aweights: A
 
 
 def correlation(x: Any) -> Any:
-    """`corrcoef`."""
+    """Return `corrcoef`."""
     among = covariance(x)
     if not among.dim():
         return among / among
@@ -100,7 +101,7 @@ def correlation(x: Any) -> Any:
 
 
 def combinations(x: Any, r: int = 2, with_replacement: bool = False) -> Any:
-    """The combinations of the elements of a vector."""
+    """Return the combinations of the elements of a vector."""
     import torch
 
     several = itertools.combinations_with_replacement if with_replacement else itertools.combinations
@@ -108,7 +109,7 @@ def combinations(x: Any, r: int = 2, with_replacement: bool = False) -> Any:
 
 
 class Solved(NamedTuple):
-    """What `linalg.lstsq` gives; of a system whose rank is full its other results are empty or known."""
+    """The result of `linalg.lstsq`; for a system of full rank, its other fields are empty or known."""
 
     solution: Any
     residuals: Any = None
@@ -117,11 +118,13 @@ class Solved(NamedTuple):
 
 
 def least_squares(A: Any, B: Any, rcond: Any = None, *, driver: str | None = None) -> Solved:
-    """`linalg.lstsq` of full rank, by orthogonal factors. Raises `InputError` for fewer equations than unknowns."""
+    """Return `linalg.lstsq` of full rank, by a QR factorization. Raises `InputError` for fewer equations than
+    unknowns.
+    """
     import torch
 
     if A.shape[-2] < A.shape[-1]:
-        raise InputError("lstsq of fewer equations than unknowns asks for its rank: write it with torch.linalg.pinv")
+        raise InputError("lstsq with fewer equations than unknowns depends on its rank: use torch.linalg.pinv")
     vectors = B.dim() == A.dim() - 1
     orthogonal, triangle = torch.linalg.qr(A)
     right = orthogonal.mT @ (B.unsqueeze(-1) if vectors else B)
@@ -130,7 +133,9 @@ def least_squares(A: Any, B: Any, rcond: Any = None, *, driver: str | None = Non
 
 
 def largest_of_windows(*given: Any, **named: Any) -> Any:
-    """`max_pool1d`, whose own kernel makes a number of an open length; this one is what autograd runs."""
+    """Return the implementation of `max_pool1d` that autograd runs; the other one converts a symbolic length to a
+    number.
+    """
     import torch
 
     return torch.max_pool1d_with_indices(*given, **named)[0]
@@ -141,14 +146,14 @@ MODES = {
     "use_mm_for_euclid_dist": 1,
     "donot_use_mm_for_euclid_dist": 2,
 }
-"""The numbers of the ways of `torch.cdist` (torch 2.13.0, torch/functional.py)."""
+"""The numbers of the compute modes of `torch.cdist` (torch 2.13.0, torch/functional.py)."""
 
 MOST_WITHOUT_A_PRODUCT = 25
-"""Up to so many rows on either side `cdist` chooses no matrix product (torch 2.13.0, ATen/native/Distance.cpp)."""
+"""The most rows on either side for which `cdist` uses no matrix product (torch 2.13.0, ATen/native/Distance.cpp)."""
 
 
 def distances(x: Any, z: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Any:
-    """`cdist`, which asks first whether the side that is no open size has many rows."""
+    """Return `cdist`, whose own code first tests whether a side of fixed size has many rows."""
     import torch
 
     mode = MODES[compute_mode]
@@ -159,12 +164,14 @@ def distances(x: Any, z: Any, p: float = 2.0, compute_mode: str = "use_mm_for_eu
 
 
 def told_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Whether somebody said that a mask is causal; PyTorch's own asks for its values, to choose a quicker kernel."""
+    """Return whether the caller declared a mask as causal; PyTorch's version inspects its values to choose a faster
+    kernel.
+    """
     return bool(is_causal)
 
 
 def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
-    """`math.sqrt`, of a size that stays open too; Python's own makes a number of it."""
+    """Return `math.sqrt`, also of a symbolic size, which Python's version converts to a number."""
     import torch
 
     return value**0.5 if isinstance(value, torch.SymInt | torch.SymFloat) else of_numbers(value)
@@ -172,7 +179,7 @@ def root(value: Any, of_numbers: Any = math.sqrt) -> Any:
 
 @contextmanager
 def written_out() -> Iterator[None]:
-    """Inside, these functions are what they are made of."""
+    """Replace these functions inside."""
     import torch
 
     functional = torch.nn.functional

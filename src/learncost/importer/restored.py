@@ -1,4 +1,4 @@
-"""A module's buffers and what else it may change in place, as they were before it ran."""
+"""Restore a module's buffers, and other state that it changes in place, after a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def restored(module: Any) -> Iterator[None]:
-    """Give every buffer of a module back what it held before, and the module the same tensors."""
+    """Restore the contents of every buffer of a module, in the same tensors."""
     import torch
 
     before = [
@@ -22,7 +22,7 @@ def restored(module: Any) -> Iterator[None]:
         yield
     finally:
         for part, name, buffer, numbers in before:
-            with suppress(RuntimeError):  # a view of another tensor stays one
+            with suppress(RuntimeError):  # a view of another tensor remains a view
                 buffer.detach_()
             with torch.no_grad():
                 buffer.copy_(numbers)
@@ -30,7 +30,7 @@ def restored(module: Any) -> Iterator[None]:
 
 
 def copied(values: Any) -> Any:
-    """Inputs whose tensors are apart from the given ones."""
+    """Return a copy of inputs that shares no tensors with them."""
     import torch
 
     def copy(tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The rules of operators by name: what each does to operands, and what it does where one is of complex numbers."""
+"""The registries of rules by operator name, for real and for complex operands."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ Rule = Callable[..., Any]
 _Rule = TypeVar("_Rule", bound=Rule)
 
 RULES: dict[str, Rule] = {}
-"""What an operator does, by its name without the namespace `aten` and the overload `default`."""
+"""The rule of an operator, by its name without the namespace `aten` and the overload `default`."""
 
 COMPLEX_RULES: dict[str, Rule] = {}
-"""What an operator does where an operand is a pair of real numbers."""
+"""The rule of an operator for complex operands, which are pairs of real numbers."""
 
 
 VIEW_RULES: set[Rule] = set()
-"""Rules that only look at a value otherwise: what is outside of a table stays so, and what is chosen too."""
+"""Rules that only change a shape: outside values and selected positions pass through them."""
 
 INDEX_RULES: set[Rule] = set()
-"""Rules that read at chosen places; for others the places are outside."""
+"""Rules that read at selected positions; for other rules the positions are outside values."""
 
 
 def rule(*names: str) -> Callable[[_Rule], _Rule]:
-    """Registers the rule of operators."""
+    """Register the rule of operators."""
     return _registers(RULES, names)
 
 
 def view_rule(*names: str) -> Callable[[_Rule], _Rule]:
-    """Registers the rule of operators that only look at a value otherwise."""
+    """Register the rule of operators that only change the shape of a value."""
     return _registers(RULES, names, VIEW_RULES)
 
 
 def index_rule(*names: str) -> Callable[[_Rule], _Rule]:
-    """Registers the rule of operators that read at places."""
+    """Register the rule of operators that read at positions."""
     return _registers(RULES, names, INDEX_RULES)
 
 
 def complex_rule(*names: str) -> Callable[[_Rule], _Rule]:
-    """Registers what operators do with complex numbers."""
+    """Register the rule of operators for complex numbers."""
     return _registers(COMPLEX_RULES, names)
 
 
@@ -55,5 +55,5 @@ def _registers(
 
 
 def rule_of(name: str, rules: Mapping[str, Rule]) -> Rule | None:
-    """The rule of an operator, or of all its overloads."""
+    """Return the rule of an operator, or of all its overloads."""
     return rules.get(name) or rules.get(name.partition(".")[0])

@@ -1,4 +1,4 @@
-"""Numbers that follow from open sizes, `x / x.shape[0]` or `M - 1`: a number of the notation, or lines of numbers."""
+"""Numbers that follow from symbolic sizes, such as `x / x.shape[0]` or `M - 1`: a number of the notation, or lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def plain(expression: Any) -> Any:
-    """An expression of a graph in functions that are sympy's own."""
+    """Rewrite an expression of a graph with sympy's own functions."""
     import sympy
     from torch.utils._sympy import functions as theirs
 
@@ -36,7 +36,7 @@ def plain(expression: Any) -> Any:
 
 
 def expression_of(value: Any) -> Any:
-    """What a number of a graph says in sizes; None for other values."""
+    """Return a number of a graph as an expression in sizes; None for other values."""
     if hasattr(value, "free_symbols") or hasattr(getattr(value, "node", None), "expr"):
         size = size_of(value)
         return None if isinstance(size, int) else plain(size)
@@ -44,9 +44,10 @@ def expression_of(value: Any) -> Any:
 
 
 def number_of(expression: Any) -> NumberOperand | None:
-    """`#B#M^-0.5[]`, `#(B-1)^-1[]`: a number, or the product of sizes and their sums with one power.
+    """Return an expression as a number of the notation, `#B#M^-0.5[]` or `#(B-1)^-1[]`: a number, or the product of
+    sizes and their sums with one power.
 
-    None for what takes lines, or no sizes give.
+    None if it needs lines, or depends on values.
     """
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -71,14 +72,14 @@ def number_of(expression: Any) -> NumberOperand | None:
 
 
 def lines_of(reader: GraphReader, expression: Any) -> NumberOperand | View:
-    """The same of any expression, by lines for what has none."""
+    """Return any expression of sizes as an operand, recording lines for it if necessary."""
     import sympy
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.utils._sympy.functions import FloorDiv, Max, Min
 
     if free_unbacked_symbols(expression):
         raise reader.refusal(
-            "a number that depends on values", "; --as-run takes that of one run (in Python as_run=True)"
+            "a number that depends on values", "; --as-run (in Python as_run=True) uses that of one run"
         )
     if (number := number_of(expression)) is not None:
         return number
@@ -100,7 +101,7 @@ def lines_of(reader: GraphReader, expression: Any) -> NumberOperand | View:
 
 
 def _parts(expression: Any) -> tuple[Any, ...]:
-    """What an expression is made of: terms without their signs, factors of one power together."""
+    """Return the parts of an expression: terms without their signs, factors of one power together."""
     if expression.is_Add:
         return tuple(-term if _is_negative(term) else term for term in expression.args)
     if not expression.is_Mul:
@@ -118,7 +119,7 @@ def _is_negative(term: Any) -> bool:
 
 
 def without_rests(size: Any) -> Any:
-    """A size with the rest of a quotient as what it is: M % 4 is M - 4 (M // 4)."""
+    """Rewrite remainders in a size: M % 4 as M - 4 (M // 4)."""
     from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
     for kind in (Mod, PythonMod):
@@ -127,10 +128,10 @@ def without_rests(size: Any) -> Any:
 
 
 def exact(nodes: Iterable[Any]) -> dict[Any, Any]:
-    """Whole parts of sizes, M // 2, that leave no rest where a graph says so: M/2.
+    """Return the floor divisions of sizes, M // 2, that a graph proves exact, by their quotient M/2.
 
-    It says so by a guard, as where halves are multiplied, or by a view that has as many places as before only then, as
-    `x.view(B, M // 2, -1)` has.
+    The proof is a guard, as where halves are multiplied, or a view whose number of elements only then matches, as
+    `x.view(B, M // 2, -1)`.
     """
     nodes = list(nodes)
     sizes = [size for node in nodes for size in getattr(node.meta.get("val"), "shape", ()) if hasattr(size, "node")]
@@ -149,9 +150,9 @@ VIEWS = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default
 
 
 def _by_guards(guards: Iterable[Any]) -> dict[Any, Any]:
-    """What two sizes that have to be equal say of a part in one of them.
+    """Return the floor divisions that follow from two sizes being equal.
 
-    The whole part of a/n is v where 0 <= a - n v < n; the larger of several is the one that it has to be.
+    The floor of a/n is v if 0 <= a - n v < n; of several candidates the largest is used.
     """
     import sympy
     from torch.utils._sympy.functions import FloorDiv, Max, Min
@@ -179,7 +180,9 @@ def _by_guards(guards: Iterable[Any]) -> dict[Any, Any]:
 
 
 def _by_view(before: Any, after: Any, known: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The whole parts by numbers in a view's sizes, if it has as many places as before only without their rests."""
+    """Return the floor divisions by numbers in a view's sizes, if its number of elements matches only without
+    remainders.
+    """
     import sympy
     from torch.utils._sympy.functions import FloorDiv
 

@@ -1,4 +1,4 @@
-"""PyTorch's way of reasoning with sizes that stay open: shorter while a module is exported, and in plainer sizes."""
+"""Adjust PyTorch's reasoning with symbolic sizes during export: faster, and with simpler expressions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from learncost.ir.stated import LARGEST, Limit
 
 @contextmanager
 def plain_sizes() -> Iterator[None]:
-    """Inside, a view of open sizes has the sizes that it was asked for, and no shape is remembered.
+    """Keep, inside, the requested sizes of a view with symbolic sizes, and disable the cache of shapes.
 
-    PyTorch goes from a shape to another dimension by dimension, so that 64 places of `x.view(B, -1, 64)` are
-    `M // (M // 64)`, which nothing simplifies, and asks at every step whether something divides something. Of what lies
-    in memory in its order the result does, too. What it remembers of shapes it calculates anew to be sure of it, which
-    takes longer than it saves.
+    PyTorch changes a shape dimension by dimension, so that the size 64 of `x.view(B, -1, 64)` becomes `M // (M // 64)`,
+    which nothing simplifies, and it tests divisibility at every step. This also affects the strides of contiguous
+    results. It recomputes cached shapes to validate them, which takes longer than the cache saves.
     """
     import torch._dynamo.config
     from torch import SymInt, _refs
@@ -25,7 +24,7 @@ def plain_sizes() -> Iterator[None]:
     by_dimension = _refs._reshape_view_helper_core_alg
 
     def fused_update(a: Any, shape: Sequence[Any], allow_copy: bool) -> Any:
-        """The same places with another shape; that there are as many was asked before."""
+        """Return the tensor with another shape; the number of elements was checked before."""
         if any(isinstance(size, SymInt) for size in shape) and is_contiguous_or_false(a):
             return a.as_strided(shape, make_contiguous_strides_for(tuple(shape)), a.storage_offset())
         return by_dimension(a, shape, allow_copy)
@@ -39,7 +38,9 @@ def plain_sizes() -> Iterator[None]:
 
 
 def interval(guards: Iterable[Any], symbol: Any, example: int) -> Limit:
-    """The sizes about an example at which all whole parts are as large as guards say, as of a loop over them."""
+    """Return the range of sizes around an example in which all floor divisions keep the values that guards assume, as
+    for an unrolled loop.
+    """
     import sympy
     from torch.utils._sympy.functions import FloorDiv
 
@@ -62,7 +63,7 @@ def interval(guards: Iterable[Any], symbol: Any, example: int) -> Limit:
 
 
 def _last(holds: Callable[[int], bool], first: int, step: int) -> int:
-    """The last size from a first one on of which something holds, where it holds of no later one again."""
+    """Return the last size, from a first one on, for which a monotone condition is true."""
     there = reach = 1
     while reach < LARGEST and first + step * reach > 0 and holds(first + step * reach):
         there = reach = 2 * reach
@@ -79,14 +80,14 @@ def _last(holds: Callable[[int], bool], first: int, step: int) -> int:
 
 
 def open_sizes(nodes: Iterable[Any]) -> set[Any]:
-    """The sizes of a graph's values that are no numbers."""
+    """Return the symbolic sizes of a graph's values."""
     return {
         size.node.expr for node in nodes for size in getattr(node.meta.get("val"), "shape", ()) if hasattr(size, "node")
     }
 
 
 def constants(sizes: Iterable[Any], within: Mapping[Any, Limit]) -> dict[Any, int]:
-    """Sizes, or parts of them, that are one number at all sizes that a symbol may have, where these are few."""
+    """Return the sizes, or parts of sizes, that are constant over the range of a symbol, if that range is small."""
     import sympy
     from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 
@@ -109,4 +110,4 @@ def constants(sizes: Iterable[Any], within: Mapping[Any, Limit]) -> dict[Any, in
 
 
 MOST_TRIED = 4096
-"""Sizes that are tried one by one."""
+"""The most sizes that are tried one by one."""

@@ -1,4 +1,4 @@
-"""What was read as text in the notation: axes get letters, values names, and what nothing needs is left out."""
+"""Print the lines of a graph in the notation: letters for axes, names for values, without dead code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"\W+")
 
 
 def needed(equations: Sequence[Equation], outputs: Iterable[StoredValue]) -> list[Equation]:
-    """The lines that outputs follow from, in their order."""
+    """Return the lines that outputs depend on, in order (dead code elimination)."""
     wanted = set(outputs)
     kept = []
     for equation in reversed(equations):
@@ -31,10 +31,10 @@ def needed(equations: Sequence[Equation], outputs: Iterable[StoredValue]) -> lis
 
 
 def read_in_products(equations: Sequence[Equation], outputs: Iterable[StoredValue]) -> list[Equation]:
-    """What is read at an index and then summed over by one product alone is read there, `W[e=T[B M t] d f]`.
+    """Fold a gather into the only product that sums over its index: `W[e=T[B M t] d f]`.
 
-    So a book sees the matrix, and the rows that are chosen never lie in memory beside it. Where the chosen rows are the
-    columns of a matrix, as vectors by distance are beside queries, they stay an array of their own.
+    The cost model then sees the matrix, and the selected rows use no memory. If the selected rows are the columns of a
+    matrix, like vectors that are compared with queries, they remain an array.
     """
     readers: dict[StoredValue, list[Equation]] = {}
     for equation in equations:
@@ -60,7 +60,7 @@ def read_in_products(equations: Sequence[Equation], outputs: Iterable[StoredValu
 
 
 def _are_columns(equation: Equation, operand: NamedView, gather: Equation) -> bool:
-    """Whether a product with what was gathered is one of matrices by the axes of its index alone."""
+    """Return whether a product with a gathered value is a matrix product by the axes of its index alone."""
     (source,) = gather.operands
     assert isinstance(source, NamedView)
     made, read, view = gather.left[0].view.fresh(), source.view.fresh(), operand.view.fresh()
@@ -86,12 +86,12 @@ def _are_columns(equation: Equation, operand: NamedView, gather: Equation) -> bo
 
 
 def _is_of_matrices(one: set[Hashable], other: set[Hashable], out: set[Hashable]) -> bool:
-    """Whether each factor keeps an axis that the other lacks, and both sum one."""
+    """Return whether each factor keeps an axis that the other lacks, and both share a summed one."""
     return bool((one - other) & out and (other - one) & out and (one & other) - out)
 
 
 def _is_gather(equation: Equation) -> bool:
-    """Whether a line does nothing but read a weight at an index."""
+    """Return whether a line does nothing but read a weight at an index."""
     if equation.kind != "product" or len(equation.operands) != 1 or len(equation.left) != 1 or equation.where:
         return False
     (operand,) = equation.operands
@@ -99,7 +99,7 @@ def _is_gather(equation: Equation) -> bool:
 
 
 def _through(view: View, gather: Equation) -> View:
-    """A view of what was gathered as a view of what it was gathered from."""
+    """Return a view of a gathered value as a view of the gathered table."""
     (source,) = gather.operands
     assert isinstance(source, NamedView)
     made, read = gather.left[0].view.fresh(), source.view.fresh()
@@ -120,21 +120,21 @@ def _slot(index: Index) -> ViewAxis:
 
 
 def identifier(text: str) -> str:
-    """A text as a name of the notation: letters, digits, _ and dots between parts."""
+    """Return a text as a name of the notation: letters, digits, _ and dots between parts."""
     parts = [_NAME.sub("_", part) for part in text.split(".") if part]
     name = ".".join(parts) or "value"
     return name if not name[0].isdigit() else f"layer.{name}"
 
 
 def tail(path: str) -> str:
-    """The last part of a module's path that is no number."""
+    """Return the last part of a module's path that is not a number."""
     parts = [part for part in path.split(".") if part and not part.isdigit() and not part.startswith("*")]
     return parts[-1] if parts else ""
 
 
 @dataclass
 class FreshNames:
-    """Names that nothing else has: of values, which may have a gradient, `dX` of X, and of axes."""
+    """Unique names for values, which may have a gradient, `dX` of X, and for axes."""
 
     taken: set[str] = field(default_factory=set)
     with_gradients: bool = False
@@ -154,9 +154,8 @@ class FreshNames:
 
 @dataclass
 class TextWriter:
-    """Writes lines. `symbols` are the letters that sizes are called by. `met` has the sizes of other axes in the order
-    in which they get a letter; of some of them, by their place in it, `stated` knows more. `of_values` are the axes of
-    values.
+    """A printer of lines. `symbols` are the letters of sizes. `met` has the sizes of other axes in the order in which
+    they get a letter; `stated` refines some of them, by position. `of_values` are the axes of values.
     """
 
     symbols: dict[str, str]
@@ -175,7 +174,7 @@ class TextWriter:
         return self.names[stored]
 
     def letter(self, axis: AxisClass) -> str:
-        """What a class of axes is called: a symbol by its letter, others by what a rule calls them."""
+        """Return the name of an axis: the letter of its symbol, otherwise the name that a rule suggests."""
         root = axis.root
         if root not in self.letters:
             size = root.size
@@ -185,20 +184,20 @@ class TextWriter:
             if str(size) in self.symbols:
                 letter = self.symbols[str(size)]
             else:
-                length = root.letter in ("B", *LENGTHS) and not _is_number(size)  # a run says those, so none follows
+                length = root.letter in ("B", *LENGTHS) and not _is_number(size)  # a run gives those, so none follows
                 letter = self.axes.unique("n" if length else root.letter or "n", "")
                 self.sizes[letter] = size
             self.letters[root] = letter
         return self.letters[root]
 
     def size_of(self, axis: AxisClass) -> str:
-        """How a number tells the size of an axis: by its letter, or as it is where no value has such an axis."""
+        """Return the size of an axis in a number: its letter, or its expression if no value has such an axis."""
         if (total := self._total(axis.size)) is not None and axis not in self.of_values:
             return f"({total})"
         return self.letter(axis) if axis in self.of_values or not _is_number(axis.size) else str(axis.size)
 
     def _total(self, size: Size) -> str | None:
-        """A sum of open letters, their products, and whole numbers, `8 B-1`; None of other sizes."""
+        """Return a sum of open letters, their products and integers, `8 B-1`; None for other sizes."""
         if _is_number(size) or not size.is_Add:
             return None
         text = ""
@@ -213,7 +212,9 @@ class TextWriter:
         return text.removeprefix("+")
 
     def size_letter(self, size: Size) -> str:
-        """What a size among places is called: an open letter, `M/2` for its whole part, else an axis of that size."""
+        """Return the name of a size in an index: an open letter, `M/2` for its floor division, otherwise an axis of
+        that size.
+        """
         from torch.utils._sympy.functions import FloorDiv
 
         if size.is_Symbol:
@@ -230,12 +231,13 @@ class TextWriter:
             return _WrittenLine(self, equation).text()
         except _NamelessError as error:
             raise InputError(
-                f"places that begin at {self.size(error.size).replace(' ', '')}, the size of no axis, cannot be read"
-                f"{equation.place}; give the sizes that it follows from as numbers in the inputs"
+                f"positions that begin at {self.size(error.size).replace(' ', '')}, which is not "
+                f"the size of an axis, cannot be read"
+                f"{equation.place}; use numbers for the sizes that it follows from in the inputs"
             ) from None
 
     def undecided(self) -> list[str]:
-        """The sizes that the values of a run decide, up to those that follow from others."""
+        """Return the sizes that depend on the values of a run, without those that follow from others."""
         from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
         told = {text.partition("=")[0] for text in self.follows()}
@@ -246,7 +248,7 @@ class TextWriter:
         ]
 
     def follows(self) -> list[str]:
-        """The sizes that follow from open ones, each with its expression, where the notation has one."""
+        """Return the sizes that follow from open ones, each with its expression, if the notation has one."""
         decided = self.decided()
         known = {letter for root, letter in self.letters.items() if letter not in self.sizes}
         known |= {*decided.values(), *self.symbols.values()}
@@ -265,7 +267,7 @@ class TextWriter:
         ]
 
     def decided(self) -> dict[str, str]:
-        """What sizes are called that have a name in the graph alone, as those that values decide, by that name."""
+        """Return the letters of sizes that only the graph names, such as those that depend on values, by that name."""
         letters: dict[str, str] = {}
         for letter, size in self.sizes.items():
             if not _is_number(size) and str(size).isidentifier():
@@ -273,18 +275,18 @@ class TextWriter:
         return letters
 
     def size(self, size: Size, more: Mapping[str, str] = {}) -> str:
-        """A size as an expression in letters; `more` are letters beside the open ones."""
+        """Return a size as an expression in letters; `more` are additional letters."""
         letters = {**more, **self.symbols}
         return re.sub(r"[A-Za-z_]\w*", lambda match: letters.get(match.group(), match.group()), str(size))
 
 
 def _factors(power: re.Match[str]) -> str:
-    """`M**2` as the notation has it: M*M."""
+    """Write `M**2` in the notation: M*M."""
     return "*".join([power[1]] * int(power[2]))
 
 
 class _NamelessError(Exception):
-    """A size among places that the notation has no name for."""
+    """A size in an index that the notation has no name for."""
 
     def __init__(self, size: Size) -> None:
         super().__init__(str(size))
@@ -296,7 +298,7 @@ def _is_number(size: Size) -> bool:
 
 
 class _WrittenLine:
-    """One line: what its loops are called. A second axis of one name has a prime."""
+    """A printer for one line: the names of its loops. A second axis with the same name gets a prime."""
 
     def __init__(self, writer: TextWriter, equation: Equation) -> None:
         self.writer = writer
@@ -319,14 +321,14 @@ class _WrittenLine:
                     self.loops[letter, place] = name + "'" * count
 
     def rows(self, letter: Hashable) -> list[str]:
-        """The loops of a letter."""
+        """Return the loops of a letter."""
         return [name for (each, _), name in self.loops.items() if each == letter]
 
     def text(self) -> str:
         equation = self.equation
         left = " ".join(self.term(read) for read in equation.left)
         several = equation.operands
-        if equation.kind == "product":  # a number with a sign behind a term would be taken from it
+        if equation.kind == "product":  # a signed number behind a term would be subtracted from it
             several = tuple(sorted(several, key=lambda each: not (isinstance(each, NumberOperand) and each.value < 0)))
         operands = [self.operand(operand) for operand in several]
         if equation.kind == "op":
@@ -346,7 +348,7 @@ class _WrittenLine:
         return f"{left} = {right}{cost}{where}{self.running()}{meta}"
 
     def running(self) -> str:
-        """The statistics that it keeps."""
+        """Return the clause for the running statistics that it updates."""
         if (kept := self.equation.running) is None:
             return ""
         momentum = "none" if kept.momentum is None else f"{kept.momentum:g}"
@@ -401,11 +403,13 @@ class _WrittenLine:
             text += _signed(self.writer, place.start, "")
         if not parts and isinstance(place.start, int):
             return f"{place.start}[]"
-        return f"({text.removeprefix(' + ').strip()})"  # else the axis behind it would be read as a part of it
+        return f"({text.removeprefix(' + ').strip()})"  # otherwise the axis behind it would be read as a part of it
 
 
 def _starts(writer: TextWriter, equation: Equation) -> dict[AxisIndex, str]:
-    """Where the parts of a join start: ` - #m`, by what comes before, so that the notation knows it as one."""
+    """Return the offsets of the parts of a concatenation: ` - #m`, by the parts before, so that the notation recognizes
+    it.
+    """
     starts: dict[AxisIndex, str] = {}
     before: list[AxisClass] = []
     for read in equation.operands if equation.kind == "sum" else ():
@@ -430,7 +434,7 @@ def _is_zero(size: Size) -> bool:
 
 
 def _signed(writer: TextWriter, size: Size, axis: str) -> str:
-    """` + 2 #M i`: monomials of a size, each times an axis."""
+    """Return ` + 2 #M i`: monomials of a size, each times an axis."""
     if isinstance(size, int):
         monomials: list[tuple[int, list[str]]] = [(size, [])]
     else:
@@ -457,7 +461,7 @@ def _signed(writer: TextWriter, size: Size, axis: str) -> str:
 
 
 def number(value: NumberOperand, writer: TextWriter) -> str:
-    """A number as the notation has it."""
+    """Return a number in the notation."""
     if not value.axes:
         text = repr(float(value.value))
         return f"{text.removesuffix('.0')}[]"

@@ -1,4 +1,6 @@
-"""PyTorch's own graph of a module, functional: composite operators whole, but what no rule reads by its parts."""
+"""Export PyTorch's functional graph of a module: composite operators are kept if a rule reads them, otherwise
+decomposed.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ from learncost.ir.errors import InputError
 
 @contextmanager
 def known() -> Iterator[None]:
-    """Inside, an export computes with such buffers, as EnCodec of transformers does to see how much it pads.
+    """Use the values of such buffers inside, as EnCodec of transformers does to compute its padding.
 
-    One that a forward pass changes, as a count of batches, is unknown from there on.
+    A buffer that a forward pass changes, such as a count of batches, is unknown from then on.
     """
     import torch
     import torch.export._trace
@@ -57,8 +59,8 @@ def known() -> Iterator[None]:
 class Traced:
     """A functional graph.
 
-    asked   the placeholders of inputs of which the forward pass itself asks for a gradient
-    unused  what the module computes and nothing reads, which the graph does not have
+    asked   the placeholders of inputs for which the forward pass sets requires_grad
+    unused  dead products of the module, which the graph does not have
     """
 
     program: Any
@@ -67,7 +69,9 @@ class Traced:
 
 
 def traced(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
-    """The graph of a module, of inputs whose sizes stay open as `shapes` says. Raises what the module raises."""
+    """Return the graph of a module for inputs with the dynamic dimensions in `shapes`. Raises what the module
+    raises.
+    """
     try:
         return _graph(module, given, shapes)
     except (GradientTakenError, ChangedError) as error:
@@ -156,7 +160,9 @@ def _composites_listed_once() -> Iterator[None]:
 
 
 def _of_known_types(module: Any, given: Any, results: Any) -> Any:
-    """Results without objects that no exported program hands out, such as an encoder-decoder's cache beside a loss."""
+    """Return results without objects that no exported program returns, such as an encoder-decoder's cache next to a
+    loss.
+    """
     import torch
 
     tree, results = torch.utils._pytree, plain(results)
@@ -170,7 +176,7 @@ def _of_known_types(module: Any, given: Any, results: Any) -> Any:
 
 
 def _with_gradient(program: Any, module: Any, given: Mapping[str, Any]) -> set[str]:
-    """The placeholders of what learns, and of inputs that require a gradient."""
+    """Return the placeholders of trainable parameters, and of inputs that require a gradient."""
     learns = {path for path, each in module.named_parameters(remove_duplicate=False) if each.requires_grad}
     signature = program.graph_signature
     inputs = zip(signature.user_inputs, flattened(given).values(), strict=False)
@@ -181,7 +187,7 @@ def _with_gradient(program: Any, module: Any, given: Mapping[str, Any]) -> set[s
 
 
 def _stop_gradients(program: Any) -> None:
-    """What is computed under `torch.no_grad` hands out no gradient; without a mark its decomposition would not know."""
+    """Mark the results of code under `torch.no_grad` as without gradient, which their decompositions would lose."""
     import torch
 
     wrapped = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -206,11 +212,11 @@ def _stop_gradients(program: Any) -> None:
 
 
 MOST_ROUNDS = 6
-"""How often what an operator consists of may itself consist of others."""
+"""The most rounds of decomposition."""
 
 
 def _decompositions(program: Any) -> dict[Any, Any]:
-    """PyTorch's own decompositions of the operators of a graph that no rule reads."""
+    """Return PyTorch's decompositions of the operators of a graph that no rule reads."""
     import torch
     from torch._export.utils import _get_decomp_for_cia
 
@@ -219,7 +225,7 @@ def _decompositions(program: Any) -> dict[Any, Any]:
 
     table = torch._decomp.decomposition_table
     parts: dict[Any, Any] = {}
-    learned = set()  # nodes that follow from weights or float inputs: what others are made of is of no interest
+    learned = set()  # nodes that follow from weights or float inputs: the others need no decomposition
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder":
@@ -231,7 +237,7 @@ def _decompositions(program: Any) -> dict[Any, Any]:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool | None):
             continue
         if isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex):
-            continue  # places, or what is compared: no gradient comes back from there
+            continue  # indices, or comparisons: they have no gradient
         learned.add(node)
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
@@ -249,5 +255,5 @@ def _decompositions(program: Any) -> dict[Any, Any]:
 
 
 def _is_reference(function: Any) -> bool:
-    """Whether a decomposition says with other primitives what an operator is, and is made of no smaller parts."""
+    """Return whether a decomposition is a reference in other primitives, rather than in smaller operators."""
     return str(getattr(function, "__module__", "")).startswith("torch._refs")

@@ -1,4 +1,4 @@
-"""Whether two ways to compute the same have the same gradients: both are tried at numbers by chance."""
+"""Test whether two computations have the same gradients, at random numbers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 
 def drawn(value: Any, below: int = 1) -> Any:
-    """A tensor of float64 by chance in the place of one, of complex128, or of whole numbers; another value as it is.
+    """Return a random tensor of float64, complex128 or integers like the given one; other values are returned
+    unchanged.
 
-    An open size is that of the example.
-
-    below   what whole numbers are less than: they are 0, or 0 and 1 by chance
+    A symbolic size takes its example. Integers are less than `below`: all 0, or a random mix of 0 and 1.
     """
     import torch
 
@@ -24,19 +23,21 @@ def drawn(value: Any, below: int = 1) -> Any:
 
 
 def size_of_example(size: Any) -> int:
-    """A size, of an open one that of the example."""
+    """Return a size; the example of a symbolic one."""
     return int(size if isinstance(size, int) else size.node.hint)
 
 
 def has_fraction(value: Any) -> bool:
-    """Whether it is a tensor that may have a gradient: of real or complex numbers, not of whole ones or truths."""
+    """Return whether a value is a tensor that may have a gradient: of real or complex numbers, not of integers or
+    booleans.
+    """
     import torch
 
     return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
 def gradients(results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-    """The gradients of leaves, for one draw of those of the results; zeros where none comes from these."""
+    """Return the gradients of leaves, for one random draw of the results' gradients; zeros for leaves without one."""
     import torch
 
     torch.manual_seed(1)
@@ -51,7 +52,7 @@ def gradients(results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
 
 
 def identical(one: Sequence[Any], other: Sequence[Any], tolerance: float) -> bool:
-    """Whether gradients are the same but for a part of the largest number of them."""
+    """Return whether gradients are equal within a tolerance relative to the largest number."""
     largest = max((float(each.abs().max()) for each in one if each.numel()), default=0.0)
     return all(
         bool((first - second).abs().le(tolerance * max(largest, 1e-30)).all())

@@ -1,4 +1,4 @@
-"""Axes of one place. A view has none of them; a matrix has its one row, its one column, or its one place to sum."""
+"""Dimensions of size one. A view has none of them; a matrix keeps its single row, column or summed dimension."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
 
 
 def kept_axes(shape: Sequence[Size], nodes: Iterable[Any]) -> list[int]:
-    """The dimensions of what is given that are axes of it: those of one place only where a product reads them.
+    """Return the dimensions of an input that are axes: those of size one only if a product reads them.
 
-    nodes   what gives it in the graph, and all that look at it
+    nodes   the nodes of the input and of its views
     """
     ones = {place for place, size in enumerate(shape) if equal(size, 1)}
     kept = set[int]()
     readers = set(_readers(nodes)) if ones else set[str]()
     if len(shape) > 1 and not readers.isdisjoint(PRODUCTS):
-        kept = ones & ({0, 1} if len(shape) == 2 else {len(shape) - 1})  # of a stack the column
+        kept = ones & ({0, 1} if len(shape) == 2 else {len(shape) - 1})  # the column of a stack
     elif len(shape) > 2 and not readers.isdisjoint(CONVOLUTIONS):
         kept = ones & ({0, 1} if len(ones - {0}) == len(shape) - 1 else {0})
     return [place for place in range(len(shape)) if place not in ones or place in kept]
 
 
 def _readers(nodes: Iterable[Any]) -> Iterator[str]:
-    """The operators that read what nodes give, whatever it is looked at as; without convolutions in groups, whose
-    weights are no matrices.
+    """Yield the operators that read nodes, also through views; without grouped convolutions, whose weights are not
+    matrices.
     """
     left = list(nodes)
     while left:
@@ -49,7 +49,7 @@ def _readers(nodes: Iterable[Any]) -> Iterator[str]:
 
 
 def as_given(stored: StoredValue, shape: Sequence[Any], kept: Sequence[int]) -> View:
-    """A view of a value that is given; what it has of one place is read there."""
+    """Return a view of an input; its axes of size one are read at their only position."""
     view = View.of(stored, [1 if place in kept else 0 for place in range(len(shape))])
     for place in kept:
         if equal(shape[place], 1):
@@ -58,7 +58,7 @@ def as_given(stored: StoredValue, shape: Sequence[Any], kept: Sequence[int]) -> 
 
 
 def at_its_place(view: View, dim: int) -> View:
-    """An axis of one place read at it."""
+    """Return a view that reads an axis of size one at its only position."""
     rows = list(view.dims)
     (slot,) = rows[dim]
     rows[dim] = ()
@@ -66,7 +66,7 @@ def at_its_place(view: View, dim: int) -> View:
 
 
 def along(recorder: Recorder, view: View, dim: int, letter: str = "n") -> View:
-    """A view with a dimension of one place along an axis: one that is stored, else one that it is written along."""
+    """Return a view with a dimension of size one along an axis: a stored one, or one that is written for it."""
     view = view.fresh()
     rows, index = list(view.dims), list(view.index)
     for place, (axis, each) in enumerate(zip(leaves(view.stored.axes), view.index, strict=True)):
@@ -78,7 +78,7 @@ def along(recorder: Recorder, view: View, dim: int, letter: str = "n") -> View:
 
 
 def written(recorder: Recorder, view: View, dim: int, letter: str) -> View:
-    """A view with a dimension of one place as an axis of what is stored: it is written there."""
+    """Return a view with a dimension of size one as a stored axis, by writing it."""
     view = view.fresh()
     axes: list[AxisClass] = []
     write: list[Index] = []
@@ -108,10 +108,11 @@ def written(recorder: Recorder, view: View, dim: int, letter: str) -> View:
 
 
 def matrix_product(recorder: Recorder, x: View, z: View, row_x: Letters, row_z: Letters, out: Letters) -> View:
-    """A product of matrices, of which one may have one row or one column, and both one place to sum.
+    """Record a product of matrices, of which one may have one row or one column, and both a summed dimension of size
+    one.
 
-    A product of values, one for each point of a batch, stays as it is: a matrix with one column for each sequence, as a
-    state space reads its states with, is a vector.
+    A product of values with one column for each point of a batch is not changed: a matrix with one column for each
+    sequence, as a state space reads its states with, is a vector.
     """
     views, letters = [x.fresh(), z.fresh()], [list(row_x), list(row_z)]
 

@@ -1,4 +1,4 @@
-"""Changes in place that autograd does not see: an export makes steps of them, which stop gradients that go on."""
+"""Refuse in-place changes that autograd does not see: an export makes steps of them, which stop gradients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from learncost.ir.errors import InputError
 
 
 def check_changes(program: Any, learns: set[str]) -> None:
-    """Refuse a change under `torch.no_grad`, or through `detach`, of what has a gradient and is read again.
+    """Refuse a change under `torch.no_grad`, or through `detach`, of a value that has a gradient and is read again.
 
-    program   as it was exported, before what it changes in place became steps
+    program   the exported program before functionalization
     learns    the placeholders that have a gradient
     Raises `InputError` with the module's path, file, and line.
     """
@@ -20,16 +20,20 @@ def check_changes(program: Any, learns: set[str]) -> None:
 
 
 class _Changes:
-    """What follows from what learns, and where memory of it was changed, through a graph and the graphs inside it."""
+    """The values that depend on trainable ones, and the memory of theirs that was changed, in a graph and its
+    subgraphs.
+    """
 
     def __init__(self) -> None:
         self.learns: set[Any] = set()  # nodes
-        self.written: set[int] = set()  # memory into which autograd saw written what learns
-        self.apart: set[Any] = set()  # nodes that share memory, and no gradient, with others
-        self.unseen: dict[int, Any] = {}  # by memory: the change
+        self.written: set[int] = set()  # memory into which autograd saw a write of a trainable value
+        self.apart: set[Any] = set()  # nodes that share memory with others, and no gradient
+        self.unseen: dict[int, Any] = {}  # the change by memory
 
     def walk(self, graph: Any, given: dict[Any, Any], learns: set[str], enabled: bool) -> Any:
-        """What a graph hands out. `given` are the outer nodes of its placeholders, `enabled` says whether gradients."""
+        """Return the outputs of a graph. `given` are the outer nodes of its placeholders, `enabled` is the grad
+        mode.
+        """
         results: Any = ()
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -80,7 +84,7 @@ class _Changes:
                 self.written |= {_memory(each) or 0 for each in changed if each not in self.apart}
 
     def learned(self, node: Any) -> bool:
-        """Whether a node has a gradient."""
+        """Return whether a node has a gradient."""
         return node in self.learns or (
             isinstance(node, _node_type()) and node not in self.apart and _memory(node) in self.written
         )
@@ -90,8 +94,9 @@ class _Changes:
             change = self.unseen.get(_memory(each) or 0)
             if self.learned(each) and change is not None:
                 raise InputError(
-                    f"a change in place{place_of(change)} of what has a gradient and is read again is unseen by "
-                    "autograd, and no export keeps that: write y = x + (changed - x).detach(), and read y from there on"
+                    f"an in-place change{place_of(change)} of a tensor with a gradient, which is read again, is not "
+                    "seen by autograd, which an export does not keep: write y = x + (changed - x).detach(), and "
+                    "use y from then on"
                 )
 
 
@@ -102,7 +107,7 @@ def _node_type() -> type:
 
 
 def _changed(node: Any) -> Iterator[Any]:
-    """What a step writes into."""
+    """Yield the arguments that a step writes into."""
     import torch
 
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
@@ -115,11 +120,11 @@ def _changed(node: Any) -> Iterator[Any]:
 
 
 def _memory(node: Any) -> int | None:
-    """What tells the memory of a value from that of others."""
+    """Return the identity of a value's memory."""
     import torch
 
     value = node.meta.get("val")
     try:
         return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
-    except (NotImplementedError, RuntimeError):  # one of torch.func, or without memory
+    except (NotImplementedError, RuntimeError):  # a tensor of torch.func, or one without memory
         return None

@@ -1,4 +1,4 @@
-"""Products that a module computes and nothing reads: a run has them, an exported graph has not, and a table says so."""
+"""Count dead products of a module, which a run computes and an exported graph drops."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from learncost.importer.registered import polynomial
 
 @dataclass(frozen=True)
 class Unused:
-    """Products that lead to no output of a module.
+    """Products that no output of a module depends on.
 
-    flops   of the forward pass, in the graph's symbols; None where they are no polynomial in them
+    flops   FLOPs of the forward pass, in the graph's symbols; None if they are not a polynomial in them
     places  the operators, each with the path of its module
     """
 
@@ -24,7 +24,7 @@ class Unused:
 
 
 def unused(program: Any) -> Unused:
-    """What of a graph that has all that ran, as `torch.export` returns it, leads to no output."""
+    """Return the dead products of a graph that has all operations of a run, as `torch.export` returns it."""
     import torch
 
     flops: Any = 0
@@ -40,9 +40,9 @@ def unused(program: Any) -> Unused:
 
 
 def _unread(graph: Any) -> Iterator[Any]:
-    """The calls of operators of a graph of which nothing follows, the last first.
+    """Yield the dead operator calls of a graph, the last first.
 
-    A change in place is read where its storage is.
+    An in-place change is live if its storage is read.
     """
     import torch
 
@@ -63,12 +63,12 @@ def _unread(graph: Any) -> Iterator[Any]:
 
 
 def _flops(node: Any) -> Any:
-    """The FLOPs of one call by the formulas of PyTorch, attention as plain products."""
+    """Return the FLOPs of one call by PyTorch's formulas, with attention as plain products."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    if node.target.is_view:  # it computes nothing; the level of a forward derivative would be gone, too
+    if node.target.is_view:  # it computes nothing; removing it would remove the level of a forward derivative, too
         return 0
     values = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
     tensors = [each for each in torch.utils._pytree.tree_leaves(values) if isinstance(each, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""The numbers of a module's inputs, weights and what is outside of its table, from running the exported graph."""
+"""Evaluate the exported graph: the values of a module's inputs, weights and outside tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from learncost.importer.walk import ImportedModule
 
 @dataclass
 class GraphValues:
-    """Every tensor of a graph, and what it returns."""
+    """Every tensor of a graph, and its results."""
 
     of_node: Mapping[str, Any]
     outputs: list[Any]
@@ -27,9 +27,9 @@ def run_graph(
 ) -> GraphValues:
     """Run the exported graph in float64 on inputs by name and parameters by path.
 
-    Of nodes whose value is `known` that is taken, and what only they read is not run.
+    `known` values are used instead of running their nodes, and nodes that only these need are not run.
 
-    What brings numbers to single or half precision brings them to double precision here.
+    Conversions to single or half precision convert to double precision here.
     """
     import torch
 
@@ -69,7 +69,7 @@ def run_graph(
                 return double(source).expand(base.shape).to(double(base).dtype)
             if operator_name(target) == "view":  # strides differ where attention of doubles is another kernel
                 return double(args[0]).reshape(args[1])
-            if operator_name(target).startswith("fake_quantize_per_"):  # PyTorch's has its scale in single precision
+            if operator_name(target).startswith("fake_quantize_per_"):  # its scale is in single precision there
                 return _fake_quantized(*map(double, args))
             if operator_name(target) == "hardsigmoid":  # PyTorch's gradient has 1/6 in single precision
                 return torch.nn.functional.relu6(double(args[0]) + 3) / 6
@@ -93,12 +93,12 @@ def run_graph(
             given.append(double(program.constants[spec.target]))
         elif kind == "TOKEN":
             given.append(None)
-        elif hasattr(spec.arg, "value"):  # no tensor
+        elif hasattr(spec.arg, "value"):  # not a tensor
             given.append(spec.arg.value)
         else:
             given.append(double(inputs[names[spec.arg.name]]) if hasattr(spec.arg, "name") else None)
     kind = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # of what is made of whole numbers
+    torch.set_default_dtype(torch.float64)  # computed from integers
     try:
         results = InDouble(program.graph_module).run(*given)
     finally:
@@ -107,7 +107,9 @@ def run_graph(
 
 
 def _before_outputs(graph: Any, known: Mapping[str, Any]) -> set[Any]:
-    """The nodes that a graph's outputs follow from, without going on behind what is known; all where nothing is."""
+    """Return the nodes that a graph's outputs depend on, without looking behind known ones; all nodes if nothing is
+    known.
+    """
     if not known:
         return set(graph.nodes)
     left = [node for node in graph.nodes if node.op == "output"]
@@ -121,7 +123,9 @@ def _before_outputs(graph: Any, known: Mapping[str, Any]) -> set[Any]:
 
 
 def _fake_quantized(x: Any, scale: Any, zero: Any, *more: Any) -> Any:
-    """`torch.fake_quantize_per_tensor_affine`, and by channel of a dimension that is told before the bounds."""
+    """Return `torch.fake_quantize_per_tensor_affine`, or its per-channel version if an axis is given before the
+    bounds.
+    """
     import torch
 
     *dim, low, high = more

@@ -1,4 +1,6 @@
-"""Stored values and views of them. A view is no line: it says where each of its dimensions lies in what is stored."""
+"""Stored values and views of them. A view is not a line: it gives the index of each of its dimensions in the stored
+value.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from learncost.importer.axes import AxisClass, Size, equal, leaves, product, quo
 
 @dataclass(eq=False)
 class StoredValue:
-    """A value that a line makes or that is given: its name and the classes of its axes.
+    """A value that a line makes or that is an input: its name and the classes of its axes.
 
     kind    weight, input, constant, index, value
-    target  where it is from: a parameter's path, a node of the graph
-    reads   of an index: the size of the axis that it is read at
+    target  its source: a parameter's path, or a node of the graph
+    reads   the size of the axis that an index reads
     """
 
     name: str
@@ -27,14 +29,14 @@ class StoredValue:
 
 @dataclass(eq=False, slots=True)
 class ViewAxis:
-    """An axis of a view: something to loop over, of a class. A slot that no index has is only spread."""
+    """An axis of a view: a loop index with a class. A slot in no index is a broadcast dimension."""
 
     axis: AxisClass
 
 
 @dataclass(frozen=True)
 class AxisIndex:
-    """Where a stored axis is read: factors times slots, and a number. Of `outside` what lies beyond is taken."""
+    """The index into a stored axis: factors times slots, and a number. With `outside`, it may be out of bounds."""
 
     parts: tuple[tuple[Size, ViewAxis], ...]
     start: Size = 0
@@ -42,7 +44,7 @@ class AxisIndex:
 
 @dataclass(frozen=True)
 class At:
-    """A stored axis that is read at an index, itself a view."""
+    """A stored axis that is read at an index, which is a view."""
 
     view: View
 
@@ -53,7 +55,7 @@ Dimension: TypeAlias = tuple[ViewAxis, ...]
 
 @dataclass(frozen=True)
 class View:
-    """How a stored value is read: an index for each leaf of its axes, and its dimensions, each a row of slots.
+    """A view of a stored value: an index for each leaf of its axes, and its dimensions, each a row of slots.
 
     A dimension of size one is an empty row.
     """
@@ -65,7 +67,7 @@ class View:
 
     @staticmethod
     def of(stored: StoredValue, dims: Sequence[int] | None = None) -> View:
-        """A value as it is stored; `dims` says how many of its axes each dimension has, one each where it is absent."""
+        """Return the value as it is stored; `dims` gives the number of axes of each dimension, by default one each."""
         slots = [ViewAxis(axis) for axis in stored.axes]
         index = tuple(slots)
         rest = iter(slots)
@@ -78,11 +80,11 @@ class View:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it reads all of what is stored, axis by axis."""
+        """Return whether it reads all of the stored value, axis by axis."""
         return not self.spread and all(isinstance(index, ViewAxis) for index in self.index)
 
     def fresh(self) -> View:
-        """The same after all splits of its classes: a slot for each part."""
+        """Return the view after all splits of its classes: a slot for each part."""
         split: dict[ViewAxis, tuple[ViewAxis, ...]] = {}
         for slot in {slot: None for row in self.dims for slot in row}:
             parts = slot.axis.leaves
@@ -100,7 +102,7 @@ class View:
         def renewed(index: Index) -> tuple[Index, ...]:
             if isinstance(index, ViewAxis):
                 return row((index,))
-            if isinstance(index, At):  # its slots are those of the view that reads at it
+            if isinstance(index, At):  # its slots are those of the index view
                 return (At(index.view._split(split)),)
             parts: list[tuple[Size, ViewAxis]] = []
             for factor, slot in index.parts:
@@ -114,13 +116,14 @@ class View:
         return View(self.stored, index, tuple(map(row, self.dims)), frozenset(row(self.spread)))
 
     def swapped(self, slots: Mapping[ViewAxis, ViewAxis]) -> View:
-        """With other slots in the place of some."""
+        """Return the view with some slots replaced."""
         return self._split({old: (new,) for old, new in slots.items()})
 
     def at(self, slot: ViewAxis, parts: tuple[tuple[Size, ViewAxis], ...], start: Size = 0) -> View:
-        """Read at a place where a slot was looped over: factors times new slots, and a number. Raises `ApartError`.
+        """Return the view read at an index instead of a slot: factors times new slots, and a number. Raises
+        `ApartError`.
 
-        A stored axis that is read so stays whole; a place of a place is one.
+        A stored axis that is read so cannot be split; an index of an index is one index.
         """
         index: list[Index] = []
         for each in self.index:
@@ -139,14 +142,14 @@ class View:
         return replace(self, index=tuple(index))
 
     def permuted(self, order: Sequence[int]) -> View:
-        """With its dimensions in another order."""
+        """Return the view with its dimensions in another order."""
         return replace(self, dims=tuple(self.dims[place] for place in order))
 
     def with_dims(self, dims: Iterable[Dimension]) -> View:
         return replace(self, dims=tuple(dims))
 
     def expanded(self, shape: Sequence[Size]) -> View:
-        """Spread over a shape that has as many dimensions or more, in front."""
+        """Return the view broadcast to a shape that has as many dimensions or more, in front."""
         rows: list[Dimension] = [() for _ in range(len(shape) - len(self.dims))]
         rows += self.dims
         spread = set(self.spread)
@@ -158,7 +161,7 @@ class View:
         return replace(self, dims=tuple(rows), spread=frozenset(spread))
 
     def reshaped(self, shape: Sequence[Size]) -> View:
-        """The same places in order under another shape. Raises `ApartError` where an axis cannot be split so."""
+        """Return the same elements in order under another shape. Raises `ApartError` if an axis cannot be split so."""
         view = self.fresh()
         rows: list[Dimension] = []
         while True:
@@ -192,9 +195,9 @@ class View:
 
 
 class ShapeError(Exception):
-    """A shape that has not as many places as the view."""
+    """A shape with another number of elements than the view."""
 
 
 def all_leaves(rows: Iterable[Dimension]) -> tuple[AxisClass, ...]:
-    """The classes of rows of slots, in their order."""
+    """Return the classes of rows of slots, in order."""
     return tuple(leaves([slot.axis for row in rows for slot in row]))

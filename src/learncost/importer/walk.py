@@ -1,4 +1,4 @@
-"""From a module to the text of a layer: its graph is exported, read, and written in the notation."""
+"""Export a module, read its graph and write it as a layer in the notation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.importer import rules  # they register themselves
+from learncost.importer import rules  # they register themselves on import
 from learncost.importer.axes import AxisClass, Size
 from learncost.importer.bodies import with_ops
 from learncost.importer.changes import Change, changes, following, unsettled
@@ -29,15 +29,15 @@ from learncost.ir.stated import Limit
 
 @dataclass
 class ImportedModule:
-    """What was read of a module.
+    """A module as a layer, with the sources of its values.
 
     text      the layer in the notation
-    inputs    where the values of its inputs come from, by name: one, or those of all turns of a repeat
-    weights   the parameters' paths, by name: one, or those of all turns
-    outputs   their names, and `output_nodes` the nodes of the graph that give them
-    changed   of outputs that are new values of buffers, parameters or inputs changed in place: what they are of
-    derived   sizes that follow from open ones, as expressions
-    met       sizes of axes that are called by no open letter, in the order in which they got a letter
+    inputs    the sources of its inputs, by name: one, or those of all iterations of a loop
+    weights   the parameters' paths, by name: one, or those of all iterations
+    outputs   their names; `output_nodes` are their nodes in the graph
+    changed   the buffer, parameter or input that an output is the new value of, if it is changed in place
+    derived   expressions of the sizes that follow from open ones
+    met       sizes of axes without an open letter, in the order in which they got a letter
     """
 
     text: str
@@ -52,7 +52,7 @@ class ImportedModule:
     changed: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, expression: str, sizes: Mapping[str, int]) -> int:
-        """A size that follows from others, given these. Raises `InputError` where some of them are not given."""
+        """Return a derived size for given sizes. Raises `InputError` if some of them are missing."""
         import sympy
         from torch.utils._sympy import functions
 
@@ -62,7 +62,7 @@ class ImportedModule:
         # A letter E is no number, an N no function.
         size = sympy.sympify(expression, locals=called | letters).subs(sizes)
         if unknown := sorted(map(str, size.free_symbols)):
-            raise InputError(f"the size {expression} needs {', '.join(unknown)}, which the values of a run say")
+            raise InputError(f"the size {expression} needs {', '.join(unknown)}, which depend on values")
         return int(size)
 
 
@@ -75,7 +75,7 @@ def read_module(
     fold: bool = True,
     unknown: str = "refuse",
 ) -> ImportedModule:
-    """The layer that a PyTorch module is.
+    """Import a PyTorch module as a layer.
 
     Parameters
     ----------
@@ -84,17 +84,17 @@ def read_module(
     inputs
         Example tensors: a tuple for the arguments of forward in their order, or a mapping by their names.
     symbols
-        Of inputs, what their dimensions are called, such as `{"idx": "B M"}`: a letter is a size that stays open, a
-        number one that is fixed.
+        The names of the inputs' dimensions, such as `{"idx": "B M"}`: a letter is a symbolic size, a number a fixed
+        one.
     fold
-        Whether equal blocks become a repeat.
+        Whether equal blocks become a loop.
     unknown
-        What becomes of an operator of which nobody knows the cost: refuse, or zero, a line without a number.
+        The treatment of operators with unknown cost: refuse (an error), or zero (a line without cost).
 
     Raises
     ------
     InputError
-        For what PyTorch cannot export or what no rule reads, with the user's own line.
+        For constructs that PyTorch cannot export or no rule reads, with the user's line.
     """
     return read_exported(export(module, inputs, symbols or {}), module, name=name, fold=fold, unknown=unknown)
 
@@ -109,8 +109,8 @@ def read_exported(
     stated: Mapping[int, Size] = {},
     taken: Iterable[str] = (),
 ) -> ImportedModule:
-    """The layer that an exported module is; of sizes that are `met`, by their place, `stated` says more than the number
-    that they have in this export. No size is called by a letter that is `taken`. Raises `InputError`.
+    """Return the layer of an exported module; `stated` refines the sizes in `met`, by position, beyond their number in
+    this export. The letters in `taken` are not used for sizes. Raises `InputError`.
     """
     SAME_SIZES.set(exported.letters.same_sizes)
     constants = NodeConstants(_tensors(exported, module))
@@ -141,15 +141,15 @@ WITHOUT_GRADIENT = (
     *("bernoulli", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
     *("new_zeros", "new_ones", "new_full", "new_empty"),
 )
-"""Operators through which no gradient passes, although they are given values that learn."""
+"""Operators that pass no gradient to their arguments."""
 
 
 OF_THE_FIRST = ("type_as", "view_as", "expand_as", "reshape_as")
-"""Operators that take the type or the shape of another value alone."""
+"""Operators that use only the type or the shape of the second value."""
 
 
 def _check_given(exported: Exported, reader: GraphReader, given: Mapping[str, Sequence[StoredValue]]) -> None:
-    """Refuse an input of the table that follows from what learns: its gradient would be missing without a word."""
+    """Refuse an input of the table that follows from trainable values: its gradient would be lost silently."""
     learned = set()
     nodes = {}
     for node in exported.program.graph.nodes:
@@ -171,11 +171,11 @@ def _check_given(exported: Exported, reader: GraphReader, given: Mapping[str, Se
         node = nodes.get(stored.target)
         if stored.kind in ("constant", "real part", "imaginary part") and node in learned:
             reader.node = node
-            raise reader.refusal(f"{stored.name}, which follows from what learns and would stand outside of the table,")
+            raise reader.refusal(f"{stored.name}, an input of the table that depends on trainable values,")
 
 
 def _tensors(exported: Exported, module: Any) -> dict[Any, Any]:
-    """Buffers and lifted constants by the graph's nodes, without floats that the module changes in place."""
+    """Return buffers and lifted constants by the graph's nodes, without floats that the module changes in place."""
     program, changed = exported.program, {of for _, of in exported.changed}
     buffers = dict(module.named_buffers(remove_duplicate=False))
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -195,13 +195,13 @@ def _whole_examples(exported: Exported) -> dict[Any, Any]:
 
 
 def _given(reader: GraphReader, exported: Exported, node: Any, weights: dict[StoredValue, str]) -> Any:
-    """What a placeholder is: a weight, a float input, or what stays outside."""
+    """Return the operand of a placeholder: a weight, a float input, or an outside value."""
     import torch
 
     value = node.meta.get("val")
     paths, same = exported.weights.paths, exported.weights.same
     if node.name in paths:
-        path = same.get(paths[node.name], paths[node.name])  # a parameter may have a second name
+        path = same.get(paths[node.name], paths[node.name])  # a tied parameter has a second name
         sizes = [*map(size_of, value.shape), *((2,) if value.dtype.is_complex else ())]  # two numbers for each
         for stored, known in weights.items():
             if known == path:
@@ -224,22 +224,22 @@ def _given(reader: GraphReader, exported: Exported, node: Any, weights: dict[Sto
 
 
 def _looked(reader: GraphReader, view: View, value: Any) -> View | Complex:
-    """A weight as the graph has it: complex numbers are the pairs that it stores."""
+    """Return a weight in the type of the graph: complex numbers are stored as pairs."""
     return rules.complex.view_as_complex(reader, view) if value.dtype.is_complex else view
 
 
 def _input(name: str, sizes: Sequence[Size], kept: Sequence[int], kind: str) -> View:
-    """A value that is given, with the axes that are kept."""
+    """Return the view of an input, with the axes that are kept."""
     return as_given(StoredValue(name, tuple(AxisClass(sizes[place]) for place in kept), kind, name), sizes, kept)
 
 
 def _outputs(reader: GraphReader, exported: Exported, node: Any, changes: bool) -> list[tuple[str, View, str]]:
-    """The float outputs that follow from what is in the table, by name; of a module that makes numbers for others, what
-    holds and what does not, too.
+    """Return the float outputs that follow from values of the table, by name; for a module that computes inputs of
+    others, the booleans too.
 
-    A number to which all others lead is the loss, and stands alone.
+    If all other outputs lead to one number, that is the loss, and the only output.
 
-    changes   whether the module changes a value in place: it may then return none
+    changes   whether the module changes a value in place, in which case it may have no output
     """
     every: list[tuple[str, View, str]] = []
     for number, (source, name) in enumerate(zip(node.args[0], exported.outputs, strict=False)):
@@ -252,7 +252,7 @@ def _outputs(reader: GraphReader, exported: Exported, node: Any, changes: bool) 
             continue
         every.append((name or f"output_{number}", value, str(source.name)))
     if not every and not changes:
-        raise InputError("nothing that the module returns is a float that follows from its weights or its float inputs")
+        raise InputError("the module returns no float tensor that depends on its weights or its float inputs")
     for _, value, node_name in every:
         ways = () if value.dims else _ways(reader.recorder.equations, value.stored)
         if ways and all(other.stored in ways for _, other, _ in every):
@@ -261,7 +261,7 @@ def _outputs(reader: GraphReader, exported: Exported, node: Any, changes: bool) 
 
 
 def _ways(equations: Sequence[Equation], end: StoredValue) -> set[StoredValue]:
-    """Every value through which a gradient comes from an end."""
+    """Return every value through which an end passes a gradient."""
     ways = {end}
     for equation in reversed(equations):
         if equation.op != "stop_gradient" and any(read.view.stored in ways for read in equation.left):
@@ -324,7 +324,9 @@ def _written(
 
 
 def _limits(exported: Exported, reader: GraphReader) -> Mapping[str, Limit]:
-    """The sizes that open letters may have: those that the export holds for, and places that there are to look up."""
+    """Return the allowed ranges of open letters: those that the export is valid for, and the sizes of indexed
+    tables.
+    """
     limits = dict(exported.letters.limits)
     for size, most in reader.limits.items():
         if letter := exported.letters.symbols.get(str(size)):
@@ -333,8 +335,9 @@ def _limits(exported: Exported, reader: GraphReader) -> Mapping[str, Limit]:
 
 
 def _behind(reader: GraphReader, exported: Exported, equations: Sequence[Equation]) -> list[StoredValue]:
-    """Values of the table that inputs from outside are computed from, as a mask of what is no number, or whole numbers
-    that the module returns: they are made."""
+    """Return values of the table from which outside inputs are computed, such as a mask of nan, or integers that the
+    module returns: they are computed, too.
+    """
     nodes = {node.name: node for node in exported.program.graph.nodes}
     left = [nodes[stored.target] for each in equations for stored in each.reads if stored.target in nodes]
     returned = [
@@ -356,12 +359,12 @@ def _behind(reader: GraphReader, exported: Exported, equations: Sequence[Equatio
             if isinstance(value, GivenTensor | ChosenPlaces | IntegerValue) and node not in seen:
                 seen.add(node)
                 left.append(node)
-    made = {read.view.stored for each in equations for read in each.left}  # what is there already is kept as it is
+    made = {read.view.stored for each in equations for read in each.left}  # an existing entry is kept
     return [stored for stored in values if stored.kind not in ("weight", "input") and stored not in made]
 
 
 def _as_output(reader: GraphReader, label: str, value: View, taken: Sequence[StoredValue]) -> StoredValue:
-    """A value as the module returns it: its axes in the order of its dimensions, in an array of its own."""
+    """Return an output as the module returns it: a copy with its axes in the order of its dimensions."""
     value = value.fresh()
     made = {read.view.stored for equation in reader.recorder.equations for read in equation.left}
     order = [slot for row in value.dims for slot in row]

@@ -1,4 +1,4 @@
-"""What stands around a module or around its results, and what an export takes: the module itself, rows and mappings."""
+"""Unwrap modules, and convert their results and arguments to the types that an export takes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _AROUND: Mapping[str, str] = {
     "DistributedDataParallel": "module",
     "OptimizedModule": "_orig_mod",
 }
-"""PyTorch's modules around another that compute what it computes, and where they have it."""
+"""PyTorch's wrapper modules that compute what the wrapped module computes, and its attribute."""
 
 _OTHER_FORMS: Mapping[str, str] = {
     "torch.jit": "is compiled by torch.jit",
     "torch.ao.nn.quantized": "is quantized, and its weights are packed",
     "torch.ao.nn.intrinsic.quantized": "is quantized, and its weights are packed",
 }
-"""Where PyTorch has modules of another form than its own, which no export reads, and what they are."""
+"""Packages of PyTorch with module formats that no export reads, and their description."""
 
 
 def readable(module: Any) -> Any:
-    """A module without what spreads it over devices or compiles it. Raises `InputError` for one that is not written in
-    Python any more, or that computes nothing."""
+    """Return a module without its distributed or compiling wrapper. Raises `InputError` for a module that is not Python
+    code any more, or that computes nothing.
+    """
     from torch import nn
 
     while type(module).__module__.startswith("torch.") and type(module).__name__ in _AROUND:
@@ -39,20 +40,22 @@ def readable(module: Any) -> Any:
             if any(kind.__module__.startswith(spec) for kind in type(part).__mro__):
                 raise InputError(
                     f"{path or type(module).__name__} {what}, which no export reads: "
-                    "give the module that it was made of"
+                    "pass the module that it was made from"
                 )
         if any(nn.parameter.is_lazy(each) for each in part.parameters(recurse=False)):
             raise InputError(
-                f"{path or type(module).__name__} is lazy, and has no sizes before a first call: "
-                "call the module once before it is given"
+                f"{path or type(module).__name__} is lazy and has no sizes before its first call: "
+                "call the module once before you pass it"
             )
     if getattr(module.forward, "__func__", None) is nn.Module.forward:
-        raise InputError(f"{type(module).__name__} has no forward, so there is nothing to read")
+        raise InputError(f"{type(module).__name__} has no forward method")
     return module
 
 
 def plain(results: Any) -> Any:
-    """Results in rows and mappings: of a dataclass or a namespace its fields, of a distribution its parameters."""
+    """Convert results to tuples and dicts: a dataclass or a namespace to its fields, a distribution to its
+    parameters.
+    """
     import torch
 
     def fields(leaf: Any) -> Any:
@@ -61,7 +64,7 @@ def plain(results: Any) -> Any:
         if isinstance(leaf, torch.distributions.Distribution):
             values = {name: value for name, value in vars(leaf).items() if name in leaf.arg_constraints}
             if not values:
-                raise InputError(f"a {type(leaf).__name__} is returned, which is no tensor: return those it is made of")
+                raise InputError(f"the result {type(leaf).__name__} is not a tensor: return its parameter tensors")
             return plain(values)
         return plain(vars(leaf)) if type(leaf) is SimpleNamespace else leaf
 
@@ -70,7 +73,7 @@ def plain(results: Any) -> Any:
 
 @contextmanager
 def named_inputs(module: Any, by_name: Mapping[str, Any]) -> Iterator[None]:
-    """What forward takes by `**` has its names in forward's signature: PyTorch says by these what stays open."""
+    """Replace `**` in forward's signature by the names of the inputs, which PyTorch needs for dynamic shapes."""
     forward = module.forward
     signature = inspect.signature(forward)
     kinds = inspect.Parameter

@@ -1,1 +1,1 @@
-"""Sharding: a step over a mesh of devices, with its collectives derived from the tables."""
+"""Sharding: rewrite a step for a mesh of devices, with the collectives derived from its tables."""

@@ -1,7 +1,7 @@
-"""A static check of a placed table: what cannot be shown to be right is refused.
+"""Statically check a sharded table: refuse it unless it is provably correct.
 
-It knows nothing of how lines were placed. For every axis of the mesh an array is cut, which its axes say, the same on
-all devices, or partial, still to be summed; every line has to make its result of its operands by one of few rules.
+The check does not depend on how lines were placed. Over every mesh axis an array is sharded, as its axes say,
+replicated, or a partial sum; every line has to follow one of few rules from operands to result.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from learncost.ops import entry
 from learncost.ops.collectives import is_collective, place_changed
 
 CUT, SENT, SAME, ZERO, OWN = "cut", "sent", "the same", "zero", "a turn's own"
-"""How an array is over an axis of the mesh; else it is partial, `sum`, `max` or `min`. What is sent is cut by rows."""
+"""The states of an array over a mesh axis; otherwise it is partial, `sum`, `max` or `min`. Dispatched rows are sharded
+by row.
+"""
 
 BEFORE, CAME, NEXT = "of the turn before", "what came round", "of the next turn"
-"""Of a part that goes round a ring: whether it is that of the turn, or has one step to go, or has gone it."""
+"""The position of a rotating shard in a ring: to be passed on, received in this iteration, or passed on."""
 
 PAIRS, PART, OTHERS = "pairs of parts", "the sum over one part", "the sum over the parts of the others"
-"""What lines make of a device's own part and of another one, or the own again, and what they sum over the latter."""
+"""Results of a device's own shard and another one, or its own again, and sums over the other shards."""
 
 _ROUND = frozenset((BEFORE, CAME, NEXT, PAIRS, PART, OTHERS))
 
@@ -42,13 +44,13 @@ _MAKES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "combine": ((SENT,), CUT),
     "pass_on": ((BEFORE, CAME), CAME),
 }
-"""Of each collective what it may be given, and what it makes of that."""
+"""The states of operands that each collective accepts, and the state of its result."""
 
 
 def check_placed(table: Table, mesh_axes: Iterable[tuple[str, int]]) -> None:
-    """Refuse a placed table of which a line, or a result, cannot be shown to be right. Raises `InputError`.
+    """Refuse a sharded table unless every line and result is provably correct. Raises `InputError`.
 
-    mesh_axes  each with how many devices lie along it
+    mesh_axes  each with its number of devices
     """
     for mesh_axis, devices in mesh_axes:
         states = {name: _of(table.axes[name], mesh_axis) for name in (*table.inputs, *table.weights)}
@@ -56,7 +58,7 @@ def check_placed(table: Table, mesh_axes: Iterable[tuple[str, int]]) -> None:
         _LineCheck(mesh_axis, devices, axes).lines(table.lines, states)
         for name in table.outputs:
             if states[name] not in (CUT, SAME, ZERO):
-                raise InputError(f"the result {name} would be partial over {mesh_axis} ({states[name]})")
+                raise InputError(f"the result {name} would remain a partial sum over {mesh_axis} ({states[name]})")
 
 
 def _of(axes: Iterable[str], mesh_axis: str) -> str:
@@ -64,12 +66,12 @@ def _of(axes: Iterable[str], mesh_axis: str) -> str:
 
 
 class _LineCheck:
-    """The lines of a scope over one axis of the mesh; `states` is what is known of names, and receives theirs."""
+    """Check the lines of a scope over one mesh axis; `states` has the states of names, and is extended."""
 
     def __init__(self, mesh_axis: str, devices: int, axes: Mapping[str, tuple[str, ...]], busy: bool = False) -> None:
         self.mesh_axis, self.devices, self.axes, self.busy = mesh_axis, devices, axes, busy
-        self.zeros: set[str] = set()  # however they are cut
-        self.owners: dict[str, str] = {}  # of rows that were sent: the part, of whatever they read, that is there
+        self.zeros: set[str] = set()  # sharded in any way
+        self.owners: dict[str, str] = {}  # the shard that dispatched rows read
 
     def lines(self, lines: Iterable[Statement], states: States) -> None:
         for line in lines:
@@ -91,10 +93,10 @@ class _LineCheck:
             self.ring(line, states, inner)
             return
         if busy and not self.busy and any(states[name] not in (SAME, ZERO) for name in line.shared):
-            raise self.refuse(line, "turns on several devices read what is not the same on all")
+            raise self.refuse(line, "iterations on several devices read values that differ between devices")
         for name, stack in line.each:
             if busy and not self.busy and mesh_axis not in sharded_over(self.axes[stack][0]):
-                raise self.refuse(line, f"turns on several devices read the slices of {stack}, which all of them have")
+                raise self.refuse(line, f"iterations on several devices read slices of {stack}, which is replicated")
             inner_states[name] = OWN if busy else states[stack]
         for carry in line.carry:
             inner_states[carry.start] = OWN if busy else states[carry.initial]
@@ -103,40 +105,44 @@ class _LineCheck:
         for carry in line.carry:
             end, start = inner_states[carry.end], inner_states[carry.start]
             if end != start and end != ZERO and not busy:
-                raise self.refuse(line, f"{carry.start} goes in {start}, and {carry.end} comes out {end}")
+                raise self.refuse(line, f"{carry.start} is {start}, but {carry.end} is {end}")
             if busy and not self.busy and states[carry.initial] != ZERO:
-                raise self.refuse(line, f"turns on several devices hand {carry.start} on")
+                raise self.refuse(line, f"iterations on several devices carry {carry.start}")
             states[carry.final] = "sum" if busy and not self.busy else start
         self.owners |= {stack: inner.owners.get(name, "") for name, stack in line.keep}
         for name, stack in line.keep:
             states[stack] = CUT if busy and not self.busy else inner_states[name]
 
     def ring(self, line: Loop, states: States, inner: _LineCheck) -> None:
-        """Turns in which the parts of all others come round: each of them once, and what is summed over them whole."""
+        """Check a ring, in which every device receives each of the other shards once, so that sums over them are
+        complete.
+        """
         if line.count != str(self.devices - 1):
-            raise self.refuse(line, f"{line.count} turns go round {self.devices} devices")
+            raise self.refuse(line, f"{line.count} ring iterations do not match {self.devices} devices")
         inner_states = dict(states)
         for carry in line.carry:
             given = ZERO if carry.initial in self.zeros else states[carry.initial]
             is_round = any(map(comes_round, line.axes[carry.start]))
             allowed = {CUT: BEFORE, ZERO: CAME} if is_round else {PART: PART, ZERO: ZERO}
             if given not in allowed:
-                raise self.refuse(line, f"{carry.initial} goes round as {given}")
+                raise self.refuse(line, f"{carry.initial} cannot rotate as {given}")
             inner_states[carry.start] = allowed[given]
         starts = dict(inner_states)
         inner.lines(line.lines, inner_states)
         for carry in line.carry:
             start, end = starts[carry.start], inner_states[carry.end]
             if end != {BEFORE: CAME, CAME: NEXT, PART: PART, ZERO: PART}[start]:
-                raise self.refuse(line, f"{carry.start} goes in {start}, and {carry.end} comes out {end}")
+                raise self.refuse(line, f"{carry.start} is {start}, but {carry.end} is {end}")
             states[carry.final] = {BEFORE: BEFORE, PART: self.summed(carry.final)}.get(start, OTHERS)
 
     def summed(self, name: str) -> str:
-        """What the sum over all parts is: cut as the own part is, or partial where that was summed over, too."""
+        """Return the state of the sum over all shards: that of the own shard, or partial if that was summed over,
+        too.
+        """
         return CUT if _of(self.axes[name], self.mesh_axis) == CUT else "sum"
 
     def round_line(self, line: Line, along: set[str], states: States) -> None:
-        """A line that reads what came round, or a device's own part as another one."""
+        """Check a line that reads a received shard, or the device's own shard in another role."""
         read = [states[name] for name in line.reads]
         own = {axis for axis in along if not comes_round(axis)}
         known = {CUT, SAME, ZERO, CAME, PAIRS, PART}
@@ -148,18 +154,18 @@ class _LineCheck:
         if isinstance(line, Op) and along & {*line.axes}:
             op = entry(line.op)
             if not op.pointwise and (op.kind != "reduction" or line.part != "body"):
-                raise self.refuse(line, f"{line.op} acts along what goes round")
+                raise self.refuse(line, f"{line.op} acts along the rotating axis")
         for term in line.left:
             left = {axis for axis in along if axis in term.axes}
             if CAME in read and not own and not left:
-                raise self.refuse(line, "it sums what goes round with nothing of its own")
+                raise self.refuse(line, "it sums a rotating shard without a local operand")
             if len(left) == 2:
                 states[term.name] = PAIRS
             else:
                 states[term.name] = CAME if any(map(comes_round, left)) else PART
 
     def totals(self, line: Loop, inner_states: States, inner: _LineCheck) -> None:
-        """How totals are that begin with zeros: as a turn leaves them."""
+        """Set the states of totals that begin with zeros to those after an iteration."""
         begun = [carry for carry in line.carry if inner_states[carry.start] == ZERO]
         if not begun:
             return
@@ -195,9 +201,9 @@ class _LineCheck:
             is_written = any(isinstance(axis, Read) for axis in term.axes)
             states[term.name] = (SENT if state == SENT and not is_written else CUT) if is_cut else state
             if is_cut and state not in (CUT, SENT, SAME, ZERO):
-                raise self.refuse(line, f"{term.name} would be cut and partial at once")
+                raise self.refuse(line, f"{term.name} would be sharded and partial at once")
             if not is_cut and state in (CUT, SENT):
-                raise self.refuse(line, f"{term.name} would differ from device to device")
+                raise self.refuse(line, f"{term.name} would differ between devices")
 
     def collective(self, line: Op, states: States) -> None:
         name = line.right[0].name
@@ -206,7 +212,7 @@ class _LineCheck:
             self.owners[line.name] = self.owners.get(name, "")
             return
         if self.busy:
-            raise self.refuse(line, "devices meet that run different turns")
+            raise self.refuse(line, "the collective joins devices that run different iterations")
         if line.op == "part":
             self.part(line, states)
             return
@@ -217,26 +223,26 @@ class _LineCheck:
         if made == SENT:
             self.owners[line.name] = line.axes[1]
         if line.op == "combine" and self.owners[name] != line.axes[1]:
-            raise self.refuse(line, f"{name} was sent to who has {self.owners[name]}")
+            raise self.refuse(line, f"{name} was dispatched to the owners of {self.owners[name]}")
 
     def part(self, line: Op, states: States) -> None:
-        """A part of what a device has along all of an axis: the own one, or the one that came round."""
+        """Check a line that takes a shard of a replicated array: the own one, or the received one."""
         name, place = line.right[0].name, place_changed(line)
         before, after = line.right[0].declared[place], line.left[0].declared[place]
         if states[name] not in (SAME, CUT) or (*sharded_over(before), self.mesh_axis) != sharded_over(after):
-            raise self.refuse(line, f"a part is taken of {name}, which is {states[name]}")
+            raise self.refuse(line, f"it takes a shard of {name}, which is {states[name]}")
         alone = CAME if comes_round(after) else CUT
         states[line.name] = PAIRS if states[name] == CUT else alone
 
     def cut_axes(self, line: Line) -> set[str]:
-        """The axes of a line that the mesh axis cuts; of each other axis of that name the line may have none."""
+        """Return the axes of a line that the mesh axis shards; each other axis of that name must be unsharded."""
         terms = [term for operand in (*line.left, *line.right) for term in terms_of(operand)]
         plain = {axis for term in terms for axis in term.axes if isinstance(axis, str)}
         cut = {axis for axis in plain if self.mesh_axis in sharded_over(axis)}
         for axis in cut:
             identical = {other for other in plain if whole(other) == whole(axis)}
             if not identical <= cut:
-                raise self.refuse(line, f"an axis stands in it cut and whole ({', '.join(sorted(identical))})")
+                raise self.refuse(line, f"an axis is both sharded and unsharded ({', '.join(sorted(identical))})")
         read = {axis.axis for term in terms for axis in term.axes if isinstance(axis, Read)}
         return cut | {f"{axis}=" for axis in read if self.mesh_axis in sharded_over(axis)}
 
@@ -254,7 +260,7 @@ class _LineCheck:
         if SENT in read_states.values():
             return self.of_rows(line, read_states, along)
         if len(along) > 1 or (read and along):
-            raise self.refuse(line, f"{' and '.join(sorted(cut_axes))} are cut at once")
+            raise self.refuse(line, f"{' and '.join(sorted(cut_axes))} are sharded at once")
         remaining = {axis if isinstance(axis, str) else f"{axis.axis}=" for term in line.left for axis in term.axes}
         if not cut_axes:
             return ZERO if isinstance(line, Op) and line.op == "zeros" else SAME
@@ -263,7 +269,7 @@ class _LineCheck:
             if entry(line.op).kind == "reduction" and line.part == "body":
                 return line.op
             if not entry(line.op).pointwise:
-                raise self.refuse(line, f"{line.op} acts along {axis}, which is cut")
+                raise self.refuse(line, f"{line.op} acts along {axis}, which is sharded")
         if axis in remaining:
             return CUT
         if not isinstance(line, Product):
@@ -271,7 +277,9 @@ class _LineCheck:
         return "sum"
 
     def of_rows(self, line: Line, read_states: Mapping[str, str], along: set[str]) -> str:
-        """What a line makes of rows that were sent: all that it reads of rows has to be sent, and to stay rows."""
+        """Return the state of the result of dispatched rows: all operands with rows must be dispatched, and the result
+        must have rows.
+        """
         there = {
             term.name
             for term in line.right
@@ -280,22 +288,24 @@ class _LineCheck:
         }
         for name, state in read_states.items():
             if state == CUT and name not in there:
-                raise self.refuse(line, f"{name} is read beside rows that were sent, and was not")
+                raise self.refuse(line, f"{name} is read with dispatched rows, and was not dispatched")
         left = line.left[0]
         is_written = any(isinstance(axis, Read) and self.mesh_axis in sharded_over(axis.axis) for axis in left.axes)
         if len(along) != 1 or not (is_written or along <= {*left.axes}):
-            raise self.refuse(line, "rows that were sent are summed")
+            raise self.refuse(line, "it sums dispatched rows")
         owners = {self.owners[name] for name, state in read_states.items() if state == SENT}
         terms = [each for operand in (*line.left, *line.right) for each in terms_of(operand)]
         reads = [axis for term in terms for axis in term.axes if isinstance(axis, Read)]
         owners |= {down_to(axis.axis, self.mesh_axis) for axis in reads if self.mesh_axis in sharded_over(axis.axis)}
         if len(owners) > 1:
-            raise self.refuse(line, f"rows meet that were sent to who has {' and '.join(sorted(owners))}")
+            raise self.refuse(line, f"it combines rows dispatched to the owners of {' and '.join(sorted(owners))}")
         self.owners |= dict.fromkeys(line.makes, *owners)
         return SENT
 
     def of_partial(self, line: Line, read_states: Mapping[str, str], cut_axes: set[str]) -> str:
-        """What a line makes of partial operands: it has to be linear, and nothing else in it cut."""
+        """Return the state of the result of partial operands: the line must be linear, and nothing else in it
+        sharded.
+        """
         terms = [term for term in line.right if isinstance(term, Term)]
         states = [read_states[term.name] for term in terms]
         inner = [state for name, state in read_states.items() if name not in {term.name for term in terms}]
@@ -304,5 +314,5 @@ class _LineCheck:
         if isinstance(line, Product):
             is_linear = states.count("sum") == 1 and all(state in ("sum", SAME, ZERO) for state in states)
         if not is_linear or cut_axes or any(state != SAME for state in inner):
-            raise self.refuse(line, "a partial sum is read by what is not linear")
+            raise self.refuse(line, "a line that is not linear reads a partial sum")
         return "sum"

@@ -1,9 +1,9 @@
-"""What is cut over the mesh: clauses such as `h f v over tp`, and the home that they give every value.
+"""Sharding clauses such as `h f v over tp`, and the shard spec that they give every value.
 
-A clause is `AXES over MESH [of NAMES]`. Of its axes the first that a value has is cut, one of a single place aside; `*`
-is the largest one that divides, or the largest of a weight that nothing divides, its gradient and states: those lie in
-parts that are filled up. NAMES are roles or names of the table, or their beginnings; a gradient goes with its
-value. For one axis of the mesh the first clause that fits a value wins.
+A clause is `AXES over MESH [of NAMES]`. Of its axes, the first that a value has, with more than one position, is
+sharded. `*` is the largest axis that the mesh axis divides; a weight without such an axis, its gradient and states are
+sharded along their largest axis and padded. NAMES are roles or names of the table, or prefixes of names; a gradient
+follows its value. For each mesh axis the first matching clause wins.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from learncost.ir.value import DRAWN, Value
 from learncost.sharding.mesh import Mesh
 
 LARGEST = "*"
-"""Stands in a clause for the largest axis that divides."""
+"""The largest divisible axis, in a clause."""
 
 HEADS = "h"
-"""What clauses call the heads of attention, and with them the channels of a recurrence."""
+"""The name of attention heads in clauses, which includes the channels of a recurrence."""
 
 FILLED = ("weights", "gradients", "states")
-"""Roles of what lies in parts that are filled up where nothing divides it: what stands there is 0, and stays 0."""
+"""Roles of values that are padded if they are not divisible: the padding is 0 and remains 0."""
 
 ROLES: Mapping[str, str] = {
     "weights": "what is trained, and what the optimizer makes of it",
@@ -40,29 +40,29 @@ ROLES: Mapping[str, str] = {
     "scores": "values of pairs of positions, and their gradients",
     "experts": "weights of which lines choose parts, their gradients and states",
 }
-"""What NAMES of a clause may be, beside names of the table."""
+"""The roles that are allowed as NAMES of a clause, in addition to names of the table."""
 
 _CLAUSE = re.compile(r"(?P<axes>\S+(?:\s+\S+)*?)\s+over\s+(?P<mesh>\S+)(?:\s+of\s+(?P<names>\S+(?:\s+\S+)*))?")
 
 
 @dataclass(frozen=True)
 class Clause:
-    """Axes, of which the first that a value has is cut over an axis of the mesh; of some values alone, or of all."""
+    """Axes, of which the first that a value has is sharded over a mesh axis; for some values only, or for all."""
 
     axes: tuple[str, ...]
     mesh: str
     names: tuple[str, ...] = ()
-    written: tuple[str, ...] = field(default=(), compare=False)  # its axes, where `as_called` added others to them
+    written: tuple[str, ...] = field(default=(), compare=False)  # its axes, with those that `as_called` added
 
     @property
     def largest(self) -> bool:
         return self.axes == (LARGEST,)
 
     def check(self, mesh: Mesh) -> None:
-        """Raise `InputError` where the mesh has no such axis."""
+        """Raise `InputError` if the mesh has no such axis."""
         if self.mesh not in mesh.names:
             there = ", ".join(mesh.names)
-            raise InputError(f"the mesh has no axis {self.mesh}, which {str(self)!r} names: it has {there}")
+            raise InputError(f"{str(self)!r} names the axis {self.mesh}, which is not in the mesh: it has {there}")
 
     def __str__(self) -> str:
         of = f" of {' '.join(self.names)}" if self.names else ""
@@ -70,18 +70,18 @@ class Clause:
 
 
 EXPERTS, TENSORS, TOKENS = "e", frozenset((HEADS, "g", "f")), frozenset("BMN")
-"""What clauses call experts, heads and widths of matrices, and the axes of tokens."""
+"""The names in clauses of experts, of heads and matrix widths, and of token axes."""
 
 
 def check_timed(several: Iterable[Clause], sizes: Mapping[str, int]) -> None:
-    """Refuse a mesh whose collectives are not priced as frameworks send them. Raises `InputError`.
+    """Refuse a mesh whose collectives cannot be timed as frameworks send them. Raises `InputError`.
 
-    Where experts lie over the devices of tensor parallelism too, a device sends its part of the tokens alone to them;
-    lines here gather the tokens over these devices first. Qwen3-235B over pp=8,ep=8,tp=4 on 256 H100 would take 3.4
-    times the 29.0 s of Megatron-MoE-ModelZoo, best_practice/qwen3. So it is on every axis along which all devices have
-    the same tokens; along that of the experts each would multiply the rows of all others.
+    With experts sharded over tensor parallel devices too, a device dispatches only its shard of the tokens; the lines
+    here gather the tokens over these devices first. Qwen3-235B over pp=8,ep=8,tp=4 on 256 H100 would take 3.4 times the
+    29.0 s of Megatron-MoE-ModelZoo, best_practice/qwen3. This holds for every mesh axis with the same tokens on all
+    devices; on the axis of the experts each device would multiply the rows of all others.
 
-    sizes  how many devices lie along each axis of the mesh
+    sizes: the number of devices along each mesh axis.
     """
     cut = [clause for clause in several if sizes.get(clause.mesh, 1) > 1]
     experts = next((clause.mesh for clause in cut if EXPERTS in clause.axes), None)
@@ -90,40 +90,40 @@ def check_timed(several: Iterable[Clause], sizes: Mapping[str, int]) -> None:
     tokens = {clause.mesh for clause in cut if TOKENS & {*clause.axes}}
     if experts not in tokens:
         raise InputError(
-            f"the time of experts over {experts} is not modelled where all devices of {experts} have the same tokens: "
-            f"every one would multiply the rows of all; cut the batch, too: B over {experts}"
+            f"the time of experts over {experts} is not modelled if all devices of {experts} have the same tokens: "
+            f"each would multiply the rows of all; shard the batch, too: B over {experts}"
         )
     for clause in cut:
         is_tensor = bool(TENSORS & {*clause.axes}) and clause.names != ("scores",)
         if clause.mesh != experts and (is_tensor or clause.mesh not in tokens):
             beside = "heads and widths" if is_tensor else " ".join(clause.written or clause.axes)
             raise InputError(
-                f"the time of experts over {experts} beside {beside} over {clause.mesh} is not modelled: tokens would "
-                f"be sent once for each device of {clause.mesh}; cut over one of the two, and over dp or pp in place "
+                f"the time of experts over {experts} with {beside} over {clause.mesh} is not modelled: tokens would "
+                f"be sent once for each device of {clause.mesh}; use one of the two, and dp or pp in place "
                 "of the other"
             )
 
 
 def clauses(text: str) -> tuple[Clause, ...]:
-    """The clauses of a text, with commas between. Raises `InputError`."""
+    """Parse comma-separated clauses. Raises `InputError`."""
     result = []
     for item in filter(None, (item.strip() for item in text.split(","))):
         match = _CLAUSE.fullmatch(item)
         if match is None:
-            raise InputError(f"a clause is written as `h f v over tp` or `M over tp of values`; {item!r} is none")
+            raise InputError(f"{item!r} is not a sharding clause: write `h f v over tp` or `M over tp of values`")
         clause = Clause(tuple(match["axes"].split()), match["mesh"], tuple((match["names"] or "").split()))
         if LARGEST in clause.axes and not clause.largest:
-            raise InputError(f"* stands alone before over, not beside other axes: {item!r}")
+            raise InputError(f"* cannot be combined with other axes: {item!r}")
         result.append(clause)
     return tuple(result)
 
 
 def as_called(table: Table, chosen: Iterable[Clause]) -> Iterator[Clause]:
-    """The clauses with all axes that they mean: a model's own, and those that a layer calls so.
+    """Yield the clauses with all axes that they mean, including the names that layers use for them.
 
-    What every feed-forward network calls f may be m in the experts of a model and u in its decoder: `f over tp` is of
-    all three. An axis that layers call by its own name, too, has that name alone. `h over tp` is of the channels of a
-    recurrence as well: each has a state of its own, as a head has its own scores.
+    An axis f of feed-forward networks may be m in the experts of a model and u in its decoder: `f over tp` means all
+    three. A name that layers also use for another axis means only itself. `h over tp` includes the channels of a
+    recurrence: each has a separate state, like the scores of a head.
     """
     letters: dict[str, set[str]] = {}
     for line, _ in walk(table.lines):
@@ -140,7 +140,7 @@ def as_called(table: Table, chosen: Iterable[Clause]) -> Iterator[Clause]:
 
 
 def _channels(table: Table, lines: Iterable[Statement], wide: Collection[str]) -> Iterator[str]:
-    """The features along which turns over positions hand on states that nothing sums over (Dao and Gu 2024, 8.1)."""
+    """Yield the features of recurrent states that are never summed over (Dao and Gu 2024, 8.1)."""
     positions = {axis for name in table.indices.intersection(table.inputs) for axis in table.axes[name]}
     for repeat in lines:
         if not isinstance(repeat, Loop):
@@ -154,11 +154,11 @@ def _channels(table: Table, lines: Iterable[Statement], wide: Collection[str]) -
 
 
 Split = tuple[tuple[str, ...], ...]
-"""For every axis of a value the axes of the mesh that cut it, the outermost first."""
+"""For each axis of a value, the mesh axes that shard it, outermost first."""
 
 
 class ShardSpecs:
-    """Where the values of a table live: by the clauses alone, wherever lines may leave them."""
+    """The shard specs of a table's values, by the clauses alone."""
 
     def __init__(
         self,
@@ -188,23 +188,22 @@ class ShardSpecs:
             for name in clause.names:
                 if name not in ROLES and not any(_begins(value, name) for value in known):
                     raise InputError(
-                        f"nothing of the table is called {name}, which {str(clause)!r} names; roles are "
-                        f"{', '.join(ROLES)}"
+                        f"{str(clause)!r} names {name}, which is not in the table; roles are {', '.join(ROLES)}"
                     )
             if not clause.largest and not any(axis in axes for axis in clause.axes):
-                raise InputError(f"no value has an axis {' or '.join(clause.axes)}, which {str(clause)!r} cuts")
+                raise InputError(f"{str(clause)!r} shards the axis {' or '.join(clause.axes)}, which no value has")
         for name in self.mesh.names:
             if name in axes or name in self.sizes.keys() - self.mesh.sizes.keys():
-                raise InputError(f"{name} is a size of the model: call the axis of the mesh otherwise")
+                raise InputError(f"{name} is a size of the model: use another name for the mesh axis")
             if self.mesh.sizes[name] > 1 and all(clause.mesh != name for clause in self.clauses):
-                raise InputError(f"nothing is placed over {name}: say it in a clause, or take it out of the mesh")
+                raise InputError(f"nothing is sharded over {name}: add a clause, or remove it from the mesh")
 
     def size(self, axis: str) -> int:
-        """The size of an axis over all devices."""
+        """Return the global size of an axis."""
         return int(size_of(axis, self.sizes))
 
     def rank(self, mesh_axis: str, axis: str) -> int:
-        """How far inside a mesh axis cuts an axis: in the order of the clauses, those of the largest axis last."""
+        """Return the nesting depth at which a mesh axis shards an axis: in the order of clauses, `*` innermost."""
         key = mesh_axis, base(axis)
         if key not in self._ranks:
             places = [
@@ -216,11 +215,11 @@ class ShardSpecs:
         return self._ranks[key]
 
     def kind(self, name: str, value: Value) -> tuple[str, str]:
-        """The role of a value as clauses call it, and the value that it belongs to."""
+        """Return the role of a value in clauses, and the value that it belongs to."""
         return kind_of(self.table, name, value)
 
     def winners(self, name: str, value: Value) -> dict[str, tuple[int, str]]:
-        """For every mesh axis that cuts a value the clause by its place, and the axis that is cut."""
+        """Return the index of the clause and the sharded axis, for every mesh axis that shards a value."""
         role, owner = self.kind(name, value)
         largest_first: dict[str, tuple[int, str]] = {}
         cut: dict[str, list[str]] = {}
@@ -237,7 +236,7 @@ class ShardSpecs:
         return largest_first
 
     def _fitting(self, role: str, owner: str, name: str, value: Value) -> Iterator[tuple[int, str]]:
-        """The first clause that fits, for every mesh axis."""
+        """Yield the first matching clause for every mesh axis."""
         taken: set[str] = set()
         for place, clause in enumerate(self.clauses):
             if clause.mesh in taken or self.mesh.sizes[clause.mesh] == 1:
@@ -260,7 +259,7 @@ class ShardSpecs:
         )
 
     def _long(self, value: Value) -> Callable[[str], bool]:
-        """Whether a value has an axis of several places: one of a single place is passed over."""
+        """Return a predicate for the axes of a value that have more than one position."""
         return lambda axis: axis in value.axes and self.sizes[base(axis)] > 1
 
     def _axis(self, clause: Clause, value: Value, cut: Mapping[str, list[str]], name: str) -> str | None:
@@ -282,7 +281,7 @@ class ShardSpecs:
         return max(dividing, key=left) if dividing else None
 
     def spec(self, name: str, value: Value, busy: frozenset[str] = frozenset()) -> Split:
-        """The axes of the mesh that cut every axis of a value; those that are busy cut none."""
+        """Return the shard spec of a value: the mesh axes that shard each of its axes, without busy ones."""
         key = name, value, busy
         if key not in self._specs:  # every line asks for those of all of its operands
             split: dict[str, list[str]] = {}
@@ -296,7 +295,7 @@ class ShardSpecs:
         return self._specs[key]
 
     def _part(self, axis: str, names: Iterable[str]) -> int:
-        """The size of a part of an axis; one that does not divide is noted as filled up."""
+        """Return the size of a shard of an axis; one that is not divisible is recorded as padded."""
         text, size, divides = base(axis), self.size(base(axis)), True
         for name in names:
             number, text = self.mesh.sizes[name], f"{text}/{name}"
@@ -306,7 +305,9 @@ class ShardSpecs:
         return size
 
     def undivided(self) -> dict[str, tuple[str, ...]]:
-        """By the axis of the mesh the weights that it should cut on their largest axis, and that have none to cut."""
+        """Return the weights that a mesh axis should shard along their largest axis and that have no axis, by mesh
+        axis.
+        """
         whole: dict[str, dict[str, None]] = {}
         for name in (*self.table.weights, *self.table.inputs):
             value = self.known[name]
@@ -319,7 +320,7 @@ class ShardSpecs:
         return {mesh_axis: tuple(names) for mesh_axis, names in whole.items()}
 
     def nested(self, axis: str, mesh_axes: Iterable[str]) -> tuple[str, ...]:
-        """Mesh axes in the order in which they cut an axis."""
+        """Return mesh axes in the order in which they shard an axis, outermost first."""
         several = tuple(mesh_axes)
         if len(several) < 2:
             return several
@@ -327,7 +328,7 @@ class ShardSpecs:
 
 
 def parts_of(table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Into how many parts the clauses cut each axis that they name, where any value of a table is cut on it."""
+    """Return the number of shards of each axis that the clauses name, if some value of a table is sharded along it."""
     chosen = tuple(chosen)
     large = {name: size * mesh.devices if size > 1 else 1 for name, size in sizes.items()}
     specs, numbers = ShardSpecs(table, mesh, chosen, large), dict[str, int]()
@@ -341,7 +342,7 @@ def parts_of(table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[
 
 
 def kind_of(table: Table, name: str, value: Value) -> tuple[str, str]:
-    """The role of a value of a table as clauses call it, and the value that it belongs to."""
+    """Return the role of a table's value in clauses, and the value that it belongs to."""
     steps, last = [value.role], name
     values = table.known
     while value.of and value.role in _OF and value.of != last:
@@ -367,14 +368,14 @@ def _begins(name: str, beginning: str) -> bool:
 
 
 def _of_pairs(axes: Iterable[str]) -> bool:
-    """Whether axes are of pairs of positions, as scores of attention are: M and M', or M and N."""
+    """Return whether axes are pairs of positions, as of attention scores: M and M', or M and N."""
     axes = [*axes]
     bases = [base(axis) for axis in axes]
     return len({*bases}) < len(bases) or {"M", "N"} <= {*bases}
 
 
 def _read_at_a_choice(table: Table) -> Iterator[str]:
-    """Weights of which lines read parts where another line says, as experts are chosen."""
+    """Yield weights of which lines read the parts that an index selects, such as experts."""
 
     def visit(lines: Iterable[Statement], stacks: Mapping[str, str]) -> Iterator[str]:
         made = {name for line in lines if isinstance(line, Line) for name in line.makes}
@@ -398,6 +399,6 @@ def _not_dividing(axis: str, size: int, cut: Iterable[str], clause: Clause, mesh
     over = " and ".join((*cut, clause.mesh))
     following = -(-size // number) * number
     return (
-        f"{axis} is {size:,} and cannot be cut over {over}, {number:,} devices: the next size that can is "
+        f"{axis} is {size:,} and cannot be sharded over {over}, {number:,} devices: the next size that can is "
         f"{following:,} (clause {str(clause)!r})"
     )

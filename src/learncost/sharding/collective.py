@@ -1,4 +1,4 @@
-"""What a placed table sends, as plain records: for prices, times and searches."""
+"""The collectives of a sharded table as plain records, for costs, times and searches."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from learncost.sharding.place import Placed
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of a placed step, as every device of the mesh runs it.
+    """A collective of a sharded step, as every device of the mesh runs it.
 
     Attributes
     ----------
     op
-        all_reduce, all_reduce_max, all_gather, reduce_scatter, all_to_all, dispatch, combine, pass_on, send. What sends
-        nothing, shard and receive, is not listed.
+        all_reduce, all_reduce_max, all_gather, reduce_scatter, all_to_all, dispatch, combine, pass_on, send. shard
+        and receive send nothing and are not listed.
     mesh_axis
         The axis of the mesh over whose devices it runs, such as tp.
     payload_bytes
-        Bytes of one run: of the larger of what goes in and what comes out on one device. That is the array that is
-        reduced, what is gathered in all, what is scattered in all, what is exchanged in all, a device's own part
-        included. What a ring sends of it is a convention: 2(p-1)/p of an all_reduce, (p-1)/p of the others.
+        Bytes of one run: the larger of input and output on one device. That is the array that is reduced, the whole
+        gathered array, the whole scattered array, or the whole exchanged array, including a device's own shard. The
+        share that a ring sends is a convention: 2(p-1)/p for an all_reduce, (p-1)/p for the others.
     filled_bytes
-        How many of them are zeros that fill parts up, where an axis does not divide.
+        Bytes of padding in it, if an axis is not divisible.
     line
-        The name of the array that it makes.
+        The name of its result.
     reader
-        The name that the first line makes that reads it.
+        The result of the first line that reads it.
     times
-        How often it runs in a step: the turns of the repeats around it.
+        The number of runs in a step: the iterations of the loops around it.
     phase
-        The macro-operation that it stands in: forward, recomputation, backward, weight_update, optimizer_step.
+        The phase that it is in: forward, recomputation, backward, weight_update, optimizer_step.
     layer, block
-        Of the line that it is there for.
+        The layer and block of the line that needs it.
     role
-        What it moves: weights, gradients, states, values or inputs.
+        The role of its data: weights, gradients, states, values or inputs.
     devices
-        How many meet: those along the axis of the mesh, or some of them, as stages that have the same weight.
+        The size of the group: the devices along the mesh axis, or some of them, such as stages with the same weight.
     place
-        Where it stands among all lines of the placed table, in the order of `walk`.
+        Its position among all lines of the sharded table, in the order of `walk`.
     why
-        Why it is there, in a sentence.
+        The reason for it, in a sentence.
     """
 
     op: str
@@ -73,21 +73,21 @@ class Collective:
 
 
 BYTES_OF_AN_INDEX = 8
-"""Indices are sent as PyTorch has them, in int64."""
+"""Bytes of an index: PyTorch sends int64."""
 
 BYTES_OF_A_CONDITION = 1
-"""What holds or not, such as which keys a query sees, is sent as PyTorch's bool."""
+"""Bytes of a condition, such as an attention mask: PyTorch sends bool."""
 
 
 def elements(line: Op, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """How many numbers a collective moves, the larger of what goes in and what comes out; and without what fills up."""
+    """Return the elements of a collective, the larger of its input and output; and the same without padding."""
     mesh_axis, sides = line.axes[0], [term.declared for term in (line.left[0], line.right[0])]
     real = max(prod(shape_of(axes, sizes)) for axes in sides)
-    if len(sides[0]) != len(sides[1]):  # rows that are sent
+    if len(sides[0]) != len(sides[1]):  # dispatched rows
         return real, real
 
     def size(axis: str, other: str) -> int:
-        """As many as all parts have together, where the other side has one of them."""
+        """Return the global size of an axis, if the other side has one shard of it."""
         is_whole = base(other) == f"{base(axis)}/{mesh_axis}"
         return int(size_of(other, sizes) * sizes[mesh_axis] if is_whole else size_of(axis, sizes))
 
@@ -96,7 +96,7 @@ def elements(line: Op, sizes: Mapping[str, int]) -> tuple[int, int]:
 
 
 def formulas(placed: Placed, sizes: Mapping[str, int]) -> dict[tuple[str, str], Polynomial]:
-    """How many numbers the payload of a step has, by mesh axis and word: a polynomial in the sizes of the table."""
+    """Return the elements in the payload of a step, by mesh axis and op: polynomials in the sizes of the table."""
     sizes, found = {**sizes, **placed.sizes}, dict[tuple[str, str], Polynomial]()
     for line, iterations in walk(placed.table.lines):
         if sends(line):
@@ -110,10 +110,10 @@ def formulas(placed: Placed, sizes: Mapping[str, int]) -> dict[tuple[str, str], 
 def collectives(
     placed: Placed, sizes: Mapping[str, int], widths: Mapping[str, int] | None = None
 ) -> tuple[Collective, ...]:
-    """What every device of a placed step sends, in the order of its lines.
+    """Return the collectives of a sharded step on every device, in the order of its lines.
 
-    sizes   of the whole table, all devices together
-    widths  bytes of a number by role: weights, gradients, states, values, inputs; 4 where a role is not there
+    sizes   global sizes
+    widths  bytes of a number by role: weights, gradients, states, values, inputs; 4 by default
     """
     table = placed.table
     sizes = {**sizes, **placed.sizes}
@@ -160,9 +160,9 @@ _JOINS = ("reduce_scatter", *REDUCES)
 
 
 def bucketed(table: Table) -> Table:
-    """A placed table that means the same, with the collectives of every repeat's turn next to each other.
+    """Return an equivalent sharded table in which the collectives of each loop iteration are adjacent.
 
-    Those outside of repeats are brought together as far as the next repeat: nothing is held over one.
+    Collectives outside loops are grouped up to the next loop; none is moved across one.
     """
     stretches = groupby(map(_statement, table.lines), key=lambda line: isinstance(line, Loop))
     lines = (each for is_repeat, stretch in stretches for each in (stretch if is_repeat else _iteration([*stretch])))
@@ -174,7 +174,9 @@ def _statement(line: Statement) -> Statement:
 
 
 def _iteration(lines: Sequence[Statement]) -> list[Statement]:
-    """What is gathered of what a turn is given goes first; what only the optimizer reads, and the optimizer, last."""
+    """Move gathers of the iteration's inputs to the front, and lines that only the optimizer reads, and the optimizer,
+    to the end.
+    """
     makes = Counter(name for line in lines for name in line.makes)
     if max(makes.values(), default=0) > 1:  # lines that make a value again have their order
         return [*lines]

@@ -1,4 +1,6 @@
-"""The rule of a line: over what each axis of the mesh cuts it, what its operands need, and what its results are."""
+"""Shard a line: choose the axis that each mesh axis shards, the layouts of its operands, and the layout of its
+result.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ from learncost.sharding.rows import RoutedRows, RowChoice, rows_of
 from learncost.sharding.scope import CollectiveReason, ShardingScope
 
 Site = tuple[str, str]
-"""What a mesh axis cuts in a line: ("along", an axis of the line), or ("at", an axis that is read at an index)."""
+"""The axis of a line that a mesh axis shards: ("along", an axis of the line), or ("at", an indexed axis)."""
 
 ALONG, AT, SENT = "along", "at", "sent"
 
 
 def place_line(scope: ShardingScope, line: Line) -> None:
-    """Place a line: collectives for its operands, then the line with its axes cut."""
+    """Place a line: collectives for its operands, then the line with its axes sharded."""
     cutting = Cutting(scope, line)
     if cutting.through_body:
         lines, steps = expanded(line, {**scope.specs.known, **scope.steps})
@@ -40,7 +42,7 @@ def place_line(scope: ShardingScope, line: Line) -> None:
 
 
 class Cutting:
-    """A line, the site of every mesh axis, and the mesh axes over which a partial operand goes through it."""
+    """A line with the site of every mesh axis, and the mesh axes over which a partial operand passes through it."""
 
     def __init__(self, scope: ShardingScope, line: Line) -> None:
         self.scope, self.line = scope, line
@@ -48,12 +50,12 @@ class Cutting:
         self.passes = {q: how for q in scope.specs.mesh.names if (how := self._passing(q))}
         self._find_sites()
         if self.rows is not None and self.rows.at and self._choice(self.rows) != self.rows.choice:
-            self.rows = replace(self.rows, sent=None, cut=())  # what is sent already went to owners of other parts
+            self.rows = replace(self.rows, sent=None, cut=())  # dispatched rows went to the owners of other shards
             self._find_sites()
             self.rows = replace(self.rows, choice=self._choice(self.rows))
 
     def _find_sites(self) -> None:
-        """The site of every mesh axis, where rows leave a choice of it."""
+        """Find the site of every mesh axis, unless dispatched rows determine it."""
         self.whole = frozenset(_whole_axes(self.line))
         self.sites: dict[str, Site] = {}
         forced = self._of_rows()
@@ -67,11 +69,11 @@ class Cutting:
         self._check_parts(forced)
 
     def _choice(self, rows: RoutedRows) -> RowChoice:
-        """The choice of rows with the axis that is read at it as this line cuts it."""
+        """Return the row index with the indexed axis as this line shards it."""
         return rows.choice.reads(rows.at, self.sharded_over(Read(rows.at, Term(rows.choice.index, rows.axes))))
 
     def _of_rows(self) -> dict[str, Site]:
-        """The sites that rows which are sent leave no choice of."""
+        """Return the sites that dispatched rows determine."""
         rows = self.rows
         if rows is None:
             return {}
@@ -84,7 +86,7 @@ class Cutting:
 
     @property
     def through_body(self) -> bool:
-        """Whether an axis that a word acts on is cut, so that its body has to be seen."""
+        """Return whether an axis that an op acts on is sharded, so that its body must be used."""
         line = self.line
         if not isinstance(line, Op) or entry(line.op).pointwise or line.opaque:
             return False
@@ -92,8 +94,7 @@ class Cutting:
         return not is_reduction and any((ALONG, axis) in self.sites.values() for axis in line.axes)
 
     def _check_parts(self, forced: Mapping[str, Site]) -> None:
-        """Leave out what would cut an axis in parts that are not whole, as several mesh axes together may: the inner
-        ones."""
+        """Drop sites that would make uneven shards, as several mesh axes together may: the inner ones."""
         for kind, axis in {*self.sites.values()}:
             together = [q for q, site in self.sites.items() if site == (kind, axis)]
             for mesh_axis in reversed(self.scope.specs.nested(axis, together)):
@@ -104,9 +105,9 @@ class Cutting:
                     del self.sites[mesh_axis]
 
     def _is_filled(self, kind: str, axis: str, over: Iterable[str]) -> bool:
-        """Whether a line is cut in parts that are filled up: where its result lives so, or sums what does.
+        """Return whether a line is sharded with padding: its result is padded, or it sums padded operands.
 
-        One that makes no 0 of 0, as a quotient of both, is not: it has all of what it reads.
+        A line that does not map 0 to 0, such as a quotient of both, is not: it reads gathered operands.
         """
         text = cut(base(axis), self.scope.specs.nested(axis, over))
         if kind != ALONG or text not in self.scope.specs.filled:
@@ -122,7 +123,9 @@ class Cutting:
     # Partial operands that go through.
 
     def _passing(self, mesh_axis: str) -> str:
-        """How what a linear line makes of a partial operand is partial; empty where it has to be joined before."""
+        """Return how the result of a linear line is partial for a partial operand; empty if the operand must be reduced
+        first.
+        """
         line, scope = self.line, self.scope
         if isinstance(line, Op):
             return ""
@@ -146,7 +149,7 @@ class Cutting:
     # Over what.
 
     def _site(self, mesh_axis: str) -> Site | None:
-        """The candidate of the lowest clause, then of the most operands, then the home of the result."""
+        """Return the candidate of the first clause, then of the most operands, then the spec of the result."""
         by_site: dict[Site, list[int]] = {}
         operands = [term for operand in self.line.right for term in terms_of(operand)]
         operands += [term for left in self.line.left for axis in left.axes for term in _index(axis)]
@@ -198,13 +201,13 @@ class Cutting:
             self.result(term)
 
     def _leaves_rows(self) -> bool:
-        """Whether a line that reads at a choice sums rows that are on several devices, as those of a token are."""
+        """Return whether an indexed line sums rows on several devices, as those of a token are."""
         assert self.rows is not None
         (left, *_), rows = self.line.left, self.rows
         return bool(rows.at) and not left.indexed and not {*rows.axes} <= {*left.axes}
 
     def _place_by_rows(self, rows: RoutedRows) -> None:
-        """The line with a result for every row, and the sum of what comes back."""
+        """Place the line with a result for every row, and the sum of the rows that return."""
         line, scope = self.line, self.scope
         left = line.left[0]
         more = tuple(axis for axis in left.axes if isinstance(axis, str) and axis not in rows.axes)
@@ -223,7 +226,7 @@ class Cutting:
         return replace(meta, kernel=replace(meta.kernel, axes=tuple(map(self.axis, meta.kernel.axes)), blocks=blocks))
 
     def _queries(self, axis: str) -> str:
-        """The axis of queries as it is cut: a line may read pairs the other way round, its keys called as queries."""
+        """Return the sharded axis of queries: a line may read pairs transposed, with its keys named as queries."""
         identical = (other for other in self.line.loops if base(other) == base(axis) and self.sharded_over(other))
         return cut(axis, self.sharded_over(next(identical, axis)))
 
@@ -261,7 +264,7 @@ class Cutting:
         return Read(cut(axis.axis, self.sharded_over(axis)), at)
 
     def sharded_over(self, axis: Axis) -> tuple[str, ...]:
-        """The mesh axes that cut an axis of a term in this line, the outermost first."""
+        """Return the mesh axes that shard an axis of a term in this line, outermost first."""
         if not self.sites:
             return ()
         if isinstance(axis, str):
@@ -318,13 +321,15 @@ def _partial_operand(scope: ShardingScope, line: Line, mesh_axis: str) -> str:
 
 
 def _index(axis: Axis) -> Iterator[Term]:
-    """The terms by which an axis is read."""
+    """Yield the terms that index an axis."""
     if isinstance(axis, Read) and isinstance(axis.at, Term):
         yield from terms_of(axis.at)
 
 
 def _whole_axes(line: Line) -> Iterator[str]:
-    """Axes that no mesh axis may cut in a line: those of places, and those along which a word needs all."""
+    """Yield the axes that must not be sharded in a line: indexed ones, and those along which an op needs all
+    elements.
+    """
     for operand in (*line.left, *line.right):
         for term in terms_of(operand):
             for axis in term.axes:

@@ -1,4 +1,4 @@
-"""Devices as threads: a placed table run on NumPy, one thread a device. It is what a placed table means."""
+"""Run a sharded table on NumPy, one thread per device. This is the definition of a sharded table."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ Array = Any
 Values = dict[str, Array]
 
 WAIT = 300.0
-"""Seconds after which a device that waits for others gives up."""
+"""Seconds after which a waiting device gives up."""
 
 
 class EndedError(Exception):
-    """Another device gave up, or what this one waits for does not come."""
+    """Another device failed, or an expected message does not arrive."""
 
 
 class Meeting:
-    """Where some devices along a line of the mesh exchange arrays, each pair in the order in which it sends."""
+    """The exchange of arrays in a group of devices along a mesh axis, in order for each pair."""
 
     def __init__(self, number: int) -> None:
         self.number, self.ended = number, False
         self._exchanged, self._sent = _Queues(), _Queues()
 
     def exchange(self, place: int, array: Array) -> list[Array]:
-        """The arrays of all, in order."""
+        """Return the arrays of all devices, in order."""
         others = [other for other in range(self.number) if other != place]
         for other in others:
             self._exchanged[place, other].put(array)
@@ -50,15 +50,15 @@ class Meeting:
         return [came.get(number, array) for number in range(self.number)]
 
     def send(self, source: int, target: int, array: Array) -> None:
-        """Send an array to another place; nobody waits for that it is received."""
+        """Send an array to another position without waiting."""
         self._sent[source, target].put(array)
 
     def receive(self, source: int, target: int) -> Array:
-        """The next array that a place sends to another."""
+        """Return the next array that a position sends to another."""
         return self._next(self._sent[source, target])
 
     def _next(self, arrays: queue.SimpleQueue[Array]) -> Array:
-        """What comes next. Raises `EndedError` where devices gave up."""
+        """Return the next array. Raises `EndedError` if a device failed."""
         end = time.monotonic() + WAIT
         while time.monotonic() < end and not self.ended:
             try:
@@ -69,20 +69,20 @@ class Meeting:
 
 
 class _Queues(dict[tuple[int, int], "queue.SimpleQueue[Array]"]):
-    """Those between two places, by both of them."""
+    """The queues of messages, by sender and receiver."""
 
     def __missing__(self, pair: tuple[int, int]) -> queue.SimpleQueue[Array]:
-        return self.setdefault(pair, queue.SimpleQueue())  # one step, whoever comes first
+        return self.setdefault(pair, queue.SimpleQueue())  # one step, whichever thread comes first
 
 
 class Meetings:
-    """All meetings of a mesh; which devices meet is told by their ranks."""
+    """All groups of a mesh, by the ranks of their devices."""
 
     def __init__(self) -> None:
         self.lock, self.by_ranks, self.ended = threading.Lock(), dict[tuple[int, ...], Meeting](), False
 
     def of(self, ranks: tuple[int, ...]) -> Meeting:
-        """The meeting of some devices."""
+        """Return the group of these devices."""
         with self.lock:
             if ranks not in self.by_ranks:
                 self.by_ranks[ranks] = Meeting(len(ranks))
@@ -90,7 +90,7 @@ class Meetings:
             return self.by_ranks[ranks]
 
     def end(self) -> None:
-        """A device gave up: nobody waits any longer."""
+        """Record that a device failed, so that no device waits any longer."""
         with self.lock:
             self.ended = True
             for meeting in self.by_ranks.values():
@@ -99,7 +99,7 @@ class Meetings:
 
 @dataclass(frozen=True)
 class MeshDevice:
-    """A device of a mesh: how it exchanges arrays with others."""
+    """A device of a mesh: it exchanges arrays with others."""
 
     mesh: Mesh
     place: Mapping[str, int]
@@ -127,10 +127,10 @@ def run_placed(
     sizes: Mapping[str, int],
     watch: Callable[[Line, MutableMapping[str, Array]], None] | None = None,
 ) -> list[Values]:
-    """The values of every device, in the order of the ranks; `arrays` are those of the whole table.
+    """Run a sharded step; return the values of every device, in rank order. `arrays` are global.
 
-    placed  what every device runs; or what those of each stage of a pipeline do, in the order of the stages
-    Every device gets its own part of what it is given; `watch` is told of every line that ran on one of them.
+    placed  the table of every device, or one per pipeline stage, in order
+    Every device gets its shard of the inputs; `watch` is called with every line that a device ran.
     """
     stages = (placed,) if isinstance(placed, Placed) else tuple(placed)
     axis = "" if isinstance(placed, Placed) else stages[0].clauses[0].mesh
@@ -139,7 +139,7 @@ def run_placed(
     errors: list[BaseException] = []
 
     for table in lowered:
-        program(table)  # once, and not by every thread
+        program(table)  # once, and not in every thread
 
     def device(rank: int, place: Mapping[str, int]) -> None:
         stage = place.get(axis, 0)
@@ -164,18 +164,18 @@ def run_placed(
     if errors:
         raise errors[0]
     if not all(results):
-        raise RuntimeError("devices waited for each other: their collectives are in different orders")
+        raise RuntimeError("deadlock: the collectives of the devices are in different orders")
     return results
 
 
 def of_stage(array: Array, stage: Placed, name: str) -> Array:
-    """What a stage has of an array of the whole: of a stack the slices of its own turns."""
+    """Return the part of a global array for a stage: the slices of a stack for its iterations."""
     count = counted(stage, name)
     return array[stage.first[count] : stage.first[count] + stage.iterations[count]] if count else array
 
 
 def counted(stage: Placed, name: str) -> str:
-    """Of a stack, of which a stage has some turns, by what these are counted; "" of any other array."""
+    """Return the loop count of a stack that is split between stages; "" for other arrays."""
     count = next(iter(stage.whole.axes[name]), "")
     return count if count in stage.first else ""
 
@@ -189,7 +189,7 @@ def _all(device: Callable[[int, Mapping[str, int]], None], mesh: Mesh) -> None:
 
 
 def part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array:
-    """A device's part of an array, by its axes: `f/tp` has one of tp parts of f; zeros fill it up to its size."""
+    """Return a device's shard of an array: `f/tp` is one of tp shards of f, padded with zeros."""
     array = np.asarray(array)
     for place, axis in enumerate(axes):
         if sharded_over(axis):
@@ -200,7 +200,7 @@ def part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array
 
 
 def own_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[Array, tuple[int, ...]]:
-    """A device's part without what fills it up, and where it begins in the whole, along every axis."""
+    """Return a device's shard without padding, and its offset in the global array along every axis."""
     places = [
         held(axis, sizes) if sharded_over(axis) else (0, length) for axis, length in zip(axes, array.shape, strict=True)
     ]
@@ -208,7 +208,7 @@ def own_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> t
 
 
 def filled_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array:
-    """A device's part with what fills it up."""
+    """Return a device's shard with padding."""
     for place, axis in enumerate(axes):
         if sharded_over(axis):
             array = filled_up(array, place, size_of(axis, sizes))
@@ -216,10 +216,10 @@ def filled_part(array: Array, axes: tuple[str, ...], sizes: Mapping[str, int]) -
 
 
 def together(parts: list[Array], layout: ShardLayout, mesh: Mesh, shape: Sequence[int] = ()) -> Array:
-    """The whole of a value of which every device has a part; what is partial is joined.
+    """Return the global array from the shards of all devices; partial sums are reduced.
 
-    shape  of the whole, where parts may be filled up
-    Raises `AssertionError` where devices that have the same do not agree.
+    shape  the global shape, if shards may be padded
+    Raises `AssertionError` if replicas differ.
     """
     names = layout.over
     joins = dict(layout.partial)
@@ -235,7 +235,7 @@ def together(parts: list[Array], layout: ShardLayout, mesh: Mesh, shape: Sequenc
         whole = how.reduce(arrays, axis=0) if how is not None else arrays[0]
         cut_key = key[: key.index(-1)]
         if cut_key in joined and not np.array_equal(joined[cut_key], whole, equal_nan=True):
-            raise AssertionError("devices that have the same array do not agree")
+            raise AssertionError("replicas of an array differ")
         joined.setdefault(cut_key, whole)
     return _assembled(joined, [name for name in mesh.names if name in names], layout, mesh, shape)
 

@@ -1,9 +1,9 @@
-"""What stands where parts are filled up: a static check that it is 0 wherever a line sums over it.
+"""Check statically that padding is 0 wherever a line sums over it.
 
-Weights that no axis of theirs lets cut equally lie in equal parts all the same, as those of PyTorch's FSDP2 do: as
-many places as the first device has, of which the last ones have fewer, or none, of their own. The rest is 0 in what is
-given and in what collectives make, and it is left out again where parts are put together. What lines make of zeros has
-to be 0, too, where another line sums over it, and in new weights and states, which the next step is given.
+Weights without a divisible axis have equal, padded shards, as in PyTorch's FSDP2: all have the size of the first one,
+and the last ones have fewer elements, or none. The padding is 0 in inputs and in the results of collectives, and it is
+removed when shards are put together. Results of lines must have zero padding, too, if another line sums over it, and in
+new weights and states, which are the inputs of the next step.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from learncost.ops.collectives import is_collective
 from learncost.passes.lower import expanded
 
 _NUMBERS = (-2.0, 0.5, 1.0, 3.0)
-"""What stands for numbers that are not known to be 0."""
+"""The value of numbers that are not known to be 0."""
 
 
 def check_filled(table: Table, filled: Mapping[str, int]) -> None:
-    """Refuse a placed table that would sum what is not 0 where parts are filled up. Raises `InputError`.
+    """Refuse a sharded table that would sum padding other than 0. Raises `InputError`.
 
-    filled  the axes of such parts, `d/dp`, with their sizes
+    filled  padded axes, `d/dp`, with their sizes
     """
     check = _PaddingCheck(filled, {**table.values})
     zero = {name for name in (*table.inputs, *table.weights) if check.has(table.axes[name])}
@@ -39,27 +39,27 @@ def check_filled(table: Table, filled: Mapping[str, int]) -> None:
     for name in table.renewed.values():
         if check.has(table.axes[name]) and name not in zero:
             axis = check.said(table.axes[name])
-            raise InputError(f"{axis} is filled up, and it cannot be shown that {name} is 0 there")
+            raise InputError(f"padded region of {axis} may be non-zero in {name}")
 
 
 def stays_zero(line: Line, axis: str, values: Mapping[str, Value]) -> bool:
-    """Whether a line makes 0 where parts of an axis are filled up, if all that it reads along it is 0 there."""
+    """Return whether a line has 0 in the padding of an axis, if all of its operands along it have."""
     zero = {o.name for o in line.right if isinstance(o, Term) and axis in o.axes}
     return _PaddingCheck({base(axis): 0}, dict(values)).is_zero(line, [axis], zero)
 
 
 class _PaddingCheck:
-    """Goes through lines; `zero` are names of arrays in filled parts, which have 0 where these are filled up."""
+    """Check lines; `zero` are names of padded arrays with 0 in the padding."""
 
     def __init__(self, filled: Mapping[str, int], values: dict[str, Value]) -> None:
         self.filled, self.values = filled, values
 
     def has(self, axes: Iterable[str]) -> bool:
-        """Whether one of some axes is filled up."""
+        """Return whether some of the axes are padded."""
         return any(base(axis) in self.filled for axis in axes)
 
     def said(self, axes: Iterable[str]) -> str:
-        """The first axis that is."""
+        """Return the first padded axis."""
         return next(base(axis) for axis in axes if base(axis) in self.filled)
 
     def lines(self, lines: Iterable[Statement], zero: set[str]) -> None:
@@ -73,7 +73,7 @@ class _PaddingCheck:
         inner = _PaddingCheck(self.filled, {**self.values, **line.values})
         begun = {carry.start for carry in line.carry if carry.initial in zero}
         given = {name for name, stack in line.each if stack in zero}
-        while True:  # what turns hand on is 0 if every turn leaves it so
+        while True:  # loop-carried values have zero padding if every iteration preserves it
             inside = zero | begun | given
             inner.lines(line.lines, inside)
             ended = {carry.start for carry in line.carry if carry.end in inside} & begun
@@ -103,13 +103,13 @@ class _PaddingCheck:
             (zero.add if is_zero and self.has(term.declared) else zero.discard)(term.name)
 
     def summed(self, line: Line, axis: str, zero: set[str]) -> None:
-        """A line that sums over an axis needs one factor that is 0 there."""
+        """Check that a line that sums over an axis has a factor with zero padding."""
         if not isinstance(line, Product) or not self._has_zero(line, axis, zero):
             text = str(line).partition("\n")[0]
-            raise InputError(f"{axis} is filled up, and what stands there cannot be shown to be 0: {text}")
+            raise InputError(f"padded region of {axis} may be non-zero: {text}")
 
     def is_zero(self, line: Line, axes: Iterable[str], zero: set[str]) -> bool:
-        """Whether what a line makes is 0 where axes are filled up."""
+        """Return whether the padding of a line's result is 0."""
         if isinstance(line, Product):
             return all(self._has_zero(line, axis, zero) for axis in axes)
         is_plain = all(isinstance(o, Literal) or not o.indexed for o in line.right)
@@ -132,9 +132,9 @@ class _PaddingCheck:
         if not any(zeros):
             return False
         numbers = [np.where(zero_there, 0.0, _NUMBERS) for zero_there in zeros]
-        with np.errstate(all="ignore"):  # 0/0 is no number, and not 0
+        with np.errstate(all="ignore"):  # 0/0 is nan, and not 0
             return not np.any(function_of(op)(*numbers))
 
     def _has_zero(self, line: Product, axis: str, zero: set[str]) -> bool:
-        """Whether a factor that has all of an axis is 0 where that is filled up."""
+        """Return whether a factor with an axis has zero padding there."""
         return any(isinstance(each, Term) and axis in each.axes and each.name in zero for each in line.right)

@@ -1,4 +1,4 @@
-"""Layouts: how the devices of a mesh hold a value, and the collectives that lead from one layout to another."""
+"""Layouts: how the devices of a mesh hold a value, and the collectives from one layout to another."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from learncost.sharding.clauses import Split
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """For every axis the mesh axes that cut it, and those over which the devices' arrays are still to be joined.
+    """The mesh axes that shard each axis, and those over which the arrays are still to be reduced.
 
-    partial  pairs of a mesh axis and of how: sum, max or min
-    sent     of rows that are where the experts are that they were sent to: the index that says which
+    partial  pairs of a mesh axis and a reduction: sum, max or min
+    sent     the index of dispatched rows, which are on the devices of their experts
     """
 
     split: Split
@@ -23,25 +23,25 @@ class ShardLayout:
 
     @property
     def over(self) -> frozenset[str]:
-        """The mesh axes that cut an axis."""
+        """Return the mesh axes that shard an axis."""
         return frozenset(name for names in self.split for name in names)
 
     @property
     def joined_over(self) -> frozenset[str]:
-        """The mesh axes over which it is partial."""
+        """Return the mesh axes over which it is partial."""
         return frozenset(name for name, _ in self.partial)
 
     def whole(self) -> ShardLayout:
-        """The same with nothing left to join."""
+        """Return the layout without partial sums."""
         return replace(self, partial=frozenset())
 
     def cut(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """Axes as the table of a device has them, `f/tp`."""
+        """Return the axes in the notation of a device's table, `f/tp`."""
         return tuple(cut(axis, names) for axis, names in zip(axes, self.split, strict=True))
 
 
 def cut(axis: str, mesh_axes: tuple[str, ...]) -> str:
-    """A part of an axis: `M/cp'` of `M'`."""
+    """Return the name of a sharded axis: `M/cp'` of `M'`."""
     if not mesh_axes:
         return axis
     size = base(axis)
@@ -50,7 +50,7 @@ def cut(axis: str, mesh_axes: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LayoutMove:
-    """A collective over a mesh axis, and the layout that it leaves."""
+    """A collective over a mesh axis, and the layout of its result."""
 
     op: str
     mesh_axis: str
@@ -58,12 +58,12 @@ class LayoutMove:
 
 
 def moves(start: ShardLayout, goal: ShardLayout) -> Iterator[LayoutMove]:
-    """The collectives that lead from a layout to another one, the cheapest first: what scatters, what is free.
+    """Yield the collectives from one layout to another, the cheapest first: scatters and free ones.
 
-    A mesh axis that cuts another axis than before is exchanged; inner cuts are gathered before outer ones.
+    A mesh axis that has to shard another axis is exchanged; inner axes are gathered before outer ones.
     """
     now = start
-    # By name where all else is equal: every device, a process of its own, has to send in the same order.
+    # By name if all else is equal: every device, a separate process, must send in the same order.
     for mesh_axis, how in sorted(
         start.partial - goal.partial, key=lambda pair: (_scatters(start, goal, pair[0]) is None, *pair)
     ):
@@ -86,7 +86,7 @@ def _with(layout: ShardLayout, place: int, names: tuple[str, ...]) -> ShardLayou
 
 
 def _wanted(now: ShardLayout, goal: ShardLayout, mesh_axis: str) -> int | None:
-    """The axis that a mesh axis may cut next on the way to the goal."""
+    """Return the axis that a mesh axis may shard next on the way to the goal."""
     for place, (names, wanted) in enumerate(zip(now.split, goal.split, strict=True)):
         if wanted[: len(names) + 1] == (*names, mesh_axis):
             return place
@@ -108,7 +108,7 @@ def _shard(now: ShardLayout, goal: ShardLayout) -> LayoutMove | None:
 
 
 def _surplus(now: ShardLayout, goal: ShardLayout) -> Iterator[tuple[int, str]]:
-    """The axes that are cut as the goal has them not, each with its innermost cut."""
+    """Yield the axes that are sharded differently in the goal, each with its innermost mesh axis."""
     for place, (names, wanted) in enumerate(zip(now.split, goal.split, strict=True)):
         if names and wanted[: len(names)] != names:
             yield place, names[-1]

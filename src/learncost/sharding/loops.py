@@ -1,4 +1,4 @@
-"""The rule of a repeat: what turns hand on has one layout, and turns over what is cut run on several devices."""
+"""Shard a loop: loop-carried values have one layout, and iterations over a sharded count run on several devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Partial = frozenset[tuple[str, str]]
 
 
 def place_repeat(scope: ShardingScope, repeat: Loop) -> None:
-    """Place a repeat: what goes in is moved before it, and its turns are placed once for all."""
+    """Place a loop: its inputs are moved before it, and its body is placed once."""
     busy = _busy(scope, repeat)
     _move_shared(scope, repeat, busy)
     totals = {carry.start: _joinable(scope, carry) for carry in repeat.carry}
@@ -30,9 +30,9 @@ def place_repeat(scope: ShardingScope, repeat: Loop) -> None:
 
 
 def _busy(scope: ShardingScope, repeat: Loop) -> tuple[str, ...]:
-    """The mesh axes that cut the turns themselves, as where sequences take turns.
+    """Return the mesh axes that shard the iterations, as of a loop over sequences.
 
-    Turns that depend on one another run on all devices, where these have parts of what a turn does, as of channels.
+    Dependent iterations run on all devices, which may have shards of the body, as of channels.
     """
     sharded_over: dict[str, tuple[str, ...]] = {}
     for inside, stack in (*repeat.each, *repeat.keep):
@@ -51,7 +51,7 @@ def _busy(scope: ShardingScope, repeat: Loop) -> tuple[str, ...]:
 
 
 def _move_shared(scope: ShardingScope, repeat: Loop, busy: tuple[str, ...]) -> None:
-    """What all turns read is joined before the first, and gathered over the devices that run different turns."""
+    """Reduce shared inputs before the loop, and gather them over the devices of different iterations."""
     for name in repeat.shared:
         held = scope.held(name)
         layout = next(iter(held))
@@ -65,7 +65,7 @@ def _move_shared(scope: ShardingScope, repeat: Loop, busy: tuple[str, ...]) -> N
 
 
 def _joinable(scope: ShardingScope, carry: Carry) -> Partial:
-    """The mesh axes over which a total may be carried as a partial sum: all, where it begins with zeros."""
+    """Return the mesh axes over which a total may be carried as a partial sum: all if it begins with zeros."""
     if carry.initial in scope.zeros:
         return frozenset((name, "sum") for name in scope.specs.mesh.names)
     layout = scope.partial(carry.initial)
@@ -73,7 +73,7 @@ def _joinable(scope: ShardingScope, carry: Carry) -> Partial:
 
 
 def _carried(scope: ShardingScope, start: str, partial: Partial) -> ShardLayout:
-    """The layout of a carried value: its home, and what is still to be joined."""
+    """Return the layout of a carried value: its spec, and its pending reductions."""
     spec = scope.spec(start)
     return replace(spec, partial=frozenset((q, how) for q, how in partial if q not in spec.over))
 
@@ -81,7 +81,9 @@ def _carried(scope: ShardingScope, start: str, partial: Partial) -> ShardLayout:
 def _iteration(
     scope: ShardingScope, repeat: Loop, busy: tuple[str, ...], totals: Mapping[str, Partial]
 ) -> tuple[ShardingScope, dict[str, Partial]]:
-    """The lines of a turn, and how what it hands on is partial before it is brought into the layout of the start."""
+    """Place the body; return its scope, and the pending reductions of its carried values before they get the layout of
+    the start.
+    """
     inner = ShardingScope(scope.specs, repeat.values, scope.busy | {*busy}, scope)
     inner.readers = readers(repeat.lines, [carry.end for carry in repeat.carry] + [name for name, _ in repeat.keep])
     for carry in repeat.carry:
@@ -101,7 +103,7 @@ def _ending(inner: ShardingScope, name: str) -> Partial:
 def _stack_layout(
     scope: ShardingScope, inner: ShardingScope, repeat: Loop, each: tuple[str, str], busy: tuple[str, ...]
 ) -> ShardLayout:
-    """The layout in which turns read their slices of a stack: cut as the turns are, wherever it lives."""
+    """Return the layout in which iterations read the slices of a stack: sharded like the iterations."""
     name, stack = each
     layout = next(iter(scope.held(stack)))
     if busy:
@@ -127,8 +129,8 @@ def _finish(
         layout = _carried(inner, carry.start, totals[carry.start])
         if over and (carry.initial not in scope.zeros or not _is_total(repeat, carry)):
             raise InputError(
-                f"turns over {repeat.count} hand {carry.start} on, so that they cannot run on the devices of "
-                f"{' and '.join(busy)} at once"
+                f"iterations over {repeat.count} carry {carry.start}, so they cannot run in parallel on the devices of "
+                f"{' and '.join(busy)}"
             )
         initial = scope.at(carry.initial, layout, reason)
         carried.append(Carry(carry.start, inner.at(carry.end, layout, reason), initial, carry.final))
@@ -164,7 +166,9 @@ def _finish(
 
 
 def _is_total(repeat: Loop, carry: Carry) -> bool:
-    """Whether what turns hand on is only added to: a state that other lines read is none, even from zeros on."""
+    """Return whether a carried value is only added to: a state that other lines read is not a total, even from zeros
+    on.
+    """
     sums = {carry.start}
     for line in repeat.lines:
         if sums & {*line.reads}:
@@ -175,9 +179,9 @@ def _is_total(repeat: Loop, carry: Carry) -> bool:
 
 
 def _kept_layout(inner: ShardingScope, name: str, over: frozenset[str]) -> ShardLayout:
-    """What a stack collects: the home, but that gradients of weights stay partial until somebody reads them.
+    """Return the layout of a collected stack: its spec, but weight gradients remain partial until they are read.
 
-    over  what cuts the stack: a sum over what cuts its turns is joined where it is cut
+    over  the mesh axes that shard the stack: a sum over those of its iterations is reduced when it is sharded
     """
     spec, layout = inner.spec(name), inner.partial(name)
     held = inner.held(name)

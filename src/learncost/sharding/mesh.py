@@ -1,4 +1,4 @@
-"""A mesh of devices: axes with names, such as dp=2,tp=4, the last one between the nearest neighbours."""
+"""A mesh of devices: named axes, such as dp=2,tp=4; the last axis is innermost, with the fastest links."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _AXIS = re.compile(r"([A-Za-z]\w*)\s*=\s*(\d+|\*)")
 
 @dataclass(frozen=True)
 class Mesh:
-    """Devices in a grid. `axes` are its names, in order, with how many devices lie along each."""
+    """Devices in a grid. `axes` are its names, in order, with their numbers of devices."""
 
     axes: tuple[tuple[str, int], ...]
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many devices lie along each axis."""
+        """Return the number of devices along each axis."""
         return dict(self.axes)
 
     @property
@@ -31,27 +31,27 @@ class Mesh:
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """Return the number of devices."""
         return prod(size for _, size in self.axes)
 
     def places(self) -> Iterator[dict[str, int]]:
-        """The place of every device on every axis, in the order of their ranks: the last axis runs fastest."""
+        """Yield the coordinates of every device, in rank order: the last axis varies fastest."""
         for place in product(*(range(size) for _, size in self.axes)):
             yield dict(zip(self.names, place, strict=True))
 
     def group(self, place: Mapping[str, int], axis: str) -> tuple[int, ...]:
-        """The ranks of the devices that share every place but that on one axis, in its order."""
+        """Return the ranks of the devices with the same coordinates except on one axis, in order."""
         return tuple(self.rank({**place, axis: number}) for number in range(self.sizes[axis]))
 
     def rank(self, place: Mapping[str, int]) -> int:
-        """The number of a device, from 0."""
+        """Return the rank of a device, from 0."""
         number = 0
         for name, size in self.axes:
             number = number * size + place[name]
         return number
 
     def sizes_at(self, place: Mapping[str, int]) -> dict[str, int]:
-        """The sizes that a device adds to those of a table: those of the mesh, and where it stands on each axis."""
+        """Return the additional sizes in a device's table: those of the mesh, and its coordinate on each axis."""
         return self.sizes | {here(name): place[name] for name in self.names}
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Mesh:
 
 
 def mesh(text: str, devices: int | None = None) -> Mesh:
-    """The mesh that a text says, `dp=2,tp=4`; of so many devices the axis in `dp=*,tp=4` has those that are left.
+    """Parse a mesh, `dp=2,tp=4`; with a number of devices, the axis in `dp=*,tp=4` takes the remaining factor.
 
     Raises `InputError`.
     """
@@ -68,17 +68,17 @@ def mesh(text: str, devices: int | None = None) -> Mesh:
     for item in filter(None, (item.strip() for item in re.split(r"[,\s]+", re.sub(r"\s*=\s*", "=", text)))):
         match = _AXIS.fullmatch(item)
         if match is None or match[2] == "0" * len(match[2]):
-            raise InputError(f"a mesh is written as dp=2,tp=4, each axis with how many devices; {item!r} is none")
+            raise InputError(f"{item!r} is not a mesh axis with its number of devices: write dp=2,tp=4")
         if match[1] in axes:
             raise InputError(f"the mesh {text!r} has {match[1]} twice")
         if match[2] == "*":
             if rest is not None or devices is None:
-                why = "two axes have it" if rest is not None else "nobody says how many devices there are"
-                raise InputError(f"the mesh {text!r}: {item} is as many as are left, and {why}: give a number")
+                why = "two axes use *" if rest is not None else "the number of devices is unknown"
+                raise InputError(f"the mesh {text!r}: {item} cannot be inferred, as {why}: give a number")
             rest = match[1]
         axes[match[1]] = 1 if match[2] == "*" else int(match[2])
     if not axes:
-        raise InputError("a mesh has one axis at least, such as dp=2")
+        raise InputError("a mesh needs at least one axis, such as dp=2")
     if rest is not None and devices is not None:
         axes[rest] = max(1, devices // prod(axes.values()))
     return Mesh(tuple(axes.items()))

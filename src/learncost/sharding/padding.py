@@ -1,4 +1,4 @@
-"""Sizes that the devices of a mesh do not divide and that a rewriting fills up to the next one, as a vocabulary."""
+"""Pad sizes that the mesh does not divide, such as a vocabulary, to the next multiple."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _counted(line: Line) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Padded:
-    """An axis that was filled up: its size, and the next one of which each device has an equal part."""
+    """A padded axis: its size, and its padded size, which is divisible."""
 
     axis: str
     size: int
@@ -86,9 +86,9 @@ class Padded:
 def filled_up(
     model: Model, table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int]
 ) -> tuple[Model, dict[str, int], tuple[Padded, ...]]:
-    """The model and the sizes with what does not divide filled up, where it may be; and what was.
+    """Return the model and the sizes with padding where it is allowed, and the padded axes.
 
-    table  the step of the model, whose values the clauses cut
+    table  the step of the model, whose values the clauses shard
     """
     axes = {axis for clause in chosen for axis in clause.axes} & paddable(model.table)
     parts = parts_of(table, mesh, chosen, sizes) if axes else {}
@@ -97,17 +97,17 @@ def filled_up(
 
 
 def padded_of(cut: Iterable[tuple[str, int, int]]) -> tuple[Padded, ...]:
-    """What is filled up of axes with their sizes and into how many parts each is cut: what does not divide."""
+    """Return the axes that need padding, from the sizes of axes and their numbers of shards."""
     return tuple(Padded(axis, size, -(-size // parts) * parts) for axis, size, parts in cut if size % parts)
 
 
 def sizes_of(padded: Iterable[Padded]) -> dict[str, int]:
-    """The sizes of what was filled up."""
+    """Return the padded sizes."""
     return {each.axis: each.filled for each in padded}
 
 
 def with_filled(model: Model, padded: Iterable[Padded]) -> Model:
-    """The model with what was filled up left out of all that it computes."""
+    """Return the model with the padding masked in everything that it computes."""
     table, sizes = model.table, sizes_of(padded := tuple(padded))
     for each in padded:
         table = with_padded(table, each.axis, each.size)

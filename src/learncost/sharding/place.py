@@ -1,4 +1,4 @@
-"""Place a step's table over a mesh: the table that every device runs, with the collectives that its layouts need."""
+"""Shard a step's table over a mesh: return the table of every device, with the collectives that its layouts need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from learncost.sharding.zigzag import in_zigzag
 
 
 def keeping(table: Table, ops: tuple[str, ...]) -> tuple[Table, Mapping[str, str]]:
-    """A placed table that keeps what these collectives make, and the stacks that are new, each with what it is of."""
+    """Return a sharded table that saves the results of these collectives, and the sources of its new stacks."""
     lines, values, stacks = list(table.lines), dict(table.values), dict[str, str]()
     for place in range(len(lines)):
         for before in range(place):
@@ -40,7 +40,7 @@ def keeping(table: Table, ops: tuple[str, ...]) -> tuple[Table, Mapping[str, str
 
 @dataclass(frozen=True)
 class _KeptCollective:
-    """What a collective of a turn is of: its word, its axes, and the stacks of which its operands are slices."""
+    """The source of a collective in an iteration: its op, its axes, and the stacks that its operands are slices of."""
 
     op: str
     axes: tuple[str, ...]
@@ -51,7 +51,7 @@ class _KeptCollective:
 def _kept(
     first: Loop, second: Loop, ops: tuple[str, ...], known: Mapping[str, Value]
 ) -> tuple[Loop, Loop, Mapping[str, tuple[Value, str]]]:
-    """Two repeats of the same turns, the later of which reads what collectives of the earlier made."""
+    """Rewrite two loops with the same iterations, of which the later reads results of the earlier one's collectives."""
     # What a turn reads of a stack of the whole, or hands to one: whatever either of them calls it.
     sources = [
         {name: stack for name, stack in (*line.each, *line.keep) if not line.part(name, known[stack].axes)}
@@ -69,7 +69,7 @@ def _kept(
         if not stack:
             stack = f"{array}.kept"
             if stack in known:
-                raise InputError(f"{stack} is a value of the table: what is kept of {array} has no name of its own")
+                raise InputError(f"the saved {array} would have the name {stack}, which the table already uses")
             keep.append((array, stack))
             stacks[stack] = Value((first.count, *first.values[array].axes), "kept", array), array
         each.append((line.makes[0], stack))
@@ -84,7 +84,9 @@ def _kept(
 
 
 def _source(line: Statement, ops: tuple[str, ...], stacks: Mapping[str, str]) -> _KeptCollective | None:
-    """What a collective of a turn is of, where all that it reads are slices of stacks; else None."""
+    """Return the source of a collective in an iteration, if all of its operands are slices of stacks; otherwise
+    None.
+    """
     if not is_collective(line) or line.op not in ops:
         return None
     operands = [term for term in line.right if isinstance(term, Term)]
@@ -95,7 +97,7 @@ def _source(line: Statement, ops: tuple[str, ...], stacks: Mapping[str, str]) ->
 
 
 def _without_unread(line: Statement, read: set[str]) -> Statement:
-    """A repeat that keeps nothing that nobody reads."""
+    """Return a loop without outputs that are never read."""
     if not isinstance(line, Loop):
         return line
     return replace(line, keep=tuple(pair for pair in line.keep if pair[1] in read))
@@ -103,26 +105,26 @@ def _without_unread(line: Statement, read: set[str]) -> Statement:
 
 @dataclass(frozen=True)
 class Placed:
-    """The table that each device of a mesh runs.
+    """The table of each device of a mesh.
 
     Attributes
     ----------
     table
-        Its lines, with axes such as `f/tp` and collectives as words.
+        Its lines, with axes such as `f/tp` and collectives as ops.
     whole
-        The table of one device that it stands for.
+        The unsharded table.
     mesh, clauses
-        What it is cut over, and how.
+        The mesh and the clauses that shard it.
     layouts
-        How the arrays of the outermost scope are held, by their names in the table.
+        The layouts of the arrays of the outermost scope, by name.
     holds
-        Of the arrays that collectives make, in every scope, the value that they hold.
+        The value that each result of a collective holds, in every scope.
     iterations, first
-        Of a stage of a pipeline: how many turns of each repeat it has, by its count, and which is the first of them.
+        For a pipeline stage: its number of iterations of each loop, by loop count, and the first of them.
     undivided
-        By the axis of the mesh the weights that stay whole, as they are single numbers.
+        The weights that a mesh axis cannot shard, as they are single numbers.
     filled
-        The sizes of parts that do not divide, `d/dp`, each filled up with zeros to as many as the first device has.
+        The padded sizes of shards that are not divisible, `d/dp`: those of the first device.
     """
 
     table: Table
@@ -138,7 +140,7 @@ class Placed:
 
     @cached_property
     def scores(self) -> frozenset[str]:
-        """What log-softmax and its gradient read and make, also where bodies stand for them: over a cut vocabulary."""
+        """Return the operands and results of log-softmax and its gradient over a sharded vocabulary, also in bodies."""
         of_scores = scores(self.whole)
         for line, _ in walk(self.table.lines):
             if not of_scores.isdisjoint(line.reads):
@@ -147,23 +149,23 @@ class Placed:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that its table has beside those of the whole: of the mesh, of turns, and of parts filled up."""
+        """Return the additional sizes of its table: of the mesh, of iterations, and of padded shards."""
         return {**self.iterations, **self.mesh.sizes, **self.filled}
 
     def sizes_at(self, where: Mapping[str, int]) -> dict[str, int]:
-        """The same, and where a device stands on each axis of the mesh."""
+        """Return the same sizes, with the coordinates of a device on the mesh."""
         return {**self.sizes, **self.mesh.sizes_at(where)}
 
 
 def place(
     table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int], part_of: Table | None = None
 ) -> Placed:
-    """The table that each device of a mesh runs.
+    """Return the table of each device of a mesh.
 
-    sizes    of every axis, of all devices together: the clauses cut what they divide
-    part_of  the table of which this is a part: the clauses are about what that has
-    Raises `InputError` where an axis does not divide, by name with the next size that does, and where turns of a repeat
-    that depend on one another would be cut.
+    sizes    global sizes of all axes, which the clauses must divide
+    part_of  the table that this one is a part of, which the clauses apply to
+    Raises `InputError` if an axis is not divisible, with the next size that is, and if dependent iterations of a
+    loop would be sharded.
     """
     chosen = tuple(chosen)
     scope = ShardingScope(ShardSpecs(table, mesh, chosen, sizes, part_of), table.values)
@@ -174,7 +176,7 @@ def place(
     results = {name: scope.at(name, scope.spec(name), CollectiveReason(8, None)) for name in table.outputs}
     moved = {name: array for name, array in results.items() if array != name}
     if set(moved.values()) & {*table.inputs, *table.weights}:
-        raise InputError("a result of the step is one of its inputs, moved: it has no name of its own")
+        raise InputError("a result of the step is one of its inputs after a collective, and has no name")
     names = {name: scope.fresh(name, "made") for name in moved} | {array: name for name, array in moved.items()}
     placed = replace(
         table,

@@ -1,4 +1,4 @@
-"""Placements by name, as presets.toml has them, and what is written with clauses or names as clauses."""
+"""Named placements from presets.toml, and the clauses of placements given by name or text."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Placement:
 
     @property
     def mesh_axes(self) -> tuple[str, ...]:
-        """The axes of the mesh that its clauses cut over."""
-        from learncost.sharding.clauses import clauses  # names alone are asked for by every command: start-up counts
+        """Return the mesh axes that its clauses shard over."""
+        from learncost.sharding.clauses import clauses  # names only: start-up time matters
 
         return tuple(dict.fromkeys(clause.mesh for clause in clauses(self.place)))
 
@@ -42,19 +42,19 @@ PLACEMENTS: Mapping[str, Placement] = {
     )
     for name, row in _TABLE.items()
 }
-"""Placements by their names."""
+"""Placements by name."""
 
 
 def placement(name: str) -> Placement:
-    """A placement by its name; an unknown one is refused with those that exist."""
+    """Return a placement by its name. Raises `InputError` for an unknown name, with the known ones."""
     by_name = {**PLACEMENTS, **{other: row for row in PLACEMENTS.values() for other in row.also}}
     return named_one("placement", name, by_name)
 
 
 def chosen(place: str | None, named: str | None) -> tuple[Clause, ...]:
-    """The clauses of `--place` and `--placement`: those that are written first, then those of the names.
+    """Return the clauses of `--place` and `--placement`: first the written ones, then those of the names.
 
-    An outer placement comes before the others: what they gather is then a part of what it cuts still.
+    An outer placement precedes the others: their gathers then produce shards of it.
     """
     from learncost.sharding.clauses import clauses
 
@@ -64,7 +64,7 @@ def chosen(place: str | None, named: str | None) -> tuple[Clause, ...]:
         result += clauses(each.place)
     if not result:
         raise InputError(
-            "say what is cut over the mesh: --placement, as in --placement fsdp,megatron-sp, or --place with clauses "
+            "--mesh requires a sharding: --placement, as in --placement fsdp,megatron-sp, or --place with clauses "
             "such as `h f v over tp`"
         )
     return tuple(dict.fromkeys(result))
@@ -73,10 +73,10 @@ def chosen(place: str | None, named: str | None) -> tuple[Clause, ...]:
 def chosen_for(
     mesh: Mesh, sizes: Mapping[str, int], place: str | None = None, named: str | None = None
 ) -> tuple[Clause, ...]:
-    """The clauses of `--place` and `--placement` for a mesh; where neither is given, those of the names of its axes.
+    """Return the clauses of `--place` and `--placement` for a mesh; by default those of the names of its axes.
 
-    A vocabulary that does not divide stays whole, as its tokenizer has it, where it is not written that it is cut: all
-    devices compute the head alike. Raises `InputError` for an axis that no placement is about, or that there is not.
+    A vocabulary that is not divisible is unsharded unless a clause shards it explicitly: all devices then compute the
+    same head. Raises `InputError` for an axis without a placement, or an unknown axis.
     """
     from learncost.sharding.clauses import clauses
 
@@ -84,8 +84,8 @@ def chosen_for(
         for axis in mesh.names:
             if axis not in USUAL:
                 raise InputError(
-                    f"say what is cut over {axis}: --placement, or --place with clauses such as `h f over {axis}`; "
-                    f"only {', '.join(USUAL)} say it themselves"
+                    f"{axis} requires a sharding: --placement, or --place with clauses such as `h f over {axis}`; "
+                    f"only {', '.join(USUAL)} have a default"
                 )
         named = ",".join(USUAL[axis] for axis in mesh.names)
     written = clauses(place or "")
@@ -100,4 +100,4 @@ def chosen_for(
 
 
 USUAL: Mapping[str, str] = {"dp": "ddp", "shard": "hsdp", "tp": "megatron", "cp": "cp", "ep": "ep", "pp": "pp"}
-"""The placement of an axis of the mesh by its name."""
+"""The default placement of a mesh axis, by its name."""

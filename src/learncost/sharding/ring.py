@@ -1,10 +1,11 @@
-"""Rings: where lines sum over what is gathered, its parts go round the devices instead, one in every turn.
+"""Ring attention and its generalization: shards rotate between devices, one per iteration, instead of being gathered.
 
-What a gather brings together lies nowhere as a whole: a device has its own part, and in each of p - 1 turns that of the
-device before the one that it had. Sums go on from turn to turn. Of a softmax over what goes round a device carries the
-largest score so far and the sum of the exponentials below it, by which it rescales what it has summed (Milakov &
-Gimelshein 2018, Online normalizer calculation for softmax; Liu, Zaharia & Abbeel 2023, Ring attention). The backward
-pass has the logarithm of that sum from the forward pass, and gradients of what goes round travel with it.
+A gathered array is then never stored in full: a device has its own shard, and in each of p - 1 iterations it receives
+the shard that the previous device had. Sums accumulate over iterations. For a softmax over the rotating axis, a device
+carries the running maximum of the scores and the sum of the exponentials below it, by which it rescales its sums
+(Milakov & Gimelshein 2018, Online normalizer calculation for softmax; Liu, Zaharia & Abbeel 2023, Ring attention). The
+backward pass uses the logarithm of that sum from the forward pass, and the gradients of rotating shards rotate with
+them.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from learncost.sharding.ring_twice import in_two
 
 
 def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
-    """A placed table with its rings, and of the arrays that collectives make the values that they hold.
+    """Return a sharded table with its rings, and the values that the results of collectives hold.
 
-    Raises `InputError` where nothing can go round.
+    Raises `InputError` if no shard can rotate.
     """
     gathered: dict[str, str] = {}
     while True:
@@ -41,11 +42,11 @@ def ringed(placed: Table, whole: Table, mesh: Mesh, holds: Mapping[str, str]) ->
 
 @dataclass(eq=False)
 class _RingScope:
-    """Lines of a scope while it is rewritten.
+    """The lines of a scope while they are rewritten.
 
-    frame     the repeat whose turns they are, and outer, the scope that it stands in
-    before    the turns of the pass before that these go backwards through
-    children  the scopes of its repeats, by what `id` says of these
+    frame     the loop around them; outer, the scope of that loop
+    before    the forward iterations that these iterations reverse
+    children  the scopes of its loops, by their `id`
     """
 
     lines: list[Statement]
@@ -58,11 +59,11 @@ class _RingScope:
 
     @property
     def around(self) -> dict[str, Value]:
-        """Values of the scopes that it stands in."""
+        """Return the values of the enclosing scopes."""
         return {**self.outer.around, **self.outer.values} if self.outer is not None else {}
 
     def slice_of(self, name: str) -> None:
-        """Have a value of the turns before in the turns backwards."""
+        """Pass a value of the forward iterations to the backward iterations."""
         before = self.before
         assert self.frame is not None
         assert before is not None
@@ -80,12 +81,12 @@ class _RingScope:
         self.frame = replace(self.frame, each=(*self.frame.each, (name, stack)))
 
     def have(self, name: str) -> None:
-        """Have a value here, of these lines or of the turns before."""
+        """Make a value available here, from these lines or from the forward iterations."""
         if name not in self.values:
             self.slice_of(name)
 
     def assembled(self) -> tuple[Statement, ...]:
-        """Its lines with all repeats as they are now."""
+        """Return its lines with the current loops."""
         result: list[Statement] = []
         for line in self.lines:
             child = self.children.get(id(line))
@@ -97,10 +98,10 @@ class _RingScope:
 
 
 class _Rings:
-    """A placed table while it gets its rings.
+    """The rewriting of a sharded table into one with rings.
 
-    gathered  softmaxes whose regions stay as they are, and why: their backward pass cannot go round
-    stays     those that were found to be so
+    gathered  softmaxes whose regions remain gathered, and the reason: their backward pass cannot be a ring
+    stays     those that this rewriting found
     """
 
     def __init__(self, whole: Table, mesh: Mesh, holds: Mapping[str, str], gathered: Mapping[str, str]) -> None:
@@ -110,20 +111,20 @@ class _Rings:
         self.number, self.why = 0, ""
 
     def table(self, placed: Table) -> Table:
-        """The table with every ring that there is. Raises `InputError` where there is none."""
+        """Return the table with all possible rings. Raises `InputError` if there is none."""
         self.taken |= {*placed.known} | {name for line, _ in walk(placed.lines) for name in line.makes}
         scope = _RingScope([*placed.lines], {**placed.values})
         self.scope(scope)
         is_pass = any(line.meta.phase == "forward" for line, _ in walk(self.whole.lines))
         if not self.number and not self.stays and is_pass and self.mesh.devices > 1:
             raise InputError(
-                f"the plan ring finds nothing over {self.mesh} that can go round: "
-                + (self.why or "no line sums over keys that are gathered (--placement cp gathers them)")
+                f"the plan ring finds no sharded sum over {self.mesh}: "
+                + (self.why or "no line sums over gathered keys (--placement cp gathers them)")
             )
         return replace(placed, lines=scope.assembled(), values=scope.values)
 
     def scope(self, scope: _RingScope) -> None:
-        """Rewrite the lines of a scope, and those of its repeats."""
+        """Rewrite the lines of a scope and of its loops."""
         earlier = scope.before.lines if scope.before else []
         around: list[Statement] = [*earlier, *scope.lines]
         scopes = {**scope.children, **(scope.before.children if scope.before else {})}
@@ -138,7 +139,7 @@ class _Rings:
                 self.over(scope, mesh_axis)
 
     def over(self, scope: _RingScope, mesh_axis: str) -> None:
-        """Rewrite the regions of a scope over an axis of the mesh."""
+        """Rewrite the regions of a scope over a mesh axis."""
 
         def is_value(name: str) -> bool:
             value_name = self.holds.get(name, name)
@@ -151,7 +152,7 @@ class _Rings:
         kept = {name for name, _ in scope.frame.keep} if scope.frame else set[str]()
         kept |= {carry.end for carry in scope.frame.carry} if scope.frame else set()
         if left := sorted(kept & {*region.at, *region.rows}):
-            region.why = region.why or f"turns keep {left[0]} or hand it on"
+            region.why = region.why or f"iterations save or carry {left[0]}"
         normalizers = scope.before.normalizers if scope.before else {}
         why = next((self.gathered[name] for line in region.lines for name in line.makes if name in self.gathered), "")
         region.why = region.why or why
@@ -180,7 +181,7 @@ class _Rings:
         normalizers: Mapping[str, Normalizer],
         slice_of: Callable[[str], None],
     ) -> str:
-        """Make a ring of a region; why that cannot be, else nothing."""
+        """Make a ring of a region; return the reason if that is impossible, otherwise ""."""
         order = _order(scope.lines, region) if not region.why else None
         if order is None:
             return region.why
@@ -199,7 +200,7 @@ class _Rings:
         gone = {*region.at, *region.rows} - work.values.keys()
         for line in (*before, *after):
             if gone & {*line.reads} - region.gathers.keys():
-                work.refuse(line, "it reads what no device has as a whole")
+                work.refuse(line, "it reads an array that no device has in full")
         if work.why:
             return work.why
         self.number += 1
@@ -210,12 +211,12 @@ class _Rings:
         return ""
 
     def stay(self, why: str, region: RingRegion, normalizers: Mapping[str, Normalizer]) -> None:
-        """Note why a region stays as it is, and which of the pass before it has to stay with it."""
+        """Record why a region remains gathered, and which regions of the forward pass must too."""
         self.why = self.why or why
         self.stays |= {name: why for line in region.lines for name in line.makes if name in normalizers}
 
     def fresh(self, name: str, what: str) -> str:
-        """A name for what a ring makes of a value."""
+        """Return a name for a value that a ring derives from another."""
         number, new = 1, f"{name}.{what}"
         while new in self.taken:
             number += 1
@@ -225,7 +226,7 @@ class _Rings:
 
 
 def _order(lines: Sequence[Statement], region: RingRegion) -> tuple[list[Statement], list[Statement]] | None:
-    """The other lines before the ring, and those behind it, as they read what it makes; None where both are so."""
+    """Return the other lines, split into those before the ring and those behind it; None if a line is both."""
     ours: list[Statement] = [*region.gathers.values(), *region.lines, *region.scatters.values()]
     last = max(place for place, line in enumerate(lines) if any(line is each for each in ours))
     before: list[Statement] = []
@@ -235,7 +236,7 @@ def _order(lines: Sequence[Statement], region: RingRegion) -> tuple[list[Stateme
     for place, line in enumerate(lines):
         if any(line is each for each in ours):
             if not isinstance(line, Loop) and made & {*line.reads} - free:
-                region.refuse(line, "it reads what all parts make together, so that they would go round twice")
+                region.refuse(line, "it reads totals of all shards, which would need a second rotation")
                 return None
         elif place > last or made & {*line.reads}:
             after.append(line)

@@ -1,4 +1,4 @@
-"""What reads a gathered array place by place of what is gathered: lines that may as well have a part in every turn."""
+"""Find regions for rings: lines that read a gathered array one position of the gathered axis at a time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from learncost.ops.collectives import is_collective
 
 @dataclass(eq=False)
 class RingRegion:
-    """Lines of a scope that read what is gathered over an axis of the mesh, a place of it at a time.
+    """Lines of a scope that read arrays gathered over a mesh axis, one position of the gathered axis at a time.
 
-    gathers   the arrays that are gathered, with the lines that gather them
-    at        names that have the gathered axis, with its place among their axes: what is gathered, and scores
-    lines     that read these, in their order
-    totals    what lines make that sum over the gathered axis
-    slices    arrays that a device has along all of that axis, with its place among theirs: a turn takes its part
-    scatters  of names that are gradients of what is gathered: the lines that sum and scatter them
-    rows      what a softmax with a sink, or its gradient, makes of a row beside: known before or after all turns
-    why       why its parts cannot go round; empty where they can
+    gathers   the gathered arrays, with the lines that gather them
+    at        the position of the gathered axis in the arrays that have it: gathered arrays, and scores
+    lines     the lines that read these, in order
+    totals    results of lines that sum over the gathered axis
+    slices    the position of that axis in replicated arrays, of which an iteration reads a shard
+    scatters  the lines that reduce and scatter the gradients of gathered arrays, by name
+    rows      per-row results of a softmax with a sink, or of its gradient: known before or after all iterations
+    why       the reason why it cannot be a ring; empty if it can
     """
 
     mesh_axis: str
@@ -39,7 +39,7 @@ class RingRegion:
     why: str = ""
 
     def axis(self, line: Line) -> str:
-        """What a line calls the gathered axis; empty where it reads nothing that has it."""
+        """Return the name of the gathered axis in a line; empty if the line does not read it."""
         names = {
             term.axes[self.at[term.name]] for term in line.right if isinstance(term, Term) and term.name in self.at
         }
@@ -48,26 +48,26 @@ class RingRegion:
 
     @property
     def gathered(self) -> str:
-        """The axis as a device has a part of it, `M/cp`."""
+        """Return the axis as a device has a shard of it, `M/cp`."""
         line = next(iter(self.gathers.values()))
         return line.right[0].declared[self.at[line.name]]
 
     @property
     def makes(self) -> frozenset[str]:
-        """What other lines may read of it."""
+        """Return its results that other lines may read."""
         return frozenset((*self.totals, *self.rows, *(line.name for line in self.scatters.values())))
 
     @property
     def makes_inside(self) -> frozenset[str]:
-        """All that its lines make, what is gathered included."""
+        """Return all results of its lines, including the gathered arrays."""
         return frozenset((*self.at, *self.makes))
 
     def refuse(self, line: Statement, why: str) -> None:
-        """Note the first reason why its parts cannot go round."""
+        """Record the first reason why it cannot be a ring."""
         self.why = self.why or f"{why}: {str(line).partition(chr(10))[0].strip()}"
 
     def absorb(self, other: RingRegion) -> None:
-        """Take in another one, with which a line has something in common."""
+        """Merge another region that shares values with a line."""
         self.gathers |= other.gathers
         self.at |= other.at
         self.lines += other.lines
@@ -80,9 +80,9 @@ class RingRegion:
 
 
 def regions(lines: Sequence[Statement], mesh_axis: str, is_value: Callable[[str], bool]) -> list[RingRegion]:
-    """The regions of a scope over an axis of the mesh.
+    """Return the regions of a scope over a mesh axis.
 
-    is_value  whether an array is none of weights and their gradients, which go round in no ring
+    is_value  whether an array is not a weight or a weight gradient, which are never in a ring
     """
     found = _Regions(mesh_axis)
     for line in lines:
@@ -103,7 +103,7 @@ class _Regions:
         assert place is not None
         region = RingRegion(self.mesh_axis, {line.name: line}, {line.name: place})
         if sharded_over(line.right[0].declared[place])[-1] != self.mesh_axis:
-            region.refuse(line, "it is gathered in parts of parts")
+            region.refuse(line, "it is gathered over several mesh axes")
         for other in self._of(line.reads):
             other.refuse(line, "it is moved between devices")
         self.all.append(region)
@@ -121,7 +121,7 @@ class _Regions:
             region.absorb(other)
             self.all.remove(other)
         if isinstance(line, Loop):
-            region.refuse(line, "turns read what is gathered")
+            region.refuse(line, "iterations read a gathered array")
         elif is_collective(line):
             self._scatter(region, line)
         else:
@@ -133,21 +133,21 @@ class _Regions:
         if line.op == "reduce_scatter" and line.axes[0] == self.mesh_axis and region.at[name] == place:
             region.scatters[name] = line
         else:
-            region.refuse(line, "it is moved between devices as a whole")
+            region.refuse(line, "a full array is moved between devices")
 
     def _line(self, region: RingRegion, line: Line) -> None:
         region.lines.append(line)
         axis = region.axis(line)
         inside = [term for operand in line.right for term in terms_of(operand)]
         if not axis or any(term.name in region.at for term in inside if term not in line.right):
-            region.refuse(line, "pairs of gathered places meet, or one is read at an index")
+            region.refuse(line, "it pairs gathered positions, or indexes them")
             return
         for term in line.right:
             if not isinstance(term, Term) or term.name in region.at or axis not in term.axes:
                 continue
             place = term.axes.index(axis)
             if region.slices.setdefault(term.name, place) != place:
-                region.refuse(line, "it reads an array along two axes of pairs")
+                region.refuse(line, "it reads an array along both axes of pairs")
         by = {other for other in line.loops if self.mesh_axis in sharded_over(other)}
         is_partial = any(name in region.partial for name in line.reads)
         shares = isinstance(line, Op) and entry(line.op).makes == "shares" and line.axes == (axis,)
@@ -163,6 +163,6 @@ class _Regions:
             elif any(isinstance(each, Read) for each in term.axes) and axis in term.loops:
                 region.refuse(line, f"it writes at an index along {axis}")
             elif not isinstance(line, Product | Sum) or is_partial or not by:
-                region.refuse(line, f"it sums over {axis} what is no sum")
+                region.refuse(line, f"it reduces over {axis} with another operation than a sum")
             else:
                 region.totals.append(term.name)

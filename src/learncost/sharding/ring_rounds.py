@@ -1,4 +1,4 @@
-"""A ring: what a region makes with a device's own part, the turns in which those of the others come, and the end."""
+"""The lines of a ring: the region with a device's own shard, the iterations with the others, and the end."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from learncost.sharding.ring_turn import (
 
 
 class Rounds:
-    """The lines of a ring, while they are written; what they lack is said in its `why`.
+    """The lines of a ring while they are written; `why` has the reason if that fails.
 
-    normalizers  of the pass before this one, by the names of shares; `slice_of` has its values ready here
+    normalizers  those of the forward pass, by the names of shares; `slice_of` makes its values available here
     """
 
     def __init__(self, ring: Ring, normalizers: Mapping[str, Normalizer], slice_of: Callable[[str], None]) -> None:
@@ -33,14 +33,14 @@ class Rounds:
         self.earlier = {line.name: normalizers[line.name] for line in shares if line.name in normalizers}
         self.softmaxes = {line.name: line for line in shares}
         self.fresh = [line for line in shares if line.name not in self.earlier]
-        self.rows: dict[str, tuple[int, ...]] = {}  # of what is linear in fresh shares: the places of their rows
+        self.rows: dict[str, tuple[int, ...]] = {}  # the rows' axes of totals that are linear in unnormalized shares
         self.of_shares: dict[str, str] = {}
         self.total_rows: dict[str, tuple[str, ...]] = {}
         self.made_by = {name: line for line in self.region.lines for name in line.makes}
         self.finals: dict[str, Term] = {}
 
     def lines(self) -> list[Statement]:
-        """All of its lines."""
+        """Return all of its lines."""
         region, ring = self.region, self.ring
         for line in region.lines:
             self._linear(line)
@@ -57,13 +57,13 @@ class Rounds:
             own.write()
             initial = {name: own.names[name] for name in region.totals}
             return [*first, *own.out, *self._iterations(own, initial), *self._ends(own)]
-        # The own part comes last, when the gradients of what went round are home.
+        # The own shard comes last, when the gradients of rotating shards are back at their owners.
         iterations = self._iterations(own, {})
         own.write()
         return [*first, *iterations, *own.out, *self._together(own)]
 
     def _linear(self, line: Line) -> None:
-        """Note what is linear in shares of which the sum is not there yet."""
+        """Record that a line is linear in shares whose normalizer is not known yet."""
         left = line.left[0]
         if line in self.fresh:
             axis = self.region.axis(line)
@@ -77,7 +77,9 @@ class Rounds:
         origins = {self.of_shares[term.name] for term in having}
         rows = {tuple(str(term.axes[place]) for place in self.rows[term.name]) for term in having}
         if len(having) != number or len(origins) > 1 or len(rows) > 1 or not {*next(iter(rows))} <= {*left.axes}:
-            self.ring.refuse(line, "it is not linear in shares, row by row, whose sum is known after the last turn")
+            self.ring.refuse(
+                line, "it is not linear, row by row, in shares whose sum is known after the last iteration"
+            )
             return
         (names,), (origin,) = rows, origins
         self.of_shares[left.name] = origin
@@ -87,7 +89,9 @@ class Rounds:
             self.total_rows[left.name] = names
 
     def _correction(self, shares: str, corrections: dict[str, str]) -> list[Statement]:
-        """The sum over a row of shares times their gradients, by Euler's theorem that of what is linear in them."""
+        """Return the lines for the sum over a row of shares times their gradients, by Euler's theorem for a function
+        that is linear in them.
+        """
         line, ring = self.softmaxes[shares], self.ring
         rows = tuple(axis for axis in line.left[0].axes if axis not in line.axes)
         reads = [name for each in self.region.lines for name in each.reads]
@@ -98,7 +102,7 @@ class Rounds:
             gradient = next((name for name in reads if self._is_gradient(name, total)), "")
             axes = ring.known[gradient].axes if gradient else ()
             if not gradient or ring.before[total].axes != axes or not {*rows} <= {*axes}:
-                ring.refuse(line, f"the gradient of {total} is not there as {total} is")
+                ring.refuse(line, f"the gradient of {total} has another layout than {total}")
                 return []
             self.slice_of(total)
             parts.append(ring.step(shares, "correction", rows))
@@ -112,14 +116,16 @@ class Rounds:
         return out
 
     def _of_sinks(self, line: Line, corrections: Mapping[str, str]) -> list[Statement]:
-        """The gradient of a sink, row by row: its share, below zero, times what its row's gradients are on average."""
+        """Return the lines for the gradient of a sink, row by row: its negated share times the mean gradient of its
+        row.
+        """
         if not makes_shares(line) or line.part != "gradient" or len(line.left) == 1:
             return []
         ring, left = self.ring, line.left[1]
         shares = next(term.names[0] for name, term in zip(line.given, line.right, strict=True) if name == "Y")
         sink = sink_of(self.softmaxes[shares]) if shares in corrections else None
         if sink is None:
-            ring.refuse(line, "the shares whose gradient it is are not made with it")
+            ring.refuse(line, "the shares that it is the gradient of are not in the region")
             return []
         meta = replace(line.meta, kernel=None)
         logarithm, average = (Term(name, left.axes) for name in (self.earlier[shares].logarithm, corrections[shares]))
@@ -135,10 +141,10 @@ class Rounds:
         value = self.ring.whole.get(self.ring.holds.get(name, name))
         return name not in self.region.at and value is not None and value.role == "gradient" and value.of == of
 
-    # The turns.
+    # The iterations.
 
     def _iterations(self, own: RingIteration, initial: Mapping[str, str]) -> list[Statement]:
-        """The repeat; totals begin with what the own part made of them, or with zeros."""
+        """Return the loop; totals begin with the results of the own shard, or with zeros."""
         region, ring = self.region, self.ring
         around, ring.values = ring.values, {}
         iteration = RingIteration(ring, "turn", {}, self.earlier, own.corrections, is_round=True)
@@ -184,7 +190,7 @@ class Rounds:
         return next((line.meta.phase for line in self.region.scatters.values()), self.region.lines[0].meta.phase)
 
     def _came(self, iteration: RingIteration, line: Op) -> Carry:
-        """What a part is handed on as, from the device before to this one."""
+        """Return the carried name of a rotating shard, from the previous device to this one."""
         ring, source = self.ring, line.right[0]
         axes = list(source.declared)
         place = self.region.at[line.name]
@@ -201,7 +207,7 @@ class Rounds:
         return Carry(start.name, came.name, source.name, ring.fresh(source.name, "last"))
 
     def _passed(self, left: Term, right: Term, line: Op, value: str, why: str) -> Op:
-        """An array that goes to the next device."""
+        """Return the line that passes an array to the next device."""
         self.ring.holds[left.name] = value
         meta = Meta(
             line.meta.layer, line.meta.block, line.meta.phase, local=left.name, module=line.meta.module, why=why
@@ -209,7 +215,9 @@ class Rounds:
         return Op((left,), (right,), (), meta, "pass_on", (self.region.mesh_axis,), "body", ("X",), ("Y",))
 
     def _start(self, name: str, iteration: RingIteration) -> Term:
-        """What a turn begins with of a total; of gradients of what goes round, of the part that came."""
+        """Return the value of a total at the start of an iteration; for gradients of rotating shards, that of the
+        received shard.
+        """
         value = self.ring.known[name]
         axes = list(value.axes)
         if name in self.region.at:
@@ -219,7 +227,9 @@ class Rounds:
         return term
 
     def _total(self, iteration: RingIteration, name: str, start: Term) -> Term:
-        """A total so far: of what is linear in fresh shares, with what was summed before as below the largest score."""
+        """Return the running total; if it is linear in unnormalized shares, earlier sums are rescaled to the new
+        maximum.
+        """
         line = self.made_by[name]
         (term,) = (term for term in line.left if term.name == name)
         scale = iteration.now[self.of_shares[name]].scale if name in self.total_rows else None
@@ -228,7 +238,7 @@ class Rounds:
         return iteration.so_far(Term(start.name, term.axes), add, scale, iteration.meta(line))
 
     def _spec(self, iteration: RingIteration, line: Op, name: str, start: Term) -> Term:
-        """The gradient of a part that came round, with what this device adds to it, on its way home."""
+        """Return the gradient of a received shard, with this device's contribution, on its way back to its owner."""
         add = Term(iteration.names[name], start.axes)
         so_far = iteration.so_far(start, add, None, line.meta)
         moved = self.ring.step(so_far.name, "pass_on", so_far.axes)
@@ -236,10 +246,10 @@ class Rounds:
         iteration.out.append(self._passed(moved, so_far, line, self.ring.holds.get(name, name), why))
         return moved
 
-    # What comes of them.
+    # The results.
 
     def _ends(self, own: RingIteration) -> list[Statement]:
-        """Totals after the last turn: those of exponentials divided by the sum of these."""
+        """Return the totals after the last iteration: those of exponentials divided by their sum."""
         out: list[Statement] = []
         ring, sums = self.ring, dict[str, Term]()
         for line in self.fresh:
@@ -265,7 +275,7 @@ class Rounds:
         return out
 
     def _together(self, own: RingIteration) -> list[Statement]:
-        """What the turns made, and what the own part adds to it."""
+        """Return the sum of the results of the iterations and of the own shard."""
         out: list[Statement] = []
         for name in (*self.region.totals, *self.region.scatters):
             final, scatter = self.finals[name], self.region.scatters.get(name)

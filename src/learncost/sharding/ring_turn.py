@@ -1,4 +1,4 @@
-"""The lines of a region with one part of what would be gathered: a device's own, or the one that came round."""
+"""The lines of a region with one shard of the array that would be gathered: a device's own, or a received one."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from learncost.ops import entry
 from learncost.sharding.ring_regions import RingRegion
 
 LOWEST = Literal(-1e29)
-"""What the largest score is at least, so that rows that see nothing have sums of zero, as in the word safe_softmax."""
+"""The lower bound of the maximum score, so that fully masked rows have sums of zero, as in the op safe_softmax."""
 
 
 SINK = "z"
-"""What a softmax calls a score that every row has besides, and that takes a share of it."""
+"""The attention sink of a softmax: an additional score in every row, which takes a share of it."""
 
 
 def sink_of(line: Op) -> Term | None:
-    """The scores that the rows of a softmax have besides; None where they have none."""
+    """Return the attention sink of a softmax; None if it has none."""
     given = zip(line.given, line.right, strict=True)
     return next((term for name, term in given if name == SINK and isinstance(term, Term)), None)
 
 
 @dataclass(frozen=True)
 class Normalizer:
-    """Of a softmax over what went round: `logarithm`, the value that is the logarithm of the sum of all exponentials,
-    and `totals`, the values that are linear in the shares, such as what attention gives."""
+    """The normalizer of a softmax over a ring: `logarithm`, the logarithm of the sum of all exponentials, and `totals`,
+    the values that are linear in the shares, such as the output of attention.
+    """
 
     logarithm: str
     totals: tuple[str, ...]
@@ -41,15 +42,15 @@ class Normalizer:
 class Ring:
     """A region that becomes a ring.
 
-    region       what goes round, and the lines that read it
-    devices      how many it goes round
-    known        values of its scope; around, those of the scopes around it; before, those of the pass before
-    whole        values of the table of one device
-    holds        of arrays that collectives make, the values that they hold
-    fresh        makes a name of a value's name and of what is made of it
-    values       of what it makes
-    normalizers  of softmaxes of which it makes the sums
-    why          why it cannot be; empty where it can
+    region       the rotating arrays, and the lines that read them
+    devices      the number of devices
+    known        values of its scope; around, those of the enclosing scopes; before, those of the forward pass
+    whole        values of the unsharded table
+    holds        the values that results of collectives hold
+    fresh        returns a name for a value that is derived from another
+    values       the values of its results
+    normalizers  of the softmaxes whose sums it computes
+    why          the reason why it is impossible; empty if it is possible
     """
 
     region: RingRegion
@@ -65,31 +66,31 @@ class Ring:
     why: str = ""
 
     def refuse(self, line: Statement, why: str) -> None:
-        """Note the first reason why it cannot be."""
+        """Record the first reason why it is impossible."""
         self.why = self.why or f"{why}: {str(line).partition(chr(10))[0].strip()}"
 
     def made(self, name: str, axes: Iterable[Axis], of: str) -> Term:
-        """A new value of a name, of the kind of another one."""
+        """Return a new value with a name, of the kind of another one."""
         term = Term(name, tuple(axes))
         self.values[name] = (self.values.get(of) or self.known.get(of) or Value(())).along(term.declared)
         return term
 
     def known_of(self, name: str) -> Value:
-        """What is known of a value of its scope, or of one around it."""
+        """Return a value of its scope, or of an enclosing one."""
         return self.known[name] if name in self.known else self.around[name]
 
     def step(self, of: str, what: str, axes: Iterable[Axis]) -> Term:
-        """A new value, named after another one and what it is of it."""
+        """Return a new value, named after another one."""
         return self.made(self.fresh(of, what), axes, of)
 
 
 def makes_shares(line: Line) -> TypeGuard[Op]:
-    """Whether a line is a softmax, or its gradient."""
+    """Return whether a line is a softmax, or its gradient."""
     return isinstance(line, Op) and entry(line.op).makes == "shares"
 
 
 def step_meta(meta: Meta, name: str) -> Meta:
-    """The tag of a line that stands beside another one, and makes a name."""
+    """Return the metadata of an additional line, next to another one, that makes a name."""
     return Meta(meta.layer, meta.block, meta.phase, local=name, kernel=meta.kernel, module=meta.module)
 
 
@@ -101,15 +102,16 @@ def of_op(
     axes: tuple[str, ...] = (),
     where: tuple[Condition, ...] = (),
 ) -> Op:
-    """A line that is a word."""
+    """Return a line with an op."""
     row = entry(op)
     return Op((left,), right, where, step_meta(meta, left.name), op, axes, "body", row.inputs, row.outputs)
 
 
 @dataclass
 class SoFar:
-    """Of a softmax of which a ring makes the sum: the largest score, the sum of the exponentials below it, and by what
-    sums of before are multiplied as there is a larger one now."""
+    """The running statistics of an online softmax: the maximum score, the sum of the exponentials below it, and the
+    factor that rescales earlier sums to a larger maximum.
+    """
 
     largest: Term
     total: Term
@@ -118,13 +120,13 @@ class SoFar:
 
 @dataclass
 class RingIteration:
-    """The lines of a region with one part, while they are written.
+    """The lines of a region with one shard, while they are written.
 
-    names        what values of the region are called here
-    is_round     whether the part came round, or is the device's own
-    earlier      softmaxes of which the sums are known
-    corrections  of these, the sum over a row of shares times their gradients, where gradients are read
-    before       of the others, what is there of the parts before
+    names        the names of the region's values here
+    is_round     whether the shard was received, or is the device's own
+    earlier      softmaxes whose sums are known
+    corrections  the sum over a row of shares times their gradients, for these, if gradients are read
+    before       the running statistics of the others
     """
 
     ring: Ring
@@ -147,7 +149,7 @@ class RingIteration:
             self._line(line)
 
     def _part(self, name: str, place: int) -> None:
-        """The part of an array that a device has along all of what would be gathered."""
+        """Take the shard of an array that is replicated along the gathered axis."""
         value, region = self.ring.known_of(name), self.ring.region
         axes = list(value.axes)
         axes[place] = self.axis(axes[place])
@@ -162,16 +164,16 @@ class RingIteration:
         self.names[name] = left
 
     def axis(self, axis: str) -> str:
-        """What it calls the gathered axis of a line: `M/cp'` of `M'`, and `M/cp~'` of a part that came round."""
+        """Return the name of a gathered axis here: `M/cp'` of `M'`, and `M/cp~'` for a received shard."""
         return base(self.ring.region.gathered) + (ROUND if self.is_round else "") + axis[len(base(axis)) :]
 
     def meta(self, line: Line) -> Meta:
-        """The tag of a line here: a kernel is one of its own."""
+        """Return the metadata of a line here; each iteration has separate kernels."""
         kernel = line.meta.kernel
         return replace(line.meta, kernel=kernel and replace(kernel, name=f"{kernel.name}_{self.suffix}"))
 
     def so_far(self, start: Term, add: Term, scale: Term | None, meta: Meta) -> Term:
-        """What was summed before and what is added, multiplied before where the largest score is another one now."""
+        """Return the earlier sum plus the new term; the sum is rescaled first if the maximum changed."""
         if scale is not None:
             scaled = self.ring.step(add.name, "scaled", add.axes)
             self.out.append(Product((scaled,), (start, scale), (), step_meta(meta, scaled.name)))
@@ -183,7 +185,7 @@ class RingIteration:
     def _line(self, line: Line) -> None:
         axis = self.ring.region.axis(line)
         new = line.renamed(self.names, {axis: self.axis(axis)})
-        # Numbers that are sizes stay those of the whole.
+        # Numbers that are sizes keep the global sizes.
         right = tuple(old if isinstance(old, Literal) else t for old, t in zip(line.right, new.right, strict=True))
         new = new.with_changed(right=right, meta=self.meta(line))
         for old, term in zip(line.left, new.left, strict=True):
@@ -200,14 +202,14 @@ class RingIteration:
             self._sums(new, line.name)
 
     def _exponentials(self, line: Op, below: Term) -> None:
-        """Shares, or the exponentials that they are shares of: of scores below a number of their row."""
+        """Write shares, or their exponentials: of scores minus a number per row."""
         left, scores, where = line.left[0], line.right[0], line.where
         less = self.ring.step(left.name, "below", left.axes)
         self.out.append(Sum((less,), (scores, below), where, step_meta(line.meta, less.name), (1, -1)))
         self.out.append(of_op("exp", left, (less,), line.meta, where=where))
 
     def _sums(self, line: Op, shares: str) -> None:
-        """The largest score so far, and the exponentials below it in place of shares, with their sum."""
+        """Write the running maximum, and unnormalized exponentials in place of shares, with their sum."""
         left, where, meta, ring = line.left[0], line.where, line.meta, self.ring
         rows = tuple(axis for axis in left.axes if axis not in line.axes)
         before = self.before.get(shares)
@@ -230,7 +232,7 @@ class RingIteration:
             self.now[shares] = SoFar(below, self.so_far(start, total, scale, meta), scale)
 
     def _with_sink(self, sink: Term, below: Term, total: Term, meta: Meta) -> Term:
-        """The sum of exponentials with that of the sink."""
+        """Return the sum of exponentials with that of the sink."""
         less, share, whole = (self.ring.step(total.name, what, total.axes) for what in ("sink", "of_sink", "in_all"))
         self.out.append(Sum((less,), (sink, below), (), step_meta(meta, less.name), (1, -1)))
         self.out.append(of_op("exp", share, (less,), meta))
@@ -238,7 +240,7 @@ class RingIteration:
         return whole
 
     def _gradient(self, new: Op, old: Op) -> None:
-        """The gradient of a softmax: shares times what their gradients are more than on average of the row."""
+        """Write the gradient of a softmax: shares times the deviation of their gradients from the row's mean."""
         left, given = new.left[0], dict(zip(new.given, new.right, strict=True))
         shares = dict(zip(old.given, old.right, strict=True))["Y"].name
         if shares not in self.corrections:

@@ -1,7 +1,7 @@
-"""What would go round twice: lines that read what all parts made together are a ring of their own, behind the first.
+"""Split a region that would rotate twice: lines that read totals of all shards become a second ring behind the first.
 
-A block that runs again in its backward turn has attention forward, of which gradients are made from what it gives: a
-ring for what it gives, and one for the gradients, which makes the scores of each part once more.
+A block that is recomputed in its backward iteration has the forward attention, and gradients that depend on its output:
+one ring for the output, and one for the gradients, which computes the scores of each shard again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from learncost.sharding.ring_turn import makes_shares
 
 @dataclass(frozen=True)
 class Twice:
-    """A region in two.
+    """A region that is split in two.
 
-    lines   of the scope, with those that are there twice
-    copies  of what is made twice: the names in the second ring with those in the first
-    shares  softmaxes of the second ring, each with the one in the first of the same scores
+    lines   the lines of the scope, with the duplicated ones
+    copies  duplicated values: the names in the second ring with those in the first
+    shares  softmaxes of the second ring, each with that of the same scores in the first
     """
 
     first: RingRegion
@@ -34,9 +34,9 @@ class Twice:
 def in_two(
     region: RingRegion, lines: Sequence[Statement], earlier: Iterable[str], fresh: Callable[[str, str], str]
 ) -> Twice | None:
-    """A region in two rings; None where one will do.
+    """Split a region in two rings; return None if one ring suffices.
 
-    earlier  softmaxes of which the sums are known from the pass before
+    earlier  softmaxes whose sums are known from the forward pass
     """
     known, later = {*earlier}, _behind(region, lines)
     totals = [name for name in region.totals if name not in later]
@@ -62,7 +62,7 @@ def in_two(
 
 
 def _behind(region: RingRegion, lines: Sequence[Statement]) -> set[str]:
-    """What its lines make of what reads its totals."""
+    """Return the results of its lines that depend on its totals."""
     totals, result, late = {*region.totals}, set[str](), set[str]()
     for line in lines:
         if late & {*line.reads}:
@@ -75,7 +75,7 @@ def _behind(region: RingRegion, lines: Sequence[Statement]) -> set[str]:
 
 
 def _of_fresh(region: RingRegion, known: Collection[str]) -> list[str]:
-    """The totals that are made of shares whose sums are not known."""
+    """Return the totals of shares whose sums are not known."""
     of_shares: set[str] = set()
     for line in region.lines:
         is_fresh = makes_shares(line) and line.part == "body" and line.name not in known
@@ -85,7 +85,7 @@ def _of_fresh(region: RingRegion, known: Collection[str]) -> list[str]:
 
 
 def _before(region: RingRegion, names: Iterable[str]) -> list[Line]:
-    """The lines that make something, with those that make what they read, in their order."""
+    """Return the lines that make these names, with all lines that they depend on, in order."""
     wanted, result = {*names}, list[Line]()
     for line in reversed(region.lines):
         if wanted & {*line.makes}:
@@ -99,7 +99,7 @@ def _is_in(line: Statement, lines: Iterable[Line]) -> bool:
 
 
 def _copy(line: Line, names: Mapping[str, str]) -> Line:
-    """A line once more: no part of the kernel that the first one is in."""
+    """Return a copy of a line, outside the kernel of the original."""
     copy = line.renamed(names)
     return copy.with_changed(meta=replace(line.meta, kernel=None, phase="recomputation", local=copy.name))
 
@@ -107,7 +107,7 @@ def _copy(line: Line, names: Mapping[str, str]) -> Line:
 def _part(
     region: RingRegion, lines: list[Line], totals: list[str], scatters: Mapping[str, Op], names: Mapping[str, str]
 ) -> RingRegion:
-    """Some lines of a region, of which copies have other names."""
+    """Return a region of some lines, with new names for copies."""
     used = {name for line in lines for name in (*line.reads, *line.makes)}
     at = {**region.at, **{copy: region.at[name] for name, copy in names.items() if name in region.at}}
     partial = region.partial | {copy for name, copy in names.items() if name in region.partial}
@@ -125,7 +125,7 @@ def _part(
 
 
 def _same(first: Iterable[Line], last: Iterable[Line]) -> dict[str, str]:
-    """Softmaxes among the last lines, each with the one among the first that is of the same numbers."""
+    """Match softmaxes among the last lines with those of the same numbers among the first."""
     numbers: dict[str, str] = {}
     made: dict[Line, tuple[str, ...]] = {}
     result = {}
@@ -141,6 +141,6 @@ def _same(first: Iterable[Line], last: Iterable[Line]) -> dict[str, str]:
 
 
 def _plain(line: Line, numbers: Mapping[str, str]) -> Line:
-    """A line without what it is for, and without the names that it makes."""
+    """Return a line without metadata and result names, for comparison."""
     places = {name: f"#{place}" for place, name in enumerate(line.makes)}
     return line.with_changed(meta=Meta("")).renamed({**numbers, **places})

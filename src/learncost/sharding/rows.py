@@ -1,7 +1,7 @@
-"""Rows that are sent: where lines read weights at a choice, each row goes to the device that has what it reads.
+"""Dispatch rows to experts: if lines read weights at an index, each row is sent to the device that has the weights.
 
-Lines over the same rows stay there, and what is over other axes comes back. A row is a point of the index: of
-`moe.chosen[B M t]` the t-th choice of a token.
+Lines over the same rows run there, and their results over other axes are sent back. A row is a point of the index: for
+`moe.chosen[B M t]`, the t-th choice of a token.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowChoice:
-    """An index by which rows are sent over an axis of the mesh.
+    """An index by which rows are dispatched over a mesh axis.
 
     index      its name
-    mesh_axis  over which
-    read       the axis that is read at it, as it is cut down to the mesh axis, `e/tp/ep`: so rows find their owners
+    mesh_axis  the mesh axis
+    read       the indexed axis, as it is sharded down to the mesh axis, `e/tp/ep`: this determines the owners
     axes       the axes of the index, as it is declared
     """
 
@@ -37,35 +37,35 @@ class RowChoice:
 
     @property
     def key(self) -> str:
-        """What layouts call it."""
+        """Return its key in layouts."""
         return f"{self.index} over {self.mesh_axis} by {self.read}"
 
     def reads(self, axis: str, names: tuple[str, ...]) -> RowChoice:
-        """The same for an axis that these axes of the mesh cut where it is read, the outermost first."""
+        """Return the index for an axis that these mesh axes shard, outermost first."""
         return replace(self, read=down_to(cut(axis, names), self.mesh_axis))
 
     def is_over(self, other: RowChoice) -> bool:
-        """Whether another one is by the same index over the same axis of the mesh."""
+        """Return whether another one has the same index and mesh axis."""
         return (self.index, self.mesh_axis) == (other.index, other.mesh_axis)
 
 
 @dataclass(frozen=True)
 class RoutedRows:
-    """The rows of a line: by which choice they are sent, and what the line calls its axes.
+    """The rows of a line: the index by which they are dispatched, and the line's names of its axes.
 
-    sent  the layout of an operand that is among them already
+    sent  the layout of an operand that is dispatched already
     """
 
     choice: RowChoice
     axes: tuple[str, ...]
-    first: str  # the axis that the mesh cuts where rows are at home
+    first: str  # the axis of rows that the mesh axis shards at their source
     sent: ShardLayout | None = None
-    cut: tuple[tuple[str, ...], ...] = ()  # of what is sent already: the mesh axes that cut each axis of the rows
-    at: str = ""  # the axis that the line reads or writes at the choice
+    cut: tuple[tuple[str, ...], ...] = ()  # for dispatched rows: the mesh axes that shard each of their axes
+    at: str = ""  # the axis that the line reads or writes at the index
 
 
 def rows_of(scope: ShardingScope, line: Line) -> RoutedRows | None:
-    """The rows that a line runs over where they are sent to, or None."""
+    """Return the rows that a line runs over on the devices that they are dispatched to, or None."""
     if isinstance(line, Op) and (not entry(line.op).pointwise or line.opaque):
         return None
     if not isinstance(line, Product | Sum | Op) or line.where:
@@ -84,7 +84,9 @@ def rows_of(scope: ShardingScope, line: Line) -> RoutedRows | None:
 
 
 def _reading(scope: ShardingScope, line: Line) -> RoutedRows | None:
-    """The rows of a line that reads or writes a cut axis at an index whose own axes the same mesh axis cuts."""
+    """Return the rows of a line that reads or writes a sharded axis at an index whose axes the same mesh axis
+    shards.
+    """
     for term in (*line.right, *line.left):
         for place, axis in enumerate(term.axes):
             if not isinstance(axis, Read) or isinstance(axis.at, Affine) or axis.at.indexed:
@@ -107,7 +109,7 @@ def _reading(scope: ShardingScope, line: Line) -> RoutedRows | None:
 
 
 def _among(scope: ShardingScope, line: Line) -> RoutedRows | None:
-    """The rows of a line of which an operand is where it was sent to, and nowhere else."""
+    """Return the rows of a line with an operand that is dispatched, and has no other layout."""
     for term in line.right:
         if not isinstance(term, Term) or term.indexed:
             continue
@@ -126,7 +128,7 @@ def _among(scope: ShardingScope, line: Line) -> RoutedRows | None:
 
 
 def _fits(term: Term, rows: RoutedRows) -> bool:
-    """Whether an operand is of no rows, as weights are, or is of rows that can be sent."""
+    """Return whether an operand has no rows, like weights, or rows that can be dispatched."""
     inside = {axis for axis in term.axes if isinstance(axis, str)} & {*rows.axes}
     if term.indexed:
         at = [axis.at for axis in term.axes if isinstance(axis, Read)]

@@ -1,4 +1,4 @@
-"""The lines of a scope as they are placed, with the arrays that hold each value and the moves between them."""
+"""The lines of a scope while they are sharded, with the arrays that hold each value and the moves between layouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from learncost.sharding.rows import RowChoice
 
 @dataclass(frozen=True)
 class CollectiveReason:
-    """Why a collective is there: by which rule, and for which line; `cut` says over what that line is cut."""
+    """The reason for a collective: the rule and the line; `cut` gives the mesh axes that shard the line."""
 
     rule: int
     line: Line | None
@@ -27,11 +27,11 @@ class CollectiveReason:
 
 @dataclass
 class ShardingScope:
-    """Lines of a scope as they are placed; what is not known here is known around it.
+    """The sharded lines of a scope; unknown names are looked up in the enclosing one.
 
-    homes    where values live
-    values   those of the whole table that this scope declares
-    busy     mesh axes whose devices run different turns: here they cut nothing, and nothing goes over them
+    specs    the shard specs of values
+    values   the values of the unsharded table that this scope declares
+    busy     mesh axes whose devices run different iterations: they shard nothing here, and have no collectives
     """
 
     specs: ShardSpecs
@@ -49,11 +49,11 @@ class ShardingScope:
     made_by: dict[str, Line] = field(default_factory=dict)
     joins: dict[str, dict[str, str]] = field(default_factory=dict)  # why a value is partial, by mesh axis
     taken: set[str] = field(default_factory=set)
-    choices: dict[str, RowChoice] = field(default_factory=dict)  # by which rows were sent, by what layouts call them
+    choices: dict[str, RowChoice] = field(default_factory=dict)  # the row indices by their keys in layouts
     expanded: dict[tuple[str, ShardLayout], str] = field(
         default_factory=dict
-    )  # of a value without all axes of its rows
-    holds: dict[str, str] = field(default_factory=dict)  # of what collectives make, in this scope and inside
+    )  # for a value without all axes of its rows
+    holds: dict[str, str] = field(default_factory=dict)  # for results of collectives, in this scope and inside
 
     def statements(self, lines: Iterable[Statement]) -> None:
         from learncost.sharding.cutting import place_line
@@ -65,7 +65,7 @@ class ShardingScope:
             else:
                 place_line(self, line)
 
-    # What is known of a value.
+    # Lookup of values.
 
     def value(self, name: str) -> Value:
         scope: ShardingScope | None = self
@@ -78,7 +78,7 @@ class ShardingScope:
         raise KeyError(name)
 
     def spec(self, name: str) -> ShardLayout:
-        """Where a value lives: by the clauses; a step inside of a word where its line leaves it."""
+        """Return the layout of a value's shard spec; inside an op, the layout that its line gives it."""
         scope: ShardingScope | None = self
         while scope is not None and name not in scope.values:
             if name in scope.step_specs:
@@ -87,7 +87,7 @@ class ShardingScope:
         return ShardLayout(self.specs.spec(name, self.value(name), self.busy))
 
     def held(self, name: str) -> dict[ShardLayout, str]:
-        """The arrays that hold a value, by their layouts; one that is still to be joined goes where it was joined."""
+        """Return the arrays that hold a value, by layout; one that is partial is looked up where it was reduced."""
         around = self.outer.held(name) if self.outer is not None and name not in self.values else {}
         array_layouts = self.arrays.get(name, {})
         if any(not layout.partial for layout in array_layouts):
@@ -95,11 +95,11 @@ class ShardingScope:
         return {**around, **array_layouts}
 
     def partial(self, name: str) -> ShardLayout | None:
-        """The layout of a value that is still to be joined; None of one that is not."""
+        """Return the layout of a value with pending reductions; None if it has none."""
         return next((layout for layout in self.held(name) if layout.partial), None)
 
     def give(self, name: str, layout: ShardLayout, array: str = "") -> None:
-        """An array holds a value."""
+        """Record that an array holds a value."""
         array = array or name
         self.arrays.setdefault(name, {})[layout] = array
         self.layouts[array] = layout
@@ -110,7 +110,7 @@ class ShardingScope:
     # Moves.
 
     def at(self, name: str, goal: ShardLayout, reason: CollectiveReason) -> str:
-        """The array that holds a value in a layout, made by collectives where there is none yet."""
+        """Return the array that holds a value in a layout, adding collectives if there is none yet."""
         held = self.held(name)
         if goal in held:
             return held[goal]
@@ -129,7 +129,7 @@ class ShardingScope:
         return self.moved(name, start, held[start], goal, reason)
 
     def moved(self, name: str, start: ShardLayout, array: str, goal: ShardLayout, reason: CollectiveReason) -> str:
-        """The array that collectives make of one that holds a value."""
+        """Return the array that collectives make from one that holds a value."""
         axes, line = self.value(name).axes, reason.line or self.line_of(name)
         for move in moves(start, goal):
             left = Term(self.fresh(name, move.op), move.layout.cut(axes))
@@ -145,7 +145,7 @@ class ShardingScope:
         return array
 
     def choice(self, key: str) -> RowChoice:
-        """The choice that a layout's key says."""
+        """Return the row index with this key."""
         scope: ShardingScope | None = self
         while scope is not None:
             if key in scope.choices:
@@ -163,10 +163,11 @@ class ShardingScope:
         split: Split,
         reason: CollectiveReason,
     ) -> str:
-        """The array that holds an operand's rows where they are sent to; of one without all axes of the rows, for each.
+        """Return the array that holds an operand's dispatched rows; an operand without all axes of the rows is
+        broadcast to them.
 
-        rows   what the line calls the axes of the rows
-        axes   of the array that is made, and how they are cut, `split`
+        rows   the line's names of the axes of the rows
+        axes   the axes of the result; `split`, how they are sharded
         """
         self.choices[choice.key] = choice
         goal = ShardLayout(split, layout.partial, choice.key)
@@ -211,7 +212,7 @@ class ShardingScope:
         self.out.append(Op((left,), right, (), meta, op, acted, "body", ("X", "I"), ("Y",)))
 
     def combined(self, name: str, reason: CollectiveReason) -> str:
-        """The array that holds a value whose rows were sent, where they came from."""
+        """Return the array that holds a value whose dispatched rows were sent back."""
         layout, array = next(iter(self.held(name).items()))
         choice, axes = self.choice(layout.sent), self.value(name).axes
         spec = replace(layout, sent="")
@@ -230,7 +231,7 @@ class ShardingScope:
         return left.name
 
     def made_zeros(self, name: str, goal: ShardLayout) -> str:
-        """Zeros in another layout: they are made, not moved; of a sum they are any device's part."""
+        """Return zeros in another layout, made without communication; they are a valid partial sum on every device."""
         held = self.held(name)
         if goal.whole() in held:
             return held[goal.whole()]
@@ -241,7 +242,7 @@ class ShardingScope:
         return array
 
     def why(self, name: str, start: ShardLayout, move: LayoutMove, reason: CollectiveReason) -> str:
-        """Why a value is moved, in words."""
+        """Return the reason for a move in words."""
         axes, over = self.value(name).axes, move.mesh_axis
         before = next((axis for axis, names in zip(axes, start.split, strict=True) if over in names), "")
         after = next((axis for axis, names in zip(axes, move.layout.split, strict=True) if over in names), "")
@@ -261,7 +262,7 @@ class ShardingScope:
         return text
 
     def filled_up(self, left: Term, right: Term) -> str:
-        """Of an axis that a collective cuts or joins in parts that are filled up: to how many places."""
+        """Return the clause with the padded size of an axis that a collective shards or gathers with padding."""
         changed = {*left.declared} ^ {*right.declared}
         for part, size in self.specs.filled.items():
             outer, _, mesh_axis = part.rpartition("/")
@@ -279,7 +280,7 @@ class ShardingScope:
         return ""
 
     def line_of(self, name: str) -> Line:
-        """The line that makes a value."""
+        """Return the line that makes a value."""
         scope: ShardingScope | None = self
         while scope is not None:
             if name in scope.made_by:
@@ -288,7 +289,7 @@ class ShardingScope:
         return Sum((), ())
 
     def fresh(self, name: str, op: str) -> str:
-        """A name for an array that a collective makes of a value."""
+        """Return a name for the result of a collective."""
         number, new = 1, f"{name}.{op}"
         while self.is_taken(new):
             number += 1
@@ -302,7 +303,7 @@ class ShardingScope:
 
 
 def readers(lines: Iterable[Statement], outputs: Iterable[str]) -> Counter[str]:
-    """How many lines read each name, as which a repeat counts once; results are read too."""
+    """Count the lines that read each name; a loop counts once, and outputs count as reads."""
     counted = Counter(outputs)
     for line in lines:
         counted.update({*line.reads})

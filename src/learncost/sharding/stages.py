@@ -1,4 +1,4 @@
-"""The stages of a pipeline over an axis of the mesh: what every device of each of them runs, sends and receives."""
+"""Split a step into pipeline stages over a mesh axis: the tables of each stage, with its sends and receives."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed, place
 
 BLOCKS = "blocks"
-"""Stands in a clause for the turns of all repeats of blocks, whatever a family calls their number."""
+"""The iterations of all loops over blocks, in a clause, under whatever name a family has for their number."""
 
 
 class StageProgram(Protocol):
-    """The step of a stage: its table, what it sends and receives, and what several stages sum before they update."""
+    """The step of a stage: its table, its sends and receives, and gradients that several stages sum before the
+    update.
+    """
 
     @property
     def stage(self) -> Stage: ...
@@ -40,9 +42,9 @@ class StageProgram(Protocol):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The axis of the mesh that cuts blocks into stages, and what is left for the devices of a stage.
+    """The mesh axis that splits blocks into stages, and the remaining mesh for the devices of a stage.
 
-    blocks  how many each stage has, where the clause says it
+    blocks  the number of blocks of each stage, if the clause gives it
     """
 
     axis: str
@@ -53,15 +55,16 @@ class Pipeline:
     blocks: tuple[int, ...] = ()
 
     def layers(self, iterations: int) -> tuple[int, ...]:
-        """How many of all blocks each stage has: as the clause says, or as many. Raises `InputError`."""
+        """Return the number of blocks of each stage: as the clause gives it, or equal. Raises `InputError`."""
         return self.blocks or even(iterations, self.stages)
 
 
 def pipeline_of(table: Table, mesh: Mesh, chosen: Iterable[Clause]) -> Pipeline | None:
-    """The pipeline that clauses ask for, `blocks over pp` or by the name of the number, as in `n_layer over pp`.
+    """Return the pipeline of the clauses, `blocks over pp`, or by the name of the number, as in `n_layer over pp`.
 
-    `blocks over pp of 3 5 4` says how many each stage has. Raises `InputError` where such a clause has other NAMES or
-    other axes, where several are over different axes, and where as many numbers as stages are not said.
+    `blocks over pp of 3 5 4` gives the number of blocks of each stage. Raises `InputError` if such a clause has other
+    NAMES or other axes, if several have different mesh axes, and if the count of numbers differs from that of the
+    stages.
     """
     counts = {base(line.count).partition("/")[0] for line in table.repeats} | {BLOCKS}
     chosen = tuple(chosen)
@@ -73,29 +76,29 @@ def pipeline_of(table: Table, mesh: Mesh, chosen: Iterable[Clause]) -> Pipeline 
         alone = {*clause.axes} <= counts and _numbers(clause)
         if (clause.mesh == axis) != (clause in sharded_over) or (clause in sharded_over and not alone):
             raise InputError(
-                f"blocks are cut into stages by one clause alone, `{BLOCKS} over {axis}`, or with how many each has, "
+                f"blocks need a single clause, `{BLOCKS} over {axis}`, or with the number of each stage, "
                 f"`{BLOCKS} over {axis} of 3 5 4`, not {str(clause)!r}"
             )
     sharded_over[0].check(mesh)
     inner = Mesh(tuple(pair for pair in mesh.axes if pair[0] != axis))
     stages, blocks = mesh.sizes[axis], tuple(map(int, sharded_over[0].names))
     if blocks and len(blocks) != stages:
-        raise InputError(f"{str(sharded_over[0])!r} says the blocks of {len(blocks)} stages, and {mesh} has {stages}")
+        raise InputError(f"{str(sharded_over[0])!r} gives the blocks of {len(blocks)} stages, but {mesh} has {stages}")
     others = tuple(clause for clause in chosen if clause not in sharded_over)
     return Pipeline(axis, stages, inner, others, sharded_over[0], blocks)
 
 
 def _numbers(clause: Clause) -> bool:
-    """Whether all that a clause names are numbers."""
+    """Return whether all NAMES of a clause are numbers."""
     return all(name.isdecimal() for name in clause.names)
 
 
 def place_stages(
     steps: Sequence[StageProgram], pipeline: Pipeline, mesh: Mesh, sizes: Mapping[str, int], whole: Table
 ) -> tuple[Placed, ...]:
-    """The table that the devices of each stage run, with the lines that send and receive.
+    """Return the tables of the devices of each stage, with the lines that send and receive.
 
-    whole  the step of all stages together, which the clauses are about
+    whole  the step of all stages, which the clauses apply to
     """
     iterations = [dict(step.stage.iterations) for step in steps]
     every = [
@@ -104,7 +107,7 @@ def place_stages(
     ]
     order = [
         {name: at for at, line in enumerate(placed.table.lines) for name in line.makes} for placed in every
-    ]  # what a stage sends comes in the order in which it is made
+    ]  # a stage sends in the order of computation
     result = []
     for step, placed, stage_iterations in zip(steps, every, iterations, strict=True):
         received = sorted(step.receives, key=lambda sent: order[sent.source][sent.made])
@@ -119,15 +122,15 @@ def place_stages(
 
 
 def _with_sends(placed: Placed, step: StageProgram, received: Mapping[str, StageValue], axis: str) -> Table:
-    """A placed stage with what goes to other stages and comes from them, and the sums of gradients of tied weights."""
+    """Return a sharded stage with its sends and receives, and the sums of gradients of tied weights."""
     table = placed.table
     sends: dict[str, list[StageValue]] = {}
     for sent in step.sends:
         sends.setdefault(sent.made, []).append(sent)
     values, lines, waiting = dict(table.values), list[Statement](), dict(received)
     tied, names = dict(step.tied), dict[str, str]()
-    # Who updates a weight at once waits there for another stage, which may wait for what comes later: so it is last.
-    # Of what follows from such sums, such as a norm, the sum stands where it is read.
+    # A fused update waits there for another stage, which may wait for later results: so it is last.
+    # For values that depend on such sums, such as a norm, the sum is computed where it is read.
     sums, late, late_names = dict[str, Line](), list[Statement](), set[str]()
 
     def line(name: str, op: str, operand: str, places: Iterable[int], why: str) -> Line:
@@ -140,10 +143,10 @@ def _with_sends(placed: Placed, step: StageProgram, received: Mapping[str, Stage
 
     for last in table.lines:
         phase = next(inner for inner, _ in walk((last,))).meta.phase
-        phase = phase if phase in ("forward", "optimizer_step") else "backward"  # whatever stands beside them
+        phase = phase if phase in ("forward", "optimizer_step") else "backward"  # regardless of other terms
         for name, sent in list(waiting.items()):
             if phase == "forward" and not step.stage.table.known.get(name):
-                continue  # gradients come when the forward pass is done
+                continue  # gradients arrive after the forward pass
             why = f"{name} comes from stage {sent.source}, which makes it"
             lines.append(line(name, "receive", "", (sent.source,), why))
             del waiting[name]

@@ -1,7 +1,7 @@
-"""Axes in zigzag: what devices of a placed table see of each other under a causal condition is the same for all.
+"""Zigzag sharding: balance causal attention by giving each device an early and a late part of the sequence.
 
-Everywhere in the table such an axis stands in that order, so that nothing is sent for it: what is given is put in it,
-what comes out is put back, and conditions ask which positions stand where (`ir/zigzag.py`).
+The whole table uses this order, so that it needs no communication: inputs are permuted, outputs are permuted back, and
+conditions compare original positions (`ir/zigzag.py`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from learncost.ops import entry
 from learncost.sharding.mesh import Mesh
 
 Zigzag = Mapping[str, tuple[str, ...]]
-"""Axes in zigzag, and the axes of the mesh over which they are."""
+"""Axes in zigzag order, and the mesh axes that shard them."""
 
 
 def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> Table:
-    """A placed table with the axes in zigzag that a causal condition orders and that are cut there.
+    """Return a sharded table with zigzag order for the sharded axes of a causal condition.
 
-    Raises `InputError` where two stretches a device are not whole, or a line tells positions apart by where they stand.
+    Raises `InputError` if the axis is not divisible into two ranges per device, or if a line depends on the order of
+    positions.
     """
     axes: dict[str, tuple[str, ...]] = {}
     for line, _ in walk(table.lines):
@@ -43,15 +44,13 @@ def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> Table:
         stretches = 2 * prod(mesh.sizes[name] for name in over)
         if (rest := sizes[axis] % stretches) and stretches > 2:
             raise InputError(
-                f"{axis} is {sizes[axis]:,} and cannot be cut in zigzag over {' and '.join(over)}, two stretches for "
-                f"each of {stretches // 2:,} devices: the next size that can is {sizes[axis] + stretches - rest:,}"
+                f"{axis} is {sizes[axis]:,} and cannot be sharded in zigzag over {' and '.join(over)}, two ranges for "
+                f"each of {stretches // 2:,} devices: the next possible size is {sizes[axis] + stretches - rest:,}"
             )
     for statement in _statements(table.lines):
         if told := {base(whole(axis)) for axis in _told_apart(statement)} & axes.keys():
             text = str(statement).partition("\n")[0]
-            raise InputError(
-                f"the plan zigzag puts {sorted(told)[0]} in another order, which this line is told: {text}"
-            )
+            raise InputError(f"the plan zigzag reorders {sorted(told)[0]}, and this line depends on the order: {text}")
     return replace(table, zigzag=axes, lines=each_line(table.lines, lambda line: (_balanced(line, axes),)))
 
 
@@ -70,7 +69,7 @@ def _statements(lines: Iterable[Statement]) -> Iterator[Statement]:
 
 
 def _told_apart(line: Statement) -> Iterator[str]:
-    """Axes of which a line tells positions by where they stand: reads at places, turns, words that go along them."""
+    """Yield the axes whose order a line depends on: by index, iteration, or an op along them."""
     if isinstance(line, Loop):
         yield line.count
         return
@@ -89,12 +88,12 @@ def _told_apart(line: Statement) -> Iterator[str]:
 
 
 def ordered(array: Any, axes: Iterable[str], zigzag: Zigzag | None, sizes: Mapping[str, int]) -> Any:
-    """A whole array as a placed table is given it: positions of axes in zigzag where they stand there."""
+    """Permute a global array to the order of a sharded table."""
     return _taken(array, axes, zigzag, sizes, back=False)
 
 
 def put_back(array: Any, axes: Iterable[str], zigzag: Zigzag | None, sizes: Mapping[str, int]) -> Any:
-    """A whole array of a placed table with the positions of its axes in order."""
+    """Permute a global array of a sharded table back to the original order."""
     return _taken(array, axes, zigzag, sizes, back=True)
 
 

@@ -1,4 +1,4 @@
-"""The rules of operators, a file for each kind."""
+"""The rules of operators, one module for each kind."""
 
 from learncost.importer.rules import (  # noqa: F401 - they register themselves
     attention,

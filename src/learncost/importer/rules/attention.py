@@ -47,7 +47,7 @@ def attention(
     def letters(view: View, *last: str) -> list[str]:
         return [*front[most - len(view.dims) :], *last]
 
-    if is_causal := is_causal and not equal(k.shape[-2], 1):  # the only key is seen by all
+    if is_causal := is_causal and not equal(k.shape[-2], 1):  # the only key is visible to all queries
         q, k, v = (merged(reader, each, len(each.dims) - 2) for each in (q, k, v))
     seen = Mask() if is_causal else None
     if mask is not None and not is_causal and _single(q, k) and (seen := reader.mask(mask)) is not None:
@@ -81,7 +81,9 @@ def _single(q: View, k: View) -> bool:
 
 
 def masked(reader: GraphReader, scores: View, mask: Any) -> View:
-    """Scores with a mask: true keeps, or numbers are added. The graph says which, also of what lines have made."""
+    """Return scores under a mask: a boolean one keeps where true, a float one is added. The graph tells which, also for
+    masks that lines compute.
+    """
     import torch
 
     if reader.node.args[3].meta["val"].dtype == torch.bool:

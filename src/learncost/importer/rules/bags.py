@@ -1,4 +1,4 @@
-"""Bags of embeddings: the rows at several places as one, their sum, mean or maximum."""
+"""Embedding bags: the sum, mean or maximum of rows at several positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from learncost.importer.rules.views import reshaped
 from learncost.importer.views import View
 
 SUM, MEAN = 0, 1
-"""PyTorch's numbers of what a bag does with its rows; a third is the maximum."""
+"""PyTorch's numbers of the modes of a bag; the third is the maximum."""
 
 
 @rule("_embedding_bag", "embedding_bag.padding_idx", "embedding_bag")
@@ -31,10 +31,10 @@ def embedding_bag(
     ends: bool = False,
     padding: int | None = -1,
 ) -> list[View | None]:
-    """Bags of one length, as of places in rows; sums and means of others are read by their parts."""
+    """Record bags of equal length, as for a matrix of positions; sums and means of others are decomposed."""
     length = None if ends or by_frequency else _length(offsets)
     if length is None or padding not in (None, -1):
-        raise reader.refusal("an EmbeddingBag of maxima with offsets or a padding, or with gradients by frequency,")
+        raise reader.refusal("an EmbeddingBag in max mode with offsets or padding_idx, or with scale_grad_by_freq,")
     rows = embedding(reader, weight, places)
     if shares is not None:
         share = reader.view(shares)
@@ -47,7 +47,7 @@ def embedding_bag(
 
 
 def _length(offsets: Any) -> Any:
-    """How many places a bag has, where the offsets count on by that from zero: `arange(0, B M, M)`."""
+    """Return the length of the bags if the offsets are its multiples from zero: `arange(0, B M, M)`."""
     node = offsets.node if isinstance(offsets, GivenTensor) else None
     if node is None or node.op != "call_function" or operator_name(node.target) != "arange.start_step":
         return None

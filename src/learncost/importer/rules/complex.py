@@ -1,4 +1,4 @@
-"""Complex numbers as pairs of real ones."""
+"""Complex numbers as pairs of real numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def polar(reader: GraphReader, size: Any, angle: Any) -> Complex:
 
 
 def pair(reader: GraphReader, value: Any) -> Complex:
-    """A tensor or a number as a pair."""
+    """Return a tensor or a number as a pair."""
     if isinstance(value, Complex):
         return value
     if isinstance(value, GivenTensor) and value.node.meta["val"].dtype.is_complex:
@@ -134,7 +134,7 @@ def mul(reader: GraphReader, x: Any, z: Any) -> Complex:
 
 
 def _times(reader: GraphReader, part: Any, number: Any) -> Any:
-    """A part of a number times a real one; nothing where there is none."""
+    """Return a part of a number times a real one; None if there is no such part."""
     return 0.0 if _is_zero(part) else reader.multiply(part, number)
 
 
@@ -155,7 +155,7 @@ def add(reader: GraphReader, x: Any, z: Any, *, alpha: Any = 1) -> Complex:
 
 
 def _sum(reader: GraphReader, x: Any, z: Any, sign: int) -> Complex:
-    """Part by part; what is 0 in one of them is not added."""
+    """Return the sum, part by part; parts that are 0 are not added."""
     x, z = pair(reader, x), pair(reader, z)
 
     def part(a: Any, b: Any) -> Any:
@@ -170,7 +170,7 @@ def _sum(reader: GraphReader, x: Any, z: Any, sign: int) -> Complex:
 
 @complex_rule("einsum", "mm", "bmm", "matmul", "mv", "dot")
 def product(reader: GraphReader, *arguments: Any, **_: Any) -> Complex:
-    """Four products of real matrices, two where an operand is real."""
+    """Record four products of real matrices, or two if an operand is real."""
     equation, operands = arguments if reader.recorder.name == "einsum" else ("", arguments)
     if len(operands) != 2:
         raise reader.refusal(f"a product of {len(operands)} tensors of complex numbers")
@@ -191,7 +191,7 @@ def product(reader: GraphReader, *arguments: Any, **_: Any) -> Complex:
 
 
 def _each(name: str, function: Any) -> None:
-    """A rule of real numbers that does to both parts the same; a list of tensors is one of parts."""
+    """Register a rule of real numbers that treats both parts in the same way; a list of tensors is a list of parts."""
 
     @complex_rule(name)
     def apply(reader: GraphReader, x: Any, *more: Any, **named: Any) -> Any:
@@ -209,7 +209,7 @@ def _each(name: str, function: Any) -> None:
 
 
 def _spread(reader: GraphReader, x: Complex, which: str) -> View:
-    """A part of a tensor in a list; one that is 0 has the shape of the other."""
+    """Return a part of a tensor in a list; a part that is 0 has the shape of the other part."""
     part = getattr(x, which)
     return reader.filled(reader.view(x.real).shape, 0.0) if _is_zero(part) else reader.view(part)
 
@@ -220,7 +220,7 @@ SAME_FOR_BOTH = (
     *("cat", "stack", "sum.dim_IntList", "mean.dim", "cumsum", "diagonal", "tril", "triu"),
     *("index_select", "index.Tensor", "gather", "squeeze.dim", "squeeze.dims"),
 )
-"""Operators that are linear and have real numbers alone beside their operand."""
+"""Linear operators whose other arguments are real."""
 
 for _name in SAME_FOR_BOTH:
     if (_rule := RULES.get(_name) or RULES.get(_name.partition(".")[0])) is not None:
@@ -230,7 +230,7 @@ for _name in SAME_FOR_BOTH:
 @complex_rule("pad", "constant_pad_nd")
 def pad(reader: GraphReader, x: Complex, sizes: Any, *more: Any, **named: Any) -> Complex:
     if any(isinstance(each, int | float) and each for each in (*more, *named.values())):
-        raise reader.refusal("a border of complex numbers that are not 0")
+        raise reader.refusal("padding with complex numbers other than 0")
     real, imaginary = (RULES["pad"](reader, reader.view(each), sizes, *more, **named) for each in (x.real, x.imaginary))
     return Complex(real, imaginary)
 

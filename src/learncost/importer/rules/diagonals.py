@@ -1,4 +1,4 @@
-"""Diagonals: two axes that are read, or written, at the places of one."""
+"""Diagonals: two axes that are read or written at the same index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from learncost.importer.views import AxisIndex, View, ViewAxis
 
 
 def diagonal_of(reader: GraphReader, x: View, first: int, second: int, offset: int = 0, size: Any = None) -> View:
-    """The view without two of its dimensions, read at (i, i + offset) along a new last one."""
+    """Return the view without two of its dimensions, read at (i, i + offset) along a new last one."""
     x = with_side(reader, with_side(reader, x, first), second)
     if any(_at_places(x, slot) or slot in x.spread for dim in (first, second) for slot in x.dims[dim]):
         x = reader.recorder.whole_spread(x, [first, second])
@@ -42,7 +42,7 @@ def diagonal(reader: GraphReader, x: View, offset: int = 0, first: int = 0, seco
 
 @rule("diag_embed")
 def diag_embed(reader: GraphReader, x: View, offset: int = 0, first: int = -2, second: int = -1) -> View:
-    """A matrix that has values at (i, i + offset), written there."""
+    """Record a matrix with values written at (i, i + offset)."""
     shape = list(shape_of(reader.node))
     count = len(shape)
     x = with_side(reader, x, -1 % len(x.dims))

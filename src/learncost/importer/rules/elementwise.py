@@ -1,4 +1,4 @@
-"""Operators on each element: sums, products, words, and those that are composed of them."""
+"""Elementwise operators: sums, products, ops, and compositions of them."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ WORDS = {
     "log_sigmoid": "log_sigmoid",
     "logsigmoid": "log_sigmoid",
 }
-"""Operators of one operand that are a word of the vocabulary."""
+"""Unary operators that are an op of the vocabulary."""
 
 
 def _registered(name: str, op: str) -> None:
@@ -175,7 +175,7 @@ def minimum(reader: GraphReader, x: Any, z: Any) -> View:
 
 
 def clamped(reader: GraphReader, x: Any, low: Any, high: Any) -> View:
-    """max(low, min(x, high)) with torch.clamp's gradient: at a bound it passes."""
+    """Record max(low, min(x, high)) with torch.clamp's gradient, which passes at a bound."""
     value = reader.view(x)
     if high is not None:
         value = reader.op("at_most", value, high)
@@ -215,7 +215,7 @@ def hardtanh(reader: GraphReader, x: View, low: float = -1.0, high: float = 1.0)
 
 @rule("hardsigmoid", "hardsigmoid_")
 def hardsigmoid(reader: GraphReader, x: View) -> View:
-    """relu6(x + 3) / 6."""
+    """Record relu6(x + 3) / 6."""
     bounded = reader.op("at_most", reader.op("relu", reader.add(x, 3.0)), 6.0)
     return reader.multiply(bounded, 1 / 6)
 
@@ -227,7 +227,7 @@ def hardswish(reader: GraphReader, x: View) -> View:
 
 @rule("leaky_relu", "leaky_relu_")
 def leaky_relu(reader: GraphReader, x: View, slope: float = 0.01) -> View:
-    """max(x, 0) + slope min(x, 0), of which min(x, 0) is x - max(x, 0)."""
+    """Record max(x, 0) + slope min(x, 0), with min(x, 0) as x - max(x, 0)."""
     above = reader.op("relu", x)
     below = reader.add(x, above, signs=[1, -1])
     return reader.add(above, reader.multiply(below, slope))
@@ -243,9 +243,9 @@ def rrelu(
     training: bool = False,
     *_: Any,
 ) -> list[View | None]:
-    """As in evaluation, where the slope is the mean of those that training draws."""
+    """Record rrelu in evaluation mode, with the mean of the slopes that training draws."""
     if training:
-        raise reader.refusal("a leaky ReLU with slopes that are drawn")
+        raise reader.refusal("a leaky ReLU with random slopes")
     return [leaky_relu(reader, x, (lower + upper) / 2), None]
 
 
@@ -261,7 +261,7 @@ def prelu(reader: GraphReader, x: Any, slope: Any) -> View:
 
 @rule("elu", "elu_")
 def elu(reader: GraphReader, x: View, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> View:
-    """scale (max(x, 0) + alpha (exp(min(x, 0) input_scale) - 1))."""
+    """Record scale (max(x, 0) + alpha (exp(min(x, 0) input_scale) - 1))."""
     if scale == input_scale == 1:
         return reader.op("elu", x, alpha)
     above = reader.op("relu", x)
@@ -288,7 +288,7 @@ def celu(reader: GraphReader, x: View, alpha: float = 1.0) -> View:
 
 @rule("softplus")
 def softplus(reader: GraphReader, x: View, beta: float = 1.0, threshold: float = 20.0) -> View:
-    """log(1 + exp(beta x)) / beta. Beyond its threshold PyTorch takes x itself, which from 20 on is 2e-9 more."""
+    """Record log(1 + exp(beta x)) / beta. Beyond its threshold PyTorch returns x, which differs by 2e-9 from 20 on."""
     bent = reader.op("softplus", x if beta == 1 else reader.multiply(x, beta))
     value = bent if beta == 1 else reader.multiply(bent, 1.0 / beta)
     if threshold >= 20:
@@ -426,7 +426,7 @@ def logical_or(reader: GraphReader, x: Any, z: Any) -> View:
 
 
 def _truth(view: View) -> View:
-    """A value that says what holds, 1 or 0, and stays so whatever type it is brought to."""
+    """Return a boolean value, 1 or 0, which remains boolean after type conversions."""
     view.stored.kind = "truth"
     return view
 

@@ -1,4 +1,4 @@
-"""Enlargements of sides: places that are taken again, or that have shares of a few others."""
+"""Upsampling: sides whose positions are copies, or weighted sums, of a few input positions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from learncost.importer.views import View, ViewAxis
 )
 def nearest(reader: GraphReader, x: View, *_: Any) -> View:
     shape = list(shape_of(reader.node))
-    x = x.fresh()  # once: the slots of another one would be others
+    x = x.fresh()  # once: another call would make other slots
     rows = list(x.dims)
     spread = set(x.spread)
     old = x.shape
@@ -57,7 +57,7 @@ def _nearest_uneven(reader: GraphReader, x: View, shape: Sequence[Size]) -> View
 
 
 def _side_matrix_places(reader: GraphReader, before: Sequence[Size], after: Sequence[Size], dim: int) -> Any:
-    """Which place each place of the enlarged side takes."""
+    """Return the input position that each output position copies."""
     mode = "nearest-exact" if "exact" in reader.recorder.operator else "nearest"
     return settled(
         reader, _ENLARGEMENT, partial(_places_taken, _enlargement(reader, mode, dim)), before[dim], after[dim]
@@ -65,7 +65,9 @@ def _side_matrix_places(reader: GraphReader, before: Sequence[Size], after: Sequ
 
 
 def _repeats(reader: GraphReader, before: Sequence[Size], after: Sequence[Size], dim: int, times: int) -> bool:
-    """Whether each place of a side is taken so many times, one beside the other; of an open side a few places tell."""
+    """Return whether each position of a side is repeated this many times in a row; a symbolic side is tried with a few
+    positions.
+    """
     side = before[dim] if isinstance(before[dim], int) else _FEW
     sides = [*before[:dim], side, *before[dim + 1 :]]
     places = _side_matrix_places(reader, sides, [*after[:dim], side * times, *after[dim + 1 :]], dim)
@@ -73,13 +75,13 @@ def _repeats(reader: GraphReader, before: Sequence[Size], after: Sequence[Size],
 
 
 _FEW = 7
-"""Places of a side that stand for any number of them, where each is taken a whole number of times."""
+"""The number of positions that are tried in place of a symbolic side with a whole scale factor."""
 
 _ENLARGEMENT = "an enlargement"
 
 
 def _enlargement(reader: GraphReader, mode: str, dim: int) -> tuple[str, float | None, bool, bool]:
-    """How the node enlarges one side: its mode, its factor where one is told, whether corners meet, and smoothing."""
+    """Return how the node resizes one side: its mode, its scale factor if given, align_corners, and antialiasing."""
     told = {
         argument.name: value
         for argument, value in zip(reader.node.target._schema.arguments, reader.node.args, strict=False)
@@ -93,11 +95,11 @@ def _enlargement(reader: GraphReader, mode: str, dim: int) -> tuple[str, float |
 
 
 def _side_matrix(how: tuple[str, float | None, bool, bool], side: int, out: int) -> list[list[float]]:
-    """What PyTorch makes of a unit matrix along one side: out by in."""
+    """Return PyTorch's result for a unit matrix along one side: out by in."""
     import torch
 
     mode, factor, corners, smooth = how
-    # Two columns: of one alone, smoothing takes another way through PyTorch, along the wrong side.
+    # Two columns: for one column, PyTorch's antialiasing has another code path, along the wrong side.
     unit = torch.eye(side, dtype=torch.float64)[None, :, :, None].expand(1, side, side, 2).contiguous()
     sizes: dict[str, Any] = {"size": (out, 2)} if factor is None else {"scale_factor": (factor, 1.0)}
     if not mode.startswith("nearest"):
@@ -111,7 +113,7 @@ def _side_matrix(how: tuple[str, float | None, bool, bool], side: int, out: int)
 
 
 def _places_taken(how: tuple[str, float | None, bool, bool], side: int, out: int) -> list[int]:
-    """The place of which each place of an enlarged side is a copy."""
+    """Return the input position that each position of an enlarged side copies."""
     return [row.index(1.0) for row in _side_matrix(how, side, out)]
 
 
@@ -128,7 +130,9 @@ def _places_taken(how: tuple[str, float | None, bool, bool], side: int, out: int
     "upsample_trilinear3d.vec",
 )
 def interpolated(reader: GraphReader, x: View, *_: Any) -> View:
-    """Side by side shares of a few places, as PyTorch makes them of a unit matrix; of all, smoothed at an open side."""
+    """Record weighted sums of a few positions, side by side, with weights from PyTorch's result for a unit matrix; an
+    antialiased symbolic side sums all positions.
+    """
     shape = list(shape_of(reader.node))
     mode = "bicubic" if "bicubic" in reader.recorder.operator else "bilinear"
     before = x.shape
@@ -152,11 +156,13 @@ def interpolated(reader: GraphReader, x: View, *_: Any) -> View:
 
 
 TAPS = {"bilinear": 2, "bicubic": 4}
-"""Of how many places one is made, along each side that is not smoothed."""
+"""The number of input positions per output position along each side, without antialiasing."""
 
 
 def _count_of_taps(reader: GraphReader, how: tuple[str, float | None, bool, bool], side: Size, out: Size) -> int | None:
-    """Of how many places one is made at most: of more where a smoothed side gets smaller. None where that is open."""
+    """Return the largest number of input positions per output position; antialiased downsampling has more. None if it
+    depends on a symbolic size.
+    """
     if not how[-1]:
         return TAPS[how[0]]
     if not isinstance(side, int) or not isinstance(out, int):
@@ -168,7 +174,7 @@ def _count_of_taps(reader: GraphReader, how: tuple[str, float | None, bool, bool
 def _by_enlargement(
     reader: GraphReader, x: View, dim: int, how: tuple[str, float | None, bool, bool], count: int, side: Size, out: Size
 ) -> View:
-    """A side whose places have shares of a few places of another's."""
+    """Record a side whose positions are weighted sums of a few positions of another."""
     places, shares = (
         settled(reader, _ENLARGEMENT, partial(_taps, how, count, which), side, out) for which in ("places", "shares")
     )
@@ -178,15 +184,15 @@ def _by_enlargement(
 def _taps(
     how: tuple[str, float | None, bool, bool], count: int, which: str, side: int, out: int
 ) -> Sequence[Sequence[float]]:
-    """The places that each new one is made of, or the share of each."""
+    """Return the input positions of each output position, or their weights."""
     rows = [{place: share for place, share in enumerate(row) if share} for row in _side_matrix(how, side, out)]
     return places_of(rows, count) if which == "places" else shares_of(rows, count)
 
 
 def by_shares(reader: GraphReader, x: View, dim: int, places: Any, shares: Any, sizes: tuple[Size, int]) -> View:
-    """A side whose places have shares of a few of another's: `x[y=places[i k]] shares[i k]`, no matrix product.
+    """Record a side as a sparse gather, `x[y=places[i k]] shares[i k]`, without a matrix product.
 
-    sizes   how many places there are, and of how many others each has shares
+    sizes   the number of output positions, and of input positions for each
     """
     from learncost.importer.rules.indexing import at_index
 
@@ -202,17 +208,19 @@ def by_shares(reader: GraphReader, x: View, dim: int, places: Any, shares: Any, 
 
 
 def places_of(rows: Sequence[Mapping[int, float]], count: int) -> list[list[int]]:
-    """The places of which each row has shares; where they are fewer than `count`, one is read for nothing."""
+    """Return the input positions with a weight in each row; rows with fewer than `count` are padded with positions of
+    weight 0.
+    """
     return [[*row, *[next(iter(row))] * (count - len(row))] for row in rows]
 
 
 def shares_of(rows: Sequence[Mapping[int, float]], count: int) -> list[list[float]]:
-    """The share of each of these places."""
+    """Return the weights of these positions."""
     return [[*row.values(), *[0.0] * (count - len(row))] for row in rows]
 
 
 def _scaled(reader: GraphReader) -> bool:
-    """Whether a factor is told, by which places are moved even where no size changes."""
+    """Return whether a scale factor is given, which shifts positions even if no size changes."""
     values = [*reader.node.args[2:], *reader.node.kwargs.values()]
     return any(
         isinstance(v, float) or (isinstance(v, list | tuple) and any(isinstance(e, float) for e in v)) for v in values

@@ -18,11 +18,11 @@ from learncost.importer.views import At, Index, View, ViewAxis
 
 
 def at_index(reader: GraphReader, x: View, dim: int, places: View, dims: Sequence[int]) -> View:
-    """The view read at places along a dimension; `dims` are where the dimensions of the places stand in the result."""
+    """Return the view indexed along a dimension; `dims` are the positions of the index's dimensions in the result."""
     slot = x.dims[dim][0]
     slot.axis.keep_whole()
     index = tuple(At(places) if each is slot else each for each in x.index)
-    if not any(each is slot for each in x.index):  # it is read at places already: in an array of its own first
+    if not any(each is slot for each in x.index):  # it is indexed already: copy first
         x = reader.recorder.regrouped_whole(x)
         return at_index(reader, x, dim, places, dims)
     rows = [row for number, row in enumerate(x.dims) if number != dim]
@@ -32,16 +32,18 @@ def at_index(reader: GraphReader, x: View, dim: int, places: View, dims: Sequenc
 
 
 def taken(reader: GraphReader, view: View, hint: str = "") -> View:
-    """What is read at an index, as a line."""
+    """Record an indexed read as a line."""
     letters = tuple(range(len(view.dims)))
     return reader.recorder.line("product", [(view, letters)], letters, hint=hint)
 
 
 def read_at(reader: GraphReader, x: View, dim: int, places: View) -> View:
-    """`gather` with one place for each of the other dimensions: P[B M v=targets[B M]]; places stand where they are."""
+    """Record `gather` with one index for each of the other dimensions: P[B M v=targets[B M]]; the index keeps its
+    shape.
+    """
     x = merged(reader, x, dim)
     others = [number for number in range(len(x.dims)) if number != dim]
-    chosen = len(places.dims) == len(x.dims)  # as many places as a dimension of the index is long
+    chosen = len(places.dims) == len(x.dims)  # as many elements as the index has along this dimension
     letters: list[Any] = (
         [("chosen" if number == dim else number) for number in range(len(x.dims))] if chosen else list(others)
     )
@@ -50,7 +52,7 @@ def read_at(reader: GraphReader, x: View, dim: int, places: View) -> View:
     ):
         letters = ["chosen"]
     names = list(range(len(x.dims)))
-    # The axes of the places and those of the value beside them are the same.
+    # The axes of the index and those of the value are the same.
     for letter, row in zip(letters, places.dims, strict=True):
         if letter != "chosen" and row and x.dims[letter]:
             reader.recorder.same(row, x.dims[letter], x, places)
@@ -73,7 +75,7 @@ def read_at(reader: GraphReader, x: View, dim: int, places: View) -> View:
 
 
 def only(reader: GraphReader, x: View, dim: int, sizes: Sequence[Size]) -> View:
-    """The only place of a dimension, read as often as these sizes say."""
+    """Return the only position of a dimension, broadcast to these sizes."""
     new = [() if equal(size, 1) else (ViewAxis(AxisClass(size)),) for size in sizes]
     dims = (*x.dims[:dim], *new, *x.dims[dim + 1 :])
     return taken(reader, View(x.stored, x.index, dims, x.spread | {slot for row in new for slot in row}))
@@ -84,13 +86,13 @@ def embedding(
     reader: GraphReader, weight: Any, tokens: Any, padding: int = -1, by_frequency: bool = False, *_: Any
 ) -> View:
     if by_frequency:
-        raise reader.refusal("an embedding whose gradients are divided by how often a row is read")
+        raise reader.refusal("an embedding with scale_grad_by_freq")
     weight = merged(reader, reader.view(weight), 0)
     called(weight, "v", "d")
     if not weight.dims[0]:
         row = only(reader, weight, 0, shape_of(reader.node)[:-1])
         return reader.op("stop_gradient", row) if padding == 0 else row
-    if (start := reader.start(tokens)) is not None:  # places that follow one another: a part of the rows
+    if (start := reader.start(tokens)) is not None:  # consecutive positions: a part of the rows
         shape = list(shape_of(reader.node))
         rows = weight.dims[0][0].axis.size
         if isinstance(rows, int):
@@ -134,7 +136,7 @@ def index_tensor(reader: GraphReader, x: Any, indices: Sequence[Any]) -> View:
     result = x
     for dim in dims:
         result = merged(reader, result, dim)
-        if not result.dims[dim]:  # of one place
+        if not result.dims[dim]:  # of size one
             continue
     slots = {dim: (result.dims[dim][0] if result.dims[dim] else None) for dim in dims}
     if any(slot is not None and not any(each is slot for each in result.index) for slot in slots.values()):
@@ -154,7 +156,7 @@ def index_tensor(reader: GraphReader, x: Any, indices: Sequence[Any]) -> View:
             if row and not rows_of_index[letter]:  # type: ignore[call-overload]
                 rows_of_index[letter] = row  # type: ignore[call-overload]
     for letter, size in enumerate(shape_of(reader.node)[first : first + most]):
-        if not rows_of_index[letter] and not equal(size, 1):  # many read the only place
+        if not rows_of_index[letter] and not equal(size, 1):  # many read the only position
             rows_of_index[letter] = (ViewAxis(AxisClass(size)),)
     index = list(result.index)
     real: set[ViewAxis] = set()
@@ -186,7 +188,7 @@ def masked_select(reader: GraphReader, *_: Any) -> View:
 def gather(reader: GraphReader, x: Any, dim: int, places: Any, **_: Any) -> View:
     x = reader.view(x)
     dim %= max(1, len(x.dims))
-    if not x.dims[dim]:  # all places are the only one
+    if not x.dims[dim]:  # all indices are the only position
         return reader.view(x).expanded(list(shape_of(reader.node)))
     x = merged(reader, x, dim)
     index = reader.index(places, x.dims[dim][0].axis)
@@ -197,17 +199,17 @@ def gather(reader: GraphReader, x: Any, dim: int, places: Any, **_: Any) -> View
 
 
 def written(reader: GraphReader, base: Any, dim: int, places: Any, source: Any) -> View:
-    """Adds a source at places of a dimension of a base."""
+    """Record a sum of a base and a source that is scattered along a dimension."""
     source = reader.view(source)
     shape = list(shape_of(reader.node))
     recorder = reader.recorder
     whole = AxisClass(shape[dim], whole=True)
     index = reader.index(places, whole)
-    if len(index.dims) > 1 and source.dims[dim] and index.spread.issuperset(index.dims[dim]):  # all at one place
+    if len(index.dims) > 1 and source.dims[dim] and index.spread.issuperset(index.dims[dim]):  # all at one position
         total = reader.along("sum", source, [dim], keep=False)
         source = total.with_dims([*total.dims[:dim], (), *total.dims[dim:]])
         index = index.with_dims([() if place == dim else row for place, row in enumerate(index.dims)])
-    if len(index.dims) == 1:  # one place for each row
+    if len(index.dims) == 1:  # one index for each row
         letters: list[Any] = [dim]
     else:
         letters = list(range(len(shape)))
@@ -248,12 +250,12 @@ def written(reader: GraphReader, base: Any, dim: int, places: Any, source: Any) 
 
 
 def hits(reader: GraphReader, dim: int, places: Any, source: View) -> View:
-    """How often each place is written at."""
+    """Return how often each position is written."""
     return written(reader, None, dim, places, reader.filled(source.shape, 1.0))
 
 
 def over(reader: GraphReader, base: Any, count: View, new: View) -> View:
-    """A base where nothing is written, and what is written beside it."""
+    """Return new values where something is written, and the base elsewhere."""
     for dim, row in enumerate(new.dims):
         if isinstance(base, View) and len(row) == 1 and row[0].axis.root.whole:  # as both others are read along it
             base = merged(reader, base, dim)
@@ -261,7 +263,7 @@ def over(reader: GraphReader, base: Any, count: View, new: View) -> View:
 
 
 def _fitting(reader: GraphReader, source: Any, places: Any) -> View:
-    """A source of which an index may take a part only; a number as often as the index has places."""
+    """Return a source narrowed to the index if that is smaller; a number is broadcast to the index."""
     shape = places.view.shape if isinstance(places, ChosenPlaces) else places.shape
     if isinstance(source, int | float):
         return reader.multiply(reader.filled(shape, 1.0), float(source))
@@ -294,9 +296,9 @@ def scatter(
     include_self: bool = True,
     **_: Any,
 ) -> View:
-    """Values at places: added, averaged, or in the place of what is there.
+    """Record values scattered along a dimension: added, averaged, or replacing the base.
 
-    Of several values in the place of one PyTorch leaves open which stays; here they are added.
+    If several values replace the same element, PyTorch leaves the result undefined; here they are added.
     """
     name = reader.recorder.operator
     how = _.get("reduce", how)
@@ -309,7 +311,7 @@ def scatter(
     if how == "mean":
         return _averaged(reader, base, dim, places, source, include_self)
     new, count = written(reader, None, dim, places, source), hits(reader, dim, places, source)
-    if isinstance(number, int | float):  # the same number, however often it is written at a place
+    if isinstance(number, int | float):  # the same number, however often a position is written
         new = reader.multiply(reader.op("at_most", count, 1.0), float(number))
     return over(reader, base, count, new)
 
@@ -318,7 +320,7 @@ def scatter(
 def index_reduce(
     reader: GraphReader, base: Any, dim: int, places: Any, source: Any, how: str, *, include_self: bool = True
 ) -> View:
-    """Rows at places, averaged; of their products, their largest and smallest the cost is stated."""
+    """Record rows averaged at indices; for products, maxima and minima only the cost is recorded."""
     if how != "mean":
         return opaque(reader, reader.node, [base, places, source])  # type: ignore[no-any-return]
     view = reader.view(source)
@@ -352,7 +354,7 @@ def index_put(reader: GraphReader, base: Any, indices: Sequence[Any], source: An
         return put(reader, base, shape, dims, places, source)
     count = put(reader, None, shape, dims, places, reader.filled((), 1.0))
     values = reader.view(source)
-    if not any(values.dims):  # the same number, however often it is written at a place
+    if not any(values.dims):  # the same number, however often a position is written
         new = reader.multiply(reader.op("at_most", count, 1.0), values.with_dims([]))
     else:
         new = put(reader, None, shape, dims, places, source)
@@ -370,7 +372,7 @@ def _is_truth(value: Any) -> bool:
 def put(
     reader: GraphReader, base: Any, shape: Sequence[Size], dims: Sequence[int], places: Sequence[Any], source: Any
 ) -> View:
-    """Adds a source at places of several dimensions, whose indices are spread over each other."""
+    """Record a source added at indices of several dimensions, which are broadcast against each other."""
     recorder = reader.recorder
     wholes = {dim: AxisClass(shape[dim], whole=True) for dim in dims}
     index_views = [

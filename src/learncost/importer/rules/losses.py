@@ -1,4 +1,4 @@
-"""Losses."""
+"""Loss functions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cross_entropy(
     ignore: int = -100,
     smoothing: float = 0.0,
 ) -> View:
-    """The negative logarithm of the target's share, times what each target counts; what is ignored counts nothing."""
+    """Record the negative log-probability of the target, weighted per target; ignored targets have weight 0."""
     classes = 1 if len(x.dims) > 1 else 0
     logs = reader.along("log_softmax", x, [classes], hint="P") if x.dims[classes] else reader.multiply(0.0, x)
     if is_float(reader.node.args[1]):
@@ -56,7 +56,7 @@ def cross_entropy(
         count: Size = product([size for dim, size in enumerate(x.shape) if dim != classes])
         return _times(reader, reader.multiply(-1.0, total), count, reduction)
     if not isinstance(targets, GivenTensor):
-        raise reader.refusal("an index that is computed from values that learn")
+        raise reader.refusal("an index computed from trainable values")
     if smoothing:
         return _smoothed(reader, logs, classes, targets, weight, reduction, ignore, smoothing)
     return nll(reader, logs, classes, targets, reduction, ignore, weight)
@@ -69,9 +69,9 @@ def _times(reader: GraphReader, total: View, count: Size, reduction: int) -> Vie
 def nll(
     reader: GraphReader, logs: View, classes: int, targets: GivenTensor, reduction: int, ignore: int, weight: Any = None
 ) -> View:
-    """T = P at the targets; loss = the sum of T share, where share is -1/count of each target that counts.
+    """Record T = P at the targets; loss = the sum of T share, where share is -1/count of each target that counts.
 
-    With weights of classes it is the sum of T w share over that of w share, and share is -1 of what counts.
+    With class weights, the loss is the sum of T w share over that of w share, and share is -1 of what counts.
     """
     if weight is not None:
         places, by_class = _targets(reader, targets, logs, classes), reader.view(weight)
@@ -97,14 +97,14 @@ def nll(
 
 
 def _targets(reader: GraphReader, value: GivenTensor, logs: View, classes: int) -> View:
-    """The answers of a loss, as an index of its classes."""
+    """Return the targets of a loss as an index of its classes."""
     view = reader.index(value, logs.dims[classes][0].axis)
     view.stored.kind = "targets"
     return view
 
 
 def _shares(reader: GraphReader, value: GivenTensor, reduction: str, ignore: int) -> View:
-    """What each answer counts in a loss: -1/count where there is one, 0 elsewhere."""
+    """Return the weight of each target in a loss: -1/count, or 0 for an ignored one."""
     return reader.outside(value, f"share {reduction} {ignore}")
 
 
@@ -119,7 +119,7 @@ def _smoothed(
     smoothing: float,
 ) -> View:
     if weight is not None:
-        raise reader.refusal("a cross-entropy with weights of classes and smoothed labels")
+        raise reader.refusal("a cross-entropy with class weights and label smoothing")
     plain = nll(reader, logs, classes, targets, reduction, ignore)
     shares = _shares(reader, targets, REDUCTIONS[reduction], ignore)
     count = logs.shape[classes]
@@ -150,7 +150,9 @@ def l1_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1) -> View:
 
 @rule("smooth_l1_loss", "huber_loss")
 def smooth_l1_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1, beta: float = 1.0) -> View:
-    """q^2 / (2 beta) + |a| - q of the difference a, with q = min(|a|, beta); Huber's is that times beta."""
+    """Record q^2 / (2 beta) + |a| - q of the difference a, with q = min(|a|, beta); the Huber loss is that times
+    beta.
+    """
     apart = reader.op("abs", reader.add(x, z, signs=[1, -1]))
     if beta == 0:
         return reduced(reader, apart, reduction)
@@ -166,9 +168,9 @@ def smooth_l1_loss(reader: GraphReader, x: Any, z: Any, reduction: int = 1, beta
 def binary_with_logits(
     reader: GraphReader, x: View, targets: Any, weight: Any = None, positive: Any = None, reduction: int = 1
 ) -> View:
-    """-(z log s(x) + (1 - z) log s(-x)) = -(log s(-x) + z x), with log s(x) = x + log s(-x).
+    """Record -(z log s(x) + (1 - z) log s(-x)) = -(log s(-x) + z x), with log s(x) = x + log s(-x).
 
-    With weights p of what holds, p z stands for z: -((p z + 1 - z) log s(-x) + p z x).
+    With weights p of positives, p z replaces z: -((p z + 1 - z) log s(-x) + p z x).
     """
     below = reader.op("log_sigmoid", reader.multiply(-1.0, x))
     holds = targets if positive is None else reader.multiply(positive, targets)
@@ -182,10 +184,11 @@ def binary_with_logits(
 
 @rule("binary_cross_entropy")
 def binary(reader: GraphReader, x: View, targets: Any, weight: Any = None, reduction: int = 1) -> View:
-    """-(z log x + (1 - z) log(1 - x)) with logarithms >= -100, and the gradient (x - z) / max(x (1 - x), 1e-12).
+    """Record -(z log x + (1 - z) log(1 - x)) with logarithms >= -100, and the gradient (x - z) / max(x (1 - x), 1e-12).
 
     Both bounds are PyTorch's (torch.nn.BCELoss, and binary_cross_entropy_backward in ATen/native/Loss.cpp). The second
-    is no bound of the value, so the slope is said of its own: slope x, less what that comes to, is 0 and has it.
+    bounds only the gradient, so a separate term provides it: slope x minus its detached value is 0 and has this
+    gradient.
     """
     other = reader.add(1.0, x, signs=[1, -1])
     yes = reader.multiply(targets, _logarithm(reader, x))
@@ -209,7 +212,7 @@ def _logarithm(reader: GraphReader, x: View) -> View:
 def kl_div(reader: GraphReader, x: Any, targets: Any, reduction: int = 1, *, log_target: bool = False) -> View:
     if log_target:
         shares, logarithms = reader.op("exp", targets), targets
-    else:  # where a share is 0 it adds nothing: its logarithm is taken of 1 there
+    else:  # where a weight is 0 nothing is added: the logarithm of 1 is taken there
         shares = reader.view(targets)
         logarithms = reader.op("log", reader.add(shares, reader.op("equal", shares, 0.0)))
     value = reader.multiply(shares, reader.add(logarithms, x, signs=[1, -1]))
@@ -222,7 +225,7 @@ def soft_margin_loss(reader: GraphReader, x: View, targets: Any, reduction: int 
 
 
 def _by_products(reader: GraphReader, x: View, z: View) -> View:
-    """|x - z|^2 = |x|^2 + |z|^2 - 2 x z, by one product."""
+    """Record |x - z|^2 = |x|^2 + |z|^2 - 2 x z, by one product."""
     recorder, operator = reader.recorder, reader.recorder.operator
     front = [f"b{place}" for place in range(max(len(x.dims), len(z.dims)) - 2)]
     letters = [[*front[len(front) + 2 - len(each.dims) :], name, "k"] for each, name in ((x, "i"), (z, "j"))]
@@ -237,7 +240,7 @@ def _by_products(reader: GraphReader, x: View, z: View) -> View:
 
 @rule("cdist", "_cdist_forward")
 def distances(reader: GraphReader, x: Any, z: Any, order: float = 2.0, mode: int | None = None) -> View:
-    """The distances of rows of one from rows of the other, each the norm of their difference; of many by a product."""
+    """Record the distances of rows of x from rows of z, as norms of differences; for many rows by a product."""
     rows = [each.meta["val"].shape[-2] for each in reader.node.args[:2]]
     by_products = mode == 1 or (mode in (None, 0) and any(bool(side > MOST_WITHOUT_A_PRODUCT) for side in rows))
     x, z = reader.view(x), reader.view(z)

@@ -1,4 +1,4 @@
-"""Joins, borders, shifts and triangles."""
+"""Concatenation, padding, shifts and triangles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from learncost.importer.views import View, ViewAxis
 
 @rule("cat", "concat", "concatenate")
 def cat(reader: GraphReader, several: Sequence[Any], dim: int = 0) -> View:
-    """Arrays one behind another: each is read at places of its own, beyond which there is nothing."""
+    """Record arrays concatenated: each is read at an offset, and is zero outside."""
     shape = list(shape_of(reader.node))
     dim %= len(shape)
     views = [
@@ -60,7 +60,7 @@ def _negative(size: Size) -> Size:
 
 
 def with_side(reader: GraphReader, view: View, dim: int) -> View:
-    """The view with a dimension that is one stored axis, one of one place included."""
+    """Return the view with a dimension that is one stored axis, also if its size is one."""
     view = merged(reader, view, dim)
     if view.dims[dim]:
         return view
@@ -79,7 +79,7 @@ def stack(reader: GraphReader, several: Sequence[Any], dim: int = 0) -> View:
 
 
 def padded(reader: GraphReader, x: View, pads: Sequence[int], value: float | None = 0.0) -> View:
-    """With borders, from the last dimension on, a pair each; negative ones cut off."""
+    """Record x with padding, a pair for each dimension from the last one on; negative numbers crop."""
     for place in range(len(pads) // 2):
         before, after = (size_of(p) for p in pads[2 * place : 2 * place + 2])
         dim = len(x.dims) - 1 - place
@@ -97,7 +97,7 @@ def padded(reader: GraphReader, x: View, pads: Sequence[int], value: float | Non
         moved = x.at(old, ((1, new),), -before).with_dims(rows)
         letters = tuple(range(len(rows)))
         result = reader.recorder.result([NamedView(moved, letters)], letters)
-        # In an array of its own: what reads it at places would else read beyond its ends.
+        # A copy: an index into the view would read beyond its ends.
         reader.recorder.add(Equation("product", (NamedView(result, letters),), (NamedView(moved, letters),)))
         x = result
     return x
@@ -140,7 +140,7 @@ def _mirrored(reader: GraphReader, x: View, pads: Sequence[int], mode: str) -> V
 
 
 def _mirrored_places(mode: str, before: int, after: int, side: int) -> list[int]:
-    """Which place of a side each place takes, those of borders before and after it too."""
+    """Return the input position of each position of a padded side."""
     every = range(-before, side + after)
     if mode == "reflect":
         return [-at if at < 0 else 2 * (side - 1) - at if at >= side else at for at in every]
@@ -192,7 +192,7 @@ def triangle(reader: GraphReader, x: View, below: bool, diagonal: int) -> View:
 
 
 def _beside_diagonal(below: bool, diagonal: int, rows: int, columns: int) -> list[list[float]]:
-    """1 at the places of a triangle, 0 elsewhere."""
+    """Return a matrix with 1 in a triangle and 0 elsewhere."""
     return [[float(j - i <= diagonal if below else j - i >= diagonal) for j in range(columns)] for i in range(rows)]
 
 
@@ -210,7 +210,7 @@ def triu(reader: GraphReader, x: View, diagonal: int = 0) -> View:
 def slice_scatter(
     reader: GraphReader, base: Any, part: Any, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1
 ) -> View:
-    """A part written over places of another: what lies before it, it, and what lies behind it."""
+    """Record a slice that replaces a part of the base: the base before it, the slice, and the base behind it."""
     base, part = reader.view(base), reader.view(part)
     dim %= len(base.dims)
     size = base.shape[dim]
@@ -228,7 +228,7 @@ def slice_scatter(
         from learncost.importer.rules.indexing import over, put
 
         if not isinstance(start, int) or not isinstance(width, int):
-            raise reader.refusal("a part that is written at places apart along a side without a fixed size")
+            raise reader.refusal("a strided slice write along a side of symbolic size")
         places = [reader.given_places([start + step * place for place in range(width)], AxisClass(width))]
         new = put(reader, None, base.shape, [dim], places, part)
         return over(reader, base, put(reader, None, base.shape, [dim], places, reader.filled((), 1.0)), new)

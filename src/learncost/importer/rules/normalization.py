@@ -1,4 +1,4 @@
-"""Normalizations: of layers, groups, batches, roots of mean squares."""
+"""Normalizations: layer, group, batch and RMS norms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from learncost.importer.views import View
 
 
 def normal(reader: GraphReader, x: View, dims: Sequence[int], epsilon: float) -> View:
-    """(x - mean) / sqrt(variance + epsilon) over dimensions; along one place it is 0."""
+    """Record (x - mean) / sqrt(variance + epsilon) over dimensions; over one element it is 0."""
     if not any(x.dims[dim] for dim in dims):
         return reader.multiply(0.0, x)
     return reader.along("normalize", x, dims, NumberOperand(float(epsilon)))
@@ -46,14 +46,14 @@ def layer_norm(
 @rule("rms_norm", "_fused_rms_norm")
 def rms_norm(reader: GraphReader, x: View, shape: Sequence[Any], gain: Any = None, epsilon: float | None = None) -> Any:
     dims = range(len(x.dims) - len(shape), len(x.dims))
-    # PyTorch's default is the machine's epsilon of the type.
+    # PyTorch's default is the machine epsilon of the type.
     small = NumberOperand(2.220446049250313e-16 if epsilon is None else float(epsilon))
     value = reader.along("rms_normalize", x, dims, small) if any(x.dims[dim] for dim in dims) else x
     return scaled(reader, value, gain, None)
 
 
 def channels(each: Any, reader: GraphReader, count: int) -> View | None:
-    """What has one number a channel, beside values of so many dimensions: (C) as (1, C, 1, 1)."""
+    """Return a value per channel for broadcasting with a tensor of this many dimensions: (C) as (1, C, 1, 1)."""
     if each is None:
         return None
     view = reader.view(each)
@@ -102,7 +102,7 @@ def instance_norm(
 def _by_statistics(
     reader: GraphReader, x: View, mean: Any, variance: Any, gain: Any, shift: Any, epsilon: float
 ) -> View:
-    """(x - mean) / sqrt(variance + epsilon) with given statistics of each channel."""
+    """Record (x - mean) / sqrt(variance + epsilon) with given statistics of each channel."""
     count = len(x.dims)
     middle, spread = channels(mean, reader, count), channels(variance, reader, count)
     assert spread is not None
@@ -144,7 +144,7 @@ def batch_norm(
     several = isinstance(reader.node.meta["val"], tuple | list)
     if not several:
         return result
-    # Statistics of the batch go on to buffers, which do not learn: they are left outside.
+    # Batch statistics update buffers, which are not trainable: they are outside.
     rest = [None] * (len(reader.node.meta["val"]) - 1)
     for user in reader.node.users:
         if user.args[1] > 0:
@@ -154,7 +154,7 @@ def batch_norm(
 
 @rule("cosine_similarity")
 def cosine_similarity(reader: GraphReader, x: Any, z: Any, dim: int = 1, epsilon: float = 1e-8) -> View:
-    """The sum of the products of both over their norms, of which none is below epsilon."""
+    """Record the sum of the products of x and z over their norms, which are at least epsilon."""
 
     def unit(view: View) -> View:
         length = vector_norm(reader, view, 2, [dim], True)

@@ -1,4 +1,4 @@
-"""Norms, variances and standard deviations: roots of sums, which have a gradient of 0 where the sum is 0."""
+"""Norms, variances and standard deviations: roots of sums, whose gradient is 0 where the sum is 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from learncost.importer.views import View
 def vector_norm(
     reader: GraphReader, x: View, order: Any = 2, dims: Any = None, keepdim: bool = False, **_: Any
 ) -> View:
-    """The sum of |x|^p to the power 1/p; the largest, the smallest, how many are not 0; |x| of one number."""
+    """Record the sum of |x|^p to the power 1/p; for the other orders the largest, the smallest, the number of nonzeros;
+    |x| of one number.
+    """
     along = axes_along(x, dims)
     order = 2.0 if order is None else float(order)
     if order == 2 and any(x.dims[dim] for dim in along):
@@ -39,19 +41,19 @@ def _power(reader: GraphReader, x: View, order: float) -> View:
 
 
 def guarded_power(reader: GraphReader, x: View, order: float) -> View:
-    """A power of what is not negative; where that is 0 it has no gradient, which would be infinite."""
+    """Record a power of nonnegative values; where they are 0, the gradient is 0 instead of infinite."""
     there = reader.op("less", 0.0, x)
     return reader.op("select", there, _power(reader, reader.op("select", there, x, 1.0), order), 0.0)
 
 
 def centered(reader: GraphReader, x: View, dims: Sequence[int]) -> tuple[View, View]:
-    """What is left of values without their mean along dimensions, and the mean, whose dimensions stay."""
+    """Return values minus their mean along dimensions, and the mean with these dimensions kept."""
     middle = mean_of(reader, x, dims, True)
     return reader.add(x, middle, signs=[1, -1]), middle
 
 
 def _less(reader: GraphReader, x: View, dims: Sequence[int], correction: float) -> Size:
-    """By what a sum of squares is divided: the count less the correction."""
+    """Return the divisor of a sum of squares: the count minus the correction."""
     count = product([x.shape[dim] for dim in dims])
     if isinstance(count, int) and count <= correction:
         raise reader.refusal(f"a variance of {count} numbers, which divides by {max(count - correction, 0):g},", ADVICE)
@@ -62,7 +64,7 @@ ADVICE = "; give a size of more, or the correction 0, as unbiased=False does"
 
 
 def variance(reader: GraphReader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
-    """The variance along dimensions, the sum divided by the count less the correction, and the mean."""
+    """Return the variance along dimensions, the sum of squares over the count minus the correction, and the mean."""
     apart, middle = centered(reader, x, dims)
     squares = reader.multiply(apart, apart)
     if correction == 0:
@@ -74,14 +76,14 @@ def variance(reader: GraphReader, x: View, dims: Sequence[int], correction: floa
 
 
 def deviation(reader: GraphReader, x: View, dims: Sequence[int], correction: float, keepdim: bool) -> tuple[View, View]:
-    """The root of the variance, as the norm of what is left without the mean, and the mean."""
+    """Return the standard deviation, as the norm of the centered values, and the mean."""
     apart, middle = centered(reader, x, dims)
     root = _less(reader, x, dims, correction) ** -0.5
     return reader.multiply(vector_norm(reader, apart, 2, list(dims), keepdim), root), middle
 
 
 def _asked(x: View, dims: Any, *more: Any, correction: Any = 1, unbiased: bool = True, keepdim: bool = False) -> Any:
-    """What overloads call by place or by name: the dimensions, the correction, whether dimensions stay."""
+    """Return the arguments of all overloads, positional or named: dimensions, correction, keepdim."""
     if isinstance(dims, bool):
         dims, more = None, (dims, *more)
     if more:

@@ -18,7 +18,7 @@ from learncost.importer.views import At, StoredValue, View
 
 
 def called(view: View, *letters: str) -> View:
-    """The view, whose last axes are called so where nothing calls them yet."""
+    """Return the view with names for its last axes, if they have none yet."""
     for row, letter in zip(view.dims[len(view.dims) - len(letters) :], letters, strict=True):
         for slot in row[-1:]:
             root = slot.axis.root
@@ -38,18 +38,18 @@ def linear(reader: GraphReader, x: Any, weight: Any, bias: Any = None) -> View:
     front = [f"i{place}" for place in range(len(x.dims) - 1)]
     out = [*front, "f"] if len(weight.dims) == 2 else front
     letters = ["f", "d"] if len(weight.dims) == 2 else ["d"]
-    if len(weight.dims) == 1:  # what it calls then
+    if len(weight.dims) == 1:  # the name that it gives then
         reader.recorder.operator = "mv" if front else "dot"
     result = matrix_product(reader.recorder, x, weight, [*front, "d"], letters, out)
     return shifted(reader, result, bias)
 
 
 def multiplied(reader: GraphReader, x: Any, z: Any) -> View:
-    """torch.matmul: the last axis with the last but one, all before them spread over each other."""
+    """Record torch.matmul: the last axis with the second to last, and all axes before them broadcast."""
     x, z = reader.view(x), reader.view(z)
     first = ["m", "n"] if len(x.dims) > 1 else ["n"]
     second = ["n", "p"] if len(z.dims) > 1 else ["n"]
-    if len(z.dims) == 1 and reader.recorder.operator == "matmul":  # what it calls then
+    if len(z.dims) == 1 and reader.recorder.operator == "matmul":  # the name that it gives then
         reader.recorder.operator = "mv" if len(x.dims) > 1 else "dot"
     batch = max(len(x.dims) - len(first), len(z.dims) - len(second))
     front = [f"b{place}" for place in range(batch)]
@@ -91,7 +91,7 @@ def outer(reader: GraphReader, x: Any, z: Any) -> View:
 def einsum(
     reader: GraphReader, equation: str, operands: Sequence[Any], *, path: Sequence[int] | None = None, **__: Any
 ) -> View:
-    """Products of two operands at a time, in the order of torch's path; without one from the left on."""
+    """Record products of two operands at a time, in the order of torch's path, or from left to right without one."""
     equation = equation.replace(" ", "")
     ins, _, out = equation.partition("->")
     views = [reader.view(operand) for operand in operands]
@@ -120,7 +120,7 @@ def einsum(
             row = [*(letter for dim, letter in enumerate(row) if dim not in (first, second)), twice]
             letters[place] = row
     flat = [letter for row in letters for letter in row]
-    if len(views) > 1:  # what stands in one operand alone is summed there
+    if len(views) > 1:  # an axis of a single operand is summed there
         for place, row in enumerate(letters):
             alone = [dim for dim, letter in enumerate(row) if letter not in outs and flat.count(letter) == 1]
             if alone:
@@ -152,7 +152,7 @@ def einsum(
 
 
 def _paired(reader: GraphReader, reads: Sequence[tuple[View, Sequence[str]]], out: Sequence[str]) -> View:
-    """The product of two operands: torch multiplies them element by element where nothing is summed."""
+    """Record the product of two operands; torch multiplies them element by element if nothing is summed."""
     (x, row_x), (z, row_z) = reads
     summed_letters = [letter for letter, dim in zip(row_x, x.dims, strict=True) if letter not in out and dim]
     reader.recorder.operator = "einsum" if summed_letters else "mul"
@@ -200,10 +200,10 @@ def bilinear(reader: GraphReader, x: Any, z: Any, weight: Any, bias: Any = None)
 
 @rule("transformers.grouped_mm_fallback", "_grouped_mm")
 def grouped(reader: GraphReader, x: Any, weight: Any, offsets: Any = None, *_: Any, **__: Any) -> View:
-    """Rows in groups, each with a matrix of its own: the matrix is read at the group of the row."""
+    """Record a grouped product of rows: the matrix is indexed by the group of the row."""
     x, weight = reader.view(x), reader.view(weight)
     if not isinstance(offsets, GivenTensor) or len(x.dims) != 2 or len(weight.dims) != 3:
-        raise reader.refusal("a product of groups without ends that are given")
+        raise reader.refusal("a grouped product without given offsets")
     weight.dims[0][0].axis.keep_whole()
     slots = x.dims[0]
     group = StoredValue("group", tuple(slot.axis for slot in slots), "groups", str(offsets.node.name))

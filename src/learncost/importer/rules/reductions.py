@@ -1,4 +1,4 @@
-"""Sums, means, maxima and what is taken along axes."""
+"""Sums, means, maxima and other reductions along axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from learncost.importer.views import StoredValue, View
 
 
 def axes_along(view: View, dims: Any) -> list[int]:
-    """The dimensions that an operator is told of; all where it is told of none."""
+    """Return the dimensions that an operator is given; all if none are given."""
     if dims is None or dims == []:
         return list(range(len(view.dims)))
     several = dims if isinstance(dims, list | tuple) else [dims]
@@ -22,7 +22,7 @@ def axes_along(view: View, dims: Any) -> list[int]:
 
 
 def kept(view: View, count: int, dims: Sequence[int], keepdim: bool) -> View:
-    """The result of a reduction, with its dimensions of one where they stay."""
+    """Return the result of a reduction, with dimensions of size one if these are kept."""
     if not keepdim:
         return view
     rest = iter(view.dims)
@@ -37,7 +37,7 @@ def summed(
     keepdim: bool = False,
     hint: str = "",
 ) -> View:
-    """A sum over dimensions, times a number; of dimensions of one nothing is summed."""
+    """Record a sum over dimensions, times a number; over dimensions of size one nothing is summed."""
     letters = range(len(x.dims))
     out = [letter for letter in letters if letter not in dims]
     if not any(x.dims[dim] for dim in dims):
@@ -48,7 +48,7 @@ def summed(
 
 
 def share(view: View, dims: Sequence[int]) -> NumberOperand:
-    """One over the points of dimensions: `#n^-1[]`."""
+    """Return one over the number of elements of dimensions: `#n^-1[]`."""
     return NumberOperand(1.0, tuple(slot.axis for dim in dims for slot in view.dims[dim]), -1.0)
 
 
@@ -94,7 +94,7 @@ def min_all(reader: GraphReader, x: View) -> View:
 
 @rule("max.dim", "min.dim")
 def max_along(reader: GraphReader, x: View, dim: int, keepdim: bool = False) -> list[Any]:
-    """The largest along a dimension; where several are equal the first has the gradient, and is what is read."""
+    """Return the largest along a dimension; among equal ones the first is read and has the gradient."""
     from learncost.importer.rules.indexing import read_at
 
     op = "argmax" if reader.node.target.__name__.startswith("max") else "argmin"
@@ -115,7 +115,7 @@ def _outside_part(reader: GraphReader, number: int) -> Any:
 
 
 def chosen(reader: GraphReader, op: str, x: View, dim: int, count: Any) -> View:
-    """A line of a word that chooses places along a dimension, as many as `count`, or one; its result is an index."""
+    """Record an op that selects positions along a dimension, `count` or one; its result is an index."""
     from learncost.importer.equations import Equation, NamedView
     from learncost.importer.rules.views import merged
     from learncost.importer.views import ViewAxis
@@ -138,7 +138,7 @@ def chosen(reader: GraphReader, op: str, x: View, dim: int, count: Any) -> View:
     result.stored.kind = "chosen"
     result.stored.reads = x.dims[dim][0].axis
     recorder.add(Equation("op", (NamedView(result, tuple(out)),), (NamedView(x, tuple(letters)),), op=op, acts=(dim,)))
-    if count is not None and op != "argsort" and equal(count, 1):  # for those who read it, of one place
+    if count is not None and op != "argsort" and equal(count, 1):  # for later readers, of size one
         rows = [row if number != dim else () for number, row in enumerate(result.dims)]
         return result.at(result.dims[dim][0], ()).with_dims(rows)
     return result
@@ -161,11 +161,11 @@ def topk(
     else:
         dim = named.get("dim", dim)
         op = "topk"
-        if not named.get("largest", largest):  # the largest of what is turned round
+        if not named.get("largest", largest):  # the largest of the negated values
             ordered = reader.multiply(-1.0, x)
     indices = next((user for user in reader.node.users if user.args[1] == 1), None)
     dim %= max(1, len(x.dims))
-    if not x.dims or not x.dims[dim]:  # of one place
+    if not x.dims or not x.dims[dim]:  # of size one
         return [x, GivenTensor(indices) if indices is not None else None]
     places = chosen(reader, op, ordered, dim, count)
     return [read_at(reader, x, dim, places), ChosenPlaces(places, indices) if indices is not None else None]
@@ -173,13 +173,13 @@ def topk(
 
 @rule("argmax", "argmin")
 def argmax(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The place of the largest or the smallest along a dimension, or of all."""
+    """Return the position of the largest or the smallest along a dimension, or of all."""
     from learncost.importer.rules.views import reshaped
 
     if dim is None:
         x, dim, keepdim = reshaped(reader, x, [product(x.shape)]), 0, False
     dim %= max(1, len(x.dims))
-    if not x.dims or not x.dims[dim]:  # of one place
+    if not x.dims or not x.dims[dim]:  # of size one
         return GivenTensor(reader.node)
     places = chosen(reader, reader.recorder.operator, x, dim, None)
     return ChosenPlaces(kept(places, len(x.dims), [dim], keepdim), reader.node)
@@ -236,7 +236,7 @@ def log_softmax(reader: GraphReader, x: View, dim: int, *_: Any, **__: Any) -> V
 
 def _normalized(reader: GraphReader, op: str, x: View, dim: int) -> View:
     dim %= max(1, len(x.dims))
-    if not x.dims or not x.dims[dim]:  # along an axis of one place a share is 1, and its logarithm 0
+    if not x.dims or not x.dims[dim]:  # along an axis of size one a share is 1, and its logarithm 0
         nothing = reader.multiply(0.0, x)
         return nothing if op == "log_softmax" else reader.add(nothing, 1.0)
     return reader.along(op, x, [dim])
@@ -255,7 +255,7 @@ def prod(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool = F
     if not along:
         return x
     if not isinstance(x.shape[along[0]], int):
-        raise reader.refusal("a product along axes without a fixed size")
+        raise reader.refusal("a product along axes of symbolic size")
     result: View | None = None
     for place in range(x.shape[along[0]]):
         part = narrowed(reader, x, along[0], place, 1)
@@ -266,7 +266,7 @@ def prod(reader: GraphReader, x: View, dim: int | None = None, keepdim: bool = F
 
 @rule("cumprod")
 def cumprod(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
-    """The products up to each place, one after the other."""
+    """Record the cumulative products."""
     from learncost.importer.rules.movement import joined
     from learncost.importer.rules.views import narrowed
 
@@ -274,7 +274,7 @@ def cumprod(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
     if not x.dims or not x.dims[dim]:
         return x
     if not isinstance(x.shape[dim], int):
-        raise reader.refusal("products along an axis without a fixed size")
+        raise reader.refusal("cumulative products along an axis of symbolic size")
     products: list[View] = []
     for place in range(x.shape[dim]):
         part = narrowed(reader, x, dim, place, 1)
@@ -284,7 +284,7 @@ def cumprod(reader: GraphReader, x: View, dim: int, **_: Any) -> View:
 
 @rule("cummax", "cummin")
 def running_extreme(reader: GraphReader, x: View, dim: int) -> list[Any]:
-    """The largest or the smallest up to each place, one after the other; of equal ones the last has the gradient."""
+    """Record the cumulative maximum or minimum; among equal ones the last has the gradient."""
     from learncost.importer.rules.movement import joined
     from learncost.importer.rules.views import narrowed
 
@@ -292,7 +292,7 @@ def running_extreme(reader: GraphReader, x: View, dim: int) -> list[Any]:
     if not x.dims or not x.dims[dim]:
         return [x, _outside_part(reader, 1)]
     if not isinstance(x.shape[dim], int):
-        raise reader.refusal(f"{reader.recorder.operator} along an axis without a fixed size")
+        raise reader.refusal(f"{reader.recorder.operator} along an axis of symbolic size")
     extremes: list[View] = []
     for place in range(x.shape[dim]):
         part = narrowed(reader, x, dim, place, 1)
@@ -314,7 +314,7 @@ def logcumsumexp(reader: GraphReader, x: View, dim: int) -> View:
 
 @rule("kthvalue", "median.dim", "nanmedian.dim")
 def kthvalue(reader: GraphReader, x: View, *more: Any, keepdim: bool = False) -> list[Any]:
-    """The value at a place of the sorted ones; of an even number of them the median is the lower."""
+    """Return the k-th smallest value, for the median the lower one of an even number."""
     from learncost.importer.rules.indexing import read_at
     from learncost.importer.rules.views import narrowed
 
@@ -327,7 +327,7 @@ def kthvalue(reader: GraphReader, x: View, *more: Any, keepdim: bool = False) ->
     if not x.dims[dim]:
         return [summed(reader, x, [dim], None, keepdim), _outside_part(reader, 1)]
     if not isinstance(x.shape[dim], int):
-        raise reader.refusal("a value at a place along an axis without a fixed size")
+        raise reader.refusal("a value at a place along an axis of symbolic size")
     if place is None:
         place = (x.shape[dim] - 1) // 2
     ordered = read_at(reader, x, dim, chosen(reader, "argsort", x, dim, None))
@@ -344,7 +344,7 @@ def median(reader: GraphReader, x: View) -> View:
 
     size = product(x.shape)
     if not isinstance(size, int):
-        raise reader.refusal("a median of values without a fixed number")
+        raise reader.refusal("a median along an axis of symbolic size")
     flat = reshaped(reader, x, [size])
     if not flat.dims[0]:
         return flat.with_dims([])

@@ -1,4 +1,4 @@
-"""What is rounded, compared with nothing, or has no gradient of its own; inverse functions that logarithms make."""
+"""Rounding, comparisons and operators without a gradient; inverse functions as logarithms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trunc(reader: GraphReader, x: View) -> View:
 
 @rule("round")
 def rounded(reader: GraphReader, x: View, *, decimals: int = 0) -> View:
-    """The nearest whole number, of two as near the even one; or the nearest with so many decimals."""
+    """Record the nearest integer, ties to even; or the nearest number with this many decimals."""
     if decimals:
         return reader.multiply(rounded(reader, reader.multiply(x, 10.0**decimals)), 10.0**-decimals)
     raised = reader.add(x, 0.5)
@@ -67,7 +67,7 @@ def logical_xor(reader: GraphReader, x: Any, z: Any) -> View:
 
 @rule("isnan", "isinf")
 def nowhere(reader: GraphReader, x: View) -> Any:
-    """Whether a value is no number: it is given, as what it is read from is not at hand beyond numbers."""
+    """Return whether a value is nan: an input, as a table has no other access to nan."""
     return GivenTensor(reader.node)
 
 
@@ -106,24 +106,24 @@ def atanh(reader: GraphReader, x: View) -> View:
 
 @rule("angle")
 def angle(reader: GraphReader, x: View) -> View:
-    """Of a real number 0, or half a turn below 0."""
+    """Record the angle of a real number: 0, or pi below 0."""
     return reader.multiply(reader.op("less", x, 0.0), math.pi)
 
 
 @rule("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", "special_xlogy")
 def xlogy(reader: GraphReader, x: Any, z: Any) -> View:
-    """x log z, and 0 where x is 0 and z at most 0: the logarithm is taken of 1 there."""
+    """Record x log z, and 0 where x is 0 and z at most 0: the logarithm of 1 is taken there."""
     return reader.multiply(x, reader.op("log", _of_one(reader, x, z, 0.0, 1.0)))
 
 
 @rule("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar")
 def xlog1py(reader: GraphReader, x: Any, z: Any) -> View:
-    """x log(1 + z), and 0 where x is 0 and z at most -1: the logarithm is taken of 1 there."""
+    """Record x log(1 + z), and 0 where x is 0 and z at most -1: the logarithm of 1 is taken there."""
     return reader.multiply(x, reader.op("log1p", _of_one(reader, x, z, -1.0, 0.0)))
 
 
 def _of_one(reader: GraphReader, x: Any, z: Any, bound: float, instead: float) -> View:
-    """z, but another number where x is 0 and z no more than a bound; elsewhere the slope in x is the logarithm."""
+    """Return z, but another number where x is 0 and z at most a bound; elsewhere the gradient in x is the logarithm."""
     nothing = reader.op("equal", x, 0.0)
     if not isinstance(z, int | float):
         above = reader.op("less", bound, z)
@@ -135,7 +135,7 @@ def _of_one(reader: GraphReader, x: Any, z: Any, bound: float, instead: float) -
 
 @rule("fake_quantize_per_tensor_affine", "fake_quantize_per_tensor_affine.tensor_qparams")
 def fake_quantized(reader: GraphReader, x: View, scale: Any, zero: Any, low: int, high: int) -> View:
-    """The nearest of the numbers that codes stand for; the gradient passes where a code is within its bounds."""
+    """Record the nearest of the numbers that codes represent; the gradient passes where a code is in range."""
     code = reader.add(rounded(reader, _exact_ratio(reader, x, scale)), zero)
     code = reader.op("stop_gradient", code)
     kept = clamped(reader, code, float(low), float(high))
@@ -186,5 +186,5 @@ def logaddexp2(reader: GraphReader, x: View, z: View) -> View:
     "randint_like",
 )
 def made_like(reader: GraphReader, *_: Any, **__: Any) -> Any:
-    """It has the shape of a value and none of its numbers."""
+    """Return a tensor with the shape of a value and other numbers."""
     return GivenTensor(reader.node)

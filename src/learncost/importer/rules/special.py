@@ -1,4 +1,4 @@
-"""Functions of mathematics in lines: inverse ones of angles, the gamma function's, that of the error function."""
+"""Special functions in lines: inverse trigonometric functions, the gamma function, the error function."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ def acos(reader: GraphReader, x: View) -> View:
 
 
 def _across(reader: GraphReader, x: View) -> View:
-    """The root of 1 - x^2, by factors, of which none loses digits."""
+    """Record the root of 1 - x^2, by factors, without loss of digits."""
     factors = reader.multiply(reader.add(1.0, x, signs=[1, -1]), reader.add(x, 1.0))
     return reader.op("sqrt", factors)
 
 
 STEPS = 7
-"""So many places before a series is taken: from there on seven terms of it are right to the last digit."""
+"""The argument is shifted this many steps before the series is evaluated: from there on seven terms are exact in
+float64.
+"""
 
 
 @rule("lgamma")
 def lgamma(reader: GraphReader, x: View) -> View:
-    """log |Gamma(x)|: Stirling's series, Abramowitz & Stegun 6.1.41; below 1/2 by reflection, 6.1.17."""
+    """Record log |Gamma(x)|: Stirling's series, Abramowitz & Stegun 6.1.41; below 1/2 by reflection, 6.1.17."""
     below, z, turned = _reflected(reader, x)
     near, first, far = _stepped(reader, z)
     middle, pairs = _factors(reader, first)
@@ -57,7 +59,7 @@ def lgamma(reader: GraphReader, x: View) -> View:
 
 @rule("digamma")
 def digamma(reader: GraphReader, x: View) -> View:
-    """The slope of log Gamma(x): Abramowitz & Stegun 6.3.18; below 1/2 by reflection, 6.3.7."""
+    """Record the derivative of log Gamma(x): Abramowitz & Stegun 6.3.18; below 1/2 by reflection, 6.3.7."""
     below, z, turned = _reflected(reader, x)
     near, first, far = _stepped(reader, z)
     middle, pairs = _factors(reader, first)
@@ -76,7 +78,7 @@ def digamma(reader: GraphReader, x: View) -> View:
 
 
 def _reflected(reader: GraphReader, x: View) -> tuple[View, View, View]:
-    """Whether x is below 1/2; 1 - x there, else x; and what is left of x beyond whole numbers there, else 1/2."""
+    """Return whether x is below 1/2; 1 - x there, otherwise x; and the fraction of x there, otherwise 1/2."""
     below = reader.op("less", x, 0.5)
     beyond = reader.add(x, reader.op("floor", x), signs=[1, -1])
     turned = reader.op("select", below, beyond, 0.5)
@@ -84,20 +86,20 @@ def _reflected(reader: GraphReader, x: View) -> tuple[View, View, View]:
 
 
 def _stepped(reader: GraphReader, z: View) -> tuple[View, View, View]:
-    """Whether z is below where a series is taken; z there, else 1; and z, or the place so many steps behind it."""
+    """Return whether z is below the start of the series; z there, otherwise 1; and z, or the shifted z."""
     near = reader.op("less", z, float(STEPS))
     far = reader.op("select", near, reader.add(z, float(STEPS)), z)
     return near, reader.op("select", near, z, 1.0), far
 
 
 def _factors(reader: GraphReader, z: View) -> tuple[View, list[View]]:
-    """z + 3, and of the others of z to z + 6 the products of two that are as far from it."""
+    """Return z + 3, and the products of pairs of z to z + 6 with equal distance from it."""
     pair = reader.multiply(z, reader.add(z, 6.0))
     return reader.add(z, 3.0), [pair, reader.add(pair, 5.0), reader.add(pair, 8.0)]
 
 
 def _series(reader: GraphReader, share: View, divisors: tuple[float, ...]) -> View:
-    """The sum of the even powers of a share from 0 on, each over its divisor."""
+    """Record the sum of even powers from 0 on, each over its divisor."""
     square = reader.multiply(share, share)
     *rest, last = divisors
     total = reader.add(reader.multiply(square, 1 / last), 1 / rest.pop())
@@ -108,7 +110,9 @@ def _series(reader: GraphReader, share: View, divisors: tuple[float, ...]) -> Vi
 
 @rule("erfinv")
 def erfinv(reader: GraphReader, x: View) -> View:
-    """Winitzki's approximation, two steps of Halley's, and one of Newton's, whose slope is that of the result."""
+    """Record Winitzki's approximation, two steps of Halley's method, and one of Newton's, whose gradient is that of the
+    result.
+    """
     given = reader.op("stop_gradient", x)
     share = 0.147
     height = reader.op("log1p", reader.multiply(reader.multiply(given, given), -1.0))
@@ -123,6 +127,6 @@ def erfinv(reader: GraphReader, x: View) -> View:
 
 
 def _newton(reader: GraphReader, y: View, x: View) -> View:
-    """How far y is from where erf(y) = x, along its tangent."""
+    """Record the distance of y from the root of erf(y) = x, along the tangent."""
     slope = reader.multiply(reader.op("exp", reader.multiply(y, y)), math.sqrt(math.pi) / 2)
     return reader.multiply(reader.add(reader.op("erf", y), x, signs=[1, -1]), slope)

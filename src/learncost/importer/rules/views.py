@@ -1,4 +1,4 @@
-"""Operators that only look at a value otherwise: no lines."""
+"""Operators that only change a shape and need no lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sizes(values: Sequence[Any]) -> list[Size]:
 
 
 def reshaped(reader: GraphReader, view: View, shape: Sequence[Size]) -> View:
-    """A view under another shape; what cannot be divided so is written in an array of its own first."""
+    """Return a view under another shape, of a copy if its axes cannot be split so."""
     try:
         return view.reshaped(shape)
     except ApartError:
@@ -32,7 +32,9 @@ def reshaped(reader: GraphReader, view: View, shape: Sequence[Size]) -> View:
 
 
 def regrouped_to(reader: GraphReader, view: View, shape: Sequence[Size]) -> View:
-    """Without common parts: all in one axis first, then that axis in the parts of the new shape."""
+    """Return a copy for a shape without common factors: all dimensions become one axis, which is split into the new
+    shape.
+    """
     view = view.fresh()
     slots = [slot for row in view.dims for slot in row]
     view = reader.recorder.whole_spread(view, range(len(view.dims)))
@@ -108,7 +110,7 @@ def _same(reader: GraphReader, x: View, *_: Any, **__: Any) -> Any:
 
 
 def _whole(reader: GraphReader, x: View) -> Any:
-    """A value without its fraction, or whether it is not zero."""
+    """Return a value truncated to an integer, or converted to a boolean."""
     import torch
 
     from learncost.importer.rules.elementwise import ne
@@ -174,7 +176,7 @@ def _repeat(reader: GraphReader, x: View, repeats: Sequence[Any]) -> View:
 def _repeat_interleave(reader: GraphReader, x: View, count: int, dim: int | None = None, **_: Any) -> View:
     if dim is None:
         x, dim = reshaped(reader, x, [product(x.shape)]), 0
-    if equal(size_of(count), 1):  # an axis of one place is none
+    if equal(size_of(count), 1):  # an axis of size one is dropped
         return x
     rows = list(x.dims)
     slot = ViewAxis(AxisClass(size_of(count)))
@@ -185,7 +187,9 @@ def _repeat_interleave(reader: GraphReader, x: View, count: int, dim: int | None
 def narrowed(
     reader: GraphReader, view: View, dim: int, start: Size, size: Size, step: int = 1, parts: bool = True
 ) -> View:
-    """A dimension from a place on: `size` places, a step apart. It is a place of parts where they divide so."""
+    """Return a slice of a dimension: `size` elements from a start, with a step. It selects a part of a split axis if
+    the sizes divide.
+    """
     view = view.fresh()
     dim %= len(view.dims)
     total = view.shape[dim]
@@ -193,7 +197,7 @@ def narrowed(
         return view
     row = view.dims[dim]
     if equal(size, 0) or not row:
-        raise reader.refusal("a slice of no places")
+        raise reader.refusal("an empty slice")
     if step == 1 and parts and (short := _of_parts(view, dim, start, size)) is not None:
         return short
     if row and all(slot in view.spread for slot in row):
@@ -211,7 +215,9 @@ def narrowed(
 
 
 def _of_parts(view: View, dim: int, start: Size, size: Size) -> View | None:
-    """The slice as one part of a split axis: a third of three heads' rows. None where it is none."""
+    """Return the slice as one part of a split axis, such as a third of fused query, key and value rows; None if it is
+    not one.
+    """
     row = view.dims[dim]
     total = product([slot.axis.root.size for slot in row])
     if not row or quotient(total, size) is None or quotient(start, size) is None:
@@ -234,7 +240,7 @@ def _of_parts(view: View, dim: int, start: Size, size: Size) -> View | None:
 
 
 def merged(reader: GraphReader, view: View, dim: int) -> View:
-    """The same values with a dimension that is one axis."""
+    """Return the same values with a dimension that is one axis."""
     return reader.recorder.merged(view, dim)
 
 
@@ -248,8 +254,8 @@ def _select(reader: GraphReader, x: View, dim: int, place: Any) -> View:
 
 
 def _from_front(value: Any, total: Size) -> Size:
-    """A place that may be counted from the end of an axis; where symbols cannot tell, as in the example, to which the
-    graph holds.
+    """Convert an index that may count from the end; if symbols cannot decide, as in the example, which the graph
+    guards.
     """
     at = size_of(value)
     if isinstance(at, int):
@@ -261,7 +267,7 @@ def _from_front(value: Any, total: Size) -> Size:
 
 
 def bound(value: Any, total: Size, default: Size) -> Size:
-    """A bound of a slice as a place from the front, inside of the axis."""
+    """Convert a bound of a slice to an index from the front, clamped to the axis."""
     if value is None:
         return default
     at = _from_front(value, total)
@@ -279,7 +285,7 @@ def _slice(reader: GraphReader, x: View, dim: int = 0, start: Any = None, stop: 
     dim %= len(x.dims)
     total = x.shape[dim]
     shape = list(shape_of(reader.node))
-    if equal(shape[dim], 0):  # there is nothing of it to read
+    if equal(shape[dim], 0):  # nothing of it is read
         return GivenTensor(reader.node)
     return narrowed(reader, x, dim, bound(start, total, 0), shape[dim], step)
 
@@ -334,7 +340,7 @@ def _flip(reader: GraphReader, x: View, dims: Sequence[int]) -> View:
 def _unfold(reader: GraphReader, x: View, dim: int, size: int, step: int) -> View:
     dim %= len(x.dims)
     shape = list(shape_of(reader.node))
-    if not x.dims[dim]:  # a window of one place over one place
+    if not x.dims[dim]:  # a window of one element over one element
         return x.with_dims([*x.dims, ()])
     x = merged(reader, x, dim)
     slot = x.dims[dim][0]

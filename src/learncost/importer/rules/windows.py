@@ -1,4 +1,4 @@
-"""Convolutions and pools: reads at places that positions and windows give."""
+"""Convolutions and pooling: indexed reads by positions and window offsets."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from learncost.importer.unit_dims import along, at_its_place, matrix_product, wr
 from learncost.importer.views import AxisIndex, View, ViewAxis
 
 SIDES = {1: "x", 2: "yx", 3: "zyx"}
-"""What the sides of signals, images and volumes are called."""
+"""The names of the spatial dimensions of signals, images and volumes."""
 
 WINDOWS = {1: "u", 2: "uw", 3: "uwj"}
 
 
 def several(value: Any, count: int) -> list[Any]:
-    """A number for each side, one for all where only one is given."""
+    """Return a number for each side, repeated if only one is given."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     return values * count if len(values) == 1 else values
 
@@ -43,14 +43,14 @@ def windowed(
     dilations: Sequence[int],
     windows: Sequence[ViewAxis] = (),
 ) -> tuple[View, list[tuple[ViewAxis, ...]]]:
-    """The view with each side, from dimension `first` on, read at `stride i + dilation u - padding`.
+    """Return the view with each side, from dimension `first` on, read at `stride i + dilation u - padding`.
 
-    Its sides become the positions of the windows; the second result is the row of slots of each window's side.
+    Its sides become the window positions; the second result has the slots of each window's side.
     """
     rows_of_windows: list[tuple[ViewAxis, ...]] = []
-    for dim in range(first, first + len(outs)):  # all sides first: what is written anew has no windows yet
+    for dim in range(first, first + len(outs)):  # all sides first: a copy has no windows yet
         x = merged(reader, x, dim)
-        if not x.dims[dim]:  # a side of one place, of which a window may take more
+        if not x.dims[dim]:  # a side of size one, of which a window may read more
             x = written(reader.recorder, x, dim, "x")
         place = dim - first
         if paddings[place] or not _inside(x.shape[dim], outs[place], sizes[place], strides[place], dilations[place]):
@@ -77,13 +77,13 @@ def windowed(
 
 
 def _inside(side: Size, out: Size, size: int, stride: int, dilation: int) -> bool:
-    """Whether all windows are known to end inside of a side."""
+    """Return whether all windows are known to be inside the side."""
     last = (out - 1) * stride + (size - 1) * dilation
     return last < side if isinstance(last, int) and isinstance(side, int) else equal(last, side - 1)
 
 
 def _in_groups(reader: GraphReader, x: View, weight: View, groups: int) -> tuple[View, View]:
-    """The channels of a convolution's operands in groups."""
+    """Return a convolution's operands with their channels in groups."""
     if groups == 1:
         return x, weight
     x = reshaped(reader, x, [x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]])
@@ -91,12 +91,12 @@ def _in_groups(reader: GraphReader, x: View, weight: View, groups: int) -> tuple
 
 
 def _depthwise(weight: View, groups: int) -> bool:
-    """Whether each group has one channel in and one out, so that its weight, in groups, is no matrix."""
+    """Return whether each group has one channel in and one out, so that its weight, in groups, is not a matrix."""
     return groups > 1 and all(equal(size, 1) for size in weight.shape[1:3])
 
 
 def _joined_groups(reader: GraphReader, result: View, bias: Any, groups: int, unbatched: bool) -> View:
-    """What a convolution gives: groups as channels again, the bias added, without the batch that was not there."""
+    """Return the result of a convolution with groups merged to channels, bias added, and without an added batch."""
     if groups > 1:
         result = reshaped(reader, result, [result.shape[0], result.shape[1] * result.shape[2], *result.shape[3:]])
     result = scaled(reader, result, None, channels(bias, reader, len(result.dims)))
@@ -182,14 +182,16 @@ def transposed_convolution(
     groups: int,
     dilation: Any,
 ) -> View:
-    """Each place adds its window, written on the left: y = stride i + dilation u - padding."""
+    """Record a transposed convolution: each input element adds a window, written at y = stride i + dilation u -
+    padding.
+    """
     from learncost.importer.equations import Equation, NamedView
 
     count = len(weight.dims) - 2
     unbatched = len(x.dims) == count + 1
     if unbatched:
         x = x.with_dims([(), *x.dims])
-    for place in range(2, count + 2):  # of a side that is read as several axes one is made: it is written along
+    for place in range(2, count + 2):  # a side that is several axes becomes one: it is written along it
         x, weight = (each if len(each.dims[place]) < 2 else merged(reader, each, place) for each in (x, weight))
     called(x, "c", *SIDES[count])
     called(weight, "c", "e", *WINDOWS[count])
@@ -224,7 +226,7 @@ def transposed_convolution(
         read_index.append(slot)
         rows.append((slot,))
     if plain.spread:
-        raise reader.refusal("a transposed convolution of what is only spread")
+        raise reader.refusal("a transposed convolution of a broadcast value")
     stored = recorder.stored(axes)
     left = View(stored, tuple(index), plain.dims)
     recorder.add(Equation("product", (NamedView(left, ("B", *group, "e", *sides, *windows)),), tuple(reads)))
@@ -259,7 +261,7 @@ def max_pool(
     dilation: Any = 1,
     ceil: bool = False,
 ) -> Any:
-    """The largest of each window; beyond the border there is minus infinity."""
+    """Record the maximum of each window; the padding is minus infinity."""
     count = int(reader.recorder.operator[8])
     value = reader.node.meta["val"]
     with_indices = isinstance(value, tuple | list)
@@ -303,7 +305,7 @@ def avg_pool(
     view = view.with_dims([*view.dims, *rows])
     along = range(first + count, len(view.dims))
     if divisor is None and ((any(paddings) and not with_border) or not inside):
-        # Each window is divided by the places of it that lie inside, which are counted outside of the table's step.
+        # Each window is divided by its number of elements inside, which is counted outside of the table's step.
         total = summed(reader, view, along)
         return reader.multiply(total, _inside_shares(reader, x, first, outs, sizes, strides, paddings, with_border))
     return summed(reader, view, along, NumberOperand(1.0 / (divisor or product(sizes))))
@@ -319,7 +321,7 @@ def _inside_shares(
     paddings: Sequence[int],
     with_border: bool,
 ) -> View:
-    """One over the places of each window that lie inside, as the pool of ones gives it: side by side a product."""
+    """Return one over the number of elements of each window inside the input, as a product over the sides."""
     shares: View | None = None
     for place, out in enumerate(outs):
         border = paddings[place] if with_border else 0
@@ -335,7 +337,9 @@ def _inside_shares(
 
 
 def _inside_share(size: int, stride: int, padding: int, border: int, side: int, out: int) -> list[float]:
-    """One over the places of each of `out` windows of a side that lie inside, those of a border among them."""
+    """Return one over the number of elements inside for each of `out` windows of a side, counting the padding if it
+    counts.
+    """
     starts = [i * stride - padding for i in range(out)]
     return [1.0 / (min(start + size, side + border) - max(start, -border)) for start in starts]
 
@@ -353,7 +357,7 @@ def adaptive_max_pool(reader: GraphReader, x: View, sizes: Any) -> list[Any]:
 
 
 def _adaptive(reader: GraphReader, x: View, sizes: Any, how: str) -> View:
-    """Windows that part each side: along those that they part evenly at once, then side by side along the others."""
+    """Record adaptive pooling: along evenly divisible sides at once, then side by side along the others."""
     from learncost.importer.rules.reductions import extreme, mean_of
 
     outs = [size_of(size) for size in (sizes if isinstance(sizes, list) else [sizes])]
@@ -363,7 +367,7 @@ def _adaptive(reader: GraphReader, x: View, sizes: Any, how: str) -> View:
     for dim, out in enumerate(outs, first):
         side = x.shape[dim]
         if not equal(out, 1) and not isinstance(side, int):
-            raise reader.refusal("an adaptive pool of a side without a fixed size")
+            raise reader.refusal("adaptive pooling of a side of symbolic size")
         if not equal(out, 1) and side % out:
             uneven.append(dim)
             shape.append(side)
@@ -379,14 +383,14 @@ def _adaptive(reader: GraphReader, x: View, sizes: Any, how: str) -> View:
 
 
 def _windows_of(side: int, out: int) -> list[range]:
-    """The places of each of the windows that part a side: they begin rounded down, end rounded up, and may overlap."""
+    """Return the windows of adaptive pooling: their starts are rounded down, their ends up, and they may overlap."""
     return [range(i * side // out, -(-(i + 1) * side // out)) for i in range(out)]
 
 
 def _mean_uneven(reader: GraphReader, x: View, dim: int, out: int) -> View:
-    """Equal shares of the places of each window, which are not as many in each."""
+    """Record the mean of windows of different lengths."""
     side = size_of(x.shape[dim])
-    if side == 1:  # each window has the only place
+    if side == 1:  # each window has the only element
         return x.expanded([*x.shape[:dim], out, *x.shape[dim + 1 :]])
     rows = [dict.fromkeys(window, 1.0 / len(window)) for window in _windows_of(side, out)]
     most = max(map(len, rows))
@@ -394,7 +398,7 @@ def _mean_uneven(reader: GraphReader, x: View, dim: int, out: int) -> View:
 
 
 def _largest_uneven(reader: GraphReader, x: View, dim: int, out: int) -> View:
-    """The largest of each window, window by window."""
+    """Record the maximum of windows of different lengths."""
     from learncost.importer.rules.movement import joined
     from learncost.importer.rules.reductions import extreme
     from learncost.importer.rules.views import narrowed

@@ -1,4 +1,4 @@
-"""Runs a module's training step on tensors without values, and takes down what PyTorch's allocator would hand out."""
+"""Run a module's training step on tensors without values, and record the allocations of PyTorch's allocator."""
 
 from learncost.importer.running.stepping import ModuleStepping
 

@@ -1,9 +1,9 @@
-"""Takes down what operators take while they run on tensors without values, and what is given back.
+"""Record allocations and frees of operators that run on tensors without values.
 
-PyTorch runs the step itself, with its own autograd: what is kept for the backward pass, which views share memory, and
-when a name of Python lets go of a tensor need not be told. Three things are otherwise than in a run with values, and
-are set right here: gradients that meet, and zeros that are filled, are made anew, where a run adds in place; what a
-kernel takes for itself is not seen (`kernels`); integers and booleans would have no values, so they are computed.
+PyTorch runs the step with its own autograd, which decides what is saved for the backward pass, which views share
+memory, and when a Python name releases a tensor. Three things differ from a run with values and are corrected here:
+accumulated gradients and filled zeros are allocated anew, where a run adds in place; workspace of kernels is not seen
+(`kernels`); integers and booleans would have no values, so they are computed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from learncost.importer.running.kernels import buffers, packed, results
 from learncost.program.autograd.state import RunUsage
 
 MOST = 2**22
-"""Elements of a tensor that is computed."""
+"""The most elements of a tensor that is computed."""
 _VALUE = "_learncost_value"
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, every new memory of a tensor is a room of the account, until nothing refers to it.
+    """A dispatch mode that records every new tensor storage as an allocation, until nothing refers to it.
 
-    path  of the module that runs forward
-    made  what is being made before the step, where there is such a thing
+    path  of the module whose forward runs
+    made  the label of tensors that are made before the step, if any
     """
 
     def __init__(self, running: RunUsage) -> None:
@@ -42,7 +42,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._paths: dict[int, str] = {}
 
     def take(self, tensor: torch.Tensor, label: str) -> None:
-        """The memory of a tensor, if it is new."""
+        """Record the memory of a tensor, if it is new."""
         memory = tensor.untyped_storage()
         key = memory._cdata
         if key in self._there:
@@ -59,13 +59,14 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         account.take(key, size)
 
     def call_gradients(self, tensors: Iterator[torch.Tensor]) -> None:
-        """Say that these are the gradients of weights."""
+        """Label these tensors as the gradients of weights."""
         for tensor in tensors:
             self.running.account.log.call(tensor.untyped_storage()._cdata, "gradients")
 
     def settle(self) -> None:
-        """What gradients that met are now, or what filled zeros are, is taken after these have gone, in whose place it
-        stands in a run; where somebody else has them, they have not gone."""
+        """Record accumulated gradients and filled zeros after their operands are freed, whose memory they reuse in a
+        run; if other references to the operands exist, they are not freed.
+        """
         for met, label in self._met:
             if (there := met()) is not None:
                 self.take(there, label)
@@ -95,16 +96,16 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _meets(func: Any, args: Any) -> bool:
-        """Whether gradients meet, and the engine adds the second to the first in place."""
+        """Return whether the engine accumulates two gradients, adding the second to the first in place."""
         return func is torch.ops.aten.add.Tensor and _in_place(args[0])
 
     def _fills(self, args: Any) -> bool:
-        """Whether a formula fills zeros that it has made for it: in a run in place (`FunctionsManual.cpp`)."""
+        """Return whether a formula fills zeros that it allocated, which a run does in place (`FunctionsManual.cpp`)."""
         first = args[0] if args else None
         return isinstance(first, torch.Tensor) and first.untyped_storage()._cdata in self._zeros
 
     def _buffered(self, func: Any, args: Any, kwargs: Any, result: Any, label: str) -> None:
-        """What the kernel for a processor takes for itself while it runs."""
+        """Record the workspace of a CPU kernel while it runs."""
         if self.running.device != "cpu":
             return
         if size := packed(func, args, result):
@@ -114,7 +115,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.running.account.buffer(size)
 
     def _label(self, func: Any, node: Any) -> str:
-        """What runs: an operator of a module, or the gradients of one."""
+        """Return the label of an operation: an operator of a module, or its gradients."""
         if self.made:
             return self.made
         name = str(func).split(".")[1].strip("_")
@@ -126,19 +127,20 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def starred(path: str) -> str:
-    """A module's path, with the number of a block left open: blocks.*.norm."""
+    """Return a module's path with the number of a block as a wildcard: blocks.*.norm."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 
 def knows(tensor: Any, value: torch.Tensor) -> None:
-    """Say what a tensor without values holds."""
+    """Attach the known values to a tensor without values."""
     setattr(tensor, _VALUE, value)
 
 
 def _in_place(gradient: Any) -> bool:
-    """Whether the engine may add to a gradient (`input_buffer.cpp`): it lies in memory without gaps that no other has.
+    """Return whether the engine may add to a gradient in place (`input_buffer.cpp`): it must be contiguous and not
+    shared.
 
-    That of a view, as of a weight that is transposed where it is read, what it is a view of has.
+    A view, as of a weight that is transposed for a read, shares the memory of its base.
     """
     if not isinstance(gradient, torch.Tensor) or gradient._is_view():
         return False
@@ -146,13 +148,13 @@ def _in_place(gradient: Any) -> bool:
 
 
 def _known(tensor: Any) -> torch.Tensor | None:
-    """What a tensor holds, where that is known: one that was made of numbers of Python has its values."""
+    """Return the values of a tensor, if known: a tensor made of Python numbers has its values."""
     value: torch.Tensor | None = getattr(tensor, _VALUE, None if isinstance(tensor, FakeTensor) else tensor)
     return value
 
 
 def _answered(func: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any] | None:
-    """What Python asks of a tensor whose values are known."""
+    """Return the answer to a query by Python for values that are known."""
     if func is torch.ops.aten._local_scalar_dense.default and (value := _known(args[0])) is not None:
         with torch.utils._python_dispatch._disable_current_modes():
             return (value.item(),)
@@ -160,7 +162,7 @@ def _answered(func: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any] | N
 
 
 def _compute(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-    """Compute an operator on operands whose values are all known, so that its results are known too."""
+    """Compute an operator whose operands all have known values, so that its results are known too."""
     results = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
     operands = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     known = [_known(each) for each in operands]
@@ -183,7 +185,7 @@ def _compute(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> No
 
 
 def _forget(func: Any, operands: list[torch.Tensor]) -> None:
-    """What an operator writes to is not known any more."""
+    """Mark the values of tensors that an operator writes to as unknown."""
     if func._schema.is_mutable:
         for each in operands:
             if hasattr(each, _VALUE):

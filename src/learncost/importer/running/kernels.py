@@ -1,6 +1,6 @@
-"""What kernels for processors take for themselves while they run, by the operator: PyTorch 2.13.
+"""Workspace of CPU kernels by operator, in PyTorch 2.13.
 
-A row is a function of what the operator is given and of what it returns. Buffers of products' libraries are not here.
+Each row is a function of the operator's arguments and results. Buffers of matrix-product libraries are not included.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ INTEGER = 8
 
 
 def _made_twice(gradient: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`Normalization.cpp`: where the gradient lies as the operand does, the result is made twice, and written once."""
+    """`Normalization.cpp`: if the gradient has the operand's strides, the result is allocated twice, and written
+    once.
+    """
     formats = [torch.contiguous_format, *([torch.channels_last] if x.dim() == 4 else [])]
     identical = any(all(each.is_contiguous(memory_format=laid) for each in (gradient, x)) for laid in formats)
     return x.nbytes if identical else 0
 
 
 def _outer(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *expanded: Sequence[int], **_: Any) -> int:
-    """`Linear.cpp`: `_trilinear`, of `nn.Bilinear`, makes the product of two factors for every turn over the third."""
+    """`Linear.cpp`: `_trilinear`, of `nn.Bilinear`, materializes the product of two factors in every iteration over the
+    third.
+    """
     first, second, third, summed = expanded[:4]
     sizes: list[list[int]] = [[*each.shape] for each in (x, y)]
     for shape, places in zip(sizes, (first, second), strict=True):
@@ -41,32 +45,32 @@ def _outer(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *expanded: Sequenc
 
 
 def _resized(x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`Im2Col.cpp`: the result is made as large as the operand first."""
+    """`Im2Col.cpp`: the result is first resized to the operand's size."""
     return x.nbytes
 
 
 def _laid_out(x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`Col2Im.cpp`: what does not lie in its order is copied."""
+    """`Col2Im.cpp`: an operand that is not contiguous is copied."""
     return 0 if x.is_contiguous() else x.nbytes
 
 
 def _one_side(x: torch.Tensor, size: Sequence[int], *_: Any, **__: Any) -> int:
-    """`UpSampleKernel.cpp`: of what is smoothed along one dimension after the other, the rows in between."""
+    """`UpSampleKernel.cpp`: antialiasing goes dimension by dimension, with the rows in between as a buffer."""
     return x.numel() // x.shape[-1] * size[-1] * x.element_size()
 
 
 def _turned(x: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> int:
-    """`Sorting.cpp`: the median along another dimension than the last is one of a copy."""
+    """`Sorting.cpp`: the median along another dimension than the last is that of a copy."""
     return 0 if dim is None or dim % x.dim() == x.dim() - 1 else x.nbytes
 
 
 def _sorted(x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`Sorting.cpp`: `kthvalue` sorts a copy, and the places in it."""
+    """`Sorting.cpp`: `kthvalue` sorts a copy of the values, and one of the indices."""
     return x.numel() * (x.element_size() + INTEGER)
 
 
 NONE, MEAN = 0, 1
-"""How operators call that losses stay as they are, and that their mean is taken (`Reduction.h`)."""
+"""The numbers of the reductions none and mean (`Reduction.h`)."""
 
 Row = Callable[..., int]
 
@@ -75,27 +79,27 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 def _in_float(x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`ReduceOps.cpp`: the mean of bf16 and fp16 is one of a copy in float."""
+    """`ReduceOps.cpp`: the mean of bf16 and fp16 is that of a copy in float."""
     return x.numel() * FLOAT if x.dtype in NARROW else 0
 
 
 def _scattered_in_float(x: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`ScatterGatherKernel.cpp`: what is scattered into bf16 and fp16 is put there in float."""
+    """`ScatterGatherKernel.cpp`: a scatter into bf16 and fp16 uses a copy in float."""
     return _in_float(x)
 
 
 def _gathered_in_float(x: torch.Tensor, _dim: int, places: torch.Tensor, **_: Any) -> int:
-    """`ScatterGatherKernel.cpp`: what is gathered of bf16 and fp16 is put there in float."""
+    """`ScatterGatherKernel.cpp`: a gather of bf16 and fp16 uses a copy in float."""
     return places.numel() * FLOAT if x.dtype in NARROW else 0
 
 
 def _losses(x: torch.Tensor, z: torch.Tensor) -> int:
-    """How many losses there are, of pairs that are spread over each other."""
+    """Return the number of losses of pairs that are broadcast against each other."""
     return prod(broadcast_shapes(x.shape, z.shape))
 
 
 def _bytes_of_mean(x: torch.Tensor, z: torch.Tensor, reduction: int) -> int:
-    """`apply_loss_reduction` (`Loss.cpp`): a mean of losses, of bf16 and fp16 one of a copy in float."""
+    """`apply_loss_reduction` (`Loss.cpp`): a mean of losses; for bf16 and fp16 it is that of a copy in float."""
     return _losses(x, z) * FLOAT if reduction == MEAN and x.dtype in NARROW else 0
 
 
@@ -105,19 +109,19 @@ def _once(x: torch.Tensor, z: torch.Tensor, reduction: int = MEAN, *_: Any, **__
 
 
 def _in_result(x: torch.Tensor, z: torch.Tensor, *more: Any, reduction: int = MEAN, **_: Any) -> int:
-    """`Loss.cpp`: losses are in the result's place, and their mean is made of them."""
+    """`Loss.cpp`: losses are written into the result, and their mean is made of them."""
     return _bytes_of_mean(x, z, more[-1] if more else reduction)
 
 
 def _with_log_sigmoid(
     x: torch.Tensor, z: torch.Tensor, weight: Any = None, pos_weight: Any = None, reduction: int = MEAN
 ) -> int:
-    """`binary_cross_entropy_with_logits`: log_sigmoid, its buffer, and in the place of that the losses."""
+    """`binary_cross_entropy_with_logits`: log_sigmoid and its buffer, whose memory the losses then use."""
     return 2 * _losses(x, z) * x.element_size() + _bytes_of_mean(x, z, reduction)
 
 
 def _twice_more(gradient: torch.Tensor, x: torch.Tensor, z: torch.Tensor, *_: Any, **__: Any) -> int:
-    """`soft_margin_loss_backward`: -z, and x times that, while the exponential of this is made."""
+    """`soft_margin_loss_backward`: -z, and x times that, while the exponential of this is computed."""
     return 2 * _losses(x, z) * x.element_size()
 
 
@@ -147,7 +151,7 @@ KERNELS: Mapping[str, Row] = {
 
 
 def _workspace(func: Any, args: Any, result: Any) -> Any:
-    """oneDNN's recurrent layers keep a workspace whose size it alone knows: it is asked by running one on zeros."""
+    """oneDNN's recurrent layers keep a workspace of unpublished size: it is measured by running one on zeros."""
     if not result[3].numel():
         with torch.utils._python_dispatch._disable_current_modes():
             zeros = tree_map_only(torch.Tensor, lambda each: torch.zeros(each.shape, dtype=each.dtype), args)
@@ -157,12 +161,14 @@ def _workspace(func: Any, args: Any, result: Any) -> Any:
 
 
 def _in_all_their_room(func: Any, args: Any, result: Any) -> Any:
-    """A loss that is written where the losses of all pairs were, and keeps that memory (`resize_` frees none)."""
+    """A loss that is written into the memory of the losses of all pairs, and keeps that memory (`resize_` frees
+    none).
+    """
     return result.new_empty(_losses(args[0], args[1])).as_strided((), ()) if not result.dim() else result
 
 
 def _in_the_room_of_its_operand(func: Any, args: Any, result: Any) -> Any:
-    """`Col2Im.cpp`: what is folded is made as large as its columns, and keeps that memory."""
+    """`Col2Im.cpp`: the folded result is allocated with the size of its columns, and keeps that memory."""
     allocation = max(args[0].numel(), result.numel())
     return result.new_empty(allocation).as_strided(result.shape, result.stride())
 
@@ -179,7 +185,7 @@ RESULTS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
 
 
 def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
-    """A product of groups, which takes bf16 alone where there are no values, and every type in a run."""
+    """A grouped product, which accepts only bf16 without values, and every type in a run."""
     narrow = [
         each.new_empty(each.shape, dtype=torch.bfloat16).as_strided(each.shape, each.stride()) for each in args[:2]
     ]
@@ -189,18 +195,18 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
 INSTEAD: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     "aten::_grouped_mm": _grouped,
 }
-"""Operators that refuse tensors without values which they take in a run."""
+"""Replacements of operators that refuse tensors without values and accept them in a run."""
 
 
 def results(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """What an operator returns, as large as in a run."""
+    """Return the results of an operator, as large as in a run."""
     instead, row = INSTEAD.get(func._schema.name), RESULTS.get(func._schema.name)
     result = instead(func, args, kwargs) if instead else func(*args, **kwargs)
     return row(func, args, result) if row else result
 
 
 def buffers(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> int:
-    """Bytes that an operator takes beside its results, and gives back."""
+    """Return the bytes of workspace that an operator allocates besides its results, and frees."""
     if row := KERNELS.get(func._schema.name):
         return row(*args, **kwargs)
     return _in_one_type(func, args, result) if isinstance(result, torch.Tensor) else 0
@@ -216,8 +222,10 @@ BLOCK = 16
 
 
 def packed(func: Any, args: Any, result: Any) -> int:
-    """Bytes that a library of products takes at most from the allocator while it runs: one packed copy of every operand
-    and one of the result in float, in which products are summed; channels of convolutions padded to whole blocks."""
+    """Return an upper bound of the bytes that a matrix-product library allocates while it runs: one packed copy of
+    every operand and one of the result in float, in which products are summed; channels of convolutions padded to whole
+    blocks.
+    """
     name = func._schema.name
     if not PRODUCTS.fullmatch(name):
         return 0
@@ -234,11 +242,11 @@ def packed(func: Any, args: Any, result: Any) -> int:
 
 SUMS = ("aten::sum", "aten::nansum", "aten::prod")
 MIXED = ("aten::clone", "aten::masked_fill", "aten::masked_fill_", "aten::native_dropout_backward")
-"""Operators by elements whose kernels take operands of several types."""
+"""Elementwise operators whose kernels take operands of several types."""
 
 
 def _in_one_type(func: Any, args: Any, result: torch.Tensor) -> int:
-    """`TensorIterator.cpp`: what is of another type than an operator computes in is copied into that."""
+    """`TensorIterator.cpp`: operands of another type than the computation are copied to it."""
     name = func._schema.name
     if name in SUMS:
         return args[0].numel() * result.element_size() if args[0].dtype != result.dtype else 0

@@ -1,4 +1,4 @@
-"""A module's step, forward and back, on tensors without values."""
+"""A module's forward and backward pass on tensors without values."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "floa
 
 @dataclass(frozen=True)
 class ModuleStepping:
-    """The steps of a module.
+    """The training steps of a module.
 
-    module  builds it, or has it
+    module  the module, or a function that builds it
     inputs  example values by name, at sizes by letter
     """
 
@@ -31,7 +31,7 @@ class ModuleStepping:
     inputs: Callable[[Mapping[str, int]], Mapping[str, Any]]
 
     def __call__(self, sizes: Mapping[str, int], values: str, running: RunUsage) -> None:
-        """Run one step forward and back. Raises `InputError` where that needs values."""
+        """Run one forward and backward pass. Raises `InputError` if that needs values."""
         with _in_one_line():
             self._run(sizes, values, running)
 
@@ -70,7 +70,9 @@ class ModuleStepping:
 
 
 def _let_go(module: Any, counting: Any) -> list[Any]:
-    """Let go of a gradient once it is there, as an optimizer in the backward pass does; the weights that had one."""
+    """Free each gradient as soon as it is complete, as an optimizer in the backward pass does; return the weights that
+    had one.
+    """
     learned: list[Any] = []
 
     def step(weight: Any) -> None:
@@ -87,24 +89,24 @@ def _let_go(module: Any, counting: Any) -> list[Any]:
 
 @contextmanager
 def _in_one_line() -> Iterator[None]:
-    """What a module raises without values, in one line; what is printed and logged about it is not shown."""
+    """Report errors of a module without values in one line; its prints and logs are suppressed."""
     try:
         with silenced():
             yield
     except InputError:
         raise
-    except Exception as error:  # whatever a user's module raises
+    except Exception as error:  # any error that a user's module raises
         raise InputError(f"it does not run without values ({told(error)})") from None
 
 
 class _Empty:
-    """Makes tensors without values of the module's own and of what it is given."""
+    """A factory of tensors without values for a module and its arguments."""
 
     def __init__(self, kind: Any, counting: Any, knows: Callable[[Any, Any], None]) -> None:
         self.kind, self.counting, self.knows = kind, counting, knows
 
     def module(self, module: Any) -> Any:
-        """A copy of the module with such tensors in all places."""
+        """Return a copy of the module with such tensors as parameters and buffers."""
         from learncost.importer.running.counting import starred
 
         instead: dict[int, Any] = {}
@@ -150,7 +152,7 @@ class _Empty:
 
 @contextmanager
 def _told(module: Any, counting: Any) -> Iterator[None]:
-    """Say of every operator which module runs it."""
+    """Attribute every operator to the module that runs it."""
     from learncost.importer.running.counting import starred
 
     above: list[str] = []
@@ -178,7 +180,7 @@ def _told(module: Any, counting: Any) -> Iterator[None]:
 
 @contextmanager
 def _as_in_a_run() -> Iterator[None]:
-    """transformers makes masks for tensors without values that it does not make in a run: it is told there are none."""
+    """Disable the masks that transformers makes for tensors without values only."""
     library = sys.modules.get("transformers.utils.import_utils")
     asks = getattr(library, "is_fake_tensor", None)
     if library is None or asks is None:
@@ -192,7 +194,7 @@ def _as_in_a_run() -> Iterator[None]:
 
 
 def learn_only(module: Any, learning: Iterable[str], weights: Iterable[str]) -> None:
-    """Let the parameters of the weights `learning` learn, and none of the others.
+    """Make the parameters of the weights `learning` trainable, and freeze the others.
 
     Weights of equal blocks are one in a table, with `each` for the block's number; behind @ are the blocks that are
     meant, as in blocks.each.norm.weight@0-4. Raises `InputError` for a weight that is no parameter of the module.
@@ -218,7 +220,9 @@ def _of_blocks(name: str, paths: Iterable[str]) -> list[str]:
 
 
 def ends(result: Any) -> list[Any]:
-    """Of what a module returns, all floats that have a gradient; the loss alone, a number to which all others lead."""
+    """Return all float results of a module that have a gradient, or the loss alone: a number that all others lead
+    to.
+    """
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -231,7 +235,7 @@ def ends(result: Any) -> list[Any]:
 
 
 def backward(floats: Sequence[Any], seeds: Sequence[Any]) -> None:
-    """Autograd's own backward pass. Raises `InputError` where PyTorch has no gradient of an operator."""
+    """Run autograd's backward pass. Raises `InputError` for an operator without a gradient in PyTorch."""
     import torch
 
     try:
@@ -246,12 +250,12 @@ def backward(floats: Sequence[Any], seeds: Sequence[Any]) -> None:
 
 
 def _node(tensor: Any) -> Any:
-    """The node of autograd that made a tensor, or a leaf itself."""
+    """Return the autograd node that made a tensor, or the leaf itself."""
     return None if tensor is None else tensor if tensor.grad_fn is None else tensor.grad_fn
 
 
 def _ways(loss: Any) -> set[Any]:
-    """Every node through which a gradient comes from the loss."""
+    """Return every node through which the loss passes a gradient."""
     ways: set[Any] = set()
     rest = [_node(loss)]
     while rest:

@@ -160,17 +160,17 @@ def test_stages_are_said_by_name_as_learncost_place_takes_them():
 def test_experts_beside_heads_and_widths_have_no_time(model, mesh):
     """Megatron-MoE-ModelZoo, best_practice/qwen3: 29.0 s over pp=8,ep=8,tp=4; 97.9 s would be said of it."""
     sizes = {"seq_len": 512, "batch_size": 128}
-    with pytest.raises(lc.InputError, match="the time of experts over ep beside heads and widths over tp is not mod"):
+    with pytest.raises(lc.InputError, match="the time of experts over ep with heads and widths over tp is not mod"):
         lc.run_cost(model, "1e9", "DGX H100", mesh=mesh, **sizes)
 
 
 def test_a_mesh_of_other_names_is_refused_alike():
     place = "e over x of experts, B over x, h g f over y"
-    with pytest.raises(lc.InputError, match="experts over x beside heads and widths over y"):
+    with pytest.raises(lc.InputError, match="experts over x with heads and widths over y"):
         lc.run_cost("mixtral-8x7b", "1e9", "DGX H100", mesh="x=2,y=4", place=place, seq_len=512, batch_size=64)
     sizes = {"n_layer": 2, "seq_len": 64, "batch_size": 2}
     placed = {"mesh": "ep=2,tp=2", "placement": "ep,megatron-sp"}
-    with pytest.raises(lc.InputError, match="experts over ep beside heads and widths over tp"):
+    with pytest.raises(lc.InputError, match="experts over ep with heads and widths over tp"):
         lc.cost("mixtral-8x7b", **placed, **sizes, on="DGX H100")
     assert lc.cost("mixtral-8x7b", **placed, **sizes).total.flops  # counts are told
 

@@ -18,13 +18,13 @@ import pytest
 
 from learncost.engines import made as positions
 from learncost.ir.errors import InputError
+from learncost.layers.rewrite import REWRITINGS
 from learncost.models.compose import plan
 from learncost.models.configuration import Configuration, configure
 from learncost.models.expression import FUNCTIONS, evaluate, names
 from learncost.models.families import FAMILIES, FOLDER, Family
 from learncost.models.model import Model, build
 from learncost.models.modules import weights_named
-from learncost.models.rewritings import REWRITINGS
 from sampling import sampled
 
 REQUIRED = {

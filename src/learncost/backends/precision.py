@@ -21,8 +21,8 @@ from learncost.ir.precision import BLOCKS, Precision, precision_of
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Value
+from learncost.layers.active import of_part
 from learncost.layers.names import scores, written_once
-from learncost.layers.parts import of_part
 from learncost.layers.spelling import condition_names
 from learncost.passes.rewrite_quantized import makes_scales
 

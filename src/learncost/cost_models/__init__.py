@@ -4,8 +4,17 @@ A MACC is one term of a product with a sum, also of a sum that another line comp
 without a sum costs one FLOP per element.
 """
 
-from learncost.cost_models.book import Book, OpPrice, Override
-from learncost.cost_models.row import NOT_DERIVED, Price, PricedLine, elements, kind, narrow_elements
+from learncost.cost_models.row import (
+    NOT_DERIVED,
+    Book,
+    OpPrice,
+    Override,
+    Price,
+    PricedLine,
+    elements,
+    kind,
+    narrow_elements,
+)
 from learncost.cost_models.tables import executed, price
 
 __all__ = [

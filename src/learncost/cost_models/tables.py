@@ -8,10 +8,11 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from learncost.cost_models.book import Book, OpPrice
 from learncost.cost_models.row import (
+    Book,
     Counts,
     Once,
+    OpPrice,
     Price,
     PricedLine,
     elements,

@@ -18,7 +18,7 @@ import numpy as np
 from learncost.engines.made import made_inputs, names_made
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base, shape_of, size_of
-from learncost.ir.roles import indexed
+from learncost.ir.stated import indexed
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
 from learncost.models.model import Model, lengths_open, run_sizes

@@ -17,16 +17,15 @@ from learncost.ir.loop import Loop, Statement, each_line, walk
 from learncost.ir.parse import parse_header, parse_lines, split_names
 from learncost.ir.parsed import Header, LayerCall, Parsed
 from learncost.ir.polynomial import ZERO, Polynomial, base
-from learncost.ir.roles import check as check_roles
-from learncost.ir.roles import role, spelled
 from learncost.ir.scope import Axes, Expanded, bind
-from learncost.ir.stated import Limit, Stated, StateDictEntry
+from learncost.ir.stated import Limit, Stated, StateDictEntry, role, spelled
+from learncost.ir.stated import check as check_roles
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
+from learncost.layers.active import PART, SHOWN
 from learncost.layers.called import expanded, own_equations
 from learncost.layers.gradient_plan import GradientPlan
-from learncost.layers.parts import PART, SHOWN
 from learncost.layers.spelling import differentiable, spell
 from learncost.ops import OpDef, canonical, entries, entry, plain
 
@@ -141,7 +140,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     become the layer's source. A line `gradients: dX (31), dW (33)` assigns the numbers of printed equations to derived
     lines, and `cache: K V` names the values in the KV cache. For inputs, `constants: S` declares those without a
     gradient, `targets: index of v` those that are indices of an axis, and `share: share of targets` the weight of each
-    target in the loss, -1/count where there is one (`learncost.ir.roles`). For the layer, `sizes: d=768 f=3072` fixes
+    target in the loss, -1/count where there is one (`learncost.ir.stated`). For the layer, `sizes: d=768 f=3072` fixes
     sizes, `limits: M<=1024` restricts them, `frozen: W` names weights that are not trainable, `unread: 4096` is the
     number of parameters that no line reads, and `unused: 2 B M d` the FLOPs of a module's forward pass that no line
     contains, since nothing reads their results.

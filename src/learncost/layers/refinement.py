@@ -38,7 +38,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product
 from learncost.ir.parse import parse_header, parse_lines
 from learncost.ir.parsed import Header
-from learncost.ir.roles import role
+from learncost.ir.stated import role
 from learncost.ir.term import Axis, Literal, Operand, Read, Term, terms_of
 from learncost.ir.value import Role, Value
 from learncost.layers.layer import Layer

@@ -13,8 +13,7 @@ from learncost.layers.layer import Layer
 from learncost.models.argument import find
 from learncost.models.expression import NotWholeError, evaluate, names
 from learncost.models.families import FAMILIES, TABLE, Architecture, Family
-from learncost.models.given import GivenValue, setting
-from learncost.models.sizes import CANONICAL, LARGEST, spelled
+from learncost.models.sizes import CANONICAL, LARGEST, GivenValue, setting, spelled
 from learncost.models.tables import RUN, addable, check_open, family_of_layer, letters
 
 SETTINGS = {

@@ -17,12 +17,11 @@ from learncost.ir.term import Literal
 from learncost.ir.value import DRAWN, IdentityKey
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, defined, marked, shipped_layer
-from learncost.layers.rewrite import with_masks, with_padding
+from learncost.layers.rewrite import REWRITINGS, with_masks, with_padding
 from learncost.layers.spelling import read_place_by_place
 from learncost.models.compose import CompositionPlan, PlannedLayer, plan
 from learncost.models.configuration import PROJECTED, Configuration, family_of, of_layer
 from learncost.models.expression import evaluate, names
-from learncost.models.rewritings import REWRITINGS
 from learncost.models.tables import RUN, check_limits, check_open, family_of_layer, letters
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from learncost.ir.value import IdentityKey
 from learncost.layers.layer import Layer
 from learncost.models.expression import names as names_in
 from learncost.models.families import Family
-from learncost.passes.rewrite_lora import is_lookup
 
 RUN = ("batch_size", "seq_len", "target_len")
 """The sizes that a run says."""
@@ -80,6 +79,8 @@ def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:
 
 def addable(table: Table) -> tuple[str, ...]:
     """What PEPITA may add an error to: rows of embeddings, and inputs that are no index."""
+    from learncost.passes.rewrite_lora import is_lookup  # only where it is asked for: start-up counts
+
     rows = (line for line in table.lines if isinstance(line, Line) and any(is_lookup(line, w) for w in table.weights))
     return (*(line.name for line in rows), *(name for name in table.inputs if name not in table.indices))
 

@@ -27,7 +27,7 @@ from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.layers.parts import of_part
+from learncost.layers.active import of_part
 from learncost.layers.spelling import condition_names
 from learncost.ops import entry
 from learncost.passes.integers import LAYER, Values, coded

@@ -19,8 +19,8 @@ from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
+from learncost.layers.active import of_part
 from learncost.layers.layer import Layer, marked
-from learncost.layers.parts import of_part
 from learncost.ops import entry
 from learncost.procedures.decoding import ALL, CACHED, TOKENS, CachedValue, Decoding, axis_of, cache
 from learncost.procedures.needed import needed

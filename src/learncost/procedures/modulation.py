@@ -22,9 +22,8 @@ from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.models.tables import addable
 from learncost.passes.rematerialization import in_phase
-from learncost.procedures.moves import ELSEWHERE
 from learncost.procedures.optimizer import names_of_numbers, values_of_numbers
-from learncost.procedures.procedure import LEARNING, Procedure
+from learncost.procedures.procedure import ELSEWHERE, LEARNING, Procedure
 
 NUMBERS = ("count", "strength", "inverse_count")
 """Of a step: how many targets there are, and sign x scale of the modulation.

@@ -13,7 +13,7 @@ from learncost.ir.loop import Loop, Statement, defined, walk
 from learncost.ir.polynomial import sharded_over
 from learncost.ir.table import Table
 from learncost.ir.term import Read, terms_of
-from learncost.layers.parts import is_norm
+from learncost.layers.active import is_norm
 from learncost.layers.products import matrix_maccs
 from learncost.ops.collectives import JOINED, REDUCES, is_collective
 from learncost.program.calls import (

@@ -13,7 +13,7 @@ from learncost.cost_models import PricedLine
 from learncost.cost_models.books import every
 from learncost.ir.errors import InputError, shown
 from learncost.ir.polynomial import total
-from learncost.layers.parts import Part, part_of
+from learncost.layers.active import Part, part_of
 from learncost.reports.reasons import LEFT_OUT, SCORES
 from learncost.reports.run import PreparedRun
 

@@ -9,7 +9,7 @@ from learncost.cost_models import Book, PricedLine
 from learncost.cost_models.formula import FORMULA
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.polynomial import total
-from learncost.layers.parts import Part, is_norm, part_of
+from learncost.layers.active import Part, is_norm, part_of
 from learncost.layers.products import matrix_maccs
 from learncost.layers.rewrite import DROPOUT
 from learncost.models.model import Model

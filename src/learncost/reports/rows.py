@@ -13,8 +13,7 @@ from learncost.cost_models import Price, PricedLine
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op, Opaque
 from learncost.ir.precision import BYTES
-from learncost.layers.active import active_parameters, parameters
-from learncost.layers.parts import shown_layer
+from learncost.layers.active import active_parameters, parameters, shown_layer
 from learncost.models.model import Model
 from learncost.models.sizes import check_size
 from learncost.models.tables import letters_of

@@ -13,7 +13,7 @@ from learncost.ir.affine import Affine
 from learncost.ir.line import Line, Op
 from learncost.ir.loop import walk, windows
 from learncost.ir.polynomial import base, shape_of, size_of
-from learncost.ir.roles import places_read
+from learncost.ir.stated import places_read
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.layers.spelling import condition_names, read_place_by_place

@@ -19,8 +19,8 @@ from learncost.cost_models.errata import errata
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.precision import either, precision_of
+from learncost.layers.active import shown_layer
 from learncost.layers.layer import Layer
-from learncost.layers.parts import shown_layer
 from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration, family_of, size_meant
 from learncost.models.model import Model

@@ -13,7 +13,7 @@ from learncost.ir.line import Line, alias
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
-from learncost.layers.parts import shown_layer
+from learncost.layers.active import shown_layer
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.program.in_place import groups
 from learncost.program.lifetimes import LoopIteration, Walked, every_iteration, some_iterations

@@ -10,8 +10,8 @@ from learncost.cost_models import Book, PricedLine, price
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.table import Table
+from learncost.layers.active import OUTSIDE_BLOCKS, part_of
 from learncost.layers.layer import Layer
-from learncost.layers.parts import OUTSIDE_BLOCKS, part_of
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.ops import OpDef, op_called

@@ -11,8 +11,8 @@ from learncost.engines.made import written
 from learncost.ir.errors import InputError, nearest
 from learncost.ir.line import Line
 from learncost.ir.polynomial import Polynomial, total
+from learncost.layers.active import shown_layer
 from learncost.layers.layer import usual_names
-from learncost.layers.parts import shown_layer
 from learncost.ops import plain
 from learncost.passes.normal_forms import shape
 from learncost.procedures.procedure import MACRO_OPERATIONS

@@ -22,9 +22,8 @@ from learncost.models.files import looks_like_path
 from learncost.models.files import read_layer as read_file
 from learncost.ops import entries, entry, op_called, plain
 from learncost.procedures.feedback import with_feedback
-from learncost.procedures.moves import ELSEWHERE, MOVES
 from learncost.procedures.optimizer import default_optimizer, optimizer
-from learncost.procedures.procedure import LEARNING, procedure
+from learncost.procedures.procedure import ELSEWHERE, LEARNING, MOVES, procedure
 from learncost.reports.run import PreparedRun, prepare
 
 BP = "bp"

@@ -14,7 +14,7 @@ from learncost.ir.loop import walk
 from learncost.ir.polynomial import size_of
 from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
-from learncost.layers.parts import NORM, is_norm
+from learncost.layers.active import NORM, is_norm
 from learncost.liveness import Live, live
 from learncost.models.purposes import activates, attentions, layers_that
 from learncost.passes.plan import planned

@@ -14,8 +14,8 @@ from learncost.ir.line import Line
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total
 from learncost.ir.precision import BYTES
+from learncost.layers.active import shown_layer
 from learncost.layers.layer import shipped, shipped_layer, usual_names
-from learncost.layers.parts import shown_layer
 from learncost.models.compose import plan
 from learncost.models.model import Model
 from learncost.reports import notation as write

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.layers.parts import shown_layer
+from learncost.layers.active import shown_layer
 from learncost.reports.record import Cost, LedgerRow
 
 

@@ -64,7 +64,7 @@ def test_a_contest_counts_the_mean_of_a_round():
     [
         ("t5-small", {"seq_len": 8}, "badam needs one stack of blocks"),
         ("albert-base-v2", {}, "badam needs one stack of blocks"),
-        ("gpt2", {"train_layers": 1}, "badam says itself what learns"),
+        ("gpt2", {"train_layers": 1}, "procedure badam fixes the trainable parameters"),
     ],
 )
 def test_where_no_blocks_can_take_turns_it_is_refused(model, more, message):

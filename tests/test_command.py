@@ -37,15 +37,15 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("compare --json", "needs MODEL"),
         ("formulas", "needs SUBJECT"),
         ("cost gtp2", "did you mean 'gpt2'"),
-        ("cost gpt2 bert", "cost takes one model; unexpected second argument 'bert': ask about one after the"),
-        ("memory gpt2 llama-2-7b x", "side by side with learncost report gpt2 llama-2-7b"),
+        ("cost gpt2 bert", "cost takes one model; unexpected second argument 'bert': run it for one after the"),
+        ("memory gpt2 llama-2-7b x", "compare them with learncost report gpt2 llama-2-7b"),
         ("cost gpt2 batch-size 8", "second argument 'batch-size': a flag begins with --, as in --batch-size"),
         ("cost gpt2 n_embd=8", "unexpected second argument 'n_embd=8': a flag begins with --, as in --n-embd"),
-        ("emit gpt2 llama-2-7b", "emit takes one model or layer; unexpected second argument 'llama-2-7b': leave it"),
+        ("emit gpt2 llama-2-7b", "emit takes one model or layer; unexpected second argument 'llama-2-7b': remove it"),
         ("cost gpt2 '\x1b[31m'", "learncost report gpt2 '"),
-        ("serve x", "serve takes no arguments; unexpected argument 'x': leave it out"),
+        ("serve x", "serve takes no arguments; unexpected argument 'x': remove it"),
         ("formulas gpt2 attention x", "formulas takes SUBJECT and LAYER; unexpected argument 'x'"),
-        ("explain attention norm", "'attention' has no layers of its own; unexpected second argument 'norm'"),
+        ("explain attention norm", "'attention' has no layers; remove the second argument 'norm'"),
         ("cots gpt2", "no command is called 'cots'; did you mean 'cost'"),
         ("gpt2", "there are cost, compare"),
         ("--verison", "'--verison'; did you mean '--version'"),
@@ -62,7 +62,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("cost gpt2 --n_embd 24 --hidden-size 48", "contradicts"),
         ("cost gpt2 --seq-len 4 --N 5", "contradicts"),
         ("cost gpt2 --hiden-size 24", "unknown flag '--hiden-size'; did you mean '--hidden-size'"),
-        ("cost gpt2 --family bp", "unknown flag '--family'; `learncost list sizes`"),
+        ("cost gpt2 --family bp", "unknown flag '--family'; see `learncost list sizes`"),
         ("cost gpt2 --procedur bp", "unknown flag '--procedur'; did you mean '--procedure'"),
         ("cost gpt2 --procedur", "did you mean '--procedure'"),
         ("cost gpt2 --colour red", "unknown flag '--colour'"),
@@ -96,7 +96,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("errata E2 --format mathml", "format must be one of"),
         ("list modells", "did you mean 'models'"),
         ("list models more", "list takes WHAT; unexpected argument 'more'"),
-        ("fit gpt2", "give --ram, how many bytes there are"),
+        ("fit gpt2", "give --ram, such as --ram 24GB"),
         ("fit gpt2 --ram 8GB --budget 8GB", "--budget is given twice"),
         ("cost gpt2 --format=mathml", "format must be one of table, json, csv, md, latex, html, not 'mathml'"),
         ("bench tiny", "bench is no longer a command: run python benchmarks/against_torch_and_jax"),
@@ -108,8 +108,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("nothing --help", "no command is called 'nothing'"),
         ("help cots", "did you mean 'cost'"),
         ("cost gpt2 --seq-len abc --N 5", "contradicts seq_len"),
-        ("cost gpt2 --output=", "--output is the name of a file"),
-        ("report gpt2 --output=", "--output is the name of a file"),
+        ("cost gpt2 --output=", "--output requires a file name"),
+        ("report gpt2 --output=", "--output requires a file name"),
         ("formulas attention --optimizer adamm", "the nearest is 'adamw'"),
         ("explain norm --optimizer adamm", "the nearest is 'adamw'"),
     ],
@@ -269,7 +269,7 @@ def test_lists_of_what_has_a_text_in_it(capsys):
     assert {*names["--like BF16"]} == {name for name, entries in names[""].items() if "bf16" in entries}
     assert "nf4-double" in names["--like=nf4-double"]
     assert 0 < len(names["--like BF16"]) < len(names[""])
-    assert "no precisions have 'xyzzy'" in refused(["list", "precisions", "--like", "xyzzy"], capsys)
+    assert "no precisions contain 'xyzzy'" in refused(["list", "precisions", "--like", "xyzzy"], capsys)
 
 
 def test_errata_as_data(capsys):
@@ -282,8 +282,8 @@ def test_errata_as_data(capsys):
     assert main(["errata", "--like", "Weight_Update", "--json"]) == 0
     with_text = {entry["id"] for entry in json.loads(capsys.readouterr().out)}
     assert with_text == {erratum.id for erratum in errata() if "weight_update" in str(erratum).lower()}
-    assert "no errata have 'xyzzy'" in refused(["errata", "--like", "xyzzy"], capsys)
-    assert "give one of the two" in refused(["errata", "E2", "--like", "mha"], capsys)
+    assert "no errata contain 'xyzzy'" in refused(["errata", "--like", "xyzzy"], capsys)
+    assert "give one of them" in refused(["errata", "E2", "--like", "mha"], capsys)
 
 
 @pytest.mark.usefixtures("heard_signals")
@@ -458,7 +458,7 @@ def test_names_and_counts_as_people_write_them(command, usual, other, capsys):
 
 
 def test_a_name_of_an_argument_and_its_other_name_do_not_go_together():
-    with pytest.raises(learncost.InputError, match="procedures and procedure are the same"):
+    with pytest.raises(learncost.InputError, match="procedures and procedure are the same option"):
         learncost.compare("gpt2", procedures="bp", procedure="pepita")
 
 

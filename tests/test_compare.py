@@ -118,7 +118,7 @@ def test_the_reader_is_told_what_the_jacobians_do():
     assert comparison.ratio("pepita", "run") > 1 > comparison.ratio("pepita", "paper")
     text = " ".join(str(comparison).split())
     assert "explicit Jacobians" in text
-    assert "make PEPITA and MEMPEPITA look cheaper" in text or "makes PEPITA and MEMPEPITA look cheaper" in text
+    assert "so PEPITA and MEMPEPITA look cheaper" in text
     assert "run, FLOPs" in text
     assert "paper, FLOPs" in text
 
@@ -126,7 +126,7 @@ def test_the_reader_is_told_what_the_jacobians_do():
 def test_a_model_without_an_output_to_learn_from():
     comparison = lc.compare("distilbert-base")
     assert comparison.procedures == ("bp", "recompute")
-    assert "pepita and mempepita need a model with an output" in " ".join(str(comparison).split())
+    assert "pepita and mempepita require a model with an output" in " ".join(str(comparison).split())
     with pytest.raises(lc.InputError, match="has no output to learn from"):
         lc.compare("distilbert-base", "pepita,mempepita")
 
@@ -211,14 +211,14 @@ def test_nothing_is_said_of_lengths_where_there_is_none_to_vary(model):
     comparison = lc.compare(model, "bp,recompute")
     assert (comparison.varied, comparison.overtaking) == ((), ())
     assert "every sequence length" not in str(comparison)
-    assert f"{model} has no length that can vary" in str(comparison)
+    assert f"{model}: the sequence length is fixed" in " ".join(str(comparison).split())
 
 
 def test_procedures_go_by_both_names_of_the_argument():
     for call in (lc.compare, lambda *given, **named: lc.fit(*given, "8GB", seq_len=8, **named)):
         expected = str(call("gpt2", procedures="bp,pepita"))
         assert str(call("gpt2", procedure=["bp", "pepita"])) == expected == str(call("gpt2", procedure="bp, pepita"))
-        with pytest.raises(lc.InputError, match="procedure and procedures are the same"):
+        with pytest.raises(lc.InputError, match="procedure and procedures are the same option"):
             call("gpt2", procedure="bp", procedures="bp")
 
 

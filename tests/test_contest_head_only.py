@@ -52,8 +52,8 @@ def test_it_is_a_control_and_no_procedure_that_is_compared_unasked():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"train": "head"}, "says itself what learns"),
-        ({"lora": "q_proj"}, "says itself what learns"),
+        ({"train": "head"}, "fixes the trainable parameters"),
+        ({"lora": "q_proj"}, "fixes the trainable parameters"),
         ({"price_book": "palm"}, "says nothing of head-only"),
     ],
 )

@@ -74,4 +74,4 @@ def test_what_is_no_worker_is_one_line(named, line, capsys, monkeypatch):
 
 def test_seconds_are_not_shared(capsys):
     assert main(["contest", "digits", "--budget", "seconds:1", "--workers", "2"]) == 2
-    assert "leave --workers out" in capsys.readouterr().err
+    assert "--workers cannot be combined with a budget in seconds" in capsys.readouterr().err

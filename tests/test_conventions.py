@@ -267,8 +267,8 @@ def test_the_screen_is_no_wider_than_80_columns_and_names_every_book(model, caps
     assert (code, err) == (0, "")
     assert all(len(line) <= 80 for line in out.splitlines())
     assert [book for book in every() if f"\n{book} " not in out] == []
-    assert "Why they differ" in out
-    assert "What common counters report" in out
+    assert "Differences: FLOPs more" in out
+    assert "Common counters, with attention" in out
     assert str(lc.conventions(model, seq_len=512)) == out.rstrip("\n")
 
 
@@ -329,7 +329,7 @@ def test_a_float_has_the_digits_that_were_typed():
 
 @pytest.mark.parametrize("number", ["", "abc", "-3", "0", "1.2.3", "nan", "1e999", "3 apples", True, "9" * 99])
 def test_what_is_no_number(number):
-    with pytest.raises(lc.InputError, match="mine must be a count"):
+    with pytest.raises(lc.InputError, match="--mine must be a number"):
         lc.conventions("gpt2", mine=number)
 
 
@@ -373,7 +373,7 @@ def test_mine_that_nobody_says_is_explained():
 def test_mine_on_the_screen_and_as_data(capsys):
     assert main(["conventions", "gpt2", "--mine", "291.6G"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("gpt2: 291.6G is what these say")
+    assert out.startswith("gpt2: conventions that give 291.6G")
     assert "price book matmul: FLOPs of forward, for a step" in out
     assert "A step is 1 sequence of 1,024 tokens." in out
     assert len(out.splitlines()) < 20, "the answer, without all the conventions that it was sought among"

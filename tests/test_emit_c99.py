@@ -430,7 +430,7 @@ def test_the_command_writes_a_file_and_its_header(tmp_path: Any, capsys: Any) ->
     errors = capsys.readouterr().err.splitlines()
     assert "no output to learn from" in errors.pop()
     assert len(errors) == 4
-    assert "--entry is for --backend c99" in errors[-1]
+    assert "--entry requires --backend c99" in errors[-1]
 
 
 NAMES = """\

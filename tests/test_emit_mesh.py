@@ -51,11 +51,11 @@ def test_a_program_for_pytorch_takes_a_mesh():
 @pytest.mark.parametrize(
     ("backend", "flags", "message"),
     [
-        ("c99", {"mesh": "dp=2", "placement": "ddp"}, "--mesh is for --backend numpy, torch or jax"),
-        ("jax", {"placement": "ddp"}, "give --mesh with it"),
-        ("jax", {"mesh": "tp=2", "placement": "megatron"}, "vocab_size is 50,257: give 50,258, which the mesh divides"),
-        ("jax", {"mesh": "pp=2", "placement": "pp"}, "stages of a pipeline are programs for PyTorch"),
-        ("jax", {"mesh": "cp=2", "placement": "cp", "plan": "zigzag"}, "puts positions in another order"),
+        ("c99", {"mesh": "dp=2", "placement": "ddp"}, "--mesh requires --backend numpy, torch or jax"),
+        ("jax", {"placement": "ddp"}, "require --mesh, for example"),
+        ("jax", {"mesh": "tp=2", "placement": "megatron"}, "50,257, which is not divisible by the mesh: use 50,258"),
+        ("jax", {"mesh": "pp=2", "placement": "pp"}, "pipeline stages require --backend torch"),
+        ("jax", {"mesh": "cp=2", "placement": "cp", "plan": "zigzag"}, "since it reorders positions"),
     ],
 )
 def test_what_no_program_has_is_refused(backend, flags, message):

@@ -83,7 +83,7 @@ def test_what_cost_says():
     total, active, _ = counts("mixtral-8x7b")
     assert (ledger.parameters, ledger.active_parameters) == (total, active)
     assert ledger.to_dict()["active_parameters"] == active
-    assert "46,702,792,704 parameters (12,879,925,248 active for a token)." in " ".join(str(ledger).split())
+    assert "46,702,792,704 parameters (12,879,925,248 active per token)." in " ".join(str(ledger).split())
     assert "active" not in str(lc.cost("gpt2", seq_len=128))
 
 

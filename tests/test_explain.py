@@ -121,7 +121,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nosuchword"):
         explain(str(tmp_path / "bad.table"))
     for name, message in (
-        ("x" * 300, "no layer, word or model is called"),
+        ("x" * 300, "no layer, operator or model is called"),
         ("x" * 300 + ".table", "cannot be read"),
         ("\0.table", "path"),
     ):
@@ -186,7 +186,7 @@ def test_a_layer_itself_is_explained():
     assert "dW[d f] = dY[B f] X[B d]" in str(lc.explain(layer))
     assert lc.formulas(layer).to_dict()["layer"] == "linear"
     assert str(lc.explain(lc.layer("attention"))) == str(lc.explain("attention"))
-    with pytest.raises(lc.InputError, match="given by its name, or as a layer, not 5"):
+    with pytest.raises(lc.InputError, match="or a layer, not 5"):
         lc.explain(5)
 
 

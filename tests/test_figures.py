@@ -159,9 +159,9 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> No
         ("memory gpt2 -o a.pdf --columns 3", "columns must be 1 or 2"),
         ("conventions gpt2 -o a.pdf --on A100-SXM-40GB", "a figure of conventions has no --on"),
         ("conventions gpt2 -o a.pdf --procedure bp", "a figure of conventions has no --procedure"),
-        ("roofline gpt2 -o a.pdf", "give --on NAME"),
+        ("roofline gpt2 -o a.pdf", "requires a device: --on NAME"),
         ("scaling gpt2 -o a.pdf --along height", "no size to grow along is called 'height'"),
-        ("memory gpt2 -o a.pdf --engine torch", "no account of every line"),
+        ("memory gpt2 -o a.pdf --engine torch", "no memory by line"),
     ],
 )
 def test_what_is_wrong_with_a_figure_is_one_line(
@@ -282,7 +282,7 @@ def test_a_terminal_has_the_picture_and_a_pipe_nothing_of_it(
 
 @pytest.mark.parametrize(
     ("ops", "reason"),
-    [("complexity", "a picture needs numbers"), ("compare vit-b-16", "vit-b-16 reads 197 positions")],
+    [("complexity", "this figure requires sizes"), ("compare vit-b-16", "vit-b-16 reads 197 positions")],
 )
 def test_an_answer_without_a_picture_says_why_below_it(
     ops: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -354,7 +354,7 @@ def test_losses_are_cut_above_where_they_began(tmp_path: Path) -> None:
 
 
 def test_letters_alone_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(lc.InputError, match="a picture needs numbers: give hidden_size"):
+    with pytest.raises(lc.InputError, match="this figure requires sizes: give hidden_size"):
         terminal.plot(lc.complexity())
 
 

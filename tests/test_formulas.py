@@ -273,8 +273,8 @@ def test_the_optimizer() -> None:
         ("optimizer", {"optimizer": "lion"}, "adamw"),
         ("attention", {"seq_len": 4}, "--seq-len goes with a model"),
         ("softmax", {"hidden_size": 4}, "--hidden-size goes with a model"),
-        ("softmax", {"price_book": "paper"}, "priced as they run"),
-        ("gpt2", {"jacobian": True}, "jacobian goes with a layer"),
+        ("softmax", {"price_book": "paper"}, "operators are priced by run"),
+        ("gpt2", {"jacobian": True}, "--jacobian applies to layers"),
         ("gpt2", {"seq_len": "long"}, "whole number"),
     ],
 )

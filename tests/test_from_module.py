@@ -236,7 +236,7 @@ def test_what_does_not_follow_a_part_that_learns_says_so():
         for ask in (lc.rules, lc.Training, lc.emit):
             with pytest.raises(lc.InputError, match=r"frozen in part or adapted|learn as a whole"):
                 ask(model)
-        with pytest.raises(lc.InputError, match="the live module says itself what learns"):
+        with pytest.raises(lc.InputError, match="the live module fixes the trainable parameters"):
             lc.cost(model, train="head")
     assert lc.cost(part, "decode", context=5).total == lc.cost(configuration, "decode", context=5).total
     with pytest.raises(lc.InputError, match="frozen in part or adapted"):

@@ -157,7 +157,7 @@ def test_what_the_users_code_prints_goes_to_standard_error(folder, capsys):
     [
         ("two.py:biuld", "has no 'biuld'; did you mean 'build'?|has no 'biuld'.*build"),
         ("two.py:needs", "needs width: write a function without arguments"),
-        ("two.py:number", "is 3: neither a module nor what builds one"),
+        ("two.py:number", "is 3: not a module, a class or a function"),
         ("two.py:wrong", r"two.py:wrong failed: .*two.py:\d+: KeyError: 'x'"),
         ("none.py:build", "no such file: .*none.py"),
         ("broken.py:build", r"broken.py failed: .*broken.py:1: "),
@@ -173,7 +173,7 @@ def test_what_does_not_build_a_module_is_refused_in_one_line(folder, name, said)
 def test_a_file_needs_the_name_of_what_builds():
     assert target("gpt2") is None
     assert target("model.table") is None
-    with pytest.raises(InputError, match=r"model.py needs the name of what builds the module, as in model.py:build"):
+    with pytest.raises(InputError, match=r"model.py requires the name of the function that builds the module, as in"):
         target("model.py")
 
 
@@ -420,7 +420,7 @@ def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, said):
         (lambda lc: lc.from_module(Branches, {"x": "float B 4"}), r"is needed, not <class .*: call it, as in Branches"),
         (lambda lc: lc.from_module(Branches), "call it, as in Branches"),
         (lambda lc: lc.cost(Branches()), r"lc.from_module\(module, inputs\) makes one of it"),
-        (lambda lc: lc.report({"model_type": "gpt2"}), "a report quotes what its models are called"),
+        (lambda lc: lc.report({"model_type": "gpt2"}), "report requires the name of a model"),
         (
             lambda lc: lc.train(".", model=lc.layer("one(X) -> Y\nY[B d] = tanh(X[B d])")),
             "one is a table, which no",
@@ -536,13 +536,13 @@ print("torch" in sys.modules)
 @pytest.mark.parametrize(
     ("ops", "said"),
     [
-        (["cost", "gpt2", "--input", "x: int B"], "--input is about a module that is read"),
-        (["import", "gpt2"], "'gpt2' is no module of a file of yours: write FILE.py:NAME"),
-        (["train", ".", "--model", "two.py:Blocks"], "two.py:Blocks is a module, which no checkpoint keeps"),
+        (["cost", "gpt2", "--input", "x: int B"], "--input requires an imported module"),
+        (["import", "gpt2"], "'gpt2' is not a Python module to import: write FILE.py:NAME"),
+        (["train", ".", "--model", "two.py:Blocks"], "two.py:Blocks is a module, which checkpoints do not support"),
         (["train", "two.py:Blocks"], "no such file or folder: two.py:Blocks"),
         (["import", "none.py:build"], "no such file: none.py"),
         (["cost", "none.py:build", "--unknown", "one"], "--unknown is refuse or zero, not 'one'"),
-        (["cost", "none.py"], "none.py needs the name of what builds the module"),
+        (["cost", "none.py"], "none.py requires the name of the function"),
         (["cost", "none.py:sized(2)"], "behind the colon stands the name alone, as in none.py:sized"),
         (["cost", "none.py:build()"], "behind the colon stands the name alone, as in none.py:build"),
         (["list", "procedures", "--of", "none.py:build"], "`learncost import none.py:build -o build.table` writes it"),

@@ -240,8 +240,8 @@ numpy.savez("made.npz", loss=m.loss.numpy(), **{name: tensor.numpy() for name, t
     [
         (["gpt2", "--backend", "c", "--dtype", "fp8"], "programs have fp32, fp64, bf16, and no fp8"),
         (["gpt2", "--backend", "c", "--batch-size", "x"], "batch-size must be a whole number"),
-        (["gpt2", "--dtype", "fp32"], "--dtype is for --backend c"),
-        (["attention", "--backend", "c"], "--backend c is for models"),
+        (["gpt2", "--dtype", "fp32"], "--dtype requires --backend c"),
+        (["attention", "--backend", "c"], "--backend c applies to models"),
     ],
 )
 def test_what_cannot_be_emitted_is_said(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,19 +158,19 @@ def test_the_context_is_by_default_as_long_as_the_model_allows():
             {"model": "encoder", "num_hidden_layers": 1, **GENERIC, "context": 5},
             "encoder has no decoder to sample from",
         ),
-        ({"procedure": "bp", "context": 4}, "context goes with the procedure decode: bp has no cache"),
+        ({"procedure": "bp", "context": 4}, "--context requires --procedure decode: bp has no KV cache"),
         (
             {"procedure": "prefill", "context": 4},
-            "context goes with the procedure decode: prefill begins with an",
+            "--context requires --procedure decode: prefill starts with an",
         ),
         ({"context": 1024}, "context 1,024 and 1 new token: seq_len 1025 is longer than the 1024 positions that gpt2"),
         ({"context": 0}, "context must be a whole number from 1"),
         ({"context": "many"}, "context must be a whole number from 1"),
-        ({"seq_len": 1024}, "1,024 new tokens leave no room for a context in gpt2"),
+        ({"seq_len": 1024}, "1,024 new tokens leave no positions for a context in gpt2"),
         ({"model": "decoder", "num_hidden_layers": 1, **GENERIC}, "decoder has no default length: give --context"),
-        ({"tokens": "3e11"}, "tokens = '3e11' is of training: decode does not learn"),
-        ({"optimizer": "adamw"}, "optimizer = 'adamw' is of training"),
-        ({"dropout": 0.1}, "dropout = 0.1 is of training"),
+        ({"tokens": "3e11"}, "tokens = '3e11' applies to training only, not to decode"),
+        ({"optimizer": "adamw"}, "optimizer = 'adamw' applies to training only"),
+        ({"dropout": 0.1}, "dropout = 0.1 applies to training only"),
         ({"target_len": 3}, "gpt2 has no decoder beside an encoder"),
         ({"procedure": "decoding"}, "no procedure is called 'decoding'; the nearest is 'decode'"),
     ],
@@ -235,7 +235,7 @@ def test_what_is_printed(capsys):
     assert "Optimizer" not in text
     text = " ".join(str(lc.cost("gpt2", "prefill", seq_len=1)).split())
     assert text.startswith("gpt2, prefill: 1 sequence of 1 token ")
-    assert "The head gives the logits of the last position of each sequence only." in text
+    assert "The head computes the logits of the last position of each sequence only." in text
     assert "With 1 token it holds 73,728 bytes." in text
     assert main(["cost", "bert-base", "--procedure", "decode"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

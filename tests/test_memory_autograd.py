@@ -112,7 +112,7 @@ def test_what_is_asked_on_the_command_line(capsys):
     assert main(["memory", *flags, "--procedure", "recompute"]) in (0, None)
     again = capsys.readouterr().out
     assert "by eager (transformers)" in out
-    assert "Predicted: the allocator's bytes" in out
+    assert "Peak allocated memory of" in out
     fitting = [int(text.split("fit ")[1].split(" ")[0].replace(",", "")) for text in (out, again)]
     assert fitting[0] < fitting[1]  # sequences that fit
     for batch, fits in ((fitting[0], True), (fitting[0] + 1, False)):
@@ -125,7 +125,7 @@ def test_what_is_asked_on_the_command_line(capsys):
     [
         ("gpt2", {"engine": "jax"}, "engine"),
         ("gpt2", {"procedure": "pepita"}, "torch.utils.checkpoint"),
-        ("gpt2", {"plan": "flash"}, "knows no plans"),
+        ("gpt2", {"plan": "flash"}, "does not support plans"),
         ("gpt2", {"dtype": "int8"}, "fp32, fp64, bf16, fp16"),
         ("gpt2", {"module": "keras"}, "transformers, transformers-uncached, transformers-reentrant, plain"),
         ("gpt2", {"optimizer": "lion"}, "sgd, momentum, adamw"),

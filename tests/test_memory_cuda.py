@@ -51,4 +51,6 @@ def test_a_module_that_was_read_says_where_it_ran():
     torch = pytest.importorskip("torch")
     layer = lc.from_module(torch.nn.Linear(8, 8), {"input": torch.ones(2, 8)})
     said = lc.memory(layer, engine="eager-cuda").convention
-    assert torch.cuda.is_available() or "Not on a GPU: PyTorch chooses kernels for a GPU where there is one." in said
+    assert (
+        torch.cuda.is_available() or "Not run on a GPU: PyTorch chooses kernels for a GPU where there is one." in said
+    )

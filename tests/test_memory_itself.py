@@ -104,7 +104,7 @@ def test_where_a_module_cannot_run_without_values_its_lines_tell_and_the_page_sa
     layer = lc.from_module(OnValues(), {"x": torch.randn(8, 32, requires_grad=True)})
     found = lc.memory(layer)
     assert found.module == "plain"
-    assert "Not the module itself: it does not run without values (" in found.convention
+    assert "The module itself was not run: it does not run without values (" in found.convention
     assert "test_memory_itself.py" in found.convention
     with pytest.raises(lc.InputError, match="does not run without values"):
         lc.memory(layer, module="itself", engine="eager")
@@ -113,7 +113,7 @@ def test_where_a_module_cannot_run_without_values_its_lines_tell_and_the_page_sa
 def test_what_a_module_does_not_run_itself_is_told_by_its_lines():
     layer = lc.from_module(nn.Linear(8, 8), {"input": torch.randn(2, 8)})
     assert lc.memory(layer, "recompute").module == "plain"
-    with pytest.raises(lc.InputError, match="--module plain tells"):
+    with pytest.raises(lc.InputError, match="use --module plain"):
         lc.memory(layer, "recompute", module="itself", engine="eager")
     with pytest.raises(lc.InputError, match="is named as FILE"):
         lc.memory("gpt2", module="itself", seq_len=16, engine="eager")
@@ -224,8 +224,8 @@ def test_kernel_buffers_are_within_the_range_that_stands_on_top(name, dtype):
     assert found.buffers < found.peak
     if found.buffers:
         text = " ".join(str(found).split())
-        assert f"on top: kernel buffers 0 to {found.buffers:,}" in text
-        assert "what libraries take beside PyTorch's allocator is not included" in text
+        assert f"plus kernel buffers 0 to {found.buffers:,}" in text
+        assert "Memory that libraries allocate outside PyTorch's allocator is not included" in text
     assert found.to_dict()["kernel_buffers"] == {"least": 0, "most": found.buffers}
 
 

@@ -132,7 +132,7 @@ def test_the_page_names_the_optimizer_that_steps(name):
     assert type(optimizer(name, [nn.Parameter(torch.ones(1))], {"foreach": True})).__name__ + " with" in said
     assert "with foreach=True" in said
     fused = lc.memory(layer, engine="eager", optimizer=name).convention
-    assert ("fused=True" in fused) != ("as PyTorch has none fused" in fused)
+    assert ("fused=True" in fused) != ("since PyTorch has no fused implementation" in fused)
 
 
 def test_there_is_no_fused_rmsprop_for_a_hook():

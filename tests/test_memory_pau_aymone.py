@@ -148,7 +148,7 @@ def test_the_command(capsys):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["gpt2", "--batch-size", "2"], "--memory is of one sequence: leave --batch-size out"),
+        (["gpt2", "--batch-size", "2"], "--memory applies to one sequence: remove --batch-size"),
         (["gpt2", "--format", "yaml"], "format must be one of table, json"),
         (["llama-2-7b"], "llama-2-7b has other blocks than the convention counts"),
         (["bert-base"], "bert-base is none of those that the convention counts"),

@@ -135,7 +135,7 @@ def test_the_split_and_the_curve_belong_to_the_peak():
         ({"dtype": "fp12"}, "no precision is called 'fp12'"),
         ({"optimizer": "adamm"}, "no optimizer is called 'adamm'"),
         ({"batch_size": 4, "accumulate": 3}, "accumulate must be a divisor of the batch size 4"),
-        ({"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "leave the plan fused-update out"),
+        ({"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "remove the plan fused-update"),
     ],
 )
 def test_refusals(given, line):

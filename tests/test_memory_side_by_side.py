@@ -30,7 +30,7 @@ def test_the_parts_of_a_difference_are_the_difference():
 def test_the_screen_and_the_json(capsys):
     assert main(["memory", "gpt2", "--seq-len", "64", "--engine", "graph,eager,numpy"]) == 0
     screen = " ".join(capsys.readouterr().out.split())
-    assert "new weights and states: beside the old ones, not over the old ones" in screen
+    assert "new weights and states: new arrays, not over the old ones" in screen
     assert main(["memory", "gpt2", "--seq-len", "64", "--engine", "graph,numpy", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert list(answer["engines"]) == ["graph", "numpy"]
@@ -43,9 +43,9 @@ def test_the_screen_and_the_json(capsys):
 @pytest.mark.parametrize(
     ("engine", "procedures", "said"),
     [
-        ("table,table", "bp", "engines must be different names"),
+        ("table,table", "bp", "engines must be a comma-separated list of different names"),
         ("graph,fast", "bp", "no engine is called 'fast'"),
-        ("table,numpy", "bp,recompute", "several engines: give one of the others"),
+        ("table,numpy", "bp,recompute", "several procedures and several engines cannot be compared"),
     ],
 )
 def test_refusals(engine, procedures, said):

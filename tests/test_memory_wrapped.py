@@ -106,9 +106,9 @@ def test_the_predicted_peak_of_a_module_that_is_wrapped_is_that_of_the_allocator
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"mesh": "dp=2", "placement": "zero-1"}, "DDP or FSDP2 of PyTorch: --placement ddp, fsdp, hsdp"),
-        ({"mesh": "tp=2", "placement": "megatron"}, "DDP or FSDP2 of PyTorch"),
-        ({"mesh": "dp=2", "placement": "fsdp", "module": "transformers-reentrant"}, "give --module transformers"),
+        ({"mesh": "dp=2", "placement": "zero-1"}, "DDP and FSDP2 over a mesh \\(--placement ddp, fsdp, hsdp"),
+        ({"mesh": "tp=2", "placement": "megatron"}, "DDP and FSDP2 over a mesh"),
+        ({"mesh": "dp=2", "placement": "fsdp", "module": "transformers-reentrant"}, "use --module transformers"),
     ],
 )
 def test_what_no_wrapper_of_pytorch_does_is_refused(flags, message):
@@ -124,5 +124,5 @@ def test_a_module_that_was_read_runs_itself_in_ddp():
     buckets = 4 * sum(each.numel() for each in module.parameters())
     assert over.module == one.module == "itself"
     assert over.peak == one.peak + buckets == sum(over.split.values())
-    with pytest.raises(InputError, match="knows no blocks of a layer's own module for fully_shard"):
+    with pytest.raises(InputError, match="cannot find the blocks of an imported module for fully_shard"):
         lc.memory(layer, B=16, placement="fsdp", **flags)

@@ -108,10 +108,11 @@ def test_fit_names_the_byte_that_is_too_much_and_what_would_help(net: str) -> No
         assert (peak <= 2**18 - 4096) == fits  # without the stack, for which the linker asks
     least = min(row.ram for row in found.rows)
     advice = lc.fit(net, least - 1, procedures="bp", optimizer="sgd", engine="c99").advice
-    (line,) = [line for line in advice if "least" in line]
-    assert f"is {least:,} bytes, 1.00 of the RAM, 1 too many" in line
+    (line,) = [line for line in advice if "closest option" in line]
+    assert f"needs {least:,} bytes (" in line
+    assert "1.00x the available memory" in line
     adamw = lc.fit(net, least + 4096, procedures="bp", engine="c99")
-    assert "With --optimizer sgd it fits" in " ".join(adamw.advice)
+    assert "It fits with --optimizer sgd" in " ".join(adamw.advice)
     with pytest.raises(InputError, match="give --ram"):
         lc.fit(net)
 
@@ -129,4 +130,4 @@ def test_the_memory_of_a_program_that_emit_refuses_says_so():
     sizes = {"B": 2, "d": 3, "f": 4}
     with pytest.raises(lc.InputError, match="no output to learn from"):
         lc.emit(net, backend="c99", optimizer="sgd", **sizes)
-    assert "emit refuses it" in lc.memory(net, engine="c99", optimizer="sgd", **sizes).convention
+    assert "emit refuses this model" in lc.memory(net, engine="c99", optimizer="sgd", **sizes).convention

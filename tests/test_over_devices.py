@@ -177,11 +177,11 @@ def test_memory_of_one_device_is_of_its_part():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"placement": "fsdp"}, "give --mesh with it"),
+        ({"placement": "fsdp"}, "require --mesh, for example"),
         ({"mesh": "dp=2"}, "say what is cut over the mesh"),
         (
             {"mesh": "dp=2", "placement": "ddp", "engine": "eager-in-backward"},
-            "of one device, as DDP .* give graph or",
+            "does not support --mesh, since DDP .* use graph or",
         ),
         ({"mesh": "tp=5", "placement": "megatron"}, "h is 12 .* the next size that can is 15"),
         ({"mesh": "dp=3", "placement": "ddp", "batch_size": 4}, "B is 4 .* the next size that can is 6"),
@@ -336,7 +336,7 @@ def test_a_process_of_several_takes_what_its_program_lays_out():
     assert found.plan == smallest(whole, {**sizes, "B": 2}, "fp32")
     one = lc.memory("gpt2", engine="torch", batch_size=2, seq_len=8, **shape)
     assert found.split["weights"] == one.split["weights"] / 2
-    with pytest.raises(InputError, match="--engine c99 is of one device, as its program is that of one board"):
+    with pytest.raises(InputError, match="--engine c99 does not support --mesh, since its program is for one board"):
         lc.memory("gpt2", engine="torch,c99", mesh="dp=2", placement="fsdp")
 
 
@@ -348,7 +348,7 @@ def test_a_step_that_no_kernel_computes_takes_what_operators_take():
     )
     assert found.peak == operators.peak
     assert found.rules == operators.rules
-    assert "Not in place, as" in found.convention
+    assert "The step cannot run in place:" in found.convention
 
 
 def test_a_vocabulary_that_does_not_divide_is_whole_where_it_is_in_training():

@@ -111,7 +111,7 @@ def test_who_runs_a_step_by_default_has_a_curve_and_programs_have_none() -> None
     assert curve(answer).peak == max(moment.bytes for moment in answer.curve) == answer.peak
     passes = list(dict.fromkeys(line.macro_operation for line in curve(answer).lines))
     assert passes[:2] == ["forward", "backward"]
-    with pytest.raises(lc.InputError, match="no account of every line"):
+    with pytest.raises(lc.InputError, match="no memory by line"):
         curve(lc.memory("gpt2", seq_len=16, engine="numpy", num_hidden_layers=1))
 
 

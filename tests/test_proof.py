@@ -50,7 +50,7 @@ def test_a_foreign_meaning_sees_what_differences_cannot():
     assert lc.check_layer(wrong).passed
     assert lc.check_layer(right, rows).passed
     report = lc.check_layer(wrong, rows)
-    assert [check.compared for check in report.failed] == ["values with a foreign implementation"]
+    assert [check.compared for check in report.failed] == ["values against an independent implementation"]
 
 
 def test_a_wrong_price_is_named_with_its_line(monkeypatch):
@@ -64,7 +64,7 @@ def test_a_wrong_price_is_named_with_its_line(monkeypatch):
     report = lc.check_layer(shipped_layer("attention"))
     assert not report.passed
     failed = report.failed[0]
-    assert failed.compared == "operations executed with the run price, line by line"
+    assert failed.compared == "executed operations against the price book run, line by line"
     assert failed.found.endswith("in line: P[B h M N] = softmax[N](S[B h M N])  (3)")
     assert lc.check_layer(shipped_layer("residual")).passed
 
@@ -117,7 +117,7 @@ def test_a_model_passes_with_every_procedure():
     comparisons = {(check.subject, check.compared) for check in report.checks}
     assert ("gpt2", "mempepita with pepita, bit for bit") in comparisons
     assert ("gpt2", "recompute with bp, bit for bit") in comparisons
-    assert ("gpt2, mempepita with adamw", "operations executed with the run price, line by line") in comparisons
+    assert ("gpt2, mempepita with adamw", "executed operations against the price book run, line by line") in comparisons
 
 
 @pytest.mark.slow

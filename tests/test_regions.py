@@ -240,7 +240,7 @@ def test_a_command_writes_the_linker_script_beside(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "step.ld").exists()
     capsys.readouterr()
     assert main([*line, "--on", "A100-SXM-80GB"]) == 2
-    assert "--on is for microcontrollers" in capsys.readouterr().err
+    assert "--on requires a microcontroller" in capsys.readouterr().err
     assert main(["memory", net, "--on", "stm32f407", "--budget", "1MB"]) == 2
     assert "give one of them" in capsys.readouterr().err
     fit = ["fit", net, "--on", "stm32f407", "--optimizer", "sgd", "--procedures", "bp", "--plan", "epilogue-update"]

@@ -479,7 +479,7 @@ def test_usual_procedures_that_make_a_report_too_large_are_left_out(monkeypatch:
 
 def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for ops, message in (
-        ([], "a report is of a model"),
+        ([], "report requires a model"),
         (["gpt9"], "unknown model 'gpt9'"),
         (["gpt2", "--on", "abacus"], "abacus"),
         (["gpt2", "--procedure", "magic"], "magic"),

@@ -177,7 +177,7 @@ def test_parts_go_round_beside_the_lines_of_their_turns():
     (row,) = (row for row in ring.moved if row.op == "pass_on")
     assert ring.waits < 0.1 * row.seconds < gathered.waits
     assert ring.beside >= row.seconds
-    assert "go round beside the lines of their turns" in ring.assumed
+    assert "ring steps overlap with the compute of their iteration" in ring.assumed
     assert "go round" not in gathered.assumed
 
 

@@ -288,8 +288,8 @@ def test_a_configuration_from_a_file(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("run-cost gpt2 --on V100", "needs the tokens of the run: --tokens 3e11"),
-        ("run-cost gpt2 --tokens 1e9", "needs a device: --on NAME; `learncost list devices`"),
+        ("run-cost gpt2 --on V100", "requires the tokens of the run, for example --tokens 3e11"),
+        ("run-cost gpt2 --tokens 1e9", "requires a device: --on NAME .see `learncost list devices`"),
         ("run-cost gpt2 --tokens many --on V100", "tokens must be a whole number"),
         ("run-cost gpt2 --tokens 1e9 --on H10", "did you mean 'H100'"),
         ("run-cost gpt2 --tokens 1e9 --on /dev/zero", "larger than 16 MiB"),
@@ -297,7 +297,7 @@ def test_a_configuration_from_a_file(tmp_path, capsys):
         (f"{COMMAND} --mfu 0", "mfu must be a share of the peak above 0"),
         (f"{COMMAND} --mfu 40", "such as 0.4, not '40'"),
         (f"{COMMAND} --hfu nan", "hfu must be a share"),
-        (f"{COMMAND} --mfu .4 --tokens-per-second 9", "both say how fast"),
+        (f"{COMMAND} --mfu .4 --tokens-per-second 9", "both set the speed"),
         (f"{COMMAND} --tokens-per-second 1e9", "times the peak of 1 x NVIDIA V100 SXM2 in fp16"),
         (
             f"{COMMAND} --dtype bf16",
@@ -308,12 +308,12 @@ def test_a_configuration_from_a_file(tmp_path, capsys):
         (f"{COMMAND} --power -3", "power must be watts"),
         (f"{COMMAND} --pue 0.9", "pue must be .* from 1 to 10"),
         (f"{COMMAND} --carbon-intensity 429", "kilograms of CO2 equivalents a kWh.*429 g is 0.429"),
-        (f"{COMMAND} --carbon-intensity .4 --country France", "both say how clean"),
+        (f"{COMMAND} --carbon-intensity .4 --country France", "both set the carbon intensity"),
         (f"{COMMAND} --country Frnace", "did you mean 'France'"),
         (f"{COMMAND} --country France --year 1999", "the table has 2015"),
         (f"{COMMAND} --year x", "year must be a whole number"),
         (f"{COMMAND} --price-per-hour -1", "price_per_hour must be US dollars"),
-        (f"{COMMAND} --procedure decode", "run-cost is about training"),
+        (f"{COMMAND} --procedure decode", "run-cost supports training only"),
         (f"{COMMAND} --mfy .4", "did you mean '--mfu'"),
     ],
 )

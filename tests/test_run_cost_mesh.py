@@ -25,7 +25,7 @@ def test_the_time_is_that_of_the_mesh():
     assert run.price_usd == pytest.approx(run.days * 24 * 8 * 2)
     assert run.total_by == "mesh"
     text = " ".join(str(run).split())
-    assert "It fits the 80.0 GB of a device: pp=2,dp=2,tp=2, 1f1b, 8 microbatches of 1" in text
+    assert "It fits in the 80.0 GB of a device: pp=2,dp=2,tp=2, 1f1b, 8 microbatches of 1" in text
     assert "all_gather over tp of values" in text
     told = json.loads(run.show("json"))["mesh"]
     assert told["fits"] is True
@@ -46,9 +46,9 @@ def test_cost_says_the_time_of_the_same_step(model, mesh, placement):
     cost = lc.cost(model, on="DGX H100", precision="bf16", optimizer="adamw", **sizes)
     assert cost.over_time.seconds == pytest.approx(step.seconds, rel=0.1)
     assert cost.over_time.waits == pytest.approx(step.waiting, rel=1e-3)
-    assert "`learncost run-cost --mesh` has microbatches" in " ".join(str(cost).split())
+    assert "`learncost run-cost --mesh` defaults to microbatches" in " ".join(str(cost).split())
     memory = lc.memory(model, precision="bf16", optimizer="adamw", **sizes)
-    assert "hold those of all weights through the step" in " ".join(str(memory).split())
+    assert "keep all gradients until the end of the step" in " ".join(str(memory).split())
 
 
 def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
@@ -61,14 +61,14 @@ def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
     assert (usual.spread.step.way.microbatch, usual.spread.step.way.microbatches) == (1, 16)
     assert run.spread.step.stages[1].activations < 4 * usual.spread.step.stages[1].activations
     for wrong, why in (
-        ({"microbatch": 5}, "microbatches of 5 do not divide"),
-        ({"chunks": 2}, "1f1b has one stage on a device: take --schedule interleaved"),
+        ({"microbatch": 5}, "not divisible by microbatches of 5"),
+        ({"chunks": 2}, "1f1b has one stage per device: use --schedule interleaved"),
         ({"microbatch": "x"}, "microbatch must be a whole number"),
-        ({"mesh": None, "plan": "flash"}, "plan is said of a mesh"),
+        ({"mesh": None, "plan": "flash"}, "--plan requires --mesh"),
     ):
         with pytest.raises(lc.InputError, match=why):
             lc.run_cost("llama-2-7b", 10**9, "DGX H100", 8, **{"mesh": "dp=8", **sizes, **wrong})
-    with pytest.raises(lc.InputError, match="microbatch is said of a step over devices"):
+    with pytest.raises(lc.InputError, match="--microbatch requires --mesh"):
         lc.run_cost("gpt2", 10**9, "A100-SXM-80GB", microbatch=2)
 
 
@@ -112,7 +112,7 @@ def test_without_a_mesh_the_fastest_that_fits_is_taken():
 def test_a_mesh_that_does_not_fit_is_said():
     run = lc.run_cost("llama-3-70b", 10**9, "DGX H100", mesh="dp=8", seq_len=2048, batch_size=8, num_hidden_layers=40)
     assert not run.spread.fits
-    assert "IT DOES NOT FIT the 80.0 GB of a device" in " ".join(str(run).split())
+    assert "IT DOES NOT FIT in the 80.0 GB of a device" in " ".join(str(run).split())
 
 
 def test_a_device_is_no_cluster():
@@ -123,19 +123,22 @@ def test_a_device_is_no_cluster():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("--mesh dp=3 --batch-size 16", "16 sequences cannot be cut over dp, 3 parts: the next batch_size .* is 18"),
+        (
+            "--mesh dp=3 --batch-size 16",
+            "16 sequences cannot be sharded over dp, 3 shards: the next batch_size .* is 18",
+        ),
         ("--mesh tp=3 --batch-size 6", "cannot be sharded over tp, 3 devices: the next size that can is"),
         ("--mesh dp=2 --devices 4 --batch-size 4", "the mesh dp=2 has 2 devices, not 4"),
         ("--mesh dp=x", "write dp=2,tp=4"),
-        ("--mesh xp=2 --batch-size 2", "say what is cut over xp"),
+        ("--mesh xp=2 --batch-size 2", "mesh axis xp needs sharding rules"),
         ("--mesh pp=5 --batch-size 5", "4 blocks are too few for 5 stages"),
-        ("--mesh dp=2 --mfu 0.4 --batch-size 2", "mfu says how fast the run is, and so does the mesh"),
-        ("--mesh dp=2 --lora q_proj --batch-size 2", "lora is not counted over a mesh"),
-        ("--mesh dp=2 --procedure pepita --batch-size 2", "counted for bp alone, not for pepita"),
+        ("--mesh dp=2 --mfu 0.4 --batch-size 2", "mfu and the mesh both set the speed"),
+        ("--mesh dp=2 --lora q_proj --batch-size 2", "lora is not supported over a mesh"),
+        ("--mesh dp=2 --procedure pepita --batch-size 2", "--mesh requires --procedure bp, not pepita"),
         ("--mesh pp=2 --schedule 2f2b --batch-size 2", "schedule must be one of"),
-        ("--placement fsdp", "give --mesh with it"),
-        ("--mesh pp=2 --place 'd over pp' --batch-size 2", "pp cuts the repeats of blocks: n_layer over pp, not"),
-        ("--mesh pp=2 --place 'blocks over pp of 1 3' --batch-size 2", "stages are as equal here as the blocks can be"),
+        ("--placement fsdp", "require --mesh, for example"),
+        ("--mesh pp=2 --place 'd over pp' --batch-size 2", "pp shards the stack of blocks: write n_layer over pp, not"),
+        ("--mesh pp=2 --place 'blocks over pp of 1 3' --batch-size 2", "only equal stages are supported"),
     ],
 )
 def test_bad_meshes_are_one_line(more, message, capsys):

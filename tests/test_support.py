@@ -62,4 +62,4 @@ def test_the_screen_counts_what_was_found(capsys: pytest.CaptureFixture[str]) ->
     assert "vit" in out
     assert "no decoder to sample from" in " ".join(out.split())
     assert main(["list", "models", "--support"]) == 2
-    assert "--support is of families" in capsys.readouterr().err
+    assert "--support applies to families" in capsys.readouterr().err

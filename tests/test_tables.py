@@ -86,16 +86,16 @@ def test_a_table_over_devices_is_proved_as_a_model_is(mlp, capsys):
     from learncost.cli.command import main
 
     assert main(["verify", str(mlp), "--mesh", "dp=2", "--placement", "ddp"]) == 0
-    assert "new weights and states with those of one device" in " ".join(capsys.readouterr().out.split())
+    assert "new weights and states against those of one device" in " ".join(capsys.readouterr().out.split())
     assert main(["verify", str(mlp), "--engine", "torch", "--B", "2", "--M", "8"]) == 2
-    assert "a table is watched at sizes of its own" in capsys.readouterr().err
+    assert "tables are run at fixed small sizes" in capsys.readouterr().err
 
 
 def test_a_table_is_written_as_what_devices_run(mlp):
     for table in (str(mlp), lc.layer(MLP)):
         program = lc.emit(table, "torch", mesh="dp=2", placement="ddp", B=4, M=8)
-        assert "What each device of dp=2 runs, in a batch of 4 by 8 of all." in program
-    with pytest.raises(lc.InputError, match="other programs read shapes"):
+        assert "The program of each device of dp=2, for a global batch of 4 by 8." in program
+    with pytest.raises(lc.InputError, match="other programs take shapes"):
         lc.emit(str(mlp), "torch", B=4, M=8)
 
 
@@ -115,7 +115,7 @@ def test_search_says_of_a_table_without_blocks_that_it_has_none():
       D[B] = H[B] - y[B]
       Q[B] = D[B] D[B]
       loss[] = #B^-1[] Q[B]"""
-    with pytest.raises(lc.InputError, match="a stack of blocks, one after the other, and there is none here"):
+    with pytest.raises(lc.InputError, match="search requires a model with a stack of blocks"):
         lc.search(lc.layer(text), B=16, on="DGX H100", devices=8, tokens=1e9)
 
 
@@ -208,9 +208,9 @@ def test_rows_by_module_are_so_many_parts_deep_and_come_to_the_same_total(mlp):
         assert {row["module"] for row in cost.to_dict()["rows"]} == modules
     forward = {row.module: row.maccs for row in cost.rows if row.macro_operation == "forward"}
     assert forward == {"net.h.*.fc1": 2 * 3 * 8 * 16, "net.h.*.fc2": 2 * 3 * 8 * 16, ".": 0}
-    with pytest.raises(lc.InputError, match="the lines of gpt2 say no modules"):
+    with pytest.raises(lc.InputError, match="--by module requires an imported module; gpt2 has"):
         lc.cost("gpt2", by="module")
-    with pytest.raises(lc.InputError, match="depth is of module paths"):
+    with pytest.raises(lc.InputError, match="--depth requires --by module"):
         lc.cost(mlp, B=2, M=3, depth=2)
 
 

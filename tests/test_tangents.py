@@ -198,9 +198,9 @@ def test_a_layers_lines_are_explained():
         (
             "skip",
             "attention",
-            "skip changes no line of a layer by itself: try explain MODEL attention --procedure skip",
+            "skip does not change the lines of a layer: use explain MODEL attention --procedure skip",
         ),
-        ("forward-gradient", "residual", "forward-gradient moves weights, and residual has none"),
+        ("forward-gradient", "residual", "forward-gradient changes weights, and residual has none"),
     ):
         with pytest.raises(lc.InputError, match=message):
             lc.explain(layer, procedure=name)

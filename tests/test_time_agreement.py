@@ -88,7 +88,7 @@ def test_a_measured_machine_makes_the_time_of_the_run(tmp_path: Path, monkeypatc
     with pytest.raises(lc.InputError, match="was measured in fp32, not in 'bf16'"):
         lc.run_cost("gpt2", 10**6, "here", dtype="bf16", **settings)
     assert main(["run-cost", "gpt2", "--tokens", "1e9", "--on", "here"]) == 0
-    assert "rests on the modelled step" in " ".join(capsys.readouterr().out.split())
+    assert "Run time uses the modelled step" in " ".join(capsys.readouterr().out.split())
 
 
 def test_where_the_step_is_not_known_the_run_still_is():

@@ -108,11 +108,11 @@ def test_wrong_inputs_are_refused_in_one_line():
     for call, message in (
         (lambda: module(), "feed_forward needs X"),
         (lambda: module(x, x), "feed_forward takes 1 inputs, not 2: X"),
-        (lambda: module(x, Y=x), "Y is no input: there are X"),
+        (lambda: module(x, Y=x), "Y is not an input: there are X"),
         (lambda: module(x[0]), r"X must have the axes \[B M d\], not the shape \(2, 4\)"),
         (lambda: module(x[..., :3]), r"the axis d of X\[B M d\] is 3, but 4 elsewhere"),
         (lambda: module([1]), "X must be a tensor, not list"),
-        (lambda: lt.layer("feed_forward", d=4), "feed_forward needs the size of f: give f="),
+        (lambda: lt.layer("feed_forward", d=4), "feed_forward requires the size of f: give f="),
         (lambda: lt.layer("feed_forward", d=4, f=8, q=1), "feed_forward has no axis 'q'"),
         (lambda: lt.layer("feed_forward", d=4, f=0), "f must be a whole number from 1, not 0"),
         (lambda: lt.layer("feed_forward", d=4, f=8, dropout={"Q": 0.1}), "feed_forward makes no 'Q' to drop from"),

@@ -165,7 +165,7 @@ def test_many_turns_of_an_inner_repeat_are_one_that_says_so(monkeypatch):
     monkeypatch.setattr("learncost.viz.predicted.MOST", 10)
     for on in (None, ON):
         trace, keywords = traced("gpt2", {"on": on})
-        assert {part.name for part in trace.timeline.processes[0].walk() if part.kind == "turn"} == {"3 turns"}
+        assert {part.name for part in trace.timeline.processes[0].walk() if part.kind == "turn"} == {"3 iterations"}
         assert sum(line.facts["flops"] for line in lines(trace)) == lc.cost("gpt2", **keywords).total.flops
         check_events(trace)
 
@@ -267,7 +267,7 @@ def test_the_command_writes_either_form_and_says_what_opens_it(tmp_path, capsys)
         (["-o", "no-such/trace.json"], "there is no folder no-such"),
         (["--on", "no-such"], "no-such"),
         (["--procedure", "decode", "--lora", "all-linear"], "decode is none"),
-        (["--context", "4"], "context goes with the procedure decode"),
+        (["--context", "4"], "--context requires --procedure decode"),
     ],
 )
 def test_what_cannot_be_is_one_line(flags, message, tmp_path, monkeypatch, capsys):

@@ -631,7 +631,7 @@ def test_a_run_is_not_written_over(text, run, capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("", "train needs PATH"),
+        ("", "train requires PATH"),
         ("TEXT --steps none", "steps must be a whole number, not 'none'"),
         ("TEXT --steps 0", "steps must be a whole number from 1, not 0"),
         ("TEXT --learning-rate -1", "learning_rate must be a number above 0"),

@@ -65,10 +65,10 @@ def test_a_run_takes_what_memory_says(procedure: str, text: Path, tmp_path: Path
     [
         (["--budget", "much"], "budget must be bytes such as 8GB, 256KiB or 1e9, not 'much'"),
         (["--budget", "10KB"], "budget: 10,000 bytes are too few for one sequence"),
-        (["--budget", "600KB", "--batch-size", "64"], "a step takes at least"),
-        (["--budget", "1GB", "--plan", "flash"], "leave --plan out"),
-        (["--budget", "1GB", "--engine", "numpy"], "leave --engine out"),
-        (["--budget", "1GB", "--clip", "1"], "leave --clip out"),
+        (["--budget", "600KB", "--batch-size", "64"], "a step needs at least"),
+        (["--budget", "1GB", "--plan", "flash"], "cannot be combined with --plan"),
+        (["--budget", "1GB", "--engine", "numpy"], "cannot be combined with --engine"),
+        (["--budget", "1GB", "--clip", "1"], "cannot be combined with --clip"),
     ],
 )
 def test_refusals(flags: list[str], says: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

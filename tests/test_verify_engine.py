@@ -221,10 +221,10 @@ def test_what_differs_is_put_where_it_belongs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["verify", "gpt2", "--plan", "flash"], "--plan is for --engine"),
-        (["verify", "deepseek-v3", "--engine", "torch"], "more than this machine has: give it small sizes"),
-        (["verify", "--engine", "torch", "--plan", "flash"], "--plan is for a model"),
-        (["verify", "mha", "--engine", "torch", "--seq-len", "4"], "--seq-len is for a model"),
+        (["verify", "gpt2", "--plan", "flash"], "--plan requires --engine"),
+        (["verify", "deepseek-v3", "--engine", "torch"], "more than this machine has: give small sizes"),
+        (["verify", "--engine", "torch", "--plan", "flash"], "--plan requires a model"),
+        (["verify", "mha", "--engine", "torch", "--seq-len", "4"], "--seq-len requires a model"),
         (
             ["verify", "atention", "--engine", "torch"],
             "no layer or model is called 'atention'; did you mean 'attention'",

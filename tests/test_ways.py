@@ -83,7 +83,7 @@ def test_the_list_of_a_model_is_what_cost_and_memory_say():
         assert entries[name]["bytes"] == held
     assert entries["skip-out"]["flops_of_bp"] < 1
     assert "has no output to learn from" in entries["mezo"]["refused"]
-    with pytest.raises(lc.InputError, match="--of is of procedures"):
+    with pytest.raises(lc.InputError, match="--of applies to procedures"):
         listing("models", of="gpt2")
 
 

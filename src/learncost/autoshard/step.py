@@ -32,11 +32,11 @@ PIPELINE = "pp"
 """The mesh axis of a pipeline."""
 
 ASSUMED = {
-    "waits": "collectives of values (tp, cp, ep) wait: nothing is computed beside them",
-    "beside": "collectives of weights and gradients run beside the passes that need them, which they slow down, and "
-    "wait for the rest",
-    "rings": "parts of a ring go round beside the lines of their turns, and wait for the rest",
-    "sends": "sends between stages run beside what is computed; a stage waits for what it needs",
+    "waits": "TP/CP/EP collectives are not overlapped with compute",
+    "beside": "collectives of weights and gradients overlap with the passes that need them, which they slow down; the "
+    "rest is exposed",
+    "rings": "ring steps overlap with the compute of their iteration; the rest is exposed",
+    "sends": "sends between stages overlap with compute; a stage waits for its inputs",
 }
 """What is assumed of streams."""
 

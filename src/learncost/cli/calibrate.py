@@ -16,29 +16,29 @@ from learncost.reports.sheet import wrapped
 
 @question()
 def calibrate(*, out: str | None = None, quick: bool = False, processes: int | str | None = None) -> str:
-    """Time single operations on this machine, in under two minutes, and keep what it attains in a file.
+    """Measure the rates of single operations on this machine, in under two minutes, and save them in a file.
 
-    learncost cost MODEL --on here then predicts the time of a step. Nothing else should run meanwhile. Ctrl-C stops it,
-    and nothing is written.
+    learncost cost MODEL --on here then predicts the time of a step. Run nothing else meanwhile. Ctrl-C stops it without
+    writing.
 
     Parameters
     ----------
     out
-        The file to write. The default is where `on` here looks for it; `on` FILE takes any other.
+        The output file. The default is the file that `on` here reads; `on` FILE reads any other.
     quick
-        Measures a coarser grid of products, which takes seconds and is less exact.
+        Measure a coarser grid of matrix products: takes seconds and is less exact.
     processes
-        Measures instead what torch.distributed attains between so many processes on this machine, gloo or NCCL, and
-        writes it as a link that a cluster's file may name: inside = "link.json".
+        Measure instead the rate of torch.distributed between this number of processes on this machine, gloo or NCCL, as
+        a link for a cluster's file: inside = "link.json".
 
     Commands
     --------
     learncost calibrate
-        Measures this machine; learncost cost gpt2 --on here then tells the time of a step.
+        Measure this machine; learncost cost gpt2 --on here then predicts the time of a step.
     learncost calibrate --quick --out mine.json
         A short measurement, into a file.
     learncost calibrate --processes 2 --out link.json
-        Collectives between two processes, as a link.
+        Measure collectives between two processes, as a link.
     """
     path = own_file() if out is None else Path(out)
     if out is not None and (path.is_dir() or path.suffix.lower() != ".json"):

@@ -22,7 +22,7 @@ from learncost.reports.question import FLAGS, Flag, flags_of, schema_of
 from learncost.reports.sheet import FORMATS, SPELLED
 from learncost.training.interrupt import like_ctrl_c
 
-ABOUT = "What learning costs a neural network: exact MACCs, FLOPs, bytes, memory and time, proved by running it."
+ABOUT = "The cost of training neural networks: exact MACCs, FLOPs, bytes, memory and time, verified by execution."
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,12 @@ _LAYER = (*FORMATS, "mathml")
 _COMMANDS: Mapping[str, Command] = {
     "cost": Command("reports.cost:cost", "The exact cost of one training step, by layer and macro-operation."),
     "compare": Command(
-        "reports.compare:compare", "Learning procedures side by side, and where one overtakes another.", plots=True
+        "reports.compare:compare",
+        "Compare learning procedures, and the lengths at which one becomes cheaper.",
+        plots=True,
     ),
     "conventions": Command(
-        "reports.conventions:conventions", "What each price book and counter says, and why they differ."
+        "reports.conventions:conventions", "The counts of every price book and counter, and why they differ."
     ),
     "formulas": Command(
         "reports.formulas.formulas:formulas",
@@ -97,62 +99,68 @@ _COMMANDS: Mapping[str, Command] = {
         _LAYER,
     ),
     "explain": Command(
-        "reports.formulas.explain:explain", "A layer, a word or a model's layer line by line, with its gradients."
+        "reports.formulas.explain:explain", "A layer, an operator or a model's layer line by line, with its gradients."
     ),
     "sweep": Command("cli.sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet.", (), False),
-    "rules": Command("reports.rules:rules", "Rules of thumb set against the exact numbers."),
+    "rules": Command("reports.rules:rules", "Rules of thumb compared with the exact numbers."),
     "memory": Command(
         "reports.memory.memory:memory",
-        "The peak of one training step, the arrays that make it, what fits a budget.",
+        "The peak memory of a training step, its live arrays, and what fits a budget.",
         plots=True,
     ),
-    "fit": Command(
-        "reports.memory.fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."
-    ),
+    "fit": Command("reports.memory.fit:fit", "Which learning procedures fit a device's memory, and suggested changes."),
     "place": Command(
-        "reports.placed:place", "The table that each of many devices runs, and why every collective is in it."
+        "reports.placed:place", "The sharded step of each device of a mesh, with a reason for each collective."
     ),
     "figure": Command(
         "viz.figure:figure", "A figure for a paper: memory, roofline, procedures, crossover and others.", (), False
     ),
     "trace": Command("viz.trace:trace", "The predicted step as a trace for Perfetto, line by line.", FORMATS, False),
-    "serve": Command("viz.serve.command:serve", "The explorer in a browser, and how a training goes.", (), False),
-    "run-cost": Command(
-        "reports.run_cost.run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."
+    "serve": Command(
+        "viz.serve.command:serve", "The explorer in a browser, and the progress of training runs.", (), False
     ),
+    "run-cost": Command("reports.run_cost.run_cost:run_cost", "Time, energy, CO2 and price of a whole training run."),
     "search": Command(
         "reports.search.search:search",
-        "How to spread a training over a cluster: meshes and schedules, the fastest first.",
+        "The fastest parallel configurations of a training step on a cluster.",
     ),
     "import": Command(
         "cli.importing.command:import_module",
-        "A PyTorch module of a file of yours as a table.",
+        "Import a PyTorch module from a Python file as a table.",
         (),
         False,
     ),
     "calibrate": Command(
-        "cli.calibrate:calibrate", "Measure this machine, so that cost --on here tells the time of a step.", (), False
+        "cli.calibrate:calibrate",
+        "Measure this machine, so that cost --on here predicts the time of a step.",
+        (),
+        False,
     ),
     "complexity": Command(
-        "reports.complexity:complexity", "Attention, recurrence, convolution: costs and where they cross.", plots=True
+        "reports.complexity:complexity",
+        "Costs of attention, recurrence and convolution, and where they cross.",
+        plots=True,
     ),
     "contest": Command(
-        "cli.contest:contest", "Learning procedures trained with equal budgets, and what came of it.", FORMATS, False
+        "cli.contest:contest",
+        "Train with several learning procedures under equal budgets, and compare.",
+        FORMATS,
+        False,
     ),
     "train": Command(
         "training.train:train", "Train a model on plain files: texts, pairs, classes, images, sounds.", (), False, True
     ),
-    "sample": Command("cli.sample:sample", "Let a trained model go on with a text.", (), False),
-    "verify": Command("cli.verify:verify", "Run the tables and prove the counts and the gradients."),
+    "sample": Command("cli.sample:sample", "Continue a text with a trained model.", (), False),
+    "verify": Command("cli.verify:verify", "Verify counts and gradients by running the tables."),
     "emit": Command(
         "cli.emit:emit",
         "The step as source for NumPy, PyTorch or JAX, or as C99 for a microcontroller.",
         (),
     ),
     "report": Command(
-        "viz.report:report", "One file to look at: cost, memory, time and formulas, with sliders.", (), False
+        "viz.report:report", "One HTML file with cost, memory, time and formulas, with sliders.", (), False
     ),
-    "errata": Command("cli.errata:errata", "What the publications print wrong, and what it does to a total."),
+    "errata": Command("cli.errata:errata", "Errata of the publications, and their effect on totals."),
     "list": Command("cli.lists.listing:listing", "Models, sizes, price books, procedures, layers, words and more."),
 }
 
@@ -236,7 +244,7 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     plots = writing.pop("plot", False) and sys.stdout.isatty()
     chosen_format, path = _format(command.formats, **writing), writing.get("output")
     if {**flags_given, **writing}.get("output") == "":
-        raise InputError("--output is the name of a file, not an empty one")
+        raise InputError("--output requires a file name")
     if path and not Path(path).absolute().parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
     if command.importing:
@@ -266,7 +274,7 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
     if not any(".py" in argument or described_elsewhere(argument) for argument in arguments):
         if flags_given:
             flag = next(iter(flags_given)).replace("_", "-")
-            raise InputError(f"--{flag} is about a module that is read: name it as FILE.py:NAME, or a config.json")
+            raise InputError(f"--{flag} requires an imported module: give FILE.py:NAME, or a config.json")
         return [*arguments]
     from learncost.cli.importing.command import layer_of
     from learncost.cli.typed import reading

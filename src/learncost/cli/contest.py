@@ -46,44 +46,44 @@ def contest(
     workers: str | None = None,
     **sizes: Any,
 ) -> Contest:
-    """Train by several learning procedures with equal budgets: loss, accuracy, counts, time and memory of each.
+    """Train with several learning procedures under equal budgets: loss, accuracy, counts, time and memory of each.
 
-    All have the same data in the same order, the same initial weights and optimizer, each the best learning rate of one
-    grid, chosen on training data that its trials did not learn from. NumPy runs the programs that `emit` writes.
+    All use the same data in the same order, the same initial weights and optimizer, each with the best learning rate of
+    one grid, chosen on held-out training data. NumPy runs the programs that `emit` writes.
 
     Parameters
     ----------
     data
-        digits (of scikit-learn), or text: files in UTF-8 and folders. A file of that name is ./digits.
+        digits (of scikit-learn), or text: UTF-8 files and folders. For a file called digits write ./digits.
     procedures
-        Who takes part, with commas between: {choices}; pepita:paper and pepita:stable name a mode.
+        The learning procedures, comma-separated: {choices}; pepita:paper and pepita:stable select a mode.
     budget
-        What each may use: steps:300, flops:2e10 (as priced), seconds:60 (as a few steps are timed before), or
-        memory:5MB, which chooses the largest batch whose predicted peak fits.
+        The budget of each: steps:300, flops:2e10 (as priced), seconds:60 (from the time of a few steps), or memory:5MB,
+        which selects the largest batch whose predicted peak fits.
     model
         For digits mlp (the default) or vit. For text a preset or a config.json; the default is two Llama-like blocks of
         width 64.
     mode
-        How pepita and mempepita update where `procedure` names no mode: stable or paper.
+        The update rule of pepita and mempepita if `procedure` names no mode: stable or paper.
     seeds
-        The seeds of weights and order, with commas between: one training for each.
+        The seeds of weights and data order, comma-separated: one training run for each.
     rates
-        The learning rates to try, such as 0.01,0.1. A single one is used as it is.
+        The learning rates to try, such as 0.01,0.1. A single one is used directly.
     batch_size
-        How many examples are in a step. The default is 64 images, or 8 sequences.
+        Examples in a step. The default is 64 images, or 8 sequences.
     steps
-        With `budget` memory, how many steps are run. The default is 300.
+        With `budget` memory: the number of steps. The default is 300.
     seq_len
-        How many bytes are in a sequence of text. The default is 64.
+        Bytes in a sequence of text. The default is 64.
     widths
-        How wide the hidden layers of the mlp are. The default is 64,32.
+        The widths of the hidden layers of the mlp. The default is 64,32.
     optimizer
-        What updates the weights: sgd, momentum (the default of the mlp), adamw (that of the others) or rmsprop. With
-        several, as momentum,adamw, every procedure takes part with each.
+        The optimizer: sgd, momentum (default of the mlp), adamw (default of the others) or rmsprop. With several, as
+        momentum,adamw, each procedure runs with each.
     dtype
         The type of the numbers: fp32 or fp64.
     price_book
-        How a budget in FLOPs is counted: run, or matmul for matrix products alone.
+        The price book of a budget in FLOPs: run, or matmul for matrix products only.
     out
         The file for everything, as JSON, with the loss of every step of every training; written again after each of
         them, so that learncost serve `run` shows how it goes.
@@ -108,20 +108,22 @@ def contest(
     for name in optimizers:
         find_optimizer(name)
     if len(set(optimizers)) < len(optimizers):
-        raise InputError(f"optimizers must be different names with commas between them, not {shown(optimizer)}")
+        raise InputError(f"optimizers must be a comma-separated list of different names, not {shown(optimizer)}")
     entrants_named = entrants(procedures, mode, optimizers if len(optimizers) > 1 else ("",))
     limit = read_budget(budget)
     numbers = {"batch_size": batch_size, "steps": steps}
     checked = {name: check_size(name, value) for name, value in numbers.items() if value is not None}
     if (unused := {"memory": "batch_size"}.get(limit.kind, "steps")) in checked:
-        raise InputError(f"--{unused.replace('_', '-')} does not go with --budget {limit.kind}, which says it itself")
+        raise InputError(f"--{unused.replace('_', '-')} cannot be combined with --budget {limit.kind}, which sets it")
     if workers is not None and limit.kind == "seconds":
-        raise InputError("seconds of trainings side by side tell nothing: leave --workers out, or change --budget")
+        raise InputError(
+            "--workers cannot be combined with a budget in seconds: parallel trainings slow each other down"
+        )
     tried, all_seeds = _rates(rates), _seeds(seeds)
     named_one("type", dtype, DTYPES)
     if price_book not in BOOKS:
         raise InputError(
-            f"price-book must be one of {', '.join(BOOKS)}, which count what runs, not {shown(price_book)}"
+            f"price-book must be one of {', '.join(BOOKS)}, which count executed operations, not {shown(price_book)}"
         )
     if out is not None and not Path(out).parent.is_dir():
         raise InputError(f"cannot write {out}: there is no folder {Path(out).parent}")
@@ -145,26 +147,26 @@ def contest(
 
 def _problem(data: Sequence[str], model: str | None, sizes: Mapping[str, Any]) -> Problem:
     if not data:
-        raise InputError("contest needs DATA: digits, or text files, or folders with text files in them")
+        raise InputError("contest requires DATA: digits, or text files, or folders of text files")
     model_sizes = {name: value for name, value in sizes.items() if name not in ("seq_len", "widths")}
     if "digits" in data:
         from learncost.training.contest.images import WIDTHS, mlp, vit
 
         if len(data) > 1:
-            raise InputError("digits are data of their own: leave the other paths out; a file of that name is ./digits")
+            raise InputError("digits cannot be combined with other data; for a file of that name write ./digits")
         kind = model or "mlp"
         if kind not in ("mlp", "vit"):
             raise InputError(f"the models for digits are mlp and vit, not {shown(kind)}")
         strange = {"mlp": ["seq_len", *model_sizes], "vit": ["seq_len", "widths"]}[kind]
         if unused := next((name for name in strange if name in sizes), None):
-            raise InputError(f"--{unused.replace('_', '-')} is nothing that {kind} has")
+            raise InputError(f"--{unused.replace('_', '-')} does not apply to {kind}")
         if kind == "vit":
             return vit(model_sizes)
         return mlp(tuple(check_size("widths", width) for width in sizes["widths"].split(",")) if sizes else WIDTHS)
     from learncost.training.contest.text import DECODER, text
 
     if "widths" in sizes:
-        raise InputError("--widths are those of the mlp, which learns digits")
+        raise InputError("--widths applies only to the mlp on digits")
     for path in data:
         if not Path(path).exists():
             raise InputError(f"no such file or folder: {path}; or DATA is digits")
@@ -179,14 +181,14 @@ def _rates(text: str | None) -> tuple[float, ...]:
     except ValueError:
         rates = ()
     if not rates or not all(math.isfinite(rate) and rate > 0 for rate in rates):
-        raise InputError(f"rates must be numbers above 0 with commas between them, not {shown(text)}")
+        raise InputError(f"rates must be a comma-separated list of numbers above 0, not {shown(text)}")
     return rates
 
 
 def _seeds(text: str) -> tuple[int, ...]:
     items = [item.strip() for item in text.split(",")]
     if not all(item.isascii() and item.isdigit() and len(item) < 10 for item in items) or len({*items}) < len(items):
-        raise InputError(f"seeds must be different whole numbers with commas between them, not {shown(text)}")
+        raise InputError(f"seeds must be a comma-separated list of different whole numbers, not {shown(text)}")
     return tuple(map(int, items))
 
 

@@ -67,7 +67,7 @@ def emit(
     microbatches: int | str | None = None,
     **sizes: Any,
 ) -> str:
-    """The step as source that needs nothing of learncost: Python for NumPy, PyTorch or JAX, or C99 for a device.
+    """Write the step as source code without dependency on learncost: NumPy, PyTorch or JAX, or C99 for a device.
 
     torch.compile and jax.jit take the Python whole. Every line says the axes of what it makes, and the numbers of the
     equations that it is. In C99 it is one file without any library, and its header beside it: a training step, a
@@ -78,32 +78,31 @@ def emit(
     subject
         A layer (`learncost list layers`), a file in the notation, or a model as `learncost cost` takes it.
     backend
-        What the program runs on: numpy, torch or jax; or for a model, of one batch and length: c, PyTorch's products
-        and kernels in C on one arena; c99, nothing at all, such as a microcontroller.
+        The target of the program: numpy, torch or jax; for a model with a fixed batch and length also c (PyTorch's
+        matrix products and C kernels on one arena) or c99 (freestanding, such as for a microcontroller).
     procedure
-        For a model, how it learns: {choices}. The default is bp.
+        For a model: the learning procedure: {choices}. The default is bp.
     optimizer
-        What updates the weights: adamw, sgd, momentum, or none, which returns the gradients. The default is adamw for a
-        model and none for a layer.
+        The optimizer: adamw, sgd, momentum, or none, which returns the gradients. The default is adamw for a model and
+        none for a layer.
     plan
-        For a model, how its step is rewritten, as chunked-loss,recompute=gelu+norm (`learncost list plans`).
+        For a model: the plan of the step, as chunked-loss,recompute=gelu+norm (`learncost list plans`).
     phase
-        What is written: the step; for a layer also forward or backward alone.
+        The part to write: step; for a layer also forward or backward only.
     batch_size
-        With `backend` c and c99, how many sequences there are. The default is 1. With `mesh`, those of all devices.
+        With `backend` c and c99: sequences in the step. The default is 1. With `mesh`: the global batch size.
     seq_len
-        With `backend` c and c99, how many tokens are in each. The default is the number of positions that the model
-        has.
+        With `backend` c and c99: tokens in a sequence. The default is the model's number of positions.
     precision
         bf16, with weights in fp32, or bf16-true; with `backend` c also fp32 (the default) and fp64, with c99 these two.
         Other programs take the type of their arrays.
     schedule
-        With stages of a pipeline (`placement` pp), the order of their passes: gpipe, 1f1b, which is the default, or
-        interleaved, with two stages on a device.
+        With pipeline stages (`placement` pp): the schedule: 1f1b (the default), gpipe, or interleaved with two stages
+        on a device.
     microbatches
-        With stages of a pipeline, into how many parts each device's sequences are cut. The default is one for each.
+        With pipeline stages: the number of microbatches per device. The default is one per sequence.
     sizes
-        Any size or setting of a model, such as `hidden_size` 1024. All programs but those in C read lengths off arrays.
+        Any size or setting of a model, such as `hidden_size` 1024. Programs other than C read sizes from their arrays.
 
     Returns
     -------
@@ -113,18 +112,18 @@ def emit(
     Raises
     ------
     InputError
-        For what is not known, or does not go together.
+        If a name is unknown, or options cannot be combined.
 
     Commands
     --------
     learncost emit attention
-        Attention, its backward and its weights' gradients as a program for NumPy.
+        Attention with its backward pass and weight gradients as a NumPy program.
     learncost emit gpt2 --backend torch --optimizer adamw -o step.py
         A training step of GPT-2 for PyTorch, into a file.
     learncost emit llama-3-8b --backend jax --mesh dp=2,tp=4 --placement fsdp,megatron-sp --batch-size 8 -o step.py
-        What each of 8 devices runs, and the function that gives every device its parts by shard_map.
+        The program of each of 8 devices, with a shard_map wrapper.
     learncost emit gpt2 --backend torch --mesh pp=4 --placement pp --schedule 1f1b --batch-size 8 -o step.py
-        The stages of a pipeline, with the order in which they run 8 microbatches.
+        The pipeline stages, with the schedule of 8 microbatches.
     learncost emit net.table --backend c99 --batch-size 4 --optimizer sgd -o net.c
         A training step and a prediction for a microcontroller: net.c and net.h.
 
@@ -146,39 +145,47 @@ def emit(
     of_stages = {"schedule": schedule, "microbatches": microbatches}
     is_placed = any(of_mesh.values())
     if mesh is None and any(of_stages.values()):
-        raise InputError("--schedule and --microbatches are of stages of a pipeline: give --mesh pp=2 --placement pp")
-    if is_placed and mesh is None:
-        raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
-    if is_placed and backend not in BETWEEN:
         raise InputError(
-            f"--mesh is for --backend {', '.join(BETWEEN[:-1])} or {BETWEEN[-1]}, whose programs devices run together"
+            "--schedule and --microbatches require pipeline stages, for example --mesh pp=2 --placement pp"
         )
+    if is_placed and mesh is None:
+        raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
+    if is_placed and backend not in BETWEEN:
+        raise InputError(f"--mesh requires --backend {', '.join(BETWEEN[:-1])} or {BETWEEN[-1]}")
     alone = {name: sizes.pop(name) for name in parameters_of_alone() if name in sizes}
     if backend == ALONE:
         if phase != "step":
-            raise InputError("--phase is for layers as Python: --backend c99 has --entry step, predict or both")
+            raise InputError(
+                "--phase applies to layers in Python: use --entry step, predict or both with --backend c99"
+            )
         asked_lengths = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
         return freestanding(subject, procedure, optimizer, plan, asked_lengths, alone, sizes)
     if seq_len is None and (names_own_sizes(subject) if isinstance(subject, str) else isinstance(subject, Layer)):
         seq_len = alone.pop("target_len", None)  # what a table calls M is its length
     if alone:
-        raise InputError(f"--{next(iter(alone)).replace('_', '-')} is for --backend c99")
+        raise InputError(f"--{next(iter(alone)).replace('_', '-')} requires --backend c99")
     step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan, **of_mesh, **of_stages}
     model_flags = {**step_flags, "phase": None if phase == "step" else phase}
     shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
     if dtype is not None and (kind := precision_of(dtype)).quantized:
-        what = "weights that lie as numbers" if kind.learned else "all weights"
-        held = "codes that learn: --backend c99" if kind.learned else "frozen ones: learncost train"
-        raise InputError(f"emit writes a step that trains {what}, and {kind.name} is of {held}")
+        what = "weights that are not quantized" if kind.learned else "all weights"
+        held = (
+            "trainable quantized weights (use --backend c99)"
+            if kind.learned
+            else "frozen quantized weights (use learncost train)"
+        )
+        raise InputError(f"emit supports steps that train {what}; {kind.name} has {held}")
     if dtype is not None and precision_of(dtype).states in BLOCKS:
-        raise InputError(f"emit writes states as they are, and {dtype} rounds them between steps: learncost train")
+        raise InputError(
+            f"emit does not support {dtype}, which rounds optimizer states between steps: use learncost train"
+        )
     if dtype is not None:
         check_runs(precision_of(dtype))
     rounds = dtype is not None and precision_of(dtype).values == "bf16"
     read_off = [name for name, value in shape.items() if value is not None and not (name == "dtype" and rounds)]
     if backend != IN_PLACE and not is_placed and read_off:
         flag = read_off[0].replace("_", "-")
-        raise InputError(f"--{flag} is for --backend c: other programs read shapes and types off their arrays")
+        raise InputError(f"--{flag} requires --backend c: other programs take shapes and types from their arrays")
     flags = {**model_flags, **shape, **sizes}
     if isinstance(subject, str):
         written = _command(subject, backend, flags)
@@ -195,10 +202,10 @@ def emit(
     if isinstance(subject, Configuration):
         subject = build(subject)
     elif sizes and not isinstance(subject, Model):
-        raise InputError(f"{min(sizes)} is a size of models: a layer's program reads its sizes off its arrays")
+        raise InputError(f"{min(sizes)} applies to models: a layer's program takes its sizes from its arrays")
     if isinstance(subject, Model):
         if phase != "step":
-            raise InputError(f"--phase {phase} is for layers; a model's program is its step")
+            raise InputError(f"--phase {phase} applies to layers; a model's program is its step")
         flags_of_step = procedure or "bp", optimizer or DEFAULT, plan or ""
         table, about = _model(subject, *flags_of_step)
         constants = subject.sizes
@@ -206,20 +213,19 @@ def emit(
             asked = MeshRequest(mesh, place, placement, batch_size, seq_len, schedule, microbatches)
             if asked.has_stages(subject):
                 if backend != "torch":
-                    raise InputError(
-                        "stages of a pipeline are programs for PyTorch, as their devices run different ones: give "
-                        "--backend torch"
-                    )
+                    raise InputError("pipeline stages require --backend torch")
                 program_of_stages, said = pipelined(subject, *flags_of_step, table, asked, dtype)
                 return program_of_stages(_title(f"{about}\n{said}", LIBRARIES[backend], written))
             table, constants = _over(subject, lambda model: _model(model, *flags_of_step)[0], asked)
-            about += f"\nWhat each device of {mesh} runs, in a batch of {constants['B']} by {constants['M']:,} of all."
+            about += (
+                f"\nThe program of each device of {mesh}, for a global batch of {constants['B']} by {constants['M']:,}."
+            )
     elif is_placed:
-        raise InputError("--mesh is for models: a layer's program is of one device")
+        raise InputError("--mesh applies to models: a layer's program runs on one device")
     elif procedure is not None:
-        raise InputError("--procedure is for models; a layer is differentiated as it stands")
+        raise InputError("--procedure applies to models only")
     elif plan is not None:
-        raise InputError("--plan is for models; a layer is differentiated as it stands")
+        raise InputError("--plan applies to models only")
     elif isinstance(subject, Layer):
         table, about = _layer(subject, optimizer or "none", phase)
     elif isinstance(subject, Table):
@@ -228,7 +234,7 @@ def emit(
         raise InputError(f"emit takes a layer, a table or a model, not {shown(subject)}")
     if backend == IN_PLACE:
         if not isinstance(subject, Model):
-            raise InputError("--backend c is for models: a layer is emitted for numpy, torch or jax")
+            raise InputError("--backend c applies to models: use numpy, torch or jax for a layer")
         batch = None if batch_size is None else check_size("batch-size", batch_size)
         length = None if seq_len is None else check_size("seq-len", seq_len)
         return _in_place(subject, table, about, written, plan, batch, length, dtype or "fp32")
@@ -261,8 +267,8 @@ def _in_place(
         table = planned(table, plan)
         about += f"\nUnder the plan {plan}, chosen for {sizes['B']} x {sizes['M']:,} tokens in {dtype}."
     program = placed(table, sizes, dtype)
-    about += f"\nIts arena takes {program.bytes:,} bytes; weights and the optimizer's state are the caller's."
-    return standalone(program, _title(about, "PyTorch on a processor, with kernels in C", written))
+    about += f"\nIts arena has {program.bytes:,} bytes; the caller allocates weights and optimizer state."
+    return standalone(program, _title(about, "PyTorch on a CPU, with kernels in C", written))
 
 
 def _over(model: Model, step_of: Callable[[Model], Table], asked: MeshRequest) -> tuple[Table, Mapping[str, int]]:

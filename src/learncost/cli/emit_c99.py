@@ -62,36 +62,36 @@ class Freestanding:
     Parameters
     ----------
     entry
-        With `backend` c99, what the file has: step, predict, or both (the default).
+        With `backend` c99: the entry points: step, predict, or both (the default).
     prefix
-        With `backend` c99, what the names of its functions and arrays begin with. The default is the name of the file
-        that is written, or model.
+        With `backend` c99: the prefix of function and array names. The default is the name of the output file, or
+        model.
     weights
-        With `backend` c99, a file of weights in the format safetensors, from which they begin: a module's own
-        state_dict, or under our names or transformers'. Without it a module begins as it is built; weights of a table
-        or a preset that learn are drawn on the device, and frozen ones are drawn here.
+        With `backend` c99: a safetensors file of initial weights: a module's own state_dict, or with this package's or
+        transformers' names. By default a module starts from its own initialization; trainable weights of a table or
+        preset are drawn on the device, and frozen ones at emission.
     state_dict
-        With `backend` c99, a file of safetensors to write: what the program begins with, as the module's state_dict.
-        With `weights` that came from a device it is what they become.
+        With `backend` c99: a safetensors file to write: the program's initial weights as the module's state_dict. If
+        `weights` came from a device, these are converted.
     accumulate
-        With `backend` c99, into how many microbatches a batch is cut.
+        With `backend` c99: the number of microbatches for gradient accumulation.
     clip
-        With `backend` c99, the largest norm of all gradients together. The default is 0, which leaves them alone.
+        With `backend` c99: the largest global gradient norm. The default is 0 (no clipping).
     learning_rate
-        With `backend` c99, what the variable begins with. The default is 0.01.
+        With `backend` c99: the initial learning rate. The default is 0.01.
     weight_decay
-        With `backend` c99, the weight decay. The default is 0.
+        With `backend` c99: the weight decay. The default is 0.
     dropout
-        With `backend` c99, the probability of dropout, whose masks a step draws from the seed. The default is 0.
+        With `backend` c99: the dropout probability; each step draws its masks from the seed. The default is 0.
     projected
-        With `backend` c99 and pepita or mempepita, the inputs to which the output's error is added through a fixed
-        random matrix, with commas between, where these are no tokens.
+        With `backend` c99 and pepita or mempepita: the inputs to which the projected output error is added,
+        comma-separated, for inputs other than tokens.
     target_len
-        With `backend` c99, how many tokens the decoder of an encoder-decoder says. The default is `seq_len`.
+        With `backend` c99: tokens in a decoder sequence of an encoder-decoder. The default is `seq_len`.
     on
-        With `backend` c99, a microcontroller (`learncost list devices`) or a file that describes one: arrays are laid
-        out over the regions of its RAM, what does not fit is refused, and where its addresses are known a linker
-        script is written beside.
+        With `backend` c99: a microcontroller (`learncost list devices`) or a file that describes one: arrays are
+        assigned to its RAM regions, programs that do not fit are refused, and a linker script is written if the
+        addresses are known.
     """
 
     entry: str = "both"
@@ -197,7 +197,7 @@ class FirmwareProgram:
         training = self.training
         configuration = training.configuration
         if not self.begin.arrays:
-            raise InputError("the device draws the weights: --weights FILE has those to write as a state_dict")
+            raise InputError("--state-dict requires --weights FILE: otherwise the device draws the weights")
         weights = {**training.plain_weights, **training.state, **training.buffers}
         if configuration.layer is None:
             return to_theirs(training.model, weights)
@@ -235,7 +235,7 @@ def program_of(
     Raises `InputError`.
     """
     if settings.dtype not in DTYPES:
-        raise InputError(f"C99 computes in {' or '.join(DTYPES)}, not in {settings.dtype}")
+        raise InputError(f"--backend c99 supports {' or '.join(DTYPES)}, not {settings.dtype}")
     configuration = _with_lengths(configuration, settings)
     begin = begun(configuration) if weights is None else Begin(weights, said or "they are given", others=others)
     training = Training(configuration, dtype=DTYPES[settings.dtype], **learning)
@@ -248,7 +248,7 @@ def program_of(
     if not training.model.learns and settings.entry != "predict":
         name = configuration.name
         hint = instead(training.model.configuration.family)
-        raise InputError(f"{name} has no output to learn from: give it a head, or --entry predict{hint}")
+        raise InputError(f"{name} has no output to learn from: use a model with a head, or --entry predict{hint}")
     if begin.arrays:
         training.load(begin.arrays, training.state, 0)
         training.hold(begin.arrays)
@@ -268,7 +268,9 @@ def program_of(
     written = firmware(tables, sizes, settings.dtype, settings.prefix, content, title)
     flash = settings.device.flash if settings.device else None
     if flash is not None and written.program_memory.constants > flash:
-        raise InputError(f"constants take {written.program_memory.constants:,} bytes of the flash, which has {flash:,}")
+        raise InputError(
+            f"constants need {written.program_memory.constants:,} bytes of flash, and {flash:,} are available"
+        )
     return FirmwareProgram(training, tables, sizes, plan, content, title, written, begin, settings.device)
 
 
@@ -289,7 +291,9 @@ def _tables(
     prepared = training.prepare(**batch)
     sizes, parts = dict(prepared.sizes), training.settings.accumulate
     if sizes["B"] % parts:
-        raise InputError(f"{sizes['B']} sequences are not {parts} equal microbatches: give a multiple of {parts}")
+        raise InputError(
+            f"{sizes['B']} sequences cannot be split into {parts} microbatches: give a multiple of {parts}"
+        )
     sizes["B"] //= parts
     step = written_once(without_gradients(prepared.table))
     step = replace(needed(step, (*step.outputs, *_of_weights(step))), outputs=step.outputs)
@@ -340,7 +344,7 @@ def _constants(
     fixed = names_made(model) | {name for name in read if name in (*training.constants, *training.buffers)}
     fixed |= {name for name in training.state if name in read - learns}
     if missing := [name for name in sorted(read - values.keys()) if name not in fed | learns | fixed]:
-        raise InputError(f"{missing[0]} is read by a prediction alone, and has no values: --weights FILE has them")
+        raise InputError(f"{missing[0]} is used only in prediction and has no values: give --weights FILE")
     _check_numbers(training, batch, fed | learns | fixed)
     begins = {}
     beside = {name: array for name, array in training.state.items() if np.any(array)}  # what learns as weights do
@@ -420,7 +424,7 @@ def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str
         if name in others or varies(values[name].of) or values[name].role == "mask":
             continue
         if not np.array_equal(before.values[name], after[name]):
-            raise InputError(f"{name} changes from step to step: C99 has no rule that makes it")
+            raise InputError(f"{name} changes from step to step, which --backend c99 does not support")
 
 
 def _of_begin(begin: Begin, tables: Mapping[str, Table]) -> tuple[str, ...]:
@@ -449,9 +453,7 @@ def _said(training: Training, tables: Mapping[str, Table], sizes: Mapping[str, i
         )
     if not find_procedure(training.settings.procedure).by_iterations:
         return tuple(said)
-    iteration = (
-        f"Block {training.iteration} learns, whose turn it is first, and no other one. The turn of block K is the step"
-    )
+    iteration = f"Only block {training.iteration}, the first in turn, is trained. The step of block K is that"
     return *said, f"{iteration} of --procedure bp --train-layers K."
 
 
@@ -469,9 +471,9 @@ def freestanding(
     if flags.entry not in ENTRIES:
         raise InputError(f"entry must be {', '.join(ENTRIES)}, not {shown(flags.entry)}{nearest(flags.entry, ENTRIES)}")
     if optimizer == "none":
-        raise InputError("--backend c99 writes a step that changes weights: name an optimizer, or --entry predict")
+        raise InputError("--backend c99 requires an optimizer, or --entry predict")
     if flags.prefix is not None and not re.fullmatch(r"[A-Za-z]\w*", flags.prefix):
-        raise InputError(f"prefix must begin a name in C, not {shown(flags.prefix)}")
+        raise InputError(f"prefix must be a valid start of a C name, not {shown(flags.prefix)}")
     kind = precision_of(lengths["dtype"] or "fp32")
     dtype = kind.computed
     checked, sizes = lengths_of(
@@ -483,7 +485,7 @@ def freestanding(
     if isinstance(subject, Model):
         subject = subject.configuration
     if not isinstance(subject, Configuration):
-        raise InputError("--backend c99 is for models, and for layers with a loss that are models: give one")
+        raise InputError("--backend c99 requires a model, or a layer with a loss")
     learning = {
         "procedure": procedure or "bp",
         "optimizer": optimizer or DEFAULT,
@@ -500,7 +502,7 @@ def freestanding(
     }
     device = None if flags.on is None else find_device(flags.on)
     if device and not device.core:
-        raise InputError(f"--on is for microcontrollers, and {device.name} has no core in its data")
+        raise InputError(f"--on requires a microcontroller; {device.name} has no core in its data")
     configuration, name = subject, name or subject.name
     settings = FirmwareOptions(flags.entry, flags.prefix or "model", plan, dtype=dtype, device=device, **checked)
     given, others = _read(_with_lengths(subject, settings), flags.weights)

@@ -55,7 +55,9 @@ class MeshRequest:
         if pipeline_of(model.table, self.grid, self.clauses) is not None:
             return True
         if self.kind is not None or self.microbatches is not None:
-            raise InputError("--schedule and --microbatches are of stages of a pipeline: --mesh pp=2 --placement pp")
+            raise InputError(
+                "--schedule and --microbatches require pipeline stages, for example --mesh pp=2 --placement pp"
+            )
         return False
 
     def pipeline(self, model: Model) -> Pipeline:
@@ -84,8 +86,8 @@ class MeshRequest:
         if batch % (number * self.parts):
             parts = number * self.parts
             raise InputError(
-                f"--batch-size {batch} cannot be cut into {number} microbatches for each of {self.parts} devices: the "
-                f"next that can is {-(-batch // parts) * parts}"
+                f"--batch-size {batch} cannot be split into {number} microbatches for each of {self.parts} devices: "
+                f"the next that can is {-(-batch // parts) * parts}"
             )
         several = kind in KINDS and KINDS[kind].several
         return schedule_of(kind, devices, number, CHUNKS if several else 1), batch // number
@@ -95,13 +97,13 @@ def refuse_filled(model: Model, padded: Sequence[Padded]) -> None:
     """Refuse sizes that would be filled up: `InputError` with the size to give."""
     for each in padded:
         said = family_of(model.configuration).axes.get(each.axis, each.axis)
-        raise InputError(f"{said} is {each.size:,}: give {each.filled:,}, which the mesh divides")
+        raise InputError(f"{said} is {each.size:,}, which is not divisible by the mesh: use {each.filled:,}")
 
 
 def refuse_zigzag(table: Table) -> None:
     """Refuse positions in another order."""
     if table.zigzag:
-        raise InputError("the plan zigzag puts positions in another order, which learncost train does and no program")
+        raise InputError("the plan zigzag is not supported by emit, since it reorders positions: use learncost train")
 
 
 def pipelined(
@@ -114,9 +116,9 @@ def pipelined(
     Raises `InputError` for another procedure than bp, and where something does not divide.
     """
     if procedure != "bp":
-        raise InputError(f"a pipeline is of bp: {procedure} cannot be cut into stages")
+        raise InputError(f"pipeline stages require --procedure bp, not {procedure}")
     if optimizer == "none":
-        raise InputError("stages sum the gradients of what they share at the optimizer: give one, such as sgd")
+        raise InputError("pipeline stages require an optimizer, such as --optimizer sgd")
     pipeline = asked.pipeline(model)
     order, batch = asked.schedule(pipeline.stages)
     sizes = asked.sizes(model, batch)
@@ -128,5 +130,6 @@ def pipelined(
         return program_in_stages(placed, whole.outputs, order, pipeline.axis, sizes, title, dtype).text
 
     number = "1 microbatch" if order.microbatches == 1 else f"{order.microbatches} microbatches"
-    said = f"The stages of {asked.grid}, {number} of {sizes['B']} by {sizes['M']:,} of all in the order {order.name}."
+    whole_batch = f"a global batch of {sizes['B']} by {sizes['M']:,}"
+    said = f"The stages of {asked.grid}, {number} of {whole_batch}, schedule {order.name}."
     return write, said

@@ -19,28 +19,28 @@ def errata(
     *,
     like: str | None = None,
 ) -> Errata:
-    """Errata of the publications behind learncost: where, printed, right, and what it does to a total.
+    """List errata of the publications behind learncost: place, printed text, correction, and effect on a total.
 
     Parameters
     ----------
     name
-        The name of an erratum, such as E2, which is shown whole. Without it, all of them are shown in a table.
+        The name of an erratum, such as E2. By default all are listed in a table.
     like
-        Only the errata that have this text in one of their fields, such as backward or Hoffmann.
+        Show only errata that contain this text, such as backward or Hoffmann.
 
     Commands
     --------
     learncost errata
         All errata.
     learncost errata E2
-        One of them: what is printed, what is right.
+        One erratum, with the printed text and the correction.
     learncost errata --like backward
-        Those of backward passes.
+        Errata of backward passes.
     """
     if name is None:
         return Errata(every() if like is None else _like(like))
     if like is not None:
-        raise InputError(f"like chooses among all errata, and {shown(name)} is one: give one of the two")
+        raise InputError(f"--like cannot be combined with the erratum {shown(name)}: give one of them")
     return Errata((_one(name),), alone=True)
 
 
@@ -71,7 +71,7 @@ def _like(text: str) -> tuple[Erratum, ...]:
     """Those in which a text stands, in capitals or not."""
     with_text = tuple(e for e in every() if mentions(asdict(e).values(), text))
     if not with_text or not text.strip():
-        raise InputError(f"no errata have {shown(text)} in a field")
+        raise InputError(f"no errata contain {shown(text)}")
     return with_text
 
 
@@ -84,12 +84,12 @@ def _table(errata: tuple[Erratum, ...], in_full: bool) -> Sheet:
     columns: tuple[str, ...]
     cells: list[tuple[str, ...]]
     if in_full:
-        columns = ("id", "document", "where", "printed", "right", "effect", "mended in")
+        columns = ("id", "document", "where", "printed", "right", "effect", "corrected in")
         cells = [(e.id, e.document, e.where, e.printed, e.right, e.effect, _books(e)) for e in errata]
     else:
-        columns = ("id", "total", "where, and what it does to a total")
+        columns = ("id", "total", "place, and effect on a total")
         cells = [(e.id, "changes" if (e.maccs, e.flops) != ("0", "0") else "-", _short(e)) for e in errata]
-    notes = ("learncost errata ID shows one whole: what is printed, what is right.",)
+    notes = ("learncost errata ID shows the printed text and the correction.",)
     rows = tuple(SheetRow(row) for row in cells)
     return Sheet(f"{len(errata)} errata of the publications", columns, rows, notes, frozenset(range(len(columns))))
 

@@ -99,13 +99,13 @@ def overview(commands: Mapping[str, str], about: str) -> Page:
     """The help of all commands."""
     groups = {"Commands": tuple(HelpEntry(name, text) for name, text in commands.items())}
     more = {
-        "--help": "Shows this page; learncost COMMAND --help says more of one command.",
-        "--version": "Shows the version.",
+        "--help": "Show this page; learncost COMMAND --help shows the flags of a command.",
+        "--version": "Show the version.",
     }
     groups["Flags"] = tuple(HelpEntry(name, text) for name, text in more.items())
     examples = (
-        ("learncost cost gpt2", "What one training step of GPT-2 costs."),
-        ("learncost list models", "Every model that it knows by name."),
+        ("learncost cost gpt2", "The cost of one training step of GPT-2."),
+        ("learncost list models", "All known models."),
         ("learncost cost --help", "The flags of one command."),
     )
     return Page("learncost COMMAND [FLAGS]", about, examples, groups)

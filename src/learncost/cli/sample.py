@@ -27,29 +27,29 @@ def sample(
     tokens: int | str = 200,
     seed: int | str = 0,
 ) -> str:
-    """Let a trained model go on with a text, with a cache of keys and values; it ends where the document would.
+    """Continue a text with a trained model and a KV cache, up to the end of the document.
 
     Parameters
     ----------
     run
         The folder of a run of learncost train.
     prompt
-        The text to go on with. Without one, a document is begun.
+        The text to continue. By default a new document is started.
     tokens
-        How many tokens are written at most.
+        The largest number of tokens to write.
     temperature
-        How bold the choice is: above 1 bolder, below 1 more careful; 0 always takes the likeliest token.
+        The sampling temperature: above 1 more random, below 1 less; 0 always selects the most likely token.
     top_k
-        Chooses only among so many of the likeliest tokens; 0 means all.
+        Sample only from this many most likely tokens; 0 means all.
     top_p
-        Chooses only among the likeliest tokens that together have this probability.
+        Sample only from the most likely tokens with this total probability.
     seed
-        Another seed gives another text.
+        The seed of sampling.
 
     Commands
     --------
     learncost sample run-1 --prompt "Once upon a time"
-        Goes on with a text.
+        Continue a text.
     learncost sample run-1 --tokens 50 --temperature 0
         The likeliest 50 tokens.
     """
@@ -61,6 +61,6 @@ def sample(
     options, configuration = folder.options(), folder.configuration()
     tokenizer = folder.tokenizer()
     if tokenizer is None or not next_token(configuration):
-        raise InputError(f"{run} does not go on with a text: what it says of examples is in {folder.path / SAMPLES}")
+        raise InputError(f"{run} cannot continue a text: its outputs for examples are in {folder.path / SAMPLES}")
     decoder = Decoder(configuration, folder.weights(build(configuration)), precision_of(options.dtype).array)
     return prompt + compose(decoder, tokenizer, prompt, how)

@@ -66,14 +66,14 @@ def _cost(procedure: str, family: str) -> None:
 def _priced(procedure: str, configuration: Configuration) -> None:
     answer = cost(configuration, procedure, "run", BATCH_SIZE, *lengths_open(configuration, *LENGTHS))
     if not answer.total.flops > 0:
-        raise WrongError("there is no FLOP in it")
+        raise WrongError("it has no FLOPs")
 
 
 def _memory(chosen_engine: str, family: str) -> None:
     configuration = small(family)
     answer = memory(configuration, "bp", BATCH_SIZE, *lengths_open(configuration, *LENGTHS), engine=chosen_engine)
     if not (isinstance(answer, Memory) and answer.peak > 0):
-        raise WrongError("no byte is alive at its peak")
+        raise WrongError("its peak is 0 bytes")
 
 
 def _step(family: str) -> tuple[Training, dict[str, Any], Prepared]:

@@ -29,11 +29,10 @@ def sweep(model: str, /, *, output: str | None = None, **sizes: Any) -> None:
     Parameters
     ----------
     output
-        The file to write, which ends in .csv or .parquet (which needs the extra sweep). Without it, CSV goes to
-        standard output.
+        The output file, .csv or .parquet (which needs the extra sweep). By default CSV goes to standard output.
     sizes
-        Any size, `batch_size`, `seq_len` and `target_len` among them, with one value, several with commas between, or a
-        range as Python's: start:stop or start:stop:step, from start up to and without stop.
+        Any size, including `batch_size`, `seq_len` and `target_len`: one value, a comma-separated list, or a range as
+        in Python: start:stop or start:stop:step, without stop.
 
     Commands
     --------
@@ -63,7 +62,7 @@ def notes(combinations: Sweep, output: Path | None) -> list[str]:
     if combinations.left_out:
         result.append(combinations.left_out)
     if combinations.dropped:
-        result.append(f"invalid combinations that are left out: {combinations.dropped:,}")
+        result.append(f"invalid combinations left out: {combinations.dropped:,}")
     if combinations.inexact:
         result.append(f"rows with counts from 2^53 on, which may be rounded (exact is false): {combinations.inexact:,}")
     return result

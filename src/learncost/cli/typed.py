@@ -46,7 +46,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
             raise InputError(f"{name} is given twice")
         if flag and flag.kind == "boolean":
             if joined or (spelling not in flag.names and not flag.reverses):
-                raise InputError(f"{word} is no flag: {flag.names[0]} stands alone")
+                raise InputError(f"{word} is not a flag: {flag.names[0]} takes no value")
             typed_values[key] = spelling in flag.names
             continue
         if not joined and (not left or _is_flag(left[0])):
@@ -79,7 +79,7 @@ def _check_size(name: str, spellings: Sequence[str], others: bool) -> None:
         if name.startswith("--") and spelled(name[2:]) in sizes:
             return
     near = nearest(name, [*spellings, *(f"--{size.replace('_', '-')}" for size in sizes)])
-    hint = near or ("; `learncost list sizes` shows those that are sizes" if others else "")
+    hint = near or ("; see `learncost list sizes` for sizes" if others else "")
     raise InputError(f"unknown flag {shown(name)}{hint}")
 
 
@@ -114,8 +114,8 @@ def _unexpected(command: str, flags: Sequence[Flag], arguments: Sequence[str]) -
         both = " ".join(
             quote(argument) if len(argument) < 80 else "MODEL" for argument in map(printable, arguments[:2])
         )
-        return f"{said}: ask about one after the other, or see them side by side with learncost report {both}"
-    return f"{said}: leave it out"
+        return f"{said}: run it for one after the other, or compare them with learncost report {both}"
+    return f"{said}: remove it"
 
 
 UNKNOWN = ("refuse", "zero")

@@ -71,7 +71,7 @@ def verify_c99(
     Raises `InputError`.
     """
     if model is None:
-        raise InputError("--engine c99 verifies a model: name one")
+        raise InputError("--engine c99 requires a model")
     counted = layer_or_model(model)
     configuration = configure(counted, dict(sizes or {}))
     title = f"verification of {configuration.name}, {procedure} with {optimizer} in C99"
@@ -269,7 +269,7 @@ def _without_gradient(program: FirmwareProgram, batch: Mapping[str, Any]) -> lis
 def _parity(program: FirmwareProgram, name: str, steps: int) -> Iterator[Check]:
     is_whole = program.training.precision.is_whole
     numbers, near = ("whole numbers", 0.0) if is_whole else ("fp64", NEAR)
-    compared = f"losses, weights and scores with NumPy's over {steps} steps in {numbers}, under sanitizers"
+    compared = f"losses, weights and logits against NumPy's over {steps} steps in {numbers}, under sanitizers"
     try:
         errors = parity(program, steps)
     except InputError as problem:
@@ -277,7 +277,7 @@ def _parity(program: FirmwareProgram, name: str, steps: int) -> Iterator[Check]:
         return
     text = f"losses off by {errors.losses:.1e}, weights by {errors.weights:.1e}"
     text += f" at most, in {errors.worst}" if errors.worst else ""
-    text += f", scores by {errors.scores:.1e}" if "predict" in program.tables else ""
+    text += f", logits by {errors.scores:.1e}" if "predict" in program.tables else ""
     text += f"; without {', '.join(errors.nothing)}, whose gradient is 0" if errors.nothing else ""
     if errors.aside:
         text += f"; NumPy's own weights are off by {errors.aside:.1e} where they begin one rounding aside"
@@ -295,7 +295,7 @@ class _CallCounts:
 
 def _prices(program: FirmwareProgram, name: str) -> Iterator[Check]:
     """What a number type counts in every call, against the price of its lines."""
-    compared = "MACCs executed with the run price, call by call"
+    compared = "executed MACCs against the price book run, call by call"
     _, batches = _batches(program, 1)
     try:
         counted = alone.counted(program.firmware, _begin(program), batches)
@@ -306,7 +306,7 @@ def _prices(program: FirmwareProgram, name: str) -> Iterator[Check]:
     executed = {number: counted.get(number, (0, 0)) for number in calls}
     maccs, flops = ([(calls[number], executed[number][unit]) for number in calls] for unit in (0, 1))
     yield Check(name, compared, *_of_maccs(maccs))
-    yield Check(name, "FLOPs executed with the run price, told", _of_flops(flops), True)
+    yield Check(name, "executed FLOPs against the price book run, reported", _of_flops(flops), True)
 
 
 def _of_maccs(calls: list[tuple[_CallCounts, int]]) -> tuple[str, bool]:
@@ -360,13 +360,13 @@ def _memory(program: FirmwareProgram, name: str) -> Iterator[Check]:
     layouts, arena = [*firmware.layouts.values()], firmware.program_memory.arena
     alive = in_all(layouts, together(layout.alive for layout in layouts))
     lost = f", {arena - alive:,} of them between arrays" if arena > alive else ""
-    text = f"{arena:,} bytes{lost}, {alive:,} alive at the worst call"
-    yield Check(name, "the arena with the most bytes alive", text, arena <= SLACK * alive)
+    text = f"{arena:,} bytes{lost}, {alive:,} live at the peak"
+    yield Check(name, "the arena against the most live bytes", text, arena <= SLACK * alive)
     compiled = alone.compiled(firmware)
     text = f"{compiled.ram:,} bytes of variables, {firmware.program_memory.ram:,} predicted"
     if compiled.between:
         text += f"; size says {compiled.between:,} more, which lie between arrays as this machine aligns them"
-    yield Check(name, "RAM predicted with the object's", text, compiled.ram == firmware.program_memory.ram)
+    yield Check(name, "predicted RAM against the object file's", text, compiled.ram == firmware.program_memory.ram)
     others = [symbol for symbol in compiled.undefined if symbol not in ALLOWED]
     text = f"needs {', '.join(others or compiled.undefined) or 'nothing'}"
     yield Check(name, "the object by -std=c99 -O2 with what it may need", text, not others)

@@ -41,63 +41,63 @@ def verify(
     lora_alpha: object = None,
     **sizes: Any,
 ) -> VerificationReport:
-    """Run the tables and prove the counts and the gradients; exit code 1 if anything fails.
+    """Verify counts and gradients by running the tables; exit code 1 if a check fails.
 
-    At small, pairwise different sizes: values with foreign implementations, gradients with complex steps or
-    differences, the operations that arrays count with the price of the book run, line by line, the explicit Jacobian
-    with the closed form; where PyTorch or JAX is installed, values and gradients with its autograd, and FLOPs with
-    PyTorch's FlopCounterMode. For a model, a step of every procedure with every optimizer too, and MEMPEPITA with
-    PEPITA bit for bit, and what else is known of each: with `procedure`, of some alone.
+    Compares, at small and pairwise different sizes: values against independent implementations, gradients by
+    complex-step or finite differences, executed operation counts against predicted ones (price book run, line by line),
+    and the explicit Jacobian against the closed form. If PyTorch or JAX is installed: values and gradients against its
+    autograd, and FLOPs against PyTorch's FlopCounterMode. For a model also a step of every procedure with every
+    optimizer, MEMPEPITA against PEPITA bit for bit, and other known identities; `procedure` selects some.
 
-    For a module of a file of yours, FILE.py:NAME: the module itself is run on random inputs at two sizes, and outputs,
-    gradients, products as FlopCounterMode counts them, buffers and inputs after the call are compared with the table's.
+    For an imported module, FILE.py:NAME: runs the module on random inputs at two sizes, and compares outputs,
+    gradients, FlopCounterMode's counts, buffers and inputs after the call with those of the table.
 
-    With --mesh: the step over many devices, each of them a thread, with the step of one device: loss, gradients, new
-    weights and states in fp64, and the bytes that are sent with those that are priced.
+    With --mesh: compares a step over many devices (one thread each) with the step on one device: loss, gradients, new
+    weights and states in fp64, and the bytes sent with those predicted.
 
-    With --engine: what an engine executes with what is priced, line by line. Of a model one step; of a layer, or of
-    every layer without a name, the passes as they are emitted, their values too.
+    With --engine: compares executed operations with priced ones, line by line: a step of a model; or the emitted passes
+    of a layer, or of all layers, with their values.
 
     Parameters
     ----------
     model
-        A model, as learncost cost takes it, a layer, or a file in the notation. Without it, every word and every layer
-        is verified.
+        A model, as in learncost cost, a layer, or a file in the notation. By default every operator and every layer is
+        verified.
     every
-        Shows one line for each comparison, also where there are hundreds.
+        Print one line for each comparison, even if there are hundreds.
     engine
-        Watches what an engine executes: torch or jax; or c99, the program that learncost emit writes, which is held to
-        NumPy, to its price, to its layout and to C99.
+        Check what an engine executes: torch or jax; or c99, the program of learncost emit, against NumPy, its price,
+        its memory layout and the C99 standard.
     plan
-        With `engine` torch, the rewritings of the step, as flash,fused. The default is the planner's choice.
+        With `engine` torch: the plan of the step, as flash,fused. The default is the planner's choice.
     procedure
-        How the model learns: {choices}. With `engine` and `mesh` one, which is run; the default is bp. Else several
-        with commas between, which are proved.
+        The learning procedure: {choices}. With `engine` and `mesh` one procedure, which is run (default bp); otherwise
+        a comma-separated list of procedures to verify.
     optimizer
-        With `engine`, what updates the weights: adamw (the default), sgd or momentum.
+        With `engine`: the optimizer: adamw (the default), sgd or momentum.
     batch_size
-        With `engine`, how many sequences are in the step. The default is 2.
+        With `engine`: sequences in the step. The default is 2.
     seq_len
-        With `engine`, how many tokens are in each. The default is 80.
+        With `engine`: tokens in a sequence. The default is 80.
     placement
-        With `mesh`, clauses by name: {choices}; or all, which has meshes of its own.
+        With `mesh`: named sharding rules: {choices}; or all, which brings its own meshes.
     precision
-        With `engine` c99, the type of frozen matrices: int8-frozen-fp32.
+        With `engine` c99: the type of frozen matrices: int8-frozen-fp32.
     dropout
-        With `engine` c99, the probability of dropout.
+        With `engine` c99: the dropout probability.
     sizes
-        With `engine`, any size or setting of the model, such as `num_hidden_layers` 2.
+        With `engine`: any size or setting of the model, such as `num_hidden_layers` 2.
 
     Commands
     --------
     learncost verify attention
-        Proves the counts and gradients of one layer.
+        Verify the counts and gradients of one layer.
     learncost verify gpt2 --procedure skip,local
-        Proves two ways to learn: their counts, and what they are the same as.
+        Verify two learning procedures: their counts, and their known identities.
     learncost verify gpt2 --mesh dp=2,tp=2 --placement fsdp,megatron-sp
-        Runs a step on four devices and holds it to the step of one.
+        Run a step on four devices and compare it with the step on one.
     learncost verify gpt2 --engine torch --num-hidden-layers 2
-        Holds what PyTorch executes against what is priced.
+        Compare executed operations of PyTorch with the priced ones.
     """
     engine_flags = {
         "plan": plan,
@@ -111,7 +111,7 @@ def verify(
         report = _of_placement(model, mesh, place, placement, settings, sizes)
         return report if every or model is not None else replace(report, summed=True)
     if mesh or place or placement:
-        raise InputError("--mesh runs devices as threads on NumPy: leave --engine out")
+        raise InputError("--mesh cannot be combined with --engine: devices are threads on NumPy")
     learned = {
         "precision": precision,
         "dropout": None if dropout is None else check_probability("dropout", dropout),
@@ -123,20 +123,20 @@ def verify(
     }
     learned = {name: value for name, value in learned.items() if value is not None}
     if learned and engine != "c99":
-        raise InputError(f"--{next(iter(learned)).replace('_', '-')} is for --engine c99")
+        raise InputError(f"--{next(iter(learned)).replace('_', '-')} requires --engine c99")
     if engine is None and procedure and not sizes and len(settings) == 1:
         report = compute(model, procedure)
         return report if every or len(report.checks) <= FEW else replace(report, summed=True)
     if engine is None and (settings or sizes):
         named = next(iter((*sizes, *settings))).replace("_", "-")
-        raise InputError(f"--{named} is for --engine torch, jax or c99: tables are proved at sizes of their own")
+        raise InputError(f"--{named} requires --engine torch, jax or c99: tables are verified at fixed small sizes")
     if engine is not None:  # a table's letters are said as `--B 2 --M 8`
         asked = {name: settings.get(name) for name in ("batch_size", "seq_len", "target_len")}
         lengths, sizes = lengths_of(asked, sizes)
         settings |= lengths
         of_table = model is not None and isinstance(layer_or_model(model), Layer)
         if engine != "c99" and "target_len" in lengths and not of_table:
-            raise InputError("--target-len is for --engine c99")
+            raise InputError("--target-len requires --engine c99")
     if engine == "c99":
         from learncost.cli.verified_c99 import verify_c99
 
@@ -159,12 +159,14 @@ def _of_placement(
     from learncost.verification.placements import verify_placements
 
     if length := next((name for name in ("batch_size", "seq_len") if name in settings), None):
-        raise InputError(f"--mesh runs at small sizes that divide: leave --{length.replace('_', '-')} out")
+        raise InputError(
+            f"--{length.replace('_', '-')} cannot be combined with --mesh, which uses small divisible sizes"
+        )
     if sizes and model is None:
-        raise InputError(f"--{next(iter(sizes)).replace('_', '-')} is for a model: name one")
+        raise InputError(f"--{next(iter(sizes)).replace('_', '-')} requires a model")
     named = None if model is None else layer_or_model(model)
     if isinstance(named, Layer) and named.name in shipped():
-        raise InputError(f"{model} is a layer: --mesh places the training step of a model")
+        raise InputError(f"--mesh requires a model; {model} is a layer")
     built = None if model is None else build(configure(model, sizes))
     asked = {name: str(value) for name, value in settings.items()}
     checks = verify_placements(built, mesh, place, placement, **asked)
@@ -182,9 +184,9 @@ def _of_engine(
     if settings or sizes:
         flag = next(iter((*settings, *sizes))).replace("_", "-")
         if model is None:
-            raise InputError(f"--{flag} is for a model: name one")
+            raise InputError(f"--{flag} requires a model")
         if isinstance(layer_or_model(model), Layer):
-            raise InputError(f"--{flag} is for a model by its name: a table is watched at sizes of its own")
+            raise InputError(f"--{flag} requires a model by its name: tables are run at fixed small sizes")
     return verify_engine(model, engine, **_lengths(settings), sizes=sizes)
 
 

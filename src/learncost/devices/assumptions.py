@@ -62,7 +62,7 @@ class Evidence:
         if self.sources == 1:
             return f"{ends}; with one source it cannot be tested on another"
         short = "" if self.trusted else ", which is less than nine in ten"
-        return f"{ends}; of sources set aside that of the others holds {self.share_held:.0%}{short}"
+        return f"{ends}; leave-one-source-out coverage: {self.share_held:.0%}{short}"
 
 
 def percentile(values: Iterable[float], share: float) -> float:

@@ -155,7 +155,7 @@ class Training(Core):
         self._looking: dict[bool, Table] = {}  # with the scores as an output too
         self._blocks = iterations_of(self.model, self._chosen)
         if self._chosen.chooses and self._wanted is not None:
-            raise InputError(f"{procedure} says itself what learns: leave train and lora out")
+            raise InputError(f"procedure {procedure} fixes the trainable parameters: remove train and lora")
         self._tables: dict[tuple[bool, int], Table] = {(False, self.iteration): self._step_table(self.model)}
         table = self.model.table
         if self.is_plain:

@@ -33,85 +33,85 @@ class Options:
     Parameters
     ----------
     paths
-        Text files in UTF-8, and folders of them; everything else in a folder is skipped, and counted. Of examples
-        lists: a .csv FILE,LABEL of images (or a folder of them for each class), a .tsv FILE, tab, TEXT of WAVs, one of
-        SOURCE and TARGET, or of TEXT and LABEL.
+        UTF-8 text files and folders of them; other files in a folder are skipped and counted. Lists of examples: a .csv
+        FILE,LABEL of images (or a folder for each class), a .tsv FILE, tab, TEXT of WAVs, one of SOURCE and TARGET, or
+        of TEXT and LABEL.
     model
         nano (the default) or small, a preset (`learncost list models`), or a config.json. Sizes as flags change it.
     start
-        Starts from a checkpoint of transformers in this folder, of GPT-2's or Llama's kind.
+        Start from a transformers checkpoint in this folder, of a GPT-2 or Llama model.
     tokenizer
         bytes, or a tokenizer.json of Hugging Face. The default is the checkpoint's own, else bytes.
     engine
-        What runs the steps: torch (the default where PyTorch is installed), numpy or jax.
+        The engine that executes the steps: torch (the default if PyTorch is installed), numpy or jax.
     procedure
-        How the model learns: {choices} (`learncost list procedures`). The default is bp.
+        The learning procedure: {choices} (`learncost list procedures`). The default is bp.
     mode
-        How pepita and mempepita update: stable (the default) or paper.
+        The update rule of pepita and mempepita: stable (the default) or paper.
     optimizer
-        What updates the weights: adamw (the default), momentum or sgd.
+        The optimizer: adamw (the default), momentum or sgd.
     batch_size
-        How many sequences are computed at once.
+        Sequences in a microbatch.
     accumulate
-        How many batches are one step. Their gradients are averaged, and memory is that of one batch. The default is 1.
+        The number of microbatches in a step (gradient accumulation). Gradients are averaged; memory is that of one
+        microbatch. The default is 1.
     seq_len
-        How many tokens are in a sequence. Longer texts of a list are cut.
+        Tokens in a sequence. Longer texts of a list are truncated.
     target_len
-        How many tokens a decoder says at most, of a model that has an encoder too. The default is `seq_len`.
+        The most tokens in a decoder sequence of an encoder-decoder. The default is `seq_len`.
     dropout
-        The probability of dropout. The default is 0.
+        The dropout probability. The default is 0.
     learning_rate
-        The highest learning rate, after the warm-up; it then goes down by half a cosine.
+        The peak learning rate, after warm-up; it then follows a half cosine.
     final_learning_rate
-        The share of the learning rate that is left at the end. The default is 0.1.
+        The final learning rate as a share of the peak. The default is 0.1.
     warm_up
-        In how many steps the learning rate rises. The default is a tenth of all, at most 100.
+        The number of warm-up steps. The default is a tenth of all, at most 100.
     beta_2
         The second beta of adamw. The default is 0.99.
     weight_decay
         The weight decay. The default is 0.01.
     clip
-        The largest norm of all gradients together. The default is 0, which leaves them alone.
+        The largest global gradient norm. The default is 0 (no clipping).
     plan
-        How the step is rewritten, such as recompute=gelu+norm. The default is the engine's choice.
+        The plan of the step, such as recompute=gelu+norm. The default is the engine's choice.
     device
-        With `engine` torch, cpu (the default) or cuda, where PyTorch's operators run under torch.compile.
+        With `engine` torch: cpu (the default), or cuda, which uses PyTorch's operators with torch.compile.
     budget
-        How many bytes a step of `engine` torch may take, such as 2GB. What is kept and what is made again is chosen by
-        it.
+        With `engine` torch: available memory for a step, such as 2GB. It decides which activations are saved and which
+        are recomputed.
     seed
         The seed of weights, batches, dropout and samples. The default is 0.
     steps
-        How many steps are run. The default is as many as fit in `minutes`, which is measured before the first.
+        The number of steps. The default is as many as fit in `minutes`, measured before the first.
     minutes
-        How many minutes the run may take. The default is 2. With `steps` too, the run stops there, saved.
+        The time limit in minutes. The default is 2. With `steps` too, the run stops at the limit and is saved.
     validate_every
-        After how many steps the loss on held-out documents is measured. The default is a tenth of all, at least 50. It
-        is always measured after the last step.
+        Steps between validations on held-out documents. The default is a tenth of all, at least 50. The last step is
+        always validated.
     save_every
-        After how many steps a checkpoint is saved. The default is a tenth of all.
+        Steps between checkpoints. The default is a tenth of all.
     sample_every
-        After how many steps a sample is written. The default is a quarter of all, at least 50.
+        Steps between samples. The default is a quarter of all, at least 50.
     validation_share
-        The share of the documents or examples that is held out. The default is 0.05.
+        The held-out share of documents or examples. The default is 0.05.
     peak_flops
-        How many FLOPs this machine does in a second at best, such as 2e11. The share that is used (MFU) is then shown.
+        The peak FLOP/s of this machine, such as 2e11. Adds the MFU to the output.
     prompt
-        How samples begin. The default is a new line.
+        The prompt of samples. The default is a new line.
     mesh
-        The processes that torchrun starts, as axes with how many there are along each, such as dp=2,tp=2. Every one of
-        them does a part of every step.
+        The mesh of the processes that torchrun starts: axes with their sizes, such as dp=2,tp=2.
     placement
-        What is cut over the mesh, by name, with commas between: {choices} (`learncost list placements`). The default
-        follows from the names of the axes: dp and shard, tp, cp, ep, pp.
+        Named sharding rules, comma-separated: {choices} (`learncost list placements`). The default follows from the
+        names of the mesh axes: dp and shard, tp, cp, ep, pp.
     schedule
-        With stages of a pipeline (a mesh with pp), the order of their passes: 1f1b, which is the default, gpipe, or
-        interleaved, which has two stages on each process.
+        With pipeline stages (a mesh with pp): the schedule: 1f1b (the default), gpipe, or interleaved with two stages
+        on each process.
     microbatches
-        With stages of a pipeline, into how many parts each process's sequences are cut. The default is one for each.
+        With pipeline stages: the number of microbatches per process. The default is one per sequence.
     train
-        What learns: all, head, embeddings, biases, or names of weights and modules with commas between. All else is
-        frozen.
+        The trainable parameters: all, head, embeddings, biases, or a comma-separated list of weights and modules. All
+        others are frozen.
     """
 
     paths: tuple[str, ...] = ()

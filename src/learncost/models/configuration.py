@@ -36,7 +36,7 @@ SETTINGS = {
 PROJECTED = "projected"
 """The setting of a table that says what PEPITA adds the output's error to, where that is not the one-hot tokens."""
 
-TIED = "head and embedding are one matrix, counted once"
+TIED = "LM head tied to the token embedding (counted once)"
 
 
 @dataclass(frozen=True, slots=True)

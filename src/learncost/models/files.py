@@ -70,7 +70,7 @@ def read_stream(stream: TextIO) -> dict[str, object]:
     try:
         text = stream.read(LARGEST_FILE + 1)
     except UnicodeDecodeError:
-        raise InputError("standard input is not UTF-8 text, so it is not a configuration") from None
+        raise InputError("standard input is not UTF-8 text") from None
     return parse_json(text.removeprefix("\ufeff"), "standard input")
 
 

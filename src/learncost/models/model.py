@@ -150,7 +150,7 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
 def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Model:
     """The model that a layer in the notation is: its inputs that learn have gradients, as its weights have."""
     if dropout:
-        raise InputError(f"{configuration.name} says itself what it drops: dropout does not apply to a table")
+        raise InputError(f"dropout does not apply to {configuration.name}: the table defines its own dropout")
     table, sizes = marked(layer), dict(configuration.sizes)
     along = {axis for name in table.weights for axis in table.axes[name]}
     sizes |= {axis: size for axis, size in layer.sizes.items() if axis in RUN_AXES & along}  # of learned positions

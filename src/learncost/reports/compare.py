@@ -176,40 +176,39 @@ def compare(
     precision: str | None = None,
     **sizes: Any,
 ) -> Comparison:
-    """Learning procedures side by side, and the sequence length at which one overtakes another.
+    """Compare learning procedures, and find the sequence lengths at which one becomes cheaper than another.
 
     Macro-operations and totals under one price book; ratios to bp under run and paper; and for each pair of procedures
-    which of them is cheaper at every length from 1 to 10^12, exactly, where a model has a length that can vary.
+    the cheaper one at every sequence length from 1 to 10^12, exactly, if the model's sequence length can vary.
 
     Parameters
     ----------
     procedures
-        Which procedures are compared, with commas between: {choices} (`learncost list procedures`). The default is the
-        first four, or those of them by which the model can learn.
+        The learning procedures to compare, comma-separated: {choices} (`learncost list procedures`). The default is the
+        first four, if the model supports them.
     price_book
-        The price book whose macro-operations are shown: run, matmul, paper or another (`learncost list price-books`).
+        The price book of the macro-operations: run, matmul, paper or another (`learncost list price-books`).
     target_len
-        How many tokens are in a sequence of the decoder of an encoder-decoder. The default is `seq_len`, and both vary
-        together.
+        Tokens in a decoder sequence of an encoder-decoder. The default is `seq_len`; both vary together.
     precision
-        The types of what is moved. No count that is compared depends on it.
+        Data types for memory traffic. The compared counts do not depend on it.
 
     Returns
     -------
     Comparison
-        The ledgers and the lengths.
+        The counts of each procedure and the crossover lengths.
 
     Raises
     ------
     InputError
-        As for `lc.cost`, and where the model cannot be trained by any of the procedures; the others are left out.
+        As for `lc.cost`, and if none of the procedures can train the model; unsupported ones are left out.
 
     Commands
     --------
     learncost compare gpt2 --procedure bp,recompute,pepita
-        Three procedures side by side, and at which lengths one overtakes another.
+        Three procedures, and the lengths at which one becomes cheaper than another.
     learncost compare distilbert-base --price-book paper-corrected --architecture DistilBertForMaskedLM
-        A paper's table of PEPITA for DistilBERT.
+        The paper's table of PEPITA for DistilBERT.
 
     Examples
     --------
@@ -250,10 +249,10 @@ def _possible(run: PreparedRun, adapted: bool) -> tuple[tuple[str, ...], str]:
         return names, ""
     others = " and ".join(refused)
     if adapted:
-        return names, f"{others} update every weight; nothing is frozen or adapted in them"
+        return names, f"{others} update every weight: they do not support frozen weights or adapters"
     if not run.model.learns:
         other = instead(run.model.configuration.family)
-        return names, f"{others} need a model with an output to learn from, as gpt2 or `encoder` has{other}"
+        return names, f"{others} require a model with an output to learn from, such as gpt2 or `encoder`{other}"
     return names, f"{others} are left out: {next(iter(refused.values()))}"
 
 
@@ -271,7 +270,7 @@ def _names(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
         return ()
     names = several(procedures)
     if not names or len(set(names)) < len(names):
-        raise InputError(f"procedures must be different names with commas between them, not {','.join(names)!r}")
+        raise InputError(f"procedures must be a comma-separated list of different names, not {','.join(names)!r}")
     return names
 
 

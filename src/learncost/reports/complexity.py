@@ -268,42 +268,42 @@ def complexity(
     window: int | str | None = None,
     **sizes: int | str,
 ) -> Complexity:
-    """Self-attention, feed-forward, recurrence, convolution and restricted attention side by side.
+    """Compare self-attention, feed-forward, recurrence, convolution and restricted attention.
 
-    MACCs, parameters, orders, steps that must follow each other, path lengths, and the sequence lengths at which
-    attention costs less. Sizes that are left out stay letters.
+    MACCs, parameters, orders, sequential operations, maximum path lengths, and the sequence lengths at which attention
+    is cheaper. Omitted sizes are symbolic.
 
     Parameters
     ----------
     seq_len
-        How many tokens are in a sequence, n.
+        Tokens in a sequence, n.
     hidden_size
-        How wide every layer is, d.
+        The width of every layer, d.
     num_attention_heads
-        How many heads there are, h; they divide the width.
+        The number of heads, h; it divides the width.
     kernel_size
-        How many positions a convolution reads, k.
+        Positions that a convolution reads, k.
     window
-        How many positions restricted attention looks at, r.
+        Positions that restricted attention reads, r.
     sizes
         The same sizes in any other accepted spelling, such as `d_model` 512.
 
     Returns
     -------
     Complexity
-        A row for each kind of layer, and the lengths at which one becomes cheaper than another. It prints as tables.
+        A row for each kind of layer, and the lengths at which one becomes cheaper than another.
 
     Raises
     ------
     InputError
-        A size that is not a whole number from 1 to 10^12, or a width that the heads do not divide.
+        If a size is not a whole number from 1 to 10^12, or the heads do not divide the width.
 
     Commands
     --------
     learncost complexity
-        Costs in letters, and where they cross.
+        Symbolic costs, and where they cross.
     learncost complexity --seq-len 1024 --hidden-size 768 --num-attention-heads 12 --kernel-size 3 --window 128
-        The same with numbers.
+        The same for given sizes.
 
     Examples
     --------

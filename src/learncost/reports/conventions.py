@@ -184,24 +184,23 @@ def conventions(
     memory: bool = False,
     **sizes: Any,
 ) -> Conventions | PublishedMemory | Peaks:
-    """What every price book and the common counters say of the same training step, and line by line why they differ.
+    """Compare the counts of all price books and common counters for one training step, and explain their differences.
 
-    The optimizer's step is left out, because most conventions know none. One MACC is two FLOPs in all of them.
+    The optimizer step is excluded, because most conventions do not count it. One MACC is two FLOPs in all of them.
 
     Parameters
     ----------
     mine
-        A number that you have, such as 291.6G or 8.75e11. Which conventions give it is then said, or which comes
-        nearest and what explains the rest.
+        Your own number, such as 291.6G or 8.75e11: shows which conventions give it, or the nearest one and the
+        difference.
     memory
-        Shows instead what is published of memory: the activations of one sequence as Pau & Aymone count them, beside
-        the exact ones; or the peaks that were measured of this model on one GPU, beside those predicted (`learncost
-        list peaks` has all).
+        Show published memory figures instead: activations of one sequence as counted by Pau & Aymone, compared with the
+        exact ones; or peaks measured on one GPU, compared with predictions (`learncost list peaks`).
 
     Returns
     -------
     Conventions
-        Every book's counts, and every counter's; of memory the elements or bytes that are published.
+        The counts of every price book and counter; for memory, the published elements or bytes.
 
     Raises
     ------
@@ -211,9 +210,9 @@ def conventions(
     Commands
     --------
     learncost conventions gpt2
-        What counters and price books say of one step of GPT-2, and why they differ.
+        The counts of one step of GPT-2 under all conventions, with their differences.
     learncost conventions gpt2 --mine 291.6G
-        Which of them gives this number.
+        The conventions that give this number.
 
     Examples
     --------
@@ -254,9 +253,9 @@ def _of_memory(model: Any, batch_size: Any, mine: Any, sizes: Mapping[str, Any])
     from learncost.reports.memory.published import Peaks, measured_of, published_memory  # are about memory alone
 
     if mine is not None:
-        raise InputError("--mine is a count of operations: leave --memory out")
+        raise InputError("--mine cannot be combined with --memory: it is a number of operations")
     if str(batch_size or 1) != "1":
-        raise InputError("--memory is of one sequence: leave --batch-size out")
+        raise InputError("--memory applies to one sequence: remove --batch-size")
     settings = {name: value for name, value in sizes.items() if value is not None}
     runs = () if settings else measured_of(model)
     return Peaks(model, runs) if runs else published_memory(model, **settings)

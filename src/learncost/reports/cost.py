@@ -50,64 +50,60 @@ def cost(
     placement: str | None = None,
     **sizes: Any,
 ) -> Cost:
-    """MACCs, FLOPs, bytes and parameters of a training step or of inference, exactly, by layer and macro-operation.
+    """The exact MACCs, FLOPs, bytes and parameters of a training step or of inference, by layer and macro-operation.
 
-
-    Every count is a whole number and follows the price book; one MACC is two FLOPs.
+    Counts are whole numbers and follow the price book; one MACC is two FLOPs.
 
     Parameters
     ----------
     procedure
-        What the step is: learning by {choices} (`learncost list procedures`); inference as prefill (the prompt's pass)
-        or decode (one new token).
+        The learning procedure of the step: {choices} (`learncost list procedures`); or inference: prefill (forward pass
+        of the prompt) or decode (one new token).
     seq_len
-        How many tokens are in a sequence, in the encoder's where there is a decoder too. The default is the number of
-        positions that the model has. With decode it is the number of new tokens, and the default is 1.
+        Tokens in a sequence; in the encoder's sequence for an encoder-decoder. The default is the model's number of
+        positions. For decode: the number of new tokens, 1 by default.
     target_len
-        How many tokens are in a sequence of the decoder of an encoder-decoder. The default is `seq_len`, and 1 with
-        decode.
+        Tokens in a decoder sequence of an encoder-decoder. The default is `seq_len`, and 1 for decode.
     by
-        What a row of the table is: layer, macro-operation, equation, kind (linear, attention, elementwise), or module,
-        where a table's lines say which module they are of.
+        Rows of the table: layer, macro-operation, equation, kind (linear, attention, elementwise), or module for
+        imported modules.
     depth
-        With `by` module, how many parts of a module's path a row has: 2 puts all of encoder.layers together.
+        With `by` module: the number of levels of the module path in a row; 2 merges all of encoder.layers.
     context
-        With decode, how many tokens the cache holds before the step. The default is as many as the model has positions
-        for.
+        For decode: tokens in the KV cache before the step. The default is the model's number of positions.
     on
-        The device whose time is told, with what bounds every line and the energy where the power is known: here (after
-        learncost calibrate), a file of learncost calibrate `out`, or a published device (`learncost list devices`).
-        Under a plan it is the time of the package's own kernels, else of PyTorch's operators one by one. With `mesh` a
-        cluster (`learncost list clusters`), a file that describes one, or a device of one: the time of collectives over
-        its links comes with it.
+        The device for predicted time, bounds and energy: here (after learncost calibrate), a file of learncost
+        calibrate `out`, or a published device (`learncost list devices`). Under a plan the time is that of this
+        package's kernels, otherwise that of PyTorch's operators one by one. With `mesh`: a cluster (`learncost list
+        clusters`), a file that describes one, or its device; the time of collectives is included.
     precision
-        Which type each role has, for the bytes: {choices} (`learncost list precisions`). The default is fp32; with
-        `on` a published device it is what one trains in on it: bf16, fp16 or fp32, the first that it has.
+        Data type of weights, activations, gradients and optimizer states: {choices} (`learncost list precisions`). The
+        default is fp32; for a published device in `on`, the first of bf16, fp16 and fp32 that it supports.
 
     Returns
     -------
     Cost
-        The ledger of the step.
+        The counts of the step, row by row.
 
     Raises
     ------
     InputError
-        A name, a size or a file that is not known or does not fit, in one line.
+        If a name, a size or a file is unknown or invalid, in one line.
 
     Commands
     --------
     learncost cost gpt2
-        What one training step of GPT-2 costs, layer by layer.
+        The cost of one training step of GPT-2, layer by layer.
     learncost cost llama-2-7b --lora q_proj,v_proj --seq-len 4096
-        The same for LoRA, which trains two projections of each block.
+        The same with LoRA on two projections of each block.
     learncost cost llama-3-8b --procedure decode --context 8191 --dtype bf16
-        What one new token costs, with 8,191 tokens in the cache.
+        The cost of one new token with 8,191 tokens in the KV cache.
     learncost cost llama-3-8b --mesh dp=2,tp=4 --placement fsdp,megatron-sp --batch-size 8
-        What each of eight devices computes and sends.
+        The computation and communication of each of eight devices.
     learncost cost llama-3-8b --mesh dp=2,tp=4 --placement zero-1,megatron-sp --on DGX-H100 --plan flash,fused
-        How long the step takes, with what waits for which link.
+        The time of the step, with the waiting time for each link.
     learncost cost ./config.json --json
-        The model of a Hugging Face config.json, for other programs.
+        A Hugging Face config.json as input, JSON as output.
 
     Examples
     --------
@@ -121,7 +117,7 @@ def cost(
     """
     find_procedure(procedure, INFERENCE)
     if depth is not None and by != "module":
-        raise InputError(f"depth is of module paths: give --by module with it, not {by}")
+        raise InputError(f"--depth requires --by module, not {by}")
     counts_alone = on is None and not mesh
     kind = None if dtype is None and precision is None else either(dtype, precision, counts_alone=counts_alone)
     adapted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
@@ -147,11 +143,13 @@ def cost(
 
         check_choice("by", by, BY)
         if adapted is not None:
-            raise InputError(f"train and lora say what a training step changes; {procedure} changes nothing")
+            raise InputError(f"--train and --lora do not apply to inference ({procedure})")
         if plan:
-            raise InputError(f"a plan rewrites a training step; {procedure} is none")
+            raise InputError(f"--plan does not apply to inference ({procedure})")
         if mesh or place or placement:
-            raise InputError(f"a placement is of a training step; {procedure} is none")
+            raise InputError(
+                f"multi-device inference is not supported (--mesh works for training steps, not {procedure})"
+            )
         training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
         inference = INFERENCE[procedure]
@@ -186,6 +184,6 @@ def cost(
         answer = replace(run.cost_over(procedure, run.book, by, several, where), dtype=type_name)
         return by_module(answer, depth) if by == "module" else answer
     if context is not None:
-        raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
+        raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
     answer = replace(run.cost(procedure, run.book, by, rates), dtype=type_name)
     return by_module(answer, depth) if by == "module" else answer

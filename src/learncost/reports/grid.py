@@ -47,10 +47,10 @@ def values(text: str, name: str) -> NDArray[np.int64]:
     for part in text.split(","):
         bounds = [check_size(name, bound.strip()) for bound in part.split(":")]
         if len(bounds) > 3:
-            raise InputError(f"{name}: {shown(part)} is not a range; write start:stop or start:stop:step")
+            raise InputError(f"{name}: {shown(part)} is not a range: write start:stop or start:stop:step")
         steps = range(*bounds) if len(bounds) > 1 else bounds
         if len(steps) > MOST:
-            raise InputError(f"{name}: {shown(part)} has {len(steps):,} values; at most {MOST:,} are taken")
+            raise InputError(f"{name}: {shown(part)} has {len(steps):,} values; the limit is {MOST:,}")
         if not steps:
             raise InputError(f"{name}: {shown(part)} is empty; a range ends before its stop")
         numbers.append(np.array(steps) if isinstance(steps, list) else np.arange(steps.start, steps.stop, steps.step))
@@ -137,7 +137,7 @@ def _reader(model: str | Layer) -> _Read:
     try:
         text = sys.stdin.read(LARGEST_FILE + 1)
     except UnicodeDecodeError:
-        raise InputError("standard input is not UTF-8 text, so it is not a configuration") from None
+        raise InputError("standard input is not UTF-8 text") from None
     return lambda settings, exact: configure(model, settings, io.StringIO(text), exact)
 
 
@@ -165,7 +165,7 @@ def _together(arrays: Mapping[str, NDArray[np.int64]], grid: bool) -> dict[str, 
 
 def _at_most(count: int, hint: str = "") -> None:
     if count > MOST:
-        raise InputError(f"the sizes make {count:,} configurations; at most {MOST:,} are taken{hint}")
+        raise InputError(f"the sizes make {count:,} configurations; the limit is {MOST:,}{hint}")
 
 
 def _complete(

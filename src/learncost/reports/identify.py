@@ -137,7 +137,7 @@ def typed(number: object) -> Typed:
     text = str(int(number) if is_whole else number).strip()  # type: ignore[call-overload]
     match = _WRITTEN.fullmatch(text)
     if match is None or isinstance(number, bool) or Fraction(digits := re.sub(r"[,_]", "", match[1])) == 0:
-        raise InputError(f"mine must be a count above 0 such as 291.6G, 8.75e11 or 875 GFLOPs, not {shown(text)}")
+        raise InputError(f"--mine must be a number above 0 such as 291.6G, 8.75e11 or 875 GFLOPs, not {shown(text)}")
     power = int(match[2] or 0) + _POWERS[match[3].lower()]
     after = len(digits.partition(".")[2])
     value = Fraction(digits) * 10**power
@@ -159,7 +159,7 @@ def mine(run: PreparedRun, number: object, conventions: Conventions) -> Mine:
         return Mine(asked_number, tuple(reversed(unique.values())), _usual(matches)[0])
     usual = [way for way in _usual(ways) if not way.without and way.part in ("forward", "forward and backward")]
     if not usual:
-        raise InputError(f"nothing counts {asked_number.unit} of this model")
+        raise InputError(f"no convention counts {asked_number.unit} for this model")
     near = sorted(usual, key=lambda way: abs(way.value - asked_number.value))[:TRIED]
     tries = [(way, _explained(asked_number, way, conventions)) for way in near]
     left = [abs(asked_number.value - way.value - sum(amount for _, amount in lines)) for way, lines in tries]

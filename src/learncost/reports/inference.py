@@ -74,11 +74,11 @@ def served(
         silent["dropout"] = None
     for name, value in training.items():
         if value != silent[name]:
-            raise InputError(f"{name} = {shown(value)} is of training: {procedure.name} does not learn")
+            raise InputError(f"{name} = {shown(value)} applies to training only, not to {procedure.name}")
     run_lengths, model_sizes = lengths_of({name: value for name, value in lengths.items() if name != "context"}, sizes)
     decodes = procedure.name == "decode"
     if lengths["context"] is not None and not decodes:
-        raise InputError(f"context goes with the procedure decode: {procedure.name} begins with an empty cache")
+        raise InputError(f"--context requires --procedure decode: {procedure.name} starts with an empty KV cache")
     if isinstance(model, Configuration):
         # What is frozen changes no forward pass; low-rank paths do, and `build` refuses them.
         configuration, left = replace(model, learned=model.learned if adds_paths(model) else None), model_sizes
@@ -136,7 +136,7 @@ def _context(sides: _InferenceSizes, value: Any, new: int) -> int:
         except InputError:
             raise InputError(f"{sides.name} has no default length: give --context") from None
         if context < 1:
-            raise InputError(f"{new:,} new tokens leave no room for a context in {sides.name}")
+            raise InputError(f"{new:,} new tokens leave no positions for a context in {sides.name}")
         return context
     context = check_size("context", value)
     try:

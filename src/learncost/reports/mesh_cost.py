@@ -127,18 +127,18 @@ class OverMesh:
     def sentence(self) -> str:
         """What a device sends, in words."""
         if not self.sent:
-            return "Nothing is sent."
+            return "There is no communication."
         axes: dict[str, int] = {}
         for row in self.sent:
             axes[row.mesh_axis] = axes.get(row.mesh_axis, 0) + row.ring
         parts = ", ".join(f"{size_of(size)} over {axis}" for axis, size in axes.items())
         payload = sum(row.payload for row in self.sent)
-        return f"Every device sends {parts} in a step, {self.convention}; their payload is {size_of(payload)}."
+        return f"Each device sends {parts} per step, {self.convention}; the payload is {size_of(payload)}."
 
     @property
     def said(self) -> str:
         """What is cut over what, in words."""
-        return f"Over {self.mesh}, {number(self.devices)} devices: {self.cut_by}."
+        return f"Sharding over {self.mesh}, {number(self.devices)} devices: {self.cut_by}."
 
     @property
     def cut_by(self) -> str:
@@ -153,7 +153,7 @@ class OverMesh:
         if wider:
             zeros = sum(each.filled_bytes * each.times for each in self.collectives)
             sent = f", {size_of(zeros)} of the payload" if zeros else ""
-            yield f"parts that do not divide are filled up with zeros{sent}: {', '.join(wider)}"
+            yield f"shards are padded with zeros{sent}: {', '.join(wider)}"
 
     @property
     def filled(self) -> dict[str, int]:
@@ -175,7 +175,7 @@ class OverMesh:
             if share > FEW:
                 listed = f"{', '.join(names)}, {share:.0%} of the weights"
                 which = "all weights" if len(names) == len(elements) else listed
-                yield f"whole on every device along {mesh_axis}, with no axis of several places: {which}"
+                yield f"replicated along {mesh_axis}, since no dimension is larger than 1: {which}"
 
     @property
     def of_model(self) -> dict[str, int]:
@@ -244,8 +244,8 @@ def over_mesh(
 def refuse_stages(clause: Clause) -> None:
     """Refuse a pipeline where one table is asked about."""
     raise InputError(
-        f"{clause} makes stages, each with a table of its own: learncost place shows them, and run-cost --mesh has "
-        "their memory and time"
+        f"{clause} makes pipeline stages, which this command does not support: use learncost place for the stages, and "
+        "run-cost --mesh for memory and time per stage"
     )
 
 
@@ -254,7 +254,7 @@ def over_stages(
 ) -> tuple[OverMesh, ...]:
     """The step of a run over a mesh: of every stage, where blocks are cut into those of a pipeline; else one."""
     if mesh is None:
-        raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
+        raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
     optimizer, grid = run.optimizer or default_optimizer(run.book), parse_mesh(mesh)
     clauses, widths = chosen(place_, placement), widths_of(kind)
 
@@ -267,7 +267,7 @@ def over_stages(
         placed = place(table, grid, clauses, sizes)
         return (OverMesh(placed, collectives(placed, sizes, widths), sizes, padded),)
     if procedure != "bp":
-        raise InputError(f"a pipeline is of bp: {procedure} cannot be cut into stages")
+        raise InputError(f"pipeline stages require --procedure bp, not {procedure}")
     layers = pipeline.layers(iterations_of(model.table, sizes))
     steps = tuple(
         replace(each, table=planned(each.table, run.plan)) for each in staged(model, sizes, layers, optimizer)

@@ -27,17 +27,17 @@ BESIDE = ("weights", "gradients")
 """What collectives move that run beside what is computed; the others wait."""
 
 ASSUMED = (
-    "collectives of values wait: nothing is computed beside them; those of weights and gradients run beside the "
-    "forward pass, or beside the backward pass with the optimizer's, and wait for the rest"
+    "collectives of activations are not overlapped with compute; those of weights and gradients overlap with the "
+    "forward pass, or with the backward pass and optimizer step, and the rest is exposed"
 )
 
-ASSUMED_OF_RINGS = "parts go round beside the lines of their turns, and wait for the rest"
+ASSUMED_OF_RINGS = "ring steps overlap with the compute of their iteration, and the rest is exposed"
 
 
 SEVERAL = (
-    "Here the batch runs at once, operator by operator where there is no --plan. `learncost run-cost --mesh` has "
-    "microbatches of one sequence, unless --microbatch says more, and flash,fused, unless --plan says others; with the "
-    "same of both their times were less than a tenth apart, where it was tried."
+    "This is one batch without microbatches, operator by operator without --plan. `learncost run-cost --mesh` "
+    "defaults to microbatches of one sequence (--microbatch) and to --plan flash,fused; with equal settings their "
+    "times differed by less than a tenth where compared."
 )
 """Where the times of two commands differ, and why."""
 
@@ -85,10 +85,10 @@ class OverTime:
 
     def notes(self) -> Iterator[str]:
         """In words."""
-        parts = [f"{seconds_of(self.lines.seconds)} of lines"]
-        parts += [f"{seconds_of(self.waits)} of collectives that wait"] if self.waits else []
+        parts = [f"{seconds_of(self.lines.seconds)} of compute"]
+        parts += [f"{seconds_of(self.waits)} of collectives without overlap"] if self.waits else []
         rest = seconds_of(self.exposed) if self.exposed else "nothing"
-        parts += [f"{rest} of {seconds_of(self.beside)} beside what is computed"] if self.beside else []
+        parts += [f"{rest} exposed of {seconds_of(self.beside)} of overlapped collectives"] if self.beside else []
         yield f"A step over {self.cluster} takes {seconds_of(self.seconds)}: {', '.join(parts)}."
         if not self.moved:
             return
@@ -96,7 +96,7 @@ class OverTime:
             f"{row.op} over {row.mesh_axis} of {row.role} {seconds_of(row.seconds)} by {row.algorithm} on {row.link}"
             for row in self.moved
         )
-        yield f"Collectives, each alone: {'; '.join(several)}."
+        yield f"Collectives, without overlap: {'; '.join(several)}."
         yield f"Assumed: {self.assumed}."
         yield SEVERAL
 
@@ -122,9 +122,7 @@ def cluster_of(on: str | Device | Rates | Cluster) -> Cluster:
     if isinstance(on, Cluster):
         return on
     if isinstance(on, Rates):
-        raise InputError(
-            f"rates of {on.name} say nothing of links: give a cluster, as learncost list clusters has them"
-        )
+        raise InputError(f"{on.name} has no links: give --on a cluster (learncost list clusters)")
     if isinstance(on, str):
         if known := known_cluster(on):
             return known

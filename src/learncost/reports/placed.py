@@ -156,37 +156,37 @@ def place(
     plan: str | None = None,
     **sizes: Any,
 ) -> PlacedStep:
-    """The table that every device of a mesh runs in a training step, and why each collective is in it.
+    """The sharded training step that each device of a mesh executes, with a reason for each collective.
 
-    No collective is written by hand: one pass over forward, backward, update and optimizer derives them from what is
-    cut over the mesh.
+    Collectives are not hard-coded: sharding rules are propagated through forward, backward, weight update and
+    optimizer step, and the collectives follow.
 
     Parameters
     ----------
     batch_size
-        How many sequences all devices together have in one step. The default is as many as there are devices on the
-        axes of the mesh that cut it.
+        The global batch size in sequences. The default is one sequence for each device along the mesh axes that shard
+        the batch.
 
     Returns
     -------
     PlacedStep
-        The table of a device, with a record for each collective.
+        The step of one device, with a record for each collective.
 
     Raises
     ------
     InputError
-        Where an axis does not divide over the mesh: the next size that does is named.
+        If an axis is not divisible by the mesh axis; the next larger size that is divisible is given.
 
     Commands
     --------
     learncost place gpt2 --mesh tp=2 --placement megatron --vocab-size 50304
-        Megatron's tensor parallelism, as it follows from what is cut.
+        Megatron's tensor parallelism, derived from its sharding rules.
     learncost place llama-3-8b --mesh dp=2,tp=4 --placement fsdp,megatron-sp
-        Two placements at once, on eight devices.
+        FSDP and Megatron tensor parallelism combined, on eight devices.
     learncost place gpt2 --mesh dp=2,tp=2 --place "h f over tp, B over dp"
-        The same with clauses of one's own.
+        Custom sharding rules.
     learncost place gpt2 --mesh pp=4,dp=2 --placement pp,zero-1
-        The table of every stage of a pipeline, with what goes from one to the next.
+        The step of every pipeline stage, with the tensors sent between stages.
 
     Examples
     --------

@@ -152,7 +152,7 @@ def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callabl
         def ask(*args: Any, **arguments: Any) -> Any:
             canonical = {_renamed(name, parameters): _usual(name, value) for name, value in arguments.items()}
             if len(canonical) < len(arguments):
-                raise InputError(f"{' and '.join(_twice(arguments, parameters))} are the same: give one of them")
+                raise InputError(f"{' and '.join(_twice(arguments, parameters))} are the same option: give one of them")
             canonical = _with_lengths(canonical, [*parameters][: len(args)], parameters)
             places = (*parameters, *[""] * len(args))
             return function(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **canonical)

@@ -90,7 +90,7 @@ def by_module(cost: Cost, depth: Any) -> Cost:
     """The same ledger with a row for each module, so many parts of its path deep; None: for each whole path."""
     assert cost.priced is not None
     if not any(row.module for row in cost.priced.rows):
-        raise InputError(f"the lines of {cost.model} say no modules: leave by module out")
+        raise InputError(f"--by module requires an imported module; {cost.model} has no module paths")
     parts = None if depth is None else check_size("depth", depth)
     passes = {name: times for name, (times, _) in cost.macro_operations.items()}
     return replace(cost, rows=_rows(cost.priced, "module", passes, cost.timing, parts, over=cost.over))
@@ -236,7 +236,7 @@ class NotDerived:
 
 
 def _count(flops: Any) -> str:
-    return "FLOPs that nobody knows" if flops is None else f"{flops:,} FLOPs"
+    return "an unknown number of FLOPs" if flops is None else f"{flops:,} FLOPs"
 
 
 def not_derived_of(rows: Iterable[PricedLine], sizes: Mapping[str, Any]) -> tuple[NotDerived, ...]:
@@ -266,6 +266,6 @@ def notes(operations: Iterable[NotDerived]) -> Iterator[str]:
     operations = tuple(operations)
     if not operations:
         return
-    yield f"Not derived (†): {'; '.join(map(str, operations))}. Such lines are counted in FLOPs, not in MACCs."
+    yield f"Not derived (†): {'; '.join(map(str, operations))}. These lines are counted in FLOPs, not in MACCs."
     if any(operation.unknown for operation in operations):
-        yield "A number behind >= has something in it whose cost nobody knows: it is at least that much."
+        yield "Totals with >= include operations of unknown cost: they are lower bounds."

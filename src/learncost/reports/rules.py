@@ -38,12 +38,12 @@ def rules(
     target_len: int | str | None = None,
     **sizes: Any,
 ) -> Rules:
-    """Rules of thumb set against the exact numbers: the error of each, where it comes from, and who says so.
+    """Compare rules of thumb with the exact numbers: the error of each, its causes, and its source.
 
     Parameters
     ----------
     tokens
-        How many tokens a whole training has, such as 3e11. The default is those of one step.
+        Tokens in a whole training run, such as 3e11. The default is those of one step.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def rules(
     Commands
     --------
     learncost rules gpt2 --tokens 3e11
-        How far rules such as 6 N D are from the exact numbers, and why.
+        The errors of rules such as 6 N D, with their causes.
 
     Examples
     --------
@@ -68,7 +68,9 @@ def rules(
     ('6 N D', '-12.62%')
     """
     if isinstance(model, Configuration) and model.learned is not None:
-        raise InputError(f"rules of thumb are of models that learn as a whole: {model.name} does not")
+        raise InputError(
+            f"rules of thumb apply to models whose weights are all trainable: {model.name} has frozen ones"
+        )
     prepared = prepare(model, "matmul", batch_size, seq_len, target_len, tokens, None, 0.0, "fp32", sizes, ())
     check_known(prepared.model.table.lines, "a rule of thumb")
     measures = Measures(prepared)

@@ -50,7 +50,9 @@ def _under(plan: str, table: Table, model: Model) -> Table:
 
     for part in plan.split(",") if model.configuration.layer else ():
         if planned(table, part).lines == table.lines:
-            raise InputError(f"the plan {part.strip()} finds nothing to change in {model.configuration.name}")
+            raise InputError(
+                f"the plan {part.strip()} does not apply to {model.configuration.name}: it changes nothing"
+            )
     return planned(table, plan)
 
 
@@ -67,7 +69,9 @@ def rows_of(
         step(model, name, optimizer)  # refuses with its own message
     if priced_by.rule == "formula":
         if plan:
-            raise InputError(f"price book {priced_by.name} is a formula of whole models; a plan rewrites their lines")
+            raise InputError(
+                f"price book {priced_by.name} is a formula for whole models: remove --plan, or use another price book"
+            )
         from learncost.cost_models.formula import priced as by_formula  # imported where it is needed: start-up counts
 
         return by_formula(model, priced_by, name)
@@ -150,7 +154,7 @@ class PreparedRun:
     ) -> Cost:
         """The ledger of one device's part of a step of a procedure, with what it sends, and its time on a cluster."""
         if book.rule not in ("executed", "matrix"):
-            raise InputError(f"price book {book.name} is of one device: leave --mesh out, or take run or matmul")
+            raise InputError(f"price book {book.name} does not support --mesh: use --price-book run or matmul")
         rows, sizes = price(over.placed.table, {}, book).rows, {**over.sizes, **over.placed.sizes}
         optimizer = self.optimizer or default_optimizer(book)
         chosen = find_procedure(procedure)
@@ -198,7 +202,7 @@ def prepare(
         find_procedure(name)
     if isinstance(model, Configuration):
         if sizes:
-            raise InputError(f"{', '.join(sizes)}: a Configuration already has its sizes")
+            raise InputError(f"{', '.join(sizes)}: sizes cannot be given with a Configuration")
         configuration = model
     else:
         configuration = configure(model, sizes, lengths=lengths)
@@ -209,10 +213,10 @@ def prepare(
     if configuration.layer and built.trained is not None:
         learning = "all that the table does not freeze"
     if adapted_by is not None and configuration.learned is not None:
-        raise InputError("the live module says itself what learns: leave train and lora out, or unfreeze it")
+        raise InputError("the live module fixes the trainable parameters (requires_grad): remove train and lora")
     if chosen is not None:
         if learning_part := next((name for name in names if find_procedure(name).chooses), None):
-            raise InputError(f"{learning_part} says itself what learns: leave train and lora out")
+            raise InputError(f"procedure {learning_part} fixes the trainable parameters: remove --train and --lora")
         from learncost.models.adaptation import adapted, learned_text
 
         built = adapted(built, chosen)

@@ -176,12 +176,12 @@ def _decoded(cost: Cost) -> str:
 
 def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
     if cost.last_only:
-        yield "The head gives the logits of the last position of each sequence only."
+        yield "The head computes the logits of the last position of each sequence only."
     text = f"Cache: {cache.elements:,} elements a token"
     if cache.width:
         text += f", {cache.elements * cache.width:,} bytes in {cost.dtype}"
     for window, part in cache.windows:
-        text += f"; {part:,} of them where {window:,} tokens are seen and the last {window - 1:,} kept"
+        text += f"; {part:,} of them in layers with a window of {window:,} tokens, which cache the last {window - 1:,}"
     if cache.source:
         text += f"; {cache.source:,} elements a token of the encoder"
     tokens = cost.context if cost.context is not None else cost.target_len or cost.seq_len
@@ -192,7 +192,7 @@ def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
     held = f" With {filled}{each} it holds {cache.bytes:,} bytes." if cache.width else ""
     yield f"{text}.{held}"
     if cache.remade:
-        yield "Every step of decode makes keys and values of all the cache's tokens anew: nothing is absorbed."
+        yield "Each decode step recomputes keys and values of all cached tokens: projections are not absorbed."
 
 
 def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     if is_rounded:
         notes.append("Rounded to fit; --format json has every digit.")
     if any(row.outside_paper for row in cost.rows):
-        notes.append("* has lines that the publication does not have, priced as they run.")
+        notes.append("* includes lines that are not in the publication, priced by run.")
     notes.extend(notes_of(cost.not_derived))
     notes.append(f"{cost.parameters:,} parameters{active(cost)}{learning(cost)}. Counted: {cost.counted}.")
     optimizer = "" if cost.cache else f" Optimizer: {cost.optimizer}."
@@ -208,13 +208,16 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     if cost.cache:
         notes.extend(_cache_notes(cost, cost.cache))
     if moved:
-        notes.append(f"Bytes: every operand read once and every result written once, line by line, in {cost.dtype}.")
+        notes.append(
+            "Bytes: memory traffic without kernel fusion: each op reads its inputs and writes its output once, in "
+            f"{cost.dtype}."
+        )
     elif any(row.bytes is None for row in cost.rows):
-        notes.append(f"Bytes are unknown in {cost.dtype}: what is stored in which type is up to a recipe.")
+        notes.append(f"Bytes are not available in {cost.dtype}: the recipe decides the type of each tensor.")
     if cost.timing:
         notes.extend(_timing_notes(cost.timing))
     if cost.over:
-        notes += [cost.over.said, "sent: the payload of what a device sends.", cost.over.sentence]
+        notes += [cost.over.said, "sent: the payload of the collectives of one device.", cost.over.sentence]
         every = (f"{count * cost.over.devices:,}" for count in (cost.total.maccs, cost.total.flops))
         notes.append("All devices together: {} MACCs, {} FLOPs.".format(*every))
     if cost.over_time:
@@ -235,7 +238,9 @@ def _timing_notes(timing: Timing) -> Iterator[str]:
     )
     parts = ", ".join(f"{seconds_of(seconds)} by {name}" for name, seconds in time.bounds.items() if seconds)
     yield f"{text}; bound {parts}."
-    how = "operator by operator, as PyTorch does it with autograd" if rates.operators else "by kernels, in place"
+    how = (
+        "operator by operator, like PyTorch's autograd" if rates.operators else "with this package's kernels, in place"
+    )
     yield f"It runs {how}. Rates: {rates.source}."
     if timing.joules:
         low, usual, high = timing.joules
@@ -247,7 +252,7 @@ def active(cost: Cost) -> str:
     """How many of the parameters a token meets, where it is not all of them."""
     if cost.active_parameters == cost.parameters:
         return ""
-    return f" ({cost.active_parameters:,} active for a token)"
+    return f" ({cost.active_parameters:,} active per token)"
 
 
 def learning(cost: Cost) -> str:
@@ -255,7 +260,7 @@ def learning(cost: Cost) -> str:
     if cost.trained == "all":
         return ""
     share = 100 * cost.trained_parameters / cost.parameters
-    return f", of which {cost.trained_parameters:,} learn ({share:.3g} %): {cost.trained}"
+    return f", {cost.trained_parameters:,} trainable ({share:.3g} %): {cost.trained}"
 
 
 def convention(price_book: str) -> str:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from learncost.reports.record import Amount
 
 _JACOBIANS = (
-    "The paper charges backpropagation with explicit Jacobians (of softmax and of normalization), which real "
-    "implementations avoid; that makes PEPITA and MEMPEPITA look cheaper than they run. `run` counts what is executed."
+    "The paper counts backpropagation with explicit Jacobians (of softmax and of normalization), which real "
+    "implementations avoid, so PEPITA and MEMPEPITA look cheaper than they run. `run` counts executed operations."
 )
 
 
@@ -77,7 +77,7 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
     if comparison.left_out:
         notes.append(f"{comparison.left_out}.")
     if len(costs) > 1 and not comparison.varied:
-        notes.append(f"{first.model} has no length that can vary: no procedure overtakes another.")
+        notes.append(f"{first.model}: the sequence length is fixed, so there are no crossover lengths.")
     return Sheet(heading, ("", *costs), tuple(rows), tuple(notes))
 
 

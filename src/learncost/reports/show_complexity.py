@@ -45,15 +45,15 @@ def _costs(complexity: Complexity) -> Sheet:
         cells = (*map(text, counts), (kind.path or "-").replace("(n)", " n"))
         rows.append(SheetRow((name, *cells), "", depth))
     notes = (
-        "n length, d width, h heads of width d/h, k kernel, r window; a feed-forward network is 4 d wide inside. "
-        "One sequence, forward. The columns O, steps and path are orders: steps that must follow each other, and the "
-        "longest path between two positions.",
+        "n length, d width, h heads of width d/h, k kernel, r window; a feed-forward network has hidden width 4 d. "
+        "One sequence, forward. The columns O, steps and path are orders: steps are sequential operations, path is the "
+        "maximum path length between two positions.",
         "A MACC is one term of a product that sums, as the layers' tables run. Products only: without the projections "
         f"of queries, keys, values and output. A recurrent step has two products, of its input and of its state. "
         f"Path lengths: {VASWANI}.",
     )
     columns = ("layer", "MACCs", "parameters", "O", "steps", "path")
-    return Sheet("Layers side by side", columns, tuple(rows), notes, frozenset(range(len(columns))))
+    return Sheet("Layers compared", columns, tuple(rows), notes, frozenset(range(len(columns))))
 
 
 def _heads(complexity: Complexity) -> Sheet:
@@ -79,8 +79,8 @@ def _crossings(complexity: Complexity) -> Sheet:
     has_numbers = any(row.cells[3] for row in rows)
     columns = ("self-attention", "costs less than", "for lengths", "at these sizes")[: 4 if has_numbers else 3]
     rows = [SheetRow(row.cells[: len(columns)]) for row in rows]
-    notes = ("Exact for every n; never, where that is not above 0.",)
-    return Sheet("Where self-attention costs less", columns, tuple(rows), notes, frozenset(range(4)))
+    notes = ("Exact for every n; never, if that is not above 0.",)
+    return Sheet("Where self-attention is cheaper", columns, tuple(rows), notes, frozenset(range(4)))
 
 
 def _other(crossing: LengthCrossing) -> str:

@@ -54,16 +54,16 @@ def _mine(answer: Conventions, mine: Mine) -> Sheet:
     matches = mine.matches[:MATCHES]
     rows = [SheetRow((way.text, number(round(way.value)))) for way in matches]
     notes = []
-    heading = f"{answer.model}: {mine.number.text} is what these say"
+    heading = f"{answer.model}: conventions that give {mine.number.text}"
     if len(mine.matches) > MATCHES:
-        notes.append(f"{len(mine.matches) - MATCHES} more ways give it; --format json has all.")
+        notes.append(f"{len(mine.matches) - MATCHES} more conventions give it; --format json has all.")
     if mine.number.rounding and matches:
-        notes.append("Within the rounding of the digits that were typed.")
+        notes.append("Within the rounding of the given digits.")
     if not matches:
         near = mine.nearest
         share = 100 * (float(mine.number.value / near.value) - 1)
         off = f"{significant(abs(share))} % {'more' if share > 0 else 'less'}"
-        heading = f"{answer.model}: no convention says {mine.number.text}; it is {off} than the nearest"
+        heading = f"{answer.model}: no convention gives {mine.number.text}; it is {off} than the nearest"
         rows = [SheetRow((near.text, number(round(near.value))), "bold")]
         rows += [SheetRow((label, f"{round(amount):+,}"), depth=1) for label, amount in mine.lines]
         if mine.rest:
@@ -72,7 +72,7 @@ def _mine(answer: Conventions, mine: Mine) -> Sheet:
             )
         rows.append(SheetRow((mine.number.text, number(round(mine.number.value))), "bold"))
         notes.append(
-            "Where your counter had another length, batch or class, give it: --seq-len, --batch-size, --architecture."
+            "If your counter used another length, batch or class, give it: --seq-len, --batch-size, --architecture."
         )
     notes.append(
         f"A step is {_sequences(answer)}. Counted: {answer.counted}. Without --mine every convention is shown."
@@ -116,11 +116,11 @@ def _books(answer: Conventions, width: int) -> Sheet:
                 cells = (*counts, "" if ratio is None else f"{ratio:.3f}")
             rows.append(SheetRow((convention.book.name, *cells), "bold" if convention.book.name == YARDSTICK else ""))
         notes = (
-            "In all: forward, backward, weights' gradients; the optimizer's step aside. 1 MACC = 2 FLOPs.",
+            "All: forward, backward and weight update, without the optimizer step. 1 MACC = 2 FLOPs.",
             f"{answer.parameters:,} parameters. Counted: {answer.counted}.",
         )
         columns = ("price book", "MACCs, fwd", "FLOPs, fwd", "MACCs, all", "FLOPs, all", "of matmul")
-        title = "What price books and formulas of publications say (fwd: forward; all: backward and updates too)"
+        title = "Price books and formulas of publications (fwd: forward; all: with backward and weight update)"
         return Sheet(title, columns, tuple(rows), notes)
 
     return _fitting(make, width)
@@ -154,8 +154,8 @@ def _why(answer: Conventions, width: int) -> Sheet:
                     continue  # a difference in MACCs alone, which the data has
                 amounts = (signed(reason.amount.forward.flops), signed(reason.amount.whole.flops))
                 rows.append(SheetRow((reason.what, *amounts), "", 1))
-        title = "Why they differ: FLOPs more (+) or fewer (-) than the matrix products of `matmul`"
-        twice = "Formulas of publications take the backward pass as twice the forward one, as products are."
+        title = "Differences: FLOPs more (+) or fewer (-) than the matrix products of `matmul`"
+        twice = "Formulas of publications count the backward pass as twice the forward pass, as for matrix products."
         notes = (twice, *_refusals(answer))
         return Sheet(title, ("", "forward", "in all"), tuple(rows), notes)
 
@@ -184,8 +184,8 @@ def _counters(answer: Conventions, width: int) -> Sheet:
             f"{counter.name.partition(',')[0]} ({counter.version}): {counter.rule}." for counter in answer.counters
         )
         columns = ("counter", "unit", "with matmul", "fused")
-        title = "What common counters report, with attention by matmul or by the fused kernel"
-        notes = (*rules, "Forward, or in all: forward, backward and weights' gradients.")
+        title = "Common counters, with attention by matmul or by the fused kernel"
+        notes = (*rules, "Forward, or all: forward, backward and weight update.")
         return Sheet(title, columns, tuple(rows), notes, frozenset({0, 1}))
 
     return _fitting(make, width)

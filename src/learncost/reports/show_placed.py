@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def sheets(step: PlacedStep, width: int = WIDTH) -> tuple[Sheet, ...]:
     """What a device sends in all, and its table; of a pipeline the stages, and tables of those not alike."""
     if not step.stages:
-        return _sent(step), *_formulas(step), _table(step, step.over, "The table of every device")
+        return _sent(step), *_formulas(step), _table(step, step.over, "The step of each device")
     tables: dict[tuple[object, ...], list[int]] = {}
     for place, over in enumerate(step.stages):
         table = over.placed.table
@@ -34,8 +34,8 @@ def sheets(step: PlacedStep, width: int = WIDTH) -> tuple[Sheet, ...]:
 
 def _of_stages(identical: list[int]) -> str:
     several = "stage" if len(identical) == 1 else "stages"
-    more = "" if len(identical) == 1 else ", as the first of them has it"
-    return f"The table of every device of {several} {', '.join(map(str, identical))}{more}"
+    more = "" if len(identical) == 1 else ", shown for the first"
+    return f"The step of each device of {several} {', '.join(map(str, identical))}{more}"
 
 
 def _stages(step: PlacedStep) -> Sheet:
@@ -59,10 +59,10 @@ def _stages(step: PlacedStep) -> Sheet:
         cells = (str(place), blocks, number(weights), *(size_of(n) if n else "" for n in (*to.values(), tied, inside)))
         rows.append(SheetRow(cells))
     notes = (
-        f"Cut by: {step.over.cut_by}.",
-        "Of one device, for one microbatch of all sequences: weights in numbers; what it sends forward and backward to "
-        f"other stages; gradients of weights that several stages have, which are summed; and what it sends within its "
-        f"stage, {step.over.convention}.",
+        f"Sharding: {step.over.cut_by}.",
+        "Per device and microbatch: number of weights; bytes sent to other stages forward and backward; gradients of "
+        f"weights shared by several stages, which are all-reduced; and bytes sent within the stage, "
+        f"{step.over.convention}.",
     )
     columns = ("stage", "blocks", "weights", "forward", "backward", "tied", "within")
     return Sheet(title(step), columns, tuple(rows), notes, frozenset({0}))
@@ -81,7 +81,7 @@ def title(step: PlacedStep) -> str:
     over = f"over {step.over.mesh} ({number(step.over.devices)} devices)"
     return (
         f"{step.model}, {step.procedure} with {step.optimizer}, {over}: "
-        f"batch_size {number(step.batch_size)} of all devices, seq_len {number(step.seq_len)}, {step.precision}{plan}"
+        f"global batch_size {number(step.batch_size)}, seq_len {number(step.seq_len)}, {step.precision}{plan}"
     )
 
 
@@ -92,8 +92,9 @@ def _sent(step: PlacedStep) -> Sheet:
         for row in over.sent
     )
     notes = (
-        f"Cut by: {over.cut_by}.",
-        f"payload: the larger of what goes in and what comes out, on one device, of all runs; sent: {over.convention}.",
+        f"Sharding: {over.cut_by}.",
+        "payload: the larger of input and output of a collective on one device, over all runs; sent: "
+        f"{over.convention}.",
     )
     columns = ("mesh axis", "collective", "runs", "payload", "sent")
     return Sheet(title(step), columns if rows else (), rows, notes, frozenset({0, 1}), over.sentence)
@@ -102,7 +103,7 @@ def _sent(step: PlacedStep) -> Sheet:
 def _formulas(step: PlacedStep) -> Iterator[Sheet]:
     """The payload by sizes, as publications print it."""
     rows = tuple(SheetRow((row["mesh_axis"], row["op"], row["numbers"])) for row in step.formulas)
-    notes = ("Numbers, not bytes, of all runs of a step; B/dp is a device's part of B.",)
+    notes = ("Elements, not bytes, over all runs of a step; B/dp is a device's shard of B.",)
     if rows:
         columns = ("mesh axis", "collective", "numbers")
         yield Sheet("The payload as formulas", columns, rows, notes, frozenset({0, 1, 2}))
@@ -127,5 +128,5 @@ def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:
             times = f" {number(collective.times)} times." if collective and collective.times > 1 else ""
             why = line.meta.why[:1] + line.meta.why[1:]
             rows.append(SheetRow((f"{why}.{times}", ""), "dim", depth + 2))
-    notes = ("> moves arrays between devices, or takes a device's part (shard); rules: docs/many-devices.md.",)
+    notes = ("> is communication, or takes a device's shard; rules: docs/many-devices.md.",)
     return Sheet(heading, ("line", "payload"), tuple(rows), notes)

@@ -206,11 +206,11 @@ def sweep(
     Parameters
     ----------
     procedure
-        How the model learns: {choices}, one or more with commas between, or all: those of the first four by which it
-        can learn.
+        The learning procedures: {choices}, one or more as a comma-separated list, or all: the first four that the model
+        supports.
     price_book
-        What one operation costs: run, matmul, paper or others (`learncost list price-books`) with commas between, or
-        all that price lines.
+        The price books: run, matmul, paper or others (`learncost list price-books`) as a comma-separated list, or all
+        that price lines.
     batch_size
         One or more numbers of sequences; 1 by default.
     seq_len
@@ -221,7 +221,7 @@ def sweep(
         True takes all combinations of the values, the last size varying fastest. False takes the arrays together, like
         the columns of a table; they then have one length.
     by
-        What a row is: total, or macro-operation for a row for each of them.
+        Rows: total, or macro-operation for a row for each macro-operation.
     skip_invalid
         Leaves out combinations that are no model, such as a width that the heads do not divide. Without it they are
         refused.
@@ -358,7 +358,7 @@ def _axes(combinations: SweepGrid, model: Model) -> tuple[dict[str, NDArray[np.f
         name = next((size for size, symbol in SYMBOLS.items() if symbol == count), None)
         values[count] = model.sizes[count] if name is None else sizes[name]
         if name is None and combinations.columns.keys() & {"num_hidden_layers", "n_enc", "n_dec"}:
-            raise InputError(f"the blocks of {model.configuration.name} are of several kinds, so it is not swept")
+            raise InputError(f"sweep does not support {model.configuration.name}: its blocks are of several kinds")
     if model.configuration.unread:
         values[UNREAD] = expression.evaluate(family_of(model.configuration).unread, sizes)
     columns, constants = {}, {}
@@ -378,7 +378,7 @@ def _chosen(names_asked: str | Iterable[str], choices: Mapping[str, Any], check:
     if names == [ALL]:
         return list(choices)
     if not names:
-        raise InputError(f"nothing is chosen of {', '.join(choices)}")
+        raise InputError(f"choose at least one of {', '.join(choices)}")
     return list(dict.fromkeys(check(name.strip() if isinstance(name, str) else name) for name in names))
 
 

@@ -136,7 +136,7 @@ def timing(
     updated  bytes of a number of what the optimizer reads and writes, by array, where they are not those of `dtype`
     """
     if book.rule == "formula" or book.jacobian:
-        raise InputError(f"time is of what runs, which price book {book.name} is not about: take run or matmul")
+        raise InputError(f"time requires --price-book run or matmul, not {book.name}")
     predicted = time(rows, sizes, rates, dtype, updated)
     kernels: dict[int, TimedKernel] = {}
     shares: dict[int, float] = {}

@@ -33,7 +33,7 @@ class LayerModule(TableModule):
         needed |= dict.fromkeys(axis for axis in every if axis not in shown_axes)  # how many are chosen
         for axis in needed:
             if not axis.isdigit() and axis not in sizes:
-                raise InputError(f"{layer.name} needs the size of {axis}: give {axis}=..., a whole number from 1")
+                raise InputError(f"{layer.name} requires the size of {axis}: give {axis}=..., a whole number from 1")
         axes_known = {base(axis) for axes in table.axes.values() for axis in axes} | {*needed, *every}
         for axis, size in sizes.items():
             if axis not in axes_known:
@@ -43,7 +43,7 @@ class LayerModule(TableModule):
         makes = {term.name for line in table.lines for term in getattr(line, "left", ())}
         for name in dropout:
             if name not in makes:
-                raise InputError(f"{layer.name} makes no {name!r} to drop from: it makes {', '.join(sorted(makes))}")
+                raise InputError(f"{layer.name} has no value {name!r} for dropout: it has {', '.join(sorted(makes))}")
         chances = {f"{name}.mask": chance(value, f"the dropout of {name}") for name, value in dropout.items()}
         super().__init__(table, sizes, chances, **tensor)
         self.layer, self._dropped = layer, tuple(dropout)

@@ -70,7 +70,7 @@ class ModelModule(TableModule):
         loss = any(datum.name in values or datum.input in values for datum in self._data if datum.answers)
         if not loss and "targets" in values:
             outputs = f"{', '.join(self.table.outputs)}{instead(self.configuration.family)}"
-            raise InputError(f"{self.configuration.name} reads no targets: it gives {outputs}")
+            raise InputError(f"{self.configuration.name} has no loss and takes no targets: it returns {outputs}")
         passes = self.passes((loss, bool(keeps), self.training and self._drops))
         return self._run(passes, self._inputs(passes.inputs, values, keeps))
 
@@ -191,7 +191,7 @@ def model(
     table = model.layer if isinstance(model, Configuration) else layer_given(model)
     if table is not None:
         if dropout:
-            raise InputError(f"{table.name} says itself what it drops: dropout does not apply to a table")
+            raise InputError(f"dropout does not apply to {table.name}: the table defines its own dropout")
         fixed = model.sizes if isinstance(model, Configuration) else {}
         return layer(table, device=device, dtype=dtype, **{**fixed, **sizes})
     configuration = model if isinstance(model, Configuration) else configure(model, sizes)

@@ -38,7 +38,7 @@ class TableModule(torch.nn.Module):
                 module = module.get_submodule(part)
             module.register_parameter(last, parameter)
         except KeyError:
-            raise InputError(f"a torch.nn.Module cannot have a parameter {name!r}: call the weight otherwise") from None
+            raise InputError(f"a torch.nn.Module cannot have a parameter {name!r}: rename the weight") from None
 
     def reset_parameters(self) -> None:
         """Initial weights as every engine has them, drawn with torch's generator: biases 0, gains 1, matrices normal
@@ -111,7 +111,7 @@ def by_names(
     by_name = dict(zip(names, inputs, strict=False))
     for name, value in keywords.items():
         if name not in names or name in by_name:
-            problem = "is given twice" if name in by_name else f"is no input: there are {', '.join(names)}"
+            problem = "is given twice" if name in by_name else f"is not an input: there are {', '.join(names)}"
             raise InputError(f"{whose}: {name} {problem}")
         by_name[name] = value
     for name in names:

@@ -40,13 +40,13 @@ def begin(options: Options) -> Beginning:
     """What a run is told, checked: nothing is written yet. Raises InputError."""
     safetensors()
     if not options.paths:
-        raise InputError("train needs PATH: what the model learns from, such as text files or folders of them")
+        raise InputError("train requires PATH: the training data, such as text files or folders of them")
     for path in options.paths:
         if not Path(path).exists():
             raise InputError(f"no such file or folder: {path}")
     if "forward in two streams" in procedure(options.procedure).moves:
         raise InputError(
-            f"{options.procedure} is another model, which no config.json says: contest trains it, and lc.Training does"
+            f"{options.procedure} changes the model, which no config.json can describe: use contest or lc.Training"
         )
     name = _tokenizer(options)
     configuration, tokenizer = _configuration(options, name)
@@ -80,7 +80,7 @@ def _within(configuration: Configuration, options: Options) -> str:
     }
     unsupported |= {"accumulate": options.accumulate > 1, "clip": options.clip > 0}
     if wrong := next((name for name, value in unsupported.items() if value), None):
-        raise InputError(f"--budget chooses the plan of a step of --engine torch on a processor: leave --{wrong} out")
+        raise InputError(f"--budget cannot be combined with --{wrong}: it chooses the plan of --engine torch on a CPU")
     prediction = memory(
         configuration,
         options.procedure,
@@ -100,8 +100,8 @@ def _within(configuration: Configuration, options: Options) -> str:
     assert prediction.budget is not None
     if prediction.peak > prediction.budget:
         raise InputError(
-            f"--budget: a step takes at least {prediction.peak:,} bytes, under the plan {prediction.plan}, "
-            f"and there are {prediction.budget:,}; {(prediction.fits or {})['batch_size']} sequences fit: --batch-size"
+            f"--budget: a step needs at least {prediction.peak:,} bytes, under the plan {prediction.plan}, and "
+            f"{prediction.budget:,} are available; {(prediction.fits or {})['batch_size']} sequences fit: --batch-size"
         )
     return prediction.plan
 
@@ -121,7 +121,7 @@ def _try(configuration: Configuration, options: Options, data_task: Task) -> Non
     try:
         numpy_engine.loss(data_task.example)
     except KeyError as missing:
-        raise InputError(f"{configuration.name} cannot be trained yet: nothing gives its input {missing}") from None
+        raise InputError(f"{configuration.name} cannot be trained yet: its input {missing} is not supported") from None
     if next_token(configuration):
         Decoder(configuration, numpy_engine.plain_weights)
 
@@ -133,7 +133,7 @@ def _with_classes(configuration: Configuration, data_task: Task, options: Option
         return configuration
     if any(spelled(name) == "num_labels" for name in options.sizes):
         if configuration.settings["num_labels"] < len(labels):
-            raise InputError(f"there are {len(labels):,} classes in {', '.join(options.paths)}: leave --num-labels out")
+            raise InputError(f"remove --num-labels: the data has {len(labels):,} classes ({', '.join(options.paths)})")
         return configuration
     return replace(configuration, settings={**configuration.settings, "num_labels": len(labels)})
 
@@ -150,16 +150,16 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
     """The model, of the checkpoint to start from or of the preset, with the vocabulary of its tokenizer; and that."""
     if options.start:
         if options.sizes or options.model != Options.model:
-            raise InputError("--from FOLDER has its own model: leave --model and all sizes out")
+            raise InputError("--from FOLDER cannot be combined with --model or sizes: the checkpoint has its own model")
         if not Path(options.start).is_dir():
-            raise InputError(f"no such folder: {options.start}; --from takes a checkpoint as transformers saves it")
+            raise InputError(f"no such folder: {options.start}; --from requires a checkpoint saved by transformers")
         configuration = configure(f"{options.start}/{CONFIG}")
         hugging_face.layout(configuration.family)
         tokenizer = tokenizer_of(configuration, name)
         if tokenizer is not None and configuration.sizes["vocab_size"] < tokenizer.size:
             raise InputError(
                 f"the vocabulary of {options.start} has {configuration.sizes['vocab_size']:,} tokens, but the "
-                f"tokenizer has {tokenizer.size:,}: give the checkpoint's own with --tokenizer FILE"
+                f"tokenizer has {tokenizer.size:,}: use the checkpoint's tokenizer with --tokenizer FILE"
             )
         return configuration, tokenizer
     called = str(getattr(options.model, "name", options.model))  # of a table that was read its name
@@ -168,9 +168,7 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
     layer = layer_given(model)
     if layer is not None or names_module(called):
         kind = "module" if layer is None or layer.steps is not None else "table"
-        raise InputError(
-            f"{called} is a {kind}, which no checkpoint keeps: lc.Training and lc.LayerTraining train tables"
-        )
+        raise InputError(f"{called} is a {kind}, which checkpoints do not support: use lc.Training or lc.LayerTraining")
     has_words = "vocab_size" in FAMILIES[_model_type(model)].sizes
 
     def configured(size: int, **more: int) -> Configuration:

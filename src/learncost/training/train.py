@@ -44,31 +44,31 @@ def train(
 ) -> TrainingResult:
     """Train a model on plain files: texts, pairs or classes of texts, images with classes, sounds with texts.
 
-    What it learns from follows from its head and its inputs: language models, those that fill masks too, read text
-    files and folders of them, and models with other answers read lists, a line for each example.
+    The model's head and inputs decide the data: language models (also masked ones) read text files and folders, and
+    models with other outputs read lists with a line for each example.
 
     Parameters
     ----------
     precision
-        Which type each role of the step has: fp32 (the default), fp64, bf16 with weights in fp32, bf16-true; with
-        frozen weights nf4 and others (`learncost list precisions`).
+        Data type of weights, activations, gradients and optimizer states: fp32 (the default), fp64, bf16 with weights
+        in fp32, bf16-true; with frozen weights nf4 and others (`learncost list precisions`).
     resume
-        Goes on with the run in this folder, from its last checkpoint.
+        Continue the run in this folder from its last checkpoint.
     out
-        The folder to make. The default is run-1, run-2 and so on.
+        The run's folder. The default is run-1, run-2 and so on.
     or_resume
-        Goes on with the run that the folder of `out` holds, if it holds one: the same command begins it and goes on.
+        Continue the run in the folder of `out` if there is one, otherwise start it: the same command starts and
+        continues.
     trace
-        How many steps are timed line by line, from the second one on. trace.json and trace.pftrace in the run's folder
-        are then what Perfetto opens, with the predicted step beside them where this machine is calibrated.
+        The number of steps to time line by line, from the second on. Writes trace.json and trace.pftrace for Perfetto
+        to the run's folder, with the predicted step if this machine is calibrated.
     sizes
         Any size or setting of the model: `num_hidden_layers` 4, `hidden_size` 256.
 
     Returns
     -------
     Result
-        The run's folder, how many steps it has taken, its last step and its last validation. How it goes is told on
-        standard error.
+        The run's folder, the number of steps, the last step and the last validation. Progress goes to standard error.
 
     Examples
     --------
@@ -85,15 +85,15 @@ def train(
     Commands
     --------
     learncost train my-texts/ --minutes 5
-        Trains a small model on all texts of a folder for five minutes.
+        Train a small model on all texts of a folder for five minutes.
     learncost train images/labels.csv --model vit-base-patch16-224 --image-size 32 --num-hidden-layers 2
-        Trains a small vision transformer on images with classes, which the list names.
+        Train a small vision transformer on images with classes from a list.
     learncost train --resume run-1
-        Goes on where a run stopped.
+        Continue a stopped run.
     torchrun --nproc-per-node 4 -m learncost train my-texts/ --mesh dp=2,tp=2
-        Trains on four processes: two share every layer, and two such pairs share the sequences.
+        Train on four processes: tensor parallelism over two, data parallelism over two.
     torchrun --nnodes 1:2 --max-restarts 3 ... -m learncost train my-texts/ --mesh "dp=*" --out run --or-resume
-        Begins on the nodes that there are, and goes on with fewer, or more, when that changes.
+        Start on the available nodes, and continue with fewer or more when that changes.
     """
     flags = {flag.name: flag for flag in flags_of(train)}
     kinds = {name: flags[name].kind for name in flags.keys() & sizes.keys()}

@@ -63,7 +63,7 @@ def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Verific
     """
     table = layer.table if isinstance(layer, Layer) else layer
     name = layer.name if isinstance(layer, Layer) else table.title or "table"
-    check_derived(table.lines, "nothing proves it")
+    check_derived(table.lines, "it has no reference")
     return VerificationReport(f"proof of {name}", tuple(survived(name, checks(table, name, meaning))))
 
 
@@ -158,7 +158,7 @@ def _same_values(
             f"{output}{remark}": error(values[output], other)
             for output, other in zip(table.outputs, outputs, strict=True)
         }
-    return Check(name, "values with a foreign implementation", *worst(errors))
+    return Check(name, "values against an independent implementation", *worst(errors))
 
 
 # What is executed, line by line.
@@ -168,7 +168,7 @@ def tally(name: str, table: Table, arrays: Mapping[str, Array], sizes: Mapping[s
     """The units that an instrumented array counts in every line, against the line's `run` price."""
     counted = executed(table, arrays, sizes)
     rows = price(table, sizes).rows
-    compared = "operations executed with the run price, line by line"
+    compared = "executed operations against the price book run, line by line"
     for row, (flops, maccs) in zip(rows, counted, strict=True):
         expected = row.flops.at(sizes), row.maccs.at(sizes)
         if (flops, maccs) != expected:
@@ -212,12 +212,12 @@ def _sum_of_passes(name: str, derived: Derived, sizes: Mapping[str, int]) -> Che
     parts = {part: price(table, sizes).flops for part, table in passes.items()}
     step_flops = price(derived.step, sizes).flops
     text = " + ".join(f"{part} {flops}" for part, flops in parts.items()) + f", step {step_flops}"
-    return Check(name, "prices of the passes with the price of the step", text, sum(parts.values()) == step_flops)
+    return Check(name, "prices of the passes against the price of the step", text, sum(parts.values()) == step_flops)
 
 
 def _moved(name: str, table: Table, values: Values, sizes: Mapping[str, int]) -> Check:
     """Every operand read once, every result written once: bytes of the lines outside repeats, by the arrays' sizes."""
-    compared = "bytes of every line with the sizes of the arrays"
+    compared = "bytes of every line against the sizes of the arrays"
     rows = price(table, sizes, dtype="int8").rows
     moved = 0
     for (line, iterations), row in zip(walk(table.lines), rows, strict=True):
@@ -256,7 +256,7 @@ def _jacobians(name: str, derived: Derived, values: Values, explicit: Derived, o
         name_of: error(other[explicit.gradients[name_of]], values[gradient])
         for name_of, gradient in derived.gradients.items()
     }
-    return Check(name, "gradients through explicit Jacobians with the closed form", *worst(errors))
+    return Check(name, "gradients through explicit Jacobians against the closed form", *worst(errors))
 
 
 def gradients(
@@ -282,7 +282,7 @@ def gradients(
     for name_of, gradient in gradient_names.items():
         computed = values[gradient]
         if np.shape(computed) != arrays[name_of].shape:
-            return Check(name, "gradients with complex steps", f"d{name_of} has another shape", False)
+            return Check(name, "gradients against complex steps", f"d{name_of} has another shape", False)
         slopes, expected = [], []
         for direction in _directions(arrays[name_of], all_entries, generator):
             slopes.append(slope(lowered, seeds, arrays, name_of, direction, sizes))
@@ -292,8 +292,8 @@ def gradients(
     text, passed = worst(errors)
     kind = "entries" if all_entries else "random directions"
     if slope is _central_slope:
-        return Check(name, f"gradients with differences, {count} {kind}", text, max(errors.values()) <= 1e-6)
-    return Check(name, f"gradients with complex steps, {count} {kind}", text, passed)
+        return Check(name, f"gradients against differences, {count} {kind}", text, max(errors.values()) <= 1e-6)
+    return Check(name, f"gradients against complex steps, {count} {kind}", text, passed)
 
 
 def _complex_slope(

@@ -74,11 +74,13 @@ def verify_engine(
         if length < 2:  # a single token has none after it
             raise InputError(f"{name} must be at least 2, not {length}")
     if engine == "jax" and plan:
-        raise InputError("--engine jax runs the step as it is derived: leave --plan out")
+        raise InputError("--engine jax does not support --plan")
     configuration = configure(model, dict(sizes or {}))
     built = build(configuration)
     if not built.learns:
-        raise InputError(f"{configuration.name} has no output to learn from: give it a head, as in its config.json")
+        raise InputError(
+            f"{configuration.name} has no output to learn from: use a model with a head, as in its config.json"
+        )
     _fits(built)
     training = Training(configuration, procedure, optimizer, dtype=np.float64)
     prepared = training.prepare(**random_data(training.model, batch_size, seq_len, seq_len))
@@ -94,8 +96,8 @@ def _fits(model: Model) -> None:
     needed = 2 * 8 * int(model.parameters.at(model.sizes))
     if hasattr(os, "sysconf") and needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise InputError(
-            f"the step runs, and {model.configuration.name} needs over {needed / 1e9:,.0f} GB, more than this machine "
-            "has: give it small sizes, such as --num-hidden-layers 2 --hidden-size 64"
+            f"verify runs the step, and {model.configuration.name} needs over {needed / 1e9:,.0f} GB, more than this "
+            "machine has: give small sizes, such as --num-hidden-layers 2 --hidden-size 64"
         )
 
 

@@ -105,11 +105,11 @@ def verify_placements(
     models = [model] if model is not None else [small_model(name) for name in FAMILIES]
     cases: Iterable[tuple[str | None, str | None]] = CASES if placement == EVERY else [(placement, mesh_text)]
     if placement == EVERY and mesh_text is not None:
-        raise InputError("--placement all has meshes of its own: leave --mesh out")
+        raise InputError("--placement all cannot be combined with --mesh: it brings its own meshes")
     for built in models:
         for names, grid in cases:
             if grid is None:
-                raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
+                raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
             clauses = chosen(place_text, names)
             for text in PLANS if plan == EVERY else (plan,):
                 for op in (optimizer,) if optimizer else OPTIMIZERS:
@@ -134,7 +134,7 @@ def _case(
         sizes = dividing(table, *within)
         if pipeline:
             if procedure != "bp":
-                raise InputError(f"a pipeline is of bp: {procedure} cannot be cut into stages")
+                raise InputError(f"pipeline stages require --procedure bp, not {procedure}")
             sizes = _with_whole_stages(sizes, model, pipeline)
         uneven = _uneven(model, table, *within, sizes)
         cases = []
@@ -150,10 +150,10 @@ def _case(
                 plan,
                 optimizer,
             )
-            wider = [f"{each.axis} filled up from {each.size} to {each.filled}" for each in padded]
+            wider = [f"{each.axis} padded from {each.size} to {each.filled}" for each in padded]
             several = placed if isinstance(placed, tuple) else (placed,)
             if parts := sorted({axis for stage in several for axis in stage.filled}):
-                wider.append(f"parts {' '.join(parts)} filled up")
+                wider.append(f"shards {' '.join(parts)} padded")
             cases.append((", ".join((subject, *wider)), placed, small, large))
     except InputError as refusal:
         yield Check(subject, "a step", str(refusal), None)
@@ -327,7 +327,7 @@ def _comparisons(
                 joined = outcome.whole(name)[tuple(map(slice, expected[name].shape))]
             except AssertionError:
                 yield Check(
-                    subject, f"{what} with those of one device", f"{name} is not the same on all devices", False
+                    subject, f"{what} against those of one device", f"{name} is not the same on all devices", False
                 )
                 return
             scale = max(largest, float(np.abs(expected[name]).max(initial=0)))
@@ -337,10 +337,10 @@ def _comparisons(
         name = max(errors, key=lambda key: errors[key])
         passed, text = errors[name] <= TOLERANCE, f"worst error {errors[name]:.1e} in {name}, {len(errors)} arrays"
         if not passed and (moved := _moved(table, arrays, expected, sizes, name, largest)) * ROUNDINGS >= errors[name]:
-            passed, text = moved < 1e-7, f"{text}; rounding what is given moves it by {moved:.1e}"
+            passed, text = moved < 1e-7, f"{text}; rounding the inputs moves it by {moved:.1e}"
         if zero and role == "new":
             text += f"; left out, as their gradients are zero: {', '.join(sorted(zero))}"
-        yield Check(subject, f"{what} with those of one device", text, passed)
+        yield Check(subject, f"{what} against those of one device", text, passed)
     yield _bytes(subject, outcome.stages, filled, sent)
 
 
@@ -412,5 +412,5 @@ def _bytes(subject: str, stages: tuple[Placed, ...], sizes: Mapping[str, int], s
     counted: dict[str, int] = {}
     for axis, number in sent:
         counted[axis] = counted.get(axis, 0) + number
-    text = ", ".join(f"{axis} {counted[axis]:,} sent, {priced.get(axis, 0):,} priced" for axis in sorted(counted))
-    return Check(subject, "bytes sent with the price", text or "nothing is sent", counted == priced)
+    text = ", ".join(f"{axis} {counted[axis]:,} sent, {priced.get(axis, 0):,} predicted" for axis in sorted(counted))
+    return Check(subject, "bytes sent against the predicted ones", text or "no communication", counted == priced)

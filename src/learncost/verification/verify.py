@@ -125,7 +125,7 @@ def verify(
     True
     """
     return VerificationReport(
-        "verification of every word and every layer" if model is None else f"verification of {_title(model)}",
+        "verification of every operator and every layer" if model is None else f"verification of {_title(model)}",
         tuple(_checks(model, several(procedure))),
     )
 
@@ -146,7 +146,7 @@ def _checks(model: str | Model | Configuration | Layer | Table | None, procedure
     if isinstance(model, str):
         model = layer_or_model(model)
     if procedures and (model is None or isinstance(model, (Layer, Table))):
-        raise InputError("a procedure is proved on a model: name one, such as gpt2")
+        raise InputError("--procedure requires a model, such as gpt2")
     if isinstance(model, Layer):
         if model.live is not None:
             from learncost.verification.live import verify_live
@@ -209,10 +209,13 @@ def verify_table(
     larger: float = LARGER,
 ) -> Iterator[Check]:
     """All comparisons for one table; a `required` foreign implementation that is missing is a failure."""
-    check_derived(table.lines, "nothing proves it")
+    check_derived(table.lines, "it has no reference")
     if meaning is None and required:
         yield Check(
-            name, "values with a foreign implementation", "there is none in learncost.verification.references", False
+            name,
+            "values against an independent implementation",
+            "there is none in learncost.verification.references",
+            False,
         )
     yield from survived(name, checks(table, name, meaning, smallest=smallest, larger=larger))
     yield from survived(name, along(table, name, smallest))

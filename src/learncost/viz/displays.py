@@ -89,7 +89,7 @@ def _derived(derived: Derived) -> str:
 
 def _inference(inference: Inference) -> str:
     rows = tuple(SheetRow((array.name, str(array.elements))) for array in inference.cache)
-    cache = Sheet("What the cache keeps of every token", ("value", "elements"), rows).html()
+    cache = Sheet("KV cache per token", ("value", "elements"), rows).html()
     passes = {"prefill": inference.prefill, "decode": inference.decode}
     return cache + "".join(_titled(name, _equations(table)) for name, table in passes.items())
 
@@ -116,9 +116,9 @@ def _live(live: Live) -> str:
         SheetRow((array.name, " × ".join(map(str, array.shape)), number(array.bytes), ""))
         for array in live.live_at_peak
     ]
-    rows += [SheetRow(("kept for later passes", "", number(live.kept_bytes), ""), "bold")]
+    rows += [SheetRow(("saved tensors", "", number(live.kept_bytes), ""), "bold")]
     rows += [SheetRow((array.name, " × ".join(map(str, array.shape)), number(array.bytes), "")) for array in live.kept]
-    return Sheet("What is alive at the peak", ("", "line or shape", "bytes", ""), tuple(rows)).html()
+    return Sheet("Live arrays at the peak", ("", "line or shape", "bytes", ""), tuple(rows)).html()
 
 
 def _training(training: Core) -> str:

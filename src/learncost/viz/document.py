@@ -72,25 +72,26 @@ def document(
     side_by_side: str | None = None,
     **sizes: Any,
 ) -> dict[str, Any]:
-    """All that the page shows of one step: its cost line by line with formulas, its memory, its time, as data.
+    """Return all data of the page of one step: cost line by line with formulas, memory and time.
 
     Parameters
     ----------
     procedure
-        What the step is: learning by {choices}, or inference as prefill or decode.
+        The learning procedure of the step: {choices}, or inference: prefill or decode.
     seq_len
-        How many tokens are in a sequence. The default is the number of positions that the model has.
+        Tokens in a sequence. The default is the model's number of positions.
     context
-        With decode, how many tokens the cache holds before the step.
+        For decode: tokens in the KV cache before the step.
     on
-        The device whose time is told (`learncost list devices`), or here.
+        The device for predicted times (`learncost list devices`), or here.
     precision
-        Which type each role has: {choices}. The default is fp32; with `on` what one trains in on it.
+        Data type of weights, activations, gradients and optimizer states: {choices}. The default is fp32, and the
+        device's training precision with `on`.
     engine
-        Who runs the step whose memory is told: {choices}. The default is the table, line by line.
+        The engine that executes the step: {choices}. The default is graph.
     side_by_side
-        Which learning procedures stand side by side, with commas between: {choices}. The default is bp, recompute,
-        pepita, mempepita, or those of them that the model can learn by, and the one of the step.
+        The learning procedures to compare, comma-separated: {choices}. The default is bp, recompute, pepita and
+        mempepita if the model supports them, and the procedure of the step.
 
     Raises
     ------
@@ -150,7 +151,7 @@ def _memory(
     }
     try:
         if step.cache is not None:
-            raise InputError("the memory of inference is told by learncost fit --inference")
+            raise InputError("use learncost fit --procedure inference for the memory of inference")
         answer = memory(**memory_arguments, **sizes, engine=chosen_engine or GRAPH)
         assert isinstance(answer, Memory)
         result = {

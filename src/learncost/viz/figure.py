@@ -64,48 +64,47 @@ def figure(
     against: str | None = None,
     **given: Any,
 ) -> SavedFigure:
-    """A figure for a paper: vector or pixels, one or two columns wide, legible in grey.
+    """Draw a figure for a paper: vector or pixels, one or two columns wide, legible in grey.
 
-    The kinds are macro-operations, scaling, crossover, memory, roofline, procedures and conventions. What a figure
-    rests on, its price book and its sources, stands in the file's metadata. It needs matplotlib: pip install
-    'learncost[figures]'.
+    The kinds are macro-operations, scaling, crossover, memory, roofline, procedures and conventions. The file's
+    metadata has the price book and the sources. Requires matplotlib: pip install 'learncost[figures]'.
 
     Parameters
     ----------
     kind
-        Which figure: macro-operations, scaling, crossover, memory, roofline, procedures or conventions.
+        The kind of figure: macro-operations, scaling, crossover, memory, roofline, procedures or conventions.
     models
         Presets, paths of a config.json, or the generic encoder, decoder, encoder-decoder with all sizes as flags.
     output
-        The file to write, which ends in .pdf, .svg or .png.
+        The output file, .pdf, .svg or .png.
     columns
-        How many columns of a page it is wide: 1 (88 mm) or 2 (180 mm).
+        Width in page columns: 1 (88 mm) or 2 (180 mm).
     data
-        Writes the figure's numbers beside it, too: as .csv and as .json.
+        Also write the figure's numbers as .csv and .json.
     procedures
-        How the model learns: {choices} (`learncost list procedures`); several with commas between.
+        The learning procedures, comma-separated: {choices} (`learncost list procedures`).
     engine
-        Who runs the step whose memory is drawn: table, autograd, eager-foreach and others that have an account of
-        every line. The default is that of `learncost memory`.
+        The engine of the memory figure: graph, eager, eager-foreach or another that has memory by line. The default is
+        that of `learncost memory`.
     along
-        What scaling grows along: length, batch, depth, width, with commas between. The default is all of them.
+        The dimensions of the scaling figure, comma-separated: length, batch, depth, width. The default is all.
     against
-        The price book that conventions start from; they lead to `price_book`. The default is matmul.
+        The price book that conventions start from, to explain the difference to `price_book`. The default is matmul.
     given
         Any size or setting of the models.
 
     Commands
     --------
     learncost figure crossover gpt2 -o crossover.pdf
-        From which length on forward learning is cheaper than backpropagation.
+        The sequence lengths at which forward learning is cheaper than backpropagation.
     learncost figure memory gpt2 bert-base --columns 2 --data -o memory.svg
-        The memory over a step of two models, and the numbers as CSV and JSON.
+        The memory over a step of two models, with the numbers as CSV and JSON.
     learncost figure roofline gpt2 --on A100-SXM-80GB -o roofline.png
-        What limits every line of a step on a device.
+        The bound of every line of a step on a device.
     """
     named_one("figure", kind, FIGURES)
     if not models:
-        raise InputError("figure needs MODEL; see its --help")
+        raise InputError("figure requires MODEL; see its --help")
     path, wide = path_of("figure", ENDINGS, output), counted(columns)
     if wide not in (1, 2):
         raise InputError(f"columns must be 1 or 2, not {shown(columns)}")

@@ -206,8 +206,8 @@ def write(
     facts = {
         "made by": f"learncost {__version__}, learncost train --trace",
         "what": f"{folder.name}, measured: {title}",
-        "length": "seconds, measured; tracing itself takes a microsecond or two a line",
-        "memory": "resident bytes of the process, libraries among them; predicted: weights, state and step",
+        "length": "seconds, measured; tracing adds one or two microseconds per line",
+        "memory": "resident bytes of the process with its libraries; predicted: weights, state and step",
     }
     measured = timeline(steps, weights, facts, predicted)
     beside = _predicted(arguments)
@@ -228,4 +228,4 @@ def _predicted(arguments: Mapping[str, Any]) -> Trace | str:
     try:
         return ask(**{name: value for name, value in arguments.items() if value is not None}, on=HERE)
     except InputError as error:
-        return f"no predicted step beside it: {error}"
+        return f"without a predicted step: {error}"

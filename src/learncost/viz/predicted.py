@@ -100,7 +100,7 @@ class _IterationNames:
 
     def of(self, iteration: int) -> str:
         if not self.block:
-            return f"turn {iteration}"
+            return f"iteration {iteration}"
         first = self.first + iteration * self.several
         return f"{self.block}s {first} to {first + self.several - 1}" if self.several > 1 else f"{self.block} {first}"
 
@@ -218,7 +218,7 @@ class _StepDrawing:
     def _loops(self, loop: _DrawnLoop, path: Path, times: int, outermost: bool) -> None:
         passes = ",".join(_ordered(leaf.row.macro_operation for leaf in _leaves(loop.parts)))
         if not self._iterations(loop, outermost):
-            with self.pen.around(f"{loop.count:,} turns", "turn", passes, iterations=loop.count):
+            with self.pen.around(f"{loop.count:,} iterations", "turn", passes, iterations=loop.count):
                 self._scope(loop.parts, (*path, 0), times * loop.count, False)
             return
         for iteration in reversed(range(loop.count)) if loop.repeat.reverse else range(loop.count):

@@ -83,17 +83,17 @@ def report(
     output: str | None = "report.html",
     **sizes: Any,
 ) -> Report:
-    """One file to look at: what a step costs, by layer and line, its memory, its time, and every formula.
+    """Write one HTML file with the cost of a step by layer and line, its memory, its time, and every formula.
 
-    It opens in any browser, without a network; its sliders count exactly.
+    It opens in any browser, without a network. Its sliders recompute the counts exactly.
 
     Parameters
     ----------
     models
-        Presets, or files of configurations. A report of several chooses among them.
+        Presets, or configuration files. A report of several has a selector.
     procedure
-        How they learn, with commas between: {choices}. The default is bp, recompute, pepita and mempepita where a model
-        can learn so. Inference is prefill or decode.
+        The learning procedures, comma-separated: {choices}; or prefill or decode for inference. The default is bp,
+        recompute, pepita and mempepita if the model supports them.
     on
         The device whose time and energy are told (`learncost list devices`), or here.
     output
@@ -104,12 +104,12 @@ def report(
     Returns
     -------
     Report
-        The page, and where it is.
+        The page and its path.
 
     Raises
     ------
     InputError
-        As for `lc.cost`; for no model at all, and for a file that cannot be written.
+        As for `lc.cost`; if there is no model, and if the file cannot be written.
 
     Examples
     --------
@@ -122,10 +122,10 @@ def report(
     learncost report gpt2 --on A100-SXM-40GB -o gpt2.html
         GPT-2 on a GPU, under four learning procedures.
     learncost report gpt2 gpt2-medium --procedure bp,pepita
-        Two models to choose between, under two procedures.
+        Two models to select from, under two procedures.
     """
     if not models:
-        raise InputError("a report is of a model: name one, such as gpt2 (learncost list models)")
+        raise InputError("report requires a model, such as gpt2 (see learncost list models)")
     models = tuple(map(_called, models))
     names = several(procedure) or tuple(PROCEDURES)
     learning = [name for name in names if name not in INFERENCE] if procedure else []
@@ -156,7 +156,7 @@ def report(
     if len(html.encode()) > LARGEST:
         raise InputError(
             f"{len(documents)} steps make a report of {len(html.encode()) / 1e6:.1f} MB, "
-            f"more than {LARGEST / 1e6:g} MB: name fewer models or procedures"
+            f"more than {LARGEST / 1e6:g} MB: give fewer models or procedures"
         )
     path = None if output is None else Path(output)
     if path is not None:
@@ -175,7 +175,7 @@ def _called(model: object) -> str:
         return model
     if isinstance(model, PathLike):
         return str(model)
-    raise InputError(f"a report quotes what its models are called: a name, a path or a table, not {shown(model)}")
+    raise InputError(f"report requires the name of a model, a path or a table, not {shown(model)}")
 
 
 def _add_usual(step: dict[str, Any], model: str, sizes: Mapping[str, Any]) -> None:

@@ -153,26 +153,25 @@ def trace(
     output: str | None = None,
     **sizes: Any,
 ) -> Trace:
-    """The predicted step as a trace: every line of every block as a slice, and the memory as a counter.
+    """Write the predicted step as a trace, with a slice for every line of every block and a counter for memory.
 
     Perfetto (https://ui.perfetto.dev) and chrome://tracing open it.
 
     Parameters
     ----------
     procedure
-        What the step is: learning by {choices} (`learncost list procedures`); inference as prefill (the prompt's pass)
-        or decode (one new token).
+        The learning procedure of the step: {choices} (`learncost list procedures`); or inference: prefill (forward pass
+        of the prompt) or decode (one new token).
     context
-        With decode, how many tokens the cache holds before the step. The default is as many as the model has positions
-        for.
+        For decode: tokens in the KV cache before the step. The default is the model's number of positions.
     on
-        The device whose time a line's length is: here (after learncost calibrate), a file of learncost calibrate `out`,
-        or a published device (`learncost list devices`). Without it a line is as long as it has FLOPs.
+        The device for predicted times: here (after learncost calibrate), a file of learncost calibrate `out`, or a
+        published device (`learncost list devices`). By default the length of a slice is its number of FLOPs.
     precision
-        Which type each role has, for the bytes: {choices} (`learncost list precisions`). The default is fp32; with
-        `on` a published device it is what one trains in on it: bf16, fp16 or fp32, the first that it has.
+        Data type of weights, activations, gradients and optimizer states: {choices} (`learncost list precisions`). The
+        default is fp32; for a published device in `on`, the first of bf16, fp16 and fp32 that it supports.
     output
-        The file to write: .json for the Trace Event Format, .pftrace for Perfetto's protobuf.
+        The output file: .json for the Trace Event Format, .pftrace for Perfetto's protobuf.
 
     Returns
     -------
@@ -227,7 +226,7 @@ def trace(
         memory: StepMemory = _InferenceMemory(table, axes, type_name)
     else:
         if context is not None:
-            raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
+            raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
         several = batch_size, seq_len, target_len
         run = prepare(
             model, "run", *several, None, optimizer, dropout, type_name, sizes, (procedure,), adaptation, plan

@@ -44,7 +44,7 @@ def built(wanted: Target, real: bool, say: Callable[[str], None]) -> BuiltModule
             answer = _built(wanted)
         except UserError:
             raise first from None
-        say(f"{wanted} is built in memory: its parameters cannot be left without values ({first})")
+        say(f"{wanted} cannot be built on the meta device: its parameters need values ({first})")
         return answer
     return _built(wanted)
 
@@ -61,7 +61,7 @@ def _built(wanted: Target) -> BuiltModule:
     value = ran.named(wanted.name)
     if not isinstance(value, nn.Module):
         if not callable(value):
-            raise InputError(f"{wanted} is {shown(value)}: neither a module nor what builds one")
+            raise InputError(f"{wanted} is {shown(value)}: not a module, a class or a function that returns one")
         if needs := _needed(value):
             raise InputError(
                 f"{wanted} needs {', '.join(needs)}: write a function without arguments that returns the module"

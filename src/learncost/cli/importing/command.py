@@ -53,32 +53,32 @@ def import_module(
     no_fold: bool = False,
     no_cache: bool = False,
 ) -> ImportedFile:
-    """Run a file of yours, and write the PyTorch module that it builds as a table in the notation.
+    """Run a Python file, and write the PyTorch module that it builds as a table in the notation.
 
-    The table needs neither PyTorch nor the file afterwards: every command takes it. It can be read, changed and cited.
+    Every command accepts the table, without PyTorch or the file. It can be read, changed and cited.
 
     Parameters
     ----------
     file
-        FILE.py:NAME, a file of yours and the name in it of a function without arguments that returns the module, of a
-        class that is called without arguments, or of a module. The file is run. Or a config.json, or its folder, of a
-        model type that transformers or diffusers has and no family here: their class is built, and nothing is fetched.
+        FILE.py:NAME, a Python file and the name of a function without arguments that returns the module, of a class, or
+        of a module. The file is run. Or a config.json, or its folder, of a model type of transformers or diffusers
+        without a family here: its class is built, and nothing is downloaded.
     output
-        The file of the table, which ends in .table. Without it the table is printed.
+        The table file, .table. By default the table is printed.
 
     Commands
     --------
     learncost import model.py:build --input 'idx: int B M' -o model.table
-        Write what build() returns as a table whose batch B and length M stay open; learncost cost model.table --B 8
-        --M 1024 then says what a training step costs.
+        Write the module that build() returns as a table with symbolic batch B and length M; then run learncost cost
+        model.table --B 8 --M 1024 for the cost of a training step.
     learncost import model.py:build --input 'x: float 8 3 224 224' --as-run
-        Take down one run, where the module decides on values what it computes.
+        Trace one run, for a module with data-dependent branches.
     """
     wanted = target(file)
     if wanted is None:
         raise InputError(
-            f"{shown(file)} is no module of a file of yours: write FILE.py:NAME, as in model.py:build; a config.json "
-            "is read where its model type is one that no family here has"
+            f"{shown(file)} is not a Python module to import: write FILE.py:NAME, as in model.py:build; a config.json "
+            "is imported only if no family here supports its model type"
         )
     path = None if output is None else path_of("table", (NOTATION,), output)
     how = reading(input=input, as_run=as_run, unknown=unknown, no_fold=no_fold, no_cache=no_cache)

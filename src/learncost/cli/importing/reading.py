@@ -145,13 +145,13 @@ def _known(wanted: Target, how: How, training: str) -> Remembered:
         if not wanted.name:
             check_installed(read_path(str(wanted.file)))
         if find_spec("torch") is None:
-            raise InputError("reading a module needs the package torch: pip install 'learncost[torch]'")
+            raise InputError("importing a module requires torch: pip install 'learncost[torch]'")
         file = printable(str(wanted.file))
         if wanted.name:
             say(f"runs {file}")
         known, files = _read(wanted, inputs, how, training)
         if not wanted.name:  # after it is known that a package has its type: a refusal is one line
-            say(f"read {file} as the package that has its model type builds it")
+            say(f"import {file} with the class of the package that has its model type")
         if how.cache:
             place.write(known, files)
     for text in known.said:
@@ -185,9 +185,9 @@ def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> t
             if wanted.name:
                 raise
             text, described = table_of(building.module.eval(), given, str(wanted), **ways)
-            said.append(f"{wanted} is read as in evaluation: in training it does what PyTorch cannot export")
+            said.append(f"{wanted} is imported in evaluation mode: PyTorch cannot export its training mode")
         if how.as_run:
-            said.append("the table has the operations of one run, of these sizes and with the branches that it took")
+            said.append("the table has the operations of one run, for these sizes, with the branches as taken")
     return Remembered(f"{_remarks(wanted, described, how)}{text.strip()}\n", tuple(said)), files
 
 
@@ -200,7 +200,7 @@ def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
     from learncost.importer.live import saved_of, values_of
 
     if find_spec("torch") is None:
-        raise InputError("the values of a module need the package torch: pip install 'learncost[torch]'")
+        raise InputError("the values of a module require torch: pip install 'learncost[torch]'")
     import torch
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -233,7 +233,7 @@ def steps(wanted: Target, how: How) -> Callable[..., None]:
         from learncost.importer.running import ModuleStepping
 
         if find_spec("torch") is None:
-            raise InputError("running a module needs the package torch: pip install 'learncost[torch]'")
+            raise InputError("running a module requires torch: pip install 'learncost[torch]'")
         module, given = building()
         ModuleStepping(lambda: module, lambda sizes: sized(given, sizes, {}))(sizes, values, running)
 
@@ -248,7 +248,7 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
         from learncost.importer.live import LiveModule
 
         if find_spec("torch") is None:
-            raise InputError("running a module needs the package torch: pip install 'learncost[torch]'")
+            raise InputError("running a module requires torch: pip install 'learncost[torch]'")
         if wanted.name:
             say(f"runs {printable(str(wanted.file))}")
         import torch
@@ -274,7 +274,7 @@ def _remarks(wanted: Target, inputs: Sequence[str], how: How) -> str:
         f"Inputs: {'; '.join(inputs) or 'none'}.",
     ]
     if how.as_run:
-        lines.append("The operations of one run, of these sizes, with the branches that it took.")
+        lines.append("The operations of one run, for these sizes, with the branches as taken.")
     return "".join(f"% {line}\n" for line in lines)
 
 

@@ -43,7 +43,9 @@ def target(text: object) -> Target | None:
         return Target(Path(match["file"]), match["name"])
     if text.endswith((".py", ".py:")) and not text.startswith("-"):
         file = text.removesuffix(":")
-        raise InputError(f"{printable(file)} needs the name of what builds the module, as in {printable(file)}:build")
+        raise InputError(
+            f"{printable(file)} requires the name of the function that builds the module, as in {printable(file)}:build"
+        )
     if described_elsewhere(text) is not None:
         return Target(Path(text, "config.json") if Path(text).is_dir() else Path(text), "")
     return None

@@ -69,8 +69,8 @@ def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
         entries.append(entry | {"flops_of_bp": flops / usual[0], "bytes_of_bp": peak / usual[1]})
     notes = [f"{entry['name']}: {entry['refused']}" for entry in entries if entry["refused"]]
     notes.append(
-        "One step as learncost cost has it, of one sequence unasked, with adamw, under the price book run; memory: the "
-        "most bytes of the table's arrays at once, as learncost memory --engine graph has it."
+        "One step with adamw under the price book run, of one sequence by default, as in learncost cost; memory: the "
+        "peak, as in learncost memory --engine graph."
     )
 
     def ratio(key: str) -> Cell:
@@ -94,10 +94,10 @@ def _optimizers() -> Listed:
     entries: list[Known] = []
     for name, state in STATES.items():
         step = name in OPTIMIZERS
-        commands = "every command" if step else "memory and fit: its state alone"
+        commands = "every command" if step else "memory and fit: state size only"
         source = entry(name).source if step else state.source
         entries.append({"name": name, "default": name == DEFAULT, "known_to": commands, "source": source})
-    return Listed(entries, {"optimizer": cell_of("name"), "known to": _knowing, "source": cell_of("source")})
+    return Listed(entries, {"optimizer": cell_of("name"), "supported by": _knowing, "source": cell_of("source")})
 
 
 def _knowing(entry: Known) -> str:

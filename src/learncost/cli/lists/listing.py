@@ -84,19 +84,19 @@ def listing(
     of: str | None = None,
     **sizes: Any,
 ) -> Listed:
-    """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, placements,
-    layers, words, devices, clusters, countries, runs, peaks, commands, flags.
+    """List models, families, sizes, price-books, procedures, optimizers, precisions, plans, placements, layers, words,
+    devices, clusters, countries, runs, peaks, commands or flags.
 
     Parameters
     ----------
     what
-        Which list. Without it, all lists are named with how many entries each has.
+        The list to show. By default the names of all lists with their numbers of entries.
     like
-        Shows only what has this text in anything that is known of it, such as llama, whatever its case.
+        Show only entries that contain this text in any field, such as llama, ignoring case.
     support
-        Shows what each family is good for, which was found by doing it, and why where it is not.
+        Show which commands support each model family (tested), with the reason where not.
     of
-        The model of which every procedure's step is told: its FLOPs and its memory, and how they are to bp's.
+        The model for the FLOPs and memory of every procedure's step, with ratios to bp.
     sizes
         Any size or setting of the model of `of`, such as `n_layer` 4, and of the step: `batch_size`, `seq_len`.
 
@@ -105,11 +105,11 @@ def listing(
     learncost list models
         Every preset with its parameters.
     learncost list models --like distil
-        Those that have it in their name, title or one of their other names.
+        Presets with this text in their name, title or alias.
     learncost list families --support
-        What every family can be asked for: costs, memory, programs, training, verification.
+        The commands that support each family: costs, memory, programs, training, verification.
     learncost list procedures --of gpt2
-        What a step of every procedure costs and holds, beside backpropagation.
+        FLOPs and memory of a step of every procedure, compared with backpropagation.
     learncost list devices --json
         Devices with their peaks, for other programs.
     """
@@ -120,15 +120,17 @@ def listing(
     if what not in _REGISTRIES:
         raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
     if support and what != "families":
-        raise InputError(f"--support is of families: learncost list families --support, not {what}")
+        raise InputError(f"--support applies to families only: learncost list families --support, not {what}")
     if of is not None and what != "procedures":
-        raise InputError(f"--of is of procedures: learncost list procedures --of {of}, not {what}")
+        raise InputError(f"--of applies to procedures only: learncost list procedures --of {of}, not {what}")
     if sizes and of is None:
-        raise InputError(f"--{next(iter(sizes)).replace('_', '-')} is of a model: learncost list procedures --of MODEL")
+        raise InputError(
+            f"--{next(iter(sizes)).replace('_', '-')} requires a model: learncost list procedures --of MODEL"
+        )
     listed = support_of_families() if support else procedures_of(of, sizes) if of is not None else _REGISTRIES[what]()
     entries = _like(listed, like)
     if not entries:
-        raise InputError(f"no {what} have {shown(like)} in what is known of them")
+        raise InputError(f"no {what} contain {shown(like)}")
     of_all = f" of {len(listed.entries)}" if like else ""
     return replace(listed, entries=entries, heading=f"{len(entries)}{of_all} {what.replace('-', ' ')}")
 

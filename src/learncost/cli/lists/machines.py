@@ -85,7 +85,7 @@ def _runs() -> Listed:
         entries.append({**asdict(run), "computed": multiplied})
     columns: dict[str, Cell] = {
         "run": cell_of("name"),
-        "what is printed, and its inputs multiplied again": lambda entry: printed_text[entry["name"]],
+        "published figure, and the same recomputed from its inputs": lambda entry: printed_text[entry["name"]],
     }
     return Listed(entries, columns)
 
@@ -100,7 +100,7 @@ def _peaks() -> Listed:
         "published": cell_of("published"),
         "predicted": lambda entry: of[entry["name"]].predicted_text,
         "ratio": lambda entry: of[entry["name"]].ratio_text,
-        "what is assumed, as the source does not say it": lambda entry: "; ".join(entry["assumed"]),
+        "assumptions where the source is silent": lambda entry: "; ".join(entry["assumed"]),
     }
     return Listed(entries, columns)
 

@@ -53,7 +53,7 @@ def _families() -> Listed:
         entries.append({"name": family.name, "classes": classes, "counted": family.architectures[0].counted})
     columns: dict[str, Cell] = {
         "model type": cell_of("name"),
-        "the classes that can be counted, the usual one first": lambda entry: (
+        "the supported classes, the default first": lambda entry: (
             ", ".join(entry["classes"]) or f"{entry['counted']}, all sizes as flags"
         ),
     }
@@ -76,7 +76,7 @@ def support_of_families() -> Listed:
     def cannot(entry: Known) -> str:
         return ", ".join(f"{' and '.join(names)} ({numbers[reason]})" for reason, names in _why(entry).items())
 
-    return Listed(entries, {**columns, "what it cannot (why, below)": cannot}, noted=noted)
+    return Listed(entries, {**columns, "what it does not support (reasons below)": cannot}, noted=noted)
 
 
 def _done(group: str, entry: Known) -> str:

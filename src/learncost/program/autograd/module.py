@@ -118,7 +118,7 @@ class Module:
     buffers: int = 0
 
     name = "plain"
-    said = "a plain module: products of one input as one, fused attention, norms and activations, no cache"
+    said = "a plain module (merged projections of one input, fused attention, norms and activations, no KV cache)"
     gathers = True
     caches = True
     checkpoint = "frames"
@@ -188,8 +188,8 @@ class Transformers(Module):
 
     name = "transformers"
     said = (
-        "transformers' own module: its projections, masks, cache of keys and values, norms in float, composed "
-        "activations, and its loss"
+        "Hugging Face's implementation (projections, masks, KV cache, norms in float32, composed activations and loss "
+        "as in transformers)"
     )
     gathers = False
 
@@ -283,7 +283,7 @@ class Uncached(Transformers):
     """The same with `use_cache=False`."""
 
     name = "transformers-uncached"
-    said = Transformers.said.replace("cache of keys and values", "keys and values without a cache")
+    said = Transformers.said.replace("KV cache", "no KV cache")
     caches = False
 
 
@@ -291,7 +291,7 @@ class Itself(Module):
     """An imported module, which runs itself: nothing is assumed about it."""
 
     name = "itself"
-    said = "the module itself, run on tensors without values"
+    said = "the imported module itself, run on fake tensors,"
 
 
 def _sdpa(q: TapeTensor, k: TapeTensor, v: TapeTensor, scores: AttentionInputs, mask: TapeTensor | None) -> TapeTensor:

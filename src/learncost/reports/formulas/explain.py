@@ -49,33 +49,33 @@ def explain(
     target_len: int | str | None = None,
     **sizes: Any,
 ) -> Explanation:
-    """A layer, a word, or a layer of a model, line by line: forward, backward, weight update, what is kept.
+    """Explain a layer, an operator or a model's layer line by line: forward, backward, weight update, saved tensors.
 
     Parameters
     ----------
     subject
-        A layer by its name or as people call it (attention, mha, SwiGLU; learncost list layers), a file in the
-        notation, a word (softmax; learncost list words), or a model as learncost cost takes it.
+        A layer by its name or alias (attention, mha, SwiGLU; learncost list layers), a file in the notation, an
+        operator (softmax; learncost list words), or a model as in learncost cost.
     layer
-        The layer of the model. Without it, all layers of the model are shown.
+        A layer of the model. By default all layers of the model are shown.
     procedure
-        How it learns: {choices}. The default is bp. Of a layer by itself, what changes its own lines: feedback, or
-        tangents along its weights.
+        The learning procedure: {choices}. The default is bp. For a layer: a procedure that changes the layer's own
+        lines, by feedback, or by tangents along its weights.
     jacobian
-        For a layer, backward through explicit Jacobians, or in closed form. The default is as the price book does it.
+        For a layer: backward through explicit Jacobians, or in closed form. The default is that of the price book.
     optimizer
-        For a model and the layer optimizer, what updates the weights: adamw, sgd or momentum. The default is adamw, and
-        sgd under the paper's price books.
+        For a model and the layer optimizer: adamw, sgd or momentum. The default is adamw, and sgd under the paper's
+        price books.
     format
-        How it prints itself: text, markdown, latex or json.
+        The output format: text, markdown, latex or json.
     batch_size
-        For a model, how many sequences are in one step. The default is 1.
+        For a model: sequences in one step. The default is 1.
     seq_len
-        For a model, how many tokens are in a sequence. The default is the number of positions that it has.
+        For a model: tokens in a sequence. The default is its number of positions.
     target_len
-        For an encoder-decoder, how many tokens are in a sequence of the decoder. The default is `seq_len`.
+        For an encoder-decoder: tokens in a decoder sequence. The default is `seq_len`.
     sizes
-        For a model, any of its sizes or settings, such as `num_hidden_layers` 4.
+        For a model: any size or setting, such as `num_hidden_layers` 4.
 
     Returns
     -------
@@ -85,18 +85,18 @@ def explain(
     Raises
     ------
     InputError
-        Nothing is called so, or what is given does not go with it.
+        If the name is unknown, or options cannot be combined.
 
     Commands
     --------
     learncost explain attention
         Multi-head attention line by line, with its gradients.
     learncost explain softmax
-        A word: its body and its gradient, written out.
+        An operator with its body and gradient.
     learncost explain attention --procedure forward-gradient
-        The same with the tangents of all values along a direction of the weights.
+        The same with tangents of all values along a direction of the weights.
     learncost explain gpt2 attention
-        The attention that GPT-2 has, with its biases and mask, and what it costs there.
+        The attention of GPT-2, with biases and mask, and its cost there.
 
     Examples
     --------
@@ -149,7 +149,7 @@ def _steps(table: Table, topic: Subject) -> Iterator[ExplainedLine]:
             )
             if withdrawn := topic.book.withdrawn.get((line.meta.layer, line.meta.local)):
                 back = next(rows)
-                text = f"the publication's total leaves {write.equation(line)} out"
+                text = f"the publication's total omits {write.equation(line)}"
                 yield ExplainedLine(withdrawn, text, "", "", back.maccs, back.flops, depth)
 
     yield from statements(table.lines, 0)

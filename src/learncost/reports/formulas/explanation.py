@@ -257,18 +257,18 @@ class Explanation(Readable):
         if {"d", "h", "k"} <= self.axes and "g" not in self.axes:
             notes.append("h k is written d in counts.")
         if self.per_sequence:
-            sequence = "Counts are per sequence: B sequences cost B times as much."
-            notes.append("Counts are for one of B." if self.letters else sequence)
+            sequence = "Counts are per sequence; multiply by B for a batch of B sequences."
+            notes.append("Counts are for B = 1." if self.letters else sequence)
         if any(step.depth for part in self.parts for step in part.steps):
-            notes.append("Lines of a repeat stand once, with the counts of all turns.")
+            notes.append("Lines of a repeat are listed once, with the counts of all iterations.")
         if any(step.outside_paper for part in self.parts for step in part.steps):
-            notes.append("* not in the publication, priced as it runs.")
+            notes.append("* not in the publication, priced by run.")
         notes += [f"{array.name} is line {array.line} of the body of {array.op}." for array in self.kept if array.line]
         notes.append(f"Price book {self.price_book.name}: {self.price_book.title}; {self.price_book.source}.")
         if self.jacobian != self.price_book.jacobian:
             notes.append(f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}.")
         if self.made:
-            notes += ["Made once, outside of the step, from positions and settings:", *self.made]
+            notes += ["Computed once, outside the step, from positions and settings:", *self.made]
         return tuple(notes)
 
     @property
@@ -327,9 +327,9 @@ class Explanation(Readable):
         from rich.text import Text
 
         grid = _columns(numbers, (_WHOLE - numbers - _MACCS - _FLOPS, _MACCS + _FLOPS + 1))
-        grid.add_row("", Text("Kept between the passes", "bold"), Text("elements", "dim"))
+        grid.add_row("", Text("Saved tensors", "bold"), Text("elements", "dim"))
         for array in self.kept:
-            readers = f"  {'input, ' if array.given else ''}read by {', '.join(array.readers) or 'later turns'}"
+            readers = f"  {'input, ' if array.given else ''}read by {', '.join(array.readers) or 'later iterations'}"
             grid.add_row("", Text.assemble(array.text, (readers, "dim")), Text(self.short(array.elements)))
         grid.add_row("", "", Text(self.short(self.kept_total), "bold"))
         return grid
@@ -354,7 +354,7 @@ class Explanation(Readable):
                 lines.append(f"| {' | '.join(cells)} |")
             lines += [f"| | **total** | | {formula(part.maccs)} | {formula(part.flops)} |", ""]
         if self.kept:
-            lines += ["## Kept between the passes", "", "| value | elements | read by |", "| --- | --- | --- |"]
+            lines += ["## Saved tensors", "", "| value | elements | read by |", "| --- | --- | --- |"]
             for array in self.kept:
                 name = f"`{array.text}`" + (" (input)" if array.given else "")
                 lines.append(f"| {name} | {formula(array.elements)} | {', '.join(f'`{r}`' for r in array.readers)} |")

@@ -182,15 +182,15 @@ class Formulas(Readable):
         """What stands underneath: the batch, the width, the book and its source."""
         notes = []
         if self.per_sequence:
-            notes.append("Per sequence: a batch of B sequences costs B times as much.")
+            notes.append("Per sequence; multiply by B for a batch of B sequences.")
         if self.one_width:
             notes.append("h d_k is written d_model.")
         book = self.price_book
         compares = find_procedure(self.procedure).compares
         if part_of(self.layer) == "embedding" and compares and self.rows[0].passes == 1:
-            notes.append("Forward: all passes together, the modulated one being dense.")
+            notes.append("Forward: all passes, the modulated one counted as dense.")
         elif book.rule == "executed" and compares:
-            notes.append(f"Besides, {self.procedure} compares values; `learncost cost` counts those lines, too.")
+            notes.append(f"{self.procedure} also compares values; `learncost cost` includes those lines.")
         notes.append(f"Price book {book.name}: {book.title}; {book.source}.")
         if self.jacobian != book.jacobian:
             notes.append(f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}.")
@@ -252,48 +252,47 @@ def formulas(
     target_len: int | str | None = None,
     **sizes: Any,
 ) -> Formulas | ModelFormulas:
-    """MACCs and FLOPs as formulas: of a layer in the symbols of the paper, or of a model's own layers.
+    """Return MACCs and FLOPs as formulas: of a layer in the symbols of the paper, or of a model's layers.
 
     Parameters
     ----------
     subject
-        A layer by its name or as people call it (attention, mha, SwiGLU; learncost list layers), a file in the
-        notation, or a model as learncost cost takes it.
+        A layer by its name or alias (attention, mha, SwiGLU; learncost list layers), a file in the notation, or a model
+        as in learncost cost.
     layer
-        The layer of the model. Without it, all layers of the model are shown.
+        A layer of the model. By default all layers of the model are shown.
     jacobian
-        For a layer, backward through explicit Jacobians, or in closed form. The default is as the price book does it.
+        For a layer: backward through explicit Jacobians, or in closed form. The default is that of the price book.
     optimizer
-        For a model and the layer optimizer, what updates the weights: adamw, sgd or momentum. The default is adamw, and
-        sgd under the paper's price books.
+        For a model and the layer optimizer: adamw, sgd or momentum. The default is adamw, and sgd under the paper's
+        price books.
     format
-        How a layer's formulas print themselves: text, latex, mathml or json.
+        The output format of a layer's formulas: text, latex, mathml or json.
     batch_size
-        For a model, how many sequences are in one step. The default is 1.
+        For a model: sequences in one step. The default is 1.
     seq_len
-        For a model, how many tokens are in a sequence. The default is the number of positions that it has.
+        For a model: tokens in a sequence. The default is its number of positions.
     target_len
-        For an encoder-decoder, how many tokens are in a sequence of the decoder. The default is `seq_len`.
+        For an encoder-decoder: tokens in a decoder sequence. The default is `seq_len`.
     sizes
-        For a model, any of its sizes or settings, such as `num_hidden_layers` 4.
+        For a model: any size or setting, such as `num_hidden_layers` 4.
 
     Returns
     -------
     Formulas or ModelFormulas
-        Polynomials by macro-operation; those of a model by layer too, with their values, which are the rows of
-        `lc.cost`.
+        Polynomials by macro-operation; for a model also by layer, with their values, which are the rows of `lc.cost`.
 
     Raises
     ------
     InputError
-        Nothing is called so, or what is given does not go with it.
+        If the name is unknown, or options cannot be combined.
 
     Commands
     --------
     learncost formulas attention
-        What multi-head attention costs, as formulas.
+        The cost of multi-head attention as formulas.
     learncost formulas gpt2
-        What every layer of GPT-2 costs, as formulas and as numbers.
+        The cost of every layer of GPT-2, as formulas and numbers.
 
     Examples
     --------

@@ -29,8 +29,8 @@ def op_explained(op: OpDef, book: Book, format: Format = "text") -> Explanation:
         if steps or part == "gradient":
             parts.append(ExplainedPhase(phase, steps))
     source = op.source[:1].upper() + op.source[1:]
-    kind = f"A primitive, {op.kind}." if op.kind else "A word of the vocabulary."
-    letters = "n: the axis that the word acts on; B: all other axes" if _acts(op) else "B: all elements"
+    kind = f"A primitive, {op.kind}." if op.kind else "An operator of the vocabulary."
+    letters = "n: the axis that the operator acts on; B: all other axes" if _acts(op) else "B: all elements"
     return Explanation(
         op.name,
         " ".join(part for part in (kind, f"{source.rstrip('.')}." if source else "") if part),

@@ -82,7 +82,7 @@ def subject(
         return Subject(layer, chosen, through, {MOVES[ELSEWHERE]: table}, None)
     if learning.moves.get("tangents along PLACE") == "weights":
         if not table.weights:
-            raise InputError(f"{learning.name} moves weights, and {layer.name} has none")
+            raise InputError(f"{learning.name} changes weights, and {layer.name} has none")
         return Subject(layer, chosen, through, {"forward": along_inputs(table, table.weights)}, None)
     derived = derive(table, jacobian=through)
     reading = learning.moves.get("backward reading NAME for weights")
@@ -98,7 +98,7 @@ def subject(
 
 
 def _of_models(name: str, layer_name: str) -> InputError:
-    return InputError(f"{name} changes no line of a layer by itself: try explain MODEL {layer_name} --procedure {name}")
+    return InputError(f"{name} does not change the lines of a layer: use explain MODEL {layer_name} --procedure {name}")
 
 
 def layers() -> tuple[str, ...]:
@@ -118,15 +118,15 @@ def read_layer(name: str | Layer) -> Layer:
     near = difflib.get_close_matches(name.replace("-", "_").lower(), everything, n=1)
     hint = f"; the nearest is {usual_names().get(near[0], near[0])!r}" if near else ""
     raise InputError(
-        f"no layer, word or model is called {shown(name)}{hint} (learncost list layers, list words and list models "
-        "show all; a file in the notation ends in .table, a model's is a config.json)"
+        f"no layer, operator or model is called {shown(name)}{hint} (see learncost list layers, list words and list "
+        "models; a file in the notation ends in .table, a model's is a config.json)"
     )
 
 
 def name_of(subject: str | Layer) -> str:
     """What it is called. Raises `InputError` for what is neither a name nor a layer."""
     if not isinstance(subject, str | Layer):
-        raise InputError(f"a layer, a word or a model is given by its name, or as a layer, not {shown(subject)}")
+        raise InputError(f"give the name of a layer, an operator or a model, or a layer, not {shown(subject)}")
     return subject if isinstance(subject, str) else subject.name
 
 
@@ -172,21 +172,19 @@ def _optimizer(name: str) -> Layer:
 def of_a_model(subject: str | Layer, layer: str | None, jacobian: bool | None) -> None:
     """Refuse what does not go with a model."""
     if not (is_model(subject) or is_table(subject)):
-        said = f"{shown(subject)} has no layers of its own"
-        raise InputError(f"{said}; unexpected second argument {shown(layer)}: leave it out")
+        said = f"{shown(subject)} has no layers"
+        raise InputError(f"{said}; remove the second argument {shown(layer)}")
     if jacobian is not None:
-        raise InputError("jacobian goes with a layer: a model's step is as its price book has it")
+        raise InputError("--jacobian applies to layers only: a model's step follows its price book")
 
 
 def of_an_op(name: str, price_book: str, jacobian: bool | None, optimizer: str | None) -> Book:
     """The price book of a word's lines; refuses what does not go with a word."""
     if book(price_book).name != "run":
-        raise InputError(
-            f"the lines of a word are priced as they run: leave --price-book out, or name a layer with {name}"
-        )
+        raise InputError(f"operators are priced by run: remove --price-book, or give a layer with {name}")
     if jacobian is not None or optimizer is not None:
         flag = "optimizer" if jacobian is None else "jacobian"
-        raise InputError(f"--{flag} goes with a layer; {shown(name)} is a word")
+        raise InputError(f"--{flag} applies to layers; {shown(name)} is an operator")
     return book(price_book)
 
 
@@ -195,7 +193,7 @@ def not_of_a_model(subject: str, flags: Mapping[str, Any]) -> None:
     if extra := next((name for name, value in flags.items() if value is not None), None):
         if not (is_layer(subject) or op_called(subject)):
             read_layer(subject)  # an unknown name is what is wrong
-        raise InputError(f"--{extra.replace('_', '-')} goes with a model; {shown(subject)} is none")
+        raise InputError(f"--{extra.replace('_', '-')} applies to models; {shown(subject)} is not a model")
 
 
 def prepared(

@@ -1,4 +1,4 @@
-"""What a runner of steps is: who executes a step, what that takes in memory, and by which rules."""
+"""Engines: what executes a step, the memory that it uses, and the rules that decide it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.step import MemoryStep
 
 FIXED = "fixed matrices"
-"""The part of the memory that matrices take which are drawn once and read at every step."""
+"""The part of the memory of random matrices that are drawn once and read in every step."""
 
 TYPES = ("fp32", "fp64")
-"""The types that every runner of programs computes in."""
+"""The types that every engine supports."""
 
 RULES = ("new weights and states", "gradients", "kept for backward", "temporaries")
-"""What the rules of runners are about: where what an optimizer makes lies, how long gradients are there, what the
-forward pass leaves for the backward pass, and what a line takes beside its result."""
+"""The subjects of an engine's rules: where the optimizer writes its results, how long gradients live, which tensors are
+saved for the backward pass, and the temporaries of an op."""
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What a step takes: the most bytes, when, what they are, and which arrays; the bytes at every line if known, and
-    the arrays over the lines, which sum to them: found where they are asked for, and once.
+    """The memory of a step: the peak, its moment, its parts and its live arrays; bytes at every line if known, and the
+    live intervals of the arrays, which sum to them (computed once, on first use).
 
-    said   the convention, where it is another than the runner's
-    flash  bytes of flash, of a runner that says what lies there; None: those of frozen weights, where there is flash
-    arena  where arrays lie over the calls, of a runner that gives each its place before it runs
-    rules  the rules, where they are others than the runner's
-    buffers  bytes that libraries of products take from the allocator beside these at most; None: not known
-    unfit  why it does not fit the regions of a device's RAM; empty where it does, or none are known
+    said   the convention, if it differs from the engine's
+    flash  bytes in flash, for an engine that counts them; None: those of frozen weights, with flash
+    arena  the offsets of arrays in the arena, for an engine that plans memory ahead
+    rules  the rules, if they differ from the engine's
+    buffers  the most bytes that kernel libraries additionally allocate; None: unknown
+    unfit  why it does not fit the regions of a device's RAM; empty if it fits, or no regions are known
     """
 
     bytes: int
@@ -57,24 +57,24 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Engine:
-    """Who runs a step.
+    """What executes a step.
 
-    name        as --engine has it
-    peak        the most bytes of a step, at the sizes of a microbatch
-    takes       the same with all that is known of it
-    rules       by what they are about (`RULES`)
+    name        the name in --engine
+    peak        the peak memory of a step, at the sizes of a microbatch
+    takes       the full memory use of a step
+    rules       the rules by subject (`RULES`)
     convention  what is counted, and what is not
-    refuses     why it cannot run a step, as it goes on behind its name; empty where it can
-    plan        under which plan it runs a step where none is named; `planner` chooses where that is auto
-    plans       the plans that are tried for it where none is named
-    largest     the largest batch within a budget, where that is solved for
-    lengths     whether it is quick enough to be asked for many lengths
-    module      whether it runs a module, which is named
-    passes      the most bytes of any table at sizes, in a type: of a pass of inference
-    arrays      the bytes of every array in RAM of the same, of a runner that lays them out over regions
-    stored      bytes of flash of the same, where the runner says what lies there
-    trains      whether it is what learncost train runs: over a mesh a vocabulary stays whole that does not divide
-    alone       why it has nothing to say of one device among many; empty where it has
+    refuses     why it does not support a step, as a verb phrase after its name; empty if it does
+    plan        the default plan; `planner` chooses it if this is auto
+    plans       the plans that are tried by default
+    largest     the largest batch within a budget, if there is a closed form
+    lengths     whether it is fast enough for many lengths
+    module      whether it simulates a named module
+    passes      the peak memory of an inference pass, for a table, sizes and a type
+    arrays      the bytes of every array in RAM in that pass, for an engine that assigns them to regions
+    stored      the bytes in flash in that pass, for an engine that counts them
+    trains      whether learncost train uses it: over a mesh, a vocabulary that does not divide is not sharded
+    alone       why it does not support meshes; empty if it does
     """
 
     name: str
@@ -97,21 +97,21 @@ class Engine:
 
 
 def refusal(step: MemoryStep, dtypes: Collection[str], with_flash: bool = False) -> str:
-    """Why no program runs a step: its types, its optimizer, microbatches, weights in flash.
+    """Return why no program supports a step: its types, optimizer, microbatches or weights in flash.
 
-    with_flash  whether frozen weights may lie there, in codes too, where products read these
+    with_flash  whether frozen weights may be in flash, also quantized
     """
     if dtypes and (step.kind.computed if with_flash else step.kind.name) not in dtypes:
-        return f"computes in {' or '.join(dtypes)}"
+        return f"supports only {' or '.join(dtypes)}"
     if step.optimizer.name not in OPTIMIZERS:
-        return f"executes the optimizers {', '.join(OPTIMIZERS)}"
+        return f"supports only the optimizers {', '.join(OPTIMIZERS)}"
     if step.accumulate > 1:
-        return "takes the whole batch at once: leave --accumulate out"
-    return "has all weights in RAM: leave --flash out" if step.in_flash and not with_flash else ""
+        return "does not support --accumulate"
+    return "does not support --flash" if step.in_flash and not with_flash else ""
 
 
 def grouped(allocations: Iterable[tuple[int, str]]) -> tuple[LiveArray, ...]:
-    """Arrays of one kind together: how many, and their bytes."""
+    """Group identical allocations: their number and bytes."""
     counted = sorted(
         Counter(allocations).items(), key=lambda counted_allocation: -counted_allocation[0][0] * counted_allocation[1]
     )
@@ -119,17 +119,17 @@ def grouped(allocations: Iterable[tuple[int, str]]) -> tuple[LiveArray, ...]:
 
 
 def at_line(line: str, size: int) -> Moment:
-    """The moment of a program's line."""
+    """Return the moment of a line."""
     return Moment(line, "", "", size)
 
 
 def bytes_of(table: Table, names: Iterable[str], sizes: Mapping[str, Any], width: Callable[[str], int]) -> int:
-    """The bytes of names of a table, of so many each element."""
+    """Return the bytes of tensors of a table, given the width of an element."""
     return sum(width(name) * prod(shape_of(table.axes[name], sizes)) for name in names)
 
 
 def given_bytes(step: MemoryStep, table: Table, sizes: Mapping[str, int]) -> dict[str, int]:
-    """What a program is given: weights, states, the batch."""
+    """Return the bytes of a program's inputs: weights, optimizer states, the batch."""
     width = {"fp64": 8}.get(step.kind.name, 4)
     states, fixed = (
         [name for name in table.inputs if table.values[name].role in roles] for roles in (("state",), RANDOM)

@@ -104,16 +104,16 @@ class Fit(Drawn):
         return {name: getattr(self, name) for name in names} | {"rows": rows, "advice": list(self.advice)} | several
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        """A row a procedure and plan."""
+        """Return a table with a row for each procedure and plan."""
         several, stored = len({row.engine for row in self.rows}) > 1, self.flash is not None
         all_columns = [
             (True, "procedure", [row.procedure for row in self.rows]),
             (True, "plan", [row.plan for row in self.rows]),
-            (several, "run by", [row.engine for row in self.rows]),
-            (True, f"RAM for {self.over.sizes['B'] if self.over else 'one'}", [number(row.ram) for row in self.rows]),
+            (several, "engine", [row.engine for row in self.rows]),
+            (True, f"RAM, batch {self.over.sizes['B'] if self.over else 1}", [number(row.ram) for row in self.rows]),
             (stored, "flash", [size_of(row.flash) for row in self.rows]),
             (True, "batch", [f"{row.largest:,}" if row.fits else "no" for row in self.rows]),
-            (True, "most is", [row.most for row in self.rows]),
+            (True, "largest part", [row.most for row in self.rows]),
         ]
         columns = tuple(name for visible, name, _ in all_columns if visible)
         rows = [
@@ -122,69 +122,70 @@ class Fit(Drawn):
         flash = "" if self.flash is None else f" and {said_bytes(self.flash)} of flash"
         where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.ram)}"
         title = f"{where} of RAM{flash}{each_of(self.over)}: {self.dtype}, {self.optimizer}, "
-        title += f"sequences of {self.seq_len:,} tokens" if self.seq_len else "by samples"
+        title += f"sequences of {self.seq_len:,} tokens" if self.seq_len else "samples"
         left = frozenset(
-            place for place, name in enumerate(columns) if name in ("procedure", "plan", "run by", "most is")
+            place for place, name in enumerate(columns) if name in ("procedure", "plan", "engine", "largest part")
         )
         return (Sheet(title, columns, tuple(rows), (*self.advice, self._rule), left, self.answer),)
 
     @property
     def answer(self) -> str:
-        """The largest batch of every procedure that fits, and the plan for it."""
+        """Return the largest batch of every procedure that fits, with its plan."""
         best: dict[str, Fitting] = {}
         for row in self.rows:
             if row.fits and (row.procedure not in best or row.largest > best[row.procedure].largest):
                 best[row.procedure] = row
         if not best:
-            return "Nothing fits. What to change stands below."
+            return "Nothing fits; suggested changes are below."
         fitting = []
         for name, row in best.items():
             batch = f"{row.largest:,} {'sequence' if self.seq_len else 'sample'}" + ("s" if row.largest > 1 else "")
             fitting.append(f"{name} {batch}" + (f" under {row.plan}" if row.plan else ""))
-        return f"What fits at most: {'; '.join(fitting)}."
+        return f"Largest batches: {'; '.join(fitting)}."
 
     @property
     def _rule(self) -> str:
-        """What lies where, and who runs it."""
+        """Return the note on which memory holds what, and which engine executes the step."""
         if self.over:
-            rule = f"{self.over.said} RAM is that of each device, a batch that of all together."
+            rule = f"{self.over.said} RAM is per device; the batch is global."
         else:
-            rule = "Weights that learn lie in RAM, with their gradients and all values; frozen ones " + (
-                "lie in RAM too: no --flash is given." if self.flash is None else "in flash."
-            )
+            rule = "All weights, gradients and activations are in RAM."
+            if self.flash is not None:
+                rule = "Frozen weights are in flash; trainable weights, gradients and activations are in RAM."
         if any(row.procedure == NAME for row in self.rows):
             rule += (
-                " In inference all are frozen: a prompt of so many tokens, or its last one with a cache of the others."
+                " Inference is prefill of a prompt of this length, or decoding of its last token with the KV cache; "
+                "all weights are frozen."
             )
         if any(row.procedure != NAME and find_procedure(row.procedure).modes for row in self.rows):
-            rule += " pepita and mempepita are the paper's, as in learncost memory --mode paper."
+            rule += " pepita and mempepita use --mode paper, as in learncost memory."
         engines = dict.fromkeys(row.engine for row in self.rows)
         if GRAPH in engines:
-            rule += " Run by table: as the step's table says, line by line."
+            rule += " Engine graph executes the step's table, line by line."
             rule += self._not_by_autograd
         if others := [name for name in engines if name != GRAPH]:
-            rule += f" Run by {', '.join(others)}: as learncost memory --engine {others[0]} tells"
-            rule += f" of the module {self.module}." if self.module else "."
+            rule += f" Engine {', '.join(others)}: as in learncost memory --engine {others[0]}"
+            rule += f", for the module {self.module}." if self.module else "."
             if "c99" in others:
-                rule += " Stack and code are not measured, and in no total."
+                rule += " Stack and code are not included."
         if self.regions:
             rooms = " and ".join(f"{region.bytes:,} in {region.name}" for region in self.regions)
             left = self.ram - sum(region.bytes for region in self.regions)
-            one = ", and an array lies in one region" if len(self.regions) > 1 else ""
-            rule += f" Without {left:,} bytes for the stack there are {rooms}{one}."
+            one = "; each array is in one region" if len(self.regions) > 1 else ""
+            rule += f" Available after {left:,} bytes for the stack: {rooms}{one}."
         return rule
 
     @property
     def _not_by_autograd(self) -> str:
-        """Why the runner that is told by default is not taken: for which procedures, and under plans."""
+        """Return the note on what the default engine does not support."""
         whys: dict[str, dict[str, None]] = {}
         for row in self.rows:
             if row.why and not row.plan:
                 whys.setdefault(row.why, {})[row.procedure] = None
-        parts = [f"for {', '.join(names)}, as it {why}" for why, names in whys.items()]
+        parts = [f"{', '.join(names)} (it {why})" for why, names in whys.items()]
         if any(row.why and row.plan and row.why not in whys for row in self.rows):
-            parts.append("under plans, as it knows none")
-        return f" PyTorch's autograd, told by default, has no answer {'; '.join(parts)}." if parts else ""
+            parts.append("plans (PyTorch cannot run them)")
+        return f" Engine eager does not support {'; '.join(parts)}: those rows use graph." if parts else ""
 
 
 @question()
@@ -213,53 +214,54 @@ def fit(
     placement: str | None = None,
     **sizes: Any,
 ) -> Fit | Lengths:
-    """Which learning procedures fit a device's memory, how large a batch does, and what to change where none does.
+    """Which learning procedures fit a device's memory, at which batch size, and what to change if none fits.
 
     Parameters
     ----------
     ram
-        How many bytes there are, as 24GB or 24GiB. It is the same as `budget` of learncost memory.
+        Available memory, as 24GB or 24GiB; the same as `budget` of learncost memory.
     flash
-        How many bytes of flash there are, where frozen weights lie. Without it they lie in RAM.
+        Available flash memory for frozen weights. By default frozen weights are in RAM.
     procedures
-        What is tried, with commas between: inference (no learning), {choices}. The default is inference and the four
-        that follow.
+        The learning procedures to try, comma-separated: inference (no learning), {choices}. The default is inference
+        and the first four others.
     seq_len
-        How many tokens are in a sequence. Several with commas between, as 512,1024,2048, show what fits at each. The
-        default is the number of positions that the model has.
+        Tokens in a sequence. Comma-separated list, as 512,1024,2048: shows what fits at each length. The default is the
+        model's number of positions.
     optimizer
-        adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
+        adamw (the default), sgd or momentum; or adam8bit, adafactor, lion, muon (state size only; the update's cost is
+        not modelled).
     plan
-        This plan alone (`learncost list plans`). The default is to try several.
+        Try only this plan (`learncost list plans`). By default several are tried.
     engine
-        Who runs the step, as in learncost memory. The default is autograd, PyTorch's, where it has an answer, and
-        table, as the step is written, elsewhere: under a plan, with `flash`, in int8.
+        The engine that executes the step, as in learncost memory. The default is eager where it supports the step, and
+        graph otherwise: under a plan, with `flash`, in int8.
     module
-        Whose code autograd trains: transformers (the default) or plain, as in learncost memory.
+        The module whose autograd step is simulated: transformers (the default) or plain, as in learncost memory.
     on
-        A published device (`learncost list devices`) or a file that describes one, whose RAM and flash these are where
-        they are not given. On a microcontroller the step is that of `engine` c99 where no other is named.
+        A published device (`learncost list devices`) or a file that describes one; the defaults of RAM and flash. For a
+        microcontroller the default engine is c99.
     mesh
-        The devices, such as dp=2,tp=4: the memory is then that of each of them, the batch that of all together.
+        The mesh of devices, such as dp=2,tp=4: memory is per device, the batch is global.
 
     Returns
     -------
     Fit
-        A row for each procedure and plan; of several lengths `Lengths`, with the largest batch at each.
+        A row for each procedure and plan; for several lengths `Lengths`, with the largest batch at each.
 
     Raises
     ------
     InputError
-        As for `lc.memory`, and where the model can do none of this.
+        As for `lc.memory`, and if the model supports none of the procedures.
 
     Commands
     --------
     learncost fit gpt2 --ram 8GB
-        Which procedures fit in 8 GB, and how large a batch.
+        Which procedures fit in 8 GB, and the largest batch of each.
     learncost fit net.table --on stm32h743
         A microcontroller: its RAM and flash, and the step as freestanding C99.
     learncost fit gpt2 --ram 256MB --flash 1GB --seq-len 128
-        A small device whose frozen weights lie in flash.
+        A small device with frozen weights in flash.
     learncost fit qwen2.5-7b --precision qlora --lora all-linear --seq-len 1024,4096,16384 --ram 24GB
         What fits a GPU at which length, with which checkpointing.
     learncost fit llama-3-8b --ram 80GB --precision bf16 --mesh dp=2,tp=4 --placement fsdp,megatron-sp
@@ -274,8 +276,8 @@ def fit(
     batch = next((size for size in sizes if CANONICAL.get(spelled(size)) == "batch_size" or size == "B"), None)
     if batch is not None:
         raise InputError(
-            f"{batch.replace('_', '-')} is what fit finds, the largest that fits: leave it out; "
-            "learncost memory tells the peak of one batch"
+            f"remove --{batch.replace('_', '-')}: learncost fit finds the largest batch that fits; learncost memory "
+            "predicts the peak of one batch"
         )
     device, regions = None, tuple[Region, ...]()
     if on is not None:
@@ -287,8 +289,8 @@ def fit(
             regions = device.free
         ram, flash = ram or device.data or None, device.flash if flash is None else flash
     if ram is None:
-        known = f"{device.name} has no memory in its data: " if device else ""
-        raise InputError(f"{known}give --ram, how many bytes there are, or --on, a device that has them")
+        known = f"the memory of {device.name} is not known: " if device else ""
+        raise InputError(f"{known}give --ram, such as --ram 24GB, or --on with a device of known memory")
     over = (mesh, place, placement) if mesh or place or placement else None
     if over:
         _check_over(mesh, engine, flash)
@@ -306,7 +308,7 @@ def fit(
     for name in names:
         find_procedure(name, {NAME: INFERENCE["decode"]})
     if over and NAME in names:
-        raise InputError(f"{NAME} is told of one device: leave it out of the procedures, or --mesh")
+        raise InputError(f"{NAME} is not supported over a mesh: remove it from the procedures, or remove --mesh")
     from learncost.reports.memory.lengths import at_lengths, lengths_of  # is built on this module
 
     if (lengths := lengths_of(seq_len)) is not None:
@@ -349,19 +351,19 @@ def fit(
 
 
 def each_of(over: OverMesh | None) -> str:
-    """That the memory is that of each of several devices."""
+    """Return the remark that memory is per device."""
     return f" on each of {number(over.devices)} devices" if over else ""
 
 
 def _check_over(mesh: str | None, engine: str, flash: object) -> None:
-    """Refuse a mesh with what is of one device."""
+    """Refuse options that do not apply to a mesh."""
     check_over(mesh, engine)
     if flash is not None:
-        raise InputError("--flash is of one device: leave it out, or --mesh")
+        raise InputError("--flash cannot be combined with --mesh")
 
 
 def _different(fittings: Iterable[Fitting]) -> Iterable[Fitting]:
-    """Each row that says something else than those before, whatever its plan is called."""
+    """Return the rows that differ from those before in more than the plan's name."""
     rows: dict[Fitting, Fitting] = {}
     for fitting in fittings:
         rows.setdefault(replace(fitting, plan="", why=""), fitting)

@@ -21,6 +21,7 @@ from learncost.reports.memory.memory import of_part
 from learncost.reports.memory.runs import largest, longest, runner_of
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.run import PreparedRun, adaptation_of, prepare
+from learncost.reports.sheet import size_of
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -196,10 +197,10 @@ class FitQuestion:
         else:
             if (peak_of_pass := memory_engines()[self.engine].passes) is None:
                 others = (name for name, chosen_engine in memory_engines().items() if chosen_engine.passes)
-                raise InputError(f"{NAME} is told by --engine {' or '.join((GRAPH, *others))}")
+                raise InputError(f"{NAME} requires --engine {' or '.join((GRAPH, *others))}")
             stored = memory_engines()[self.engine].stored
             if self.dtype not in TYPES or (self.flash is not None and stored is None):
-                raise InputError(f"--engine {self.engine} computes in {' or '.join(TYPES)}, with all weights in RAM")
+                raise InputError(f"--engine {self.engine} supports only {' or '.join(TYPES)}, with all weights in RAM")
 
             def peak_of(batch: int) -> int:
                 return max(
@@ -253,16 +254,16 @@ class FitQuestion:
 
 
 ADVICE = {
-    "weights": "a smaller model has fewer, and frozen ones lie in --flash",
-    "master weights": "int8 has none, nor have weights that do not learn",
-    "gradients": "the plan fused-update keeps few, and weights that do not learn have none",
-    "optimizer state": "sgd has none, nor have weights that do not learn",
-    "activations": "shorter sequences have fewer, and recomputation keeps few",
-    "workspace": "the head's scores are as wide as the vocabulary, and the fewer the shorter the sequences",
-    "cache": "shorter sequences have less, and models whose queries share keys",
-    "values": "shorter sequences have fewer, and the plan flash stores no scores",
+    "weights": "use a smaller model, or freeze weights and give --flash",
+    "master weights": "use int8, or freeze weights",
+    "gradients": "use --plan fused-update, or freeze weights",
+    "optimizer state": "use 8-bit Adam, SGD or LoRA, or freeze weights",
+    "activations": "use shorter sequences or recomputation",
+    "workspace": "logits are as wide as the vocabulary; use shorter sequences or --plan chunked-loss",
+    "cache": "use shorter sequences, or a model with grouped queries",
+    "values": "use shorter sequences, or --plan flash, which stores no attention scores",
 }
-"""What makes the largest part of a peak smaller."""
+"""Advice by the largest part of the peak."""
 
 MOST_CHANGES = 3
 """So many are said."""
@@ -274,32 +275,30 @@ CHANGES: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("--lora all-linear", {"lora": "all-linear"}),
     ("--train-layers 'last 1'", {"train_layers": "last 1"}),
 )
-"""What is tried where nothing fits, one after the other: advice is what then does fit."""
+"""The changes that are tried in this order if nothing fits; those that fit are suggested."""
 
 
 def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -> str:
-    """What to change where a procedure does not fit: how near its least is, what takes most, and what was tried that
-    does fit."""
+    """Return how far a procedure is from fitting, the largest part of its peak, and changes that were tried and fit."""
     least = min((way.fitting for way in ways), key=lambda fitting: fitting.ram)
     under = f" under {least.plan}" if least.plan else ""
     sentences = []
     if question.flash is not None and least.flash > question.flash:
         subject = "All" if procedure == NAME else "Frozen"
         sentences.append(
-            f"{subject} weights take {least.flash:,} bytes, {least.flash / question.flash:,.2f} of the flash, "
-            f"{least.flash - question.flash:,} too many: "
-            "a smaller model or a narrower --dtype."
+            f"{subject} weights need {least.flash:,} bytes, {least.flash / question.flash:,.2f}x the available flash: "
+            "use a smaller model or a narrower --dtype."
         )
     if least.ram > question.ram:
-        much = f"{least.ram / question.ram:,.2f} of the RAM, {least.ram - question.ram:,} too many"
-        sentences.append(f"The least{under} is {least.ram:,} bytes, {much}.")
+        much = f"{least.ram / question.ram:,.2f}x the available memory"
+        sentences.append(f"The closest option{under} needs {least.ram:,} bytes ({size_of(least.ram)}), {much}.")
         if least.most in ADVICE:
-            sentences.append(f"Most of it is {least.most}: {ADVICE[least.most]}.")
+            sentences.append(f"The largest part is {least.most}: {ADVICE[least.most]}.")
     elif len(question.regions) > 1 and question.stored(least.flash):
         regions = " and ".join(f"{region.bytes:,} in {region.name}" for region in question.regions)
         sentences.append(
-            f"The least{under} is {least.ram:,} bytes, and its arrays cannot be laid out over {regions}: each lies in "
-            "one region, so a smaller batch or model, or another --plan, has smaller ones."
+            f"The closest option{under} needs {least.ram:,} bytes, but its arrays do not fit in {regions}, since each "
+            "array must be in one region: use a smaller batch or model, or another --plan."
         )
     lengths = sorted({way.longest() or 0 for way in ways}, reverse=True)
     length = next(
@@ -317,13 +316,13 @@ def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -
         if len(changes) == MOST_CHANGES:
             break
     if changes:
-        also = f"; with {' or with '.join(changes[1:])} too" if changes[1:] else ""
-        sentences.append(f"With {changes[0]} it fits{also}.")
+        also = f", or with {' or with '.join(changes[1:])}" if changes[1:] else ""
+        sentences.append(f"It fits with {changes[0]}{also} (each verified).")
     return " ".join(sentences)
 
 
 def refusal(refused: tuple[bool, str], procedures: Sequence[str]) -> str:
-    """Why procedures are refused: what is said of each of them, or of the model."""
+    """Return the reason why procedures are not supported."""
     of_each, text = refused
     if of_each:
         return f"{', '.join(procedures)}{': each' if len(procedures) > 1 else ''} {text}"

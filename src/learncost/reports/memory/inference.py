@@ -120,7 +120,9 @@ class Serving:
         """The largest batch that fits a budget, 0 where one sequence does not. Raises `InputError` without a batch."""
         growing = [level for level in self.levels if ("B",) in level.terms]
         if not growing:
-            raise InputError("nothing of it grows with a batch B, which fit looks for; learncost memory tells its peak")
+            raise InputError(
+                "its memory does not grow with a batch B, so fit cannot find one; use learncost memory for the peak"
+            )
         return min(int(max(0, budget - level.terms.get((), 0)) // level.terms[("B",)]) for level in growing)
 
     def split(self) -> dict[str, int]:

@@ -93,12 +93,12 @@ class Lengths(Shown):
             "batch of sequences"
         )
         title += " by their tokens, and the longest single sequence"
-        learns = () if self.trained == "all" else (f"Learns: {self.trained}.",)
-        over = (f"{self.over.said} A batch is that of all devices together.",) if self.over else ()
-        sentences = [f"Run by {', '.join(dict.fromkeys(row.engine for row in self.rows))}, as learncost memory tells."]
+        learns = () if self.trained == "all" else (f"Trainable: {self.trained}.",)
+        over = (f"{self.over.said} The batch is global.",) if self.over else ()
+        sentences = [f"Engine: {', '.join(dict.fromkeys(row.engine for row in self.rows))}, as in learncost memory."]
         if any(row.procedure == "recompute" or "recompute" in row.plan for row in self.rows):
             sentences.append(
-                "recompute is checkpointing: what a block made is made again in the backward pass, not kept."
+                "recompute is gradient checkpointing: activations of a block are recomputed in the backward pass."
             )
         return (
             Sheet(

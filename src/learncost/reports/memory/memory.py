@@ -235,61 +235,63 @@ def memory(
     placement: str | None = None,
     **sizes: Any,
 ) -> Memory | MemoryComparison:
-    """The memory of one training step, exactly: the peak, the arrays that make it, and what fits a budget.
+    """The exact memory of one training step: the peak, the live arrays at the peak, and the batch that fits a budget.
 
     Parameters
     ----------
     procedure
-        How the model learns: {choices} (`learncost list procedures`). Several with commas between stand side by side.
+        The learning procedure: {choices} (`learncost list procedures`). Comma-separated list; results are compared.
     optimizer
-        adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
+        adamw (the default), sgd or momentum; or adam8bit, adafactor, lion, muon (state size only; the update's cost is
+        not modelled).
     dropout
-        The probability of dropout. Above 0 the masks are there.
+        The dropout probability. With dropout > 0, masks are allocated.
     plan
-        Rewritings of the step, with commas between: chunked-loss,fused-update,recompute=gelu+norm (`learncost list
-        plans`); auto: the planner's, and what `engine` torch takes where it is left out.
+        Memory optimizations, comma-separated: flash (FlashAttention), recompute=... (activation checkpointing),
+        chunked-loss (chunked cross-entropy), fused-update (optimizer fused into backward) and others (`learncost list
+        plans`); auto: the planner's choice, which is the default of `engine` torch.
     accumulate
-        Into how many microbatches the batch is cut.
+        Number of microbatches for gradient accumulation.
     budget
-        How many bytes there are, as 8GB or 256MiB. The largest batch and the longest sequence that fit are then shown.
+        Available memory, as 8GB or 256MiB. Shows the largest batch and sequence length that fit.
     on
-        A published device (`learncost list devices`) or a file that describes one, whose memory the budget is. On a
-        microcontroller the step is that of `engine` c99, and it is shown what lies in which region of its RAM.
+        A published device (`learncost list devices`) or a file that describes one; its memory is the budget. For a
+        microcontroller, `engine` c99 is used and the result shows which arrays are in which RAM region.
     engine
-        Who runs the step: autograd, which is PyTorch's on a processor with AdamW fused, eager-foreach or
-        eager-for-loop; eager-cuda, on a GPU; table, as the step is written; numpy, torch (in place where it can
-        be) or torch-operators, which run this package's programs. The default is autograd where it has an answer, else
-        table. Several with commas between stand side by side, with what makes the difference.
+        The engine that executes the step: eager (PyTorch's autograd on a CPU with fused AdamW; eager-foreach and
+        eager-for-loop for the other implementations, eager-in-backward for an optimizer step in gradient hooks),
+        eager-cuda (the same on a GPU), graph (the step's table, line by line), numpy, torch (in place where possible)
+        or torch-operators (programs that learncost emits), or c99. The default is eager where it supports the step,
+        else graph. Comma-separated list; results are compared.
     module
-        Whose code autograd trains: transformers (the default), transformers-uncached, with use_cache=False,
-        transformers-reentrant, whose checkpoints are the older ones (use_reentrant=True), or plain, which is written
-        as for speed; of a module that was read, itself (the default).
+        The module whose autograd step is simulated: transformers (the default), transformers-uncached
+        (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True) or plain (a hand-optimized
+        implementation); for an imported module itself (the default).
     mode
-        How pepita and mempepita update: paper (the default), or stable, which learncost train runs.
+        The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 
     Returns
     -------
     Memory
-        The peak, what it is made of, and which arrays are alive then; of several procedures or engines,
-        `MemoryComparison` of them.
+        The peak, its parts and the live arrays at the peak; a `MemoryComparison` for several procedures or engines.
 
     Raises
     ------
     InputError
-        As for `lc.cost`, and for an engine that cannot run the step as asked.
+        As for `lc.cost`, and if the engine does not support the step.
 
     Commands
     --------
     learncost memory gpt2 --batch-size 4
-        The peak of a training step of four sequences, and what makes it.
+        The peak of a training step of four sequences, and the arrays behind it.
     learncost memory gpt2 --engine graph,eager,numpy
-        What the step takes as three runners execute it, and which rules make the difference.
+        The memory of the step under three engines, and the rules that explain the difference.
     learncost memory llama-3-8b --mesh dp=8 --placement fsdp --precision bf16
-        What each of eight devices takes.
+        The memory of each of eight devices.
     learncost memory gpt2 --budget 8GB
         The largest batch and the longest sequence that fit in 8 GB.
     learncost memory net.table --on stm32f407 --B 4
-        What lies in which region of a microcontroller's RAM.
+        Which arrays are in which region of a microcontroller's RAM.
 
     Examples
     --------
@@ -307,9 +309,9 @@ def memory(
         from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
 
         if budget is not None:
-            raise InputError("--budget and --on both say how much memory there is: give one of them")
+            raise InputError("--budget and --on both set the available memory: give one of them")
         if not (device := find_device(on)).data:
-            raise InputError(f"{device.name} has no memory in its data: give --budget, how many bytes there are")
+            raise InputError(f"the memory of {device.name} is not known: give --budget, such as --budget 24GB")
         engine = engine or ("c99" if device.core else "")
         regions = device.free
         budget = sum(region.bytes for region in regions)
@@ -344,7 +346,9 @@ def memory(
 
     names, engines = _names("procedures", procedure), _names("engines", engine)
     if len(names) > 1 and len(engines) > 1:
-        raise InputError("several procedures stand side by side, or several engines: give one of the others")
+        raise InputError(
+            "several procedures and several engines cannot be compared at once: give one procedure or one engine"
+        )
     if len(names) == 1 and len(engines) == 1:
         return of_one(*names, *engines)
     from learncost.reports.memory.show import MemoryComparison  # is built on this module
@@ -358,13 +362,13 @@ def memory(
 
 
 def check_over(mesh: str | None, engine: str) -> None:
-    """Refuse a mesh with what is of one device."""
+    """Refuse options that do not apply to a mesh."""
     if mesh is None:
-        raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
+        raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
     for name in filter(None, engine.split(",")):
         if why := named_one("engine", name.strip(), memory_engines()).alone:
             others = " or ".join(each.name for each in memory_engines().values() if not each.alone)
-            raise InputError(f"--engine {name.strip()} is of one device, as {why}: over a mesh give {others}")
+            raise InputError(f"--engine {name.strip()} does not support --mesh, since {why}: use {others}")
 
 
 def of_part(planner: Callable[..., str], number: int) -> Callable[..., str]:
@@ -379,21 +383,21 @@ def of_part(planner: Callable[..., str], number: int) -> Callable[..., str]:
 def _names(kind: str, text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if len(set(names)) < len(names):
-        raise InputError(f"{kind} must be different names with commas between them, not {text!r}")
+        raise InputError(f"{kind} must be a comma-separated list of different names, not {text!r}")
     return names
 
 
 def _too_little(answer: Memory, budget: int) -> str:
     """Why nothing fits: what does not grow with the batch, or what one sequence takes."""
     if answer.unfit:
-        return f"no batch fits: one of {answer.batch_size} takes {answer.unfit}; learncost fit says what fits"
+        return f"no batch fits: a batch of {answer.batch_size} needs {answer.unfit}; learncost fit shows what fits"
     text = f"budget: {budget:,} bytes are too few for one sequence"
     fixed = sum(answer.split.get(part, 0) for part in ("weights", "master weights", "gradients", "optimizer state"))
     if fixed > budget:
-        text += f" of one token: weights, gradients and optimizer state alone take {fixed:,}"
+        text += f" of one token: weights, gradients and optimizer state alone need {fixed:,}"
     elif answer.batch_size == 1:
-        text += f" of {answer.seq_len:,} tokens, which takes {answer.peak:,}"
-    return f"{text}; learncost fit says what fits"
+        text += f" of {answer.seq_len:,} tokens, which needs {answer.peak:,}"
+    return f"{text}; learncost fit shows what fits"
 
 
 def answered(step: MemoryStep, engine: str = "", budget: int | None = None) -> Memory:
@@ -413,7 +417,7 @@ def memory_on(step: MemoryStep, chosen: ChosenEngine) -> Memory:
     """What a step takes as a runner executes it."""
     chosen_engine = chosen.chosen_engine
     needs = chosen_engine.takes(step, step.sizes())
-    why = f" PyTorch's autograd, told by default, has no answer here: it {chosen.why}." if chosen.why else ""
+    why = f" Engine eager does not support this step (it {chosen.why}); using graph." if chosen.why else ""
     return Memory(
         **_described(step),
         peak=needs.bytes,

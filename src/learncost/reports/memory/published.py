@@ -309,7 +309,7 @@ class Peaks(Shown):
         rows = tuple(SheetRow((run.name, run.published, run.predicted_text, run.ratio_text)) for run in self.runs)
         notes: dict[str, list[str]] = {}
         for run in self.runs:
-            left = f" Left out: {run.not_in}." if run.not_in else ""
+            left = f" Not included: {run.not_in}." if run.not_in else ""
             notes.setdefault(f"{run.source}. Assumed: {'; '.join(run.assumed)}.{left}", []).append(run.name)
         columns = ("", "published", "predicted", "ratio")
         sentences = tuple(f"{', '.join(names)}: {text}" for text, names in notes.items())

@@ -1,4 +1,4 @@
-"""How the memory of a step is shown: the split, the arrays that make the peak, the curve by layer, what fits."""
+"""Print the memory of a step: its parts, the live arrays at the peak, the peak by phase, and what fits a budget."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from learncost.reports.run import left_out_text
 from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of
 
 SHOWN = 8
-"""Witnesses in the table; --json has them all."""
+"""The number of live arrays in the table; --json has all."""
 
 
 def rows(answer: Memory | MemoryComparison) -> Iterator[dict[str, Any]]:
-    """The arrays over the lines of the step; where there is no account of lines, those of the peak."""
+    """Yield the arrays over the lines of the step, or the live arrays at the peak if lines are unknown."""
     for memory in (answer,) if isinstance(answer, Memory) else answer.memories:
         step = {"procedure": memory.procedure, "engine": memory.engine}
         if memory.arrays:
@@ -32,19 +32,21 @@ def rows(answer: Memory | MemoryComparison) -> Iterator[dict[str, Any]]:
 
 
 def sheets(answer: Memory | MemoryComparison, width: int = WIDTH) -> tuple[Sheet]:
-    """A step by itself, or several beside each other."""
+    """Return the table of one step, or the comparison of several."""
     return (_alone(answer) if isinstance(answer, Memory) else _beside(answer),)
 
 
 def _alone(memory: Memory) -> Sheet:
-    """The split, the largest live arrays at the peak, and the highest level of every macro-operation."""
+    """Return the parts, the largest live arrays at the peak, and the peak of every phase."""
     rows = [SheetRow(("at the peak", "", number(memory.peak), size_of(memory.peak)), "bold")]
     for name, size in memory.split.items():
         if size:
             rows.append(SheetRow((name, "", number(size), size_of(size)), depth=1))
     if memory.buffers:
-        rows.append(SheetRow(("on top: kernel buffers", "", f"0 to {number(memory.buffers)}", size_of(memory.buffers))))
-    rows.append(SheetRow(("alive then", "number x bytes" if _executed(memory) else "shape", "", ""), "bold"))
+        rows.append(SheetRow(("plus kernel buffers", "", f"0 to {number(memory.buffers)}", size_of(memory.buffers))))
+    rows.append(
+        SheetRow(("live arrays at the peak", "number x bytes" if _executed(memory) else "shape", "", ""), "bold")
+    )
     live_at_peak = [live_array for live_array in memory.live_at_peak if live_array.bytes]
     for live_array in live_at_peak[:SHOWN]:
         shape = " x ".join(map(str, live_array.shape))
@@ -55,7 +57,7 @@ def _alone(memory: Memory) -> Sheet:
         rows.append(SheetRow((f"{len(live_at_peak) - SHOWN} more", "", number(rest), size_of(rest)), depth=1))
     phases = dict.fromkeys(() if _executed(memory) else (moment.macro_operation for moment in memory.curve))
     if phases:
-        rows.append(SheetRow(("highest in", "line", "", ""), "bold"))
+        rows.append(SheetRow(("peak by phase", "line", "", ""), "bold"))
     for phase in phases:
         top = max(
             (moment for moment in memory.curve if moment.macro_operation == phase), key=lambda moment: moment.bytes
@@ -65,13 +67,13 @@ def _alone(memory: Memory) -> Sheet:
 
 
 def _beside(several: MemoryComparison) -> Sheet:
-    """The peaks of several procedures, or runners, and what they hold, side by side; with a budget what fits."""
+    """Return the peaks of several procedures or engines with their parts, and the batch that fits a budget."""
     memories, by_engine = several.memories, several.by == "engine"
     first = memories[0]
     parts = dict.fromkeys(part for memory in memories for part, size in memory.split.items() if size)
     headings = [memory.engine for memory in memories] if by_engine else [procedure_title(memory) for memory in memories]
-    rows = [SheetRow(("under", *(memory.plan or "no plan" for memory in memories)))] if by_engine else []
-    rows += [] if by_engine else [SheetRow(("run by", *map(run_by, memories)))]
+    rows = [SheetRow(("plan", *(memory.plan or "no plan" for memory in memories)))] if by_engine else []
+    rows += [] if by_engine else [SheetRow(("engine", *map(run_by, memories)))]
     rows.append(SheetRow(("at the peak", *(size_of(memory.peak) for memory in memories)), "bold"))
     cells = [[size_of(memory.split[part]) if part in memory.split else "" for memory in memories] for part in parts]
     rows += [SheetRow((part, *sizes), depth=1) for part, sizes in zip(parts, cells, strict=True)]
@@ -96,10 +98,10 @@ def _beside(several: MemoryComparison) -> Sheet:
 
 
 def _why(memory: Memory, other: Memory) -> str:
-    """What makes the difference between two runners, and by which rules."""
+    """Explain the difference between two engines by their rules."""
     parts = sorted(differences(memory, other), key=lambda difference: -abs(difference.bytes))
     if not parts:
-        return f"{memory.engine} takes what {other.engine} takes."
+        return f"{memory.engine} uses the same memory as {other.engine}."
     texts = []
     for part in parts:
         rules = [f"{name}: {mine}, not {theirs}" for name, (mine, theirs) in part.rules.items()]
@@ -107,11 +109,11 @@ def _why(memory: Memory, other: Memory) -> str:
         texts.append(f"{part.part} {sign} {size_of(abs(part.bytes))}" + (f" ({'; '.join(rules)})" if rules else ""))
     more = memory.peak - other.peak
     much = f"{size_of(abs(more))} {'more' if more > 0 else 'less'} than" if more else "as much as"
-    return f"{memory.engine} takes {much} {other.engine}: {', '.join(texts)}."
+    return f"{memory.engine} uses {much} {other.engine}: {', '.join(texts)}."
 
 
 def title(memory: Memory, with_runner: bool = True, with_procedure: bool = True) -> str:
-    """What was run; of several procedures, or runners, what they have in common."""
+    """Return the title: the step, or what several procedures or engines have in common."""
     name = "standard input" if memory.model == "-" else memory.model
     plan = f" under {memory.plan}" if memory.plan and with_runner == with_procedure else ""
     plan += f" by {run_by(memory)}" if _executed(memory) and with_runner and with_procedure else ""
@@ -124,39 +126,42 @@ def title(memory: Memory, with_runner: bool = True, with_procedure: bool = True)
 
 
 def run_by(memory: Memory) -> str:
-    """Who runs it, and whose code: autograd (transformers)."""
+    """Return the engine with its module: eager (transformers)."""
     return f"{memory.engine} ({memory.module})" if memory.module else memory.engine
 
 
 def procedure_title(memory: Memory) -> str:
-    """The procedure, and its mode where it has one: pepita (paper)."""
+    """Return the procedure with its mode: pepita (paper)."""
     return f"{memory.procedure} ({memory.mode})" if memory.mode else memory.procedure
 
 
 GRADIENTS = (
-    "A gradient is held until its weight was updated. `learncost run-cost --mesh` and `learncost search` hold those of "
-    "all weights through the step, as trainings with microbatches do, and other values of microbatches in flight, so "
-    "that they mostly say more."
+    "A gradient is freed once its weight is updated. `learncost run-cost --mesh` and `learncost search` keep all "
+    "gradients until the end of the step, as training with microbatches does, and activations of the microbatches in "
+    "flight, so they usually predict more."
 )
 
 
 BUFFERS = (
-    "Kernel buffers are taken on top while a product or convolution runs: from none to one packed copy of its operands "
-    "and results, channels padded to blocks of 16 (oneDNN's layouts). How many depends on the processor; what "
-    "libraries take beside PyTorch's allocator is not included."
+    "Kernel buffers are additional memory while a matrix product or convolution runs: from none to one packed copy of "
+    "its operands and results, with channels padded to blocks of 16 (oneDNN's layouts). The amount depends on the CPU. "
+    "Memory that libraries allocate outside PyTorch's allocator is not included."
 )
-"""What the range of kernel buffers is."""
+"""The note on the range of kernel buffers."""
 
 
 def _notes(memory: Memory) -> tuple[str, ...]:
     at = memory.moment
     layer = f" of {at.layer.replace('_', ' ')}" if at.layer else ""
     phase = f", {at.macro_operation.replace('_', ' ')}" if at.macro_operation else ""
-    notes = [f"The peak is at line {at.line}{layer}{phase}."] if at.line else []
+    where = f"at line {at.line}{layer}{phase}"
+    if at.line.endswith(", backward"):
+        where = f"in the backward pass of {at.line.removesuffix(', backward')}"
+    notes = [f"The peak occurs {where}."] if at.line else []
     if memory.updates:
         notes.append(str(memory.updates))
     if memory.trained != "all":
-        notes.append(f"Learns: {memory.trained}.")
+        notes.append(f"Trainable: {memory.trained}.")
     if memory.buffers:
         notes.append(BUFFERS)
     if _executed(memory):
@@ -171,7 +176,7 @@ def _notes(memory: Memory) -> tuple[str, ...]:
 
 
 def _fits(memory: Memory) -> str:
-    """What a budget holds."""
+    """Return the batch and the length that fit the budget."""
     if memory.budget is None:
         return ""
     batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "seq_len"))
@@ -185,8 +190,8 @@ def _fits(memory: Memory) -> str:
         text += f"; of {memory.batch_size:,} {_sequences(memory.batch_size)}, {length:,} tokens each"
     if not batch:
         text += (
-            ". Recomputation and other plans take less: learncost fit, with --ram for --budget and the other flags as "
-            "here, says which fit and what else to change"
+            ". Recomputation and other plans use less memory: run learncost fit with --ram for --budget and the same "
+            "other flags to see which fit"
         )
     return f"{text}."
 
@@ -196,7 +201,7 @@ def _sequences(count: int) -> str:
 
 
 def _executed(memory: Memory) -> bool:
-    """Whether it is an engine's step, and not what the table says."""
+    """Whether another engine than graph executes the step."""
     return memory.engine != GRAPH
 
 

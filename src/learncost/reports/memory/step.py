@@ -109,7 +109,7 @@ class MemoryStep:
             if optimizer not in OPTIMIZERS:
                 self.plan = self.plan.replace(",epilogue-update", "")
         if "epilogue-update" in self.plan and optimizer not in OPTIMIZERS:
-            raise InputError(f"the plan epilogue-update goes element by element, by one of {', '.join(OPTIMIZERS)}")
+            raise InputError(f"the plan epilogue-update requires an elementwise optimizer: {', '.join(OPTIMIZERS)}")
         self._levels_of: Callable[[_Turns], tuple[Polynomial, ...]]
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self._planned = partial(_under_plan, structure, procedure, mode, self.plan, self.accumulate > 1)
@@ -310,7 +310,7 @@ def gathering(table: Table) -> Table:
     inside = any(line.meta.kernel and line.meta.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
     if inside or any(iterations and line.meta.phase == "optimizer_step" for line, iterations in walk(table.lines)):
         plan = "epilogue-update" if inside else "fused-update"
-        raise InputError(f"accumulate waits for the gradients of all microbatches: leave the plan {plan} out")
+        raise InputError(f"--accumulate needs the gradients of all microbatches: remove the plan {plan}")
     accumulation = _accumulated(table).gather
 
     def in_place(line: Line) -> tuple[Line, ...]:

@@ -41,7 +41,7 @@ def step_on(
         timing.seconds,
         "s",
         "modelled",
-        f"as `learncost cost --on` says it. {timing.rates.source}",
+        f"as in `learncost cost --on`. {timing.rates.source}",
         timing.time.low,
         timing.time.high,
     )
@@ -81,7 +81,7 @@ def step_over(
 
     given_sizes = {name: size for name, size in sizes.items() if name not in _NOT_OF_A_MESH and size is not None}
     if adapting := [name for name in _ADAPTING if name in given_sizes]:
-        raise InputError(f"{adapting[0]} is not counted over a mesh of devices: leave it out, or the mesh")
+        raise InputError(f"{adapting[0]} is not supported over a mesh: remove it, or remove --mesh")
     return spread(model, group, int(number.value), mesh, place, placement, asked, dtype, given_sizes)
 
 
@@ -104,10 +104,12 @@ def show_step_over(figures: dict[str, Figure], many: Spread, most: float) -> Fig
     source = f"{described(step)} on {step.cluster.name}; {'; '.join((many.placed, *map(str, step.padded)))}"
     seconds = Figure(step.seconds, "s", "modelled", source, step.seconds * step.low, step.seconds * step.high)
     figures["step"] = seconds
-    figures["memory"] = Figure(step.peak / 1e9, "GB", "counted", "of the fullest device, read off the placed table")
+    figures["memory"] = Figure(
+        step.peak / 1e9, "GB", "counted", "of the device with the highest peak, from the sharded step"
+    )
     busy = step.computing + step.waiting
-    figures["bubble"] = Figure(step.bubble * busy, "s", "modelled", "what the pipeline waits in a step")
-    figures["waiting"] = Figure(step.waiting, "s", "modelled", "for collectives that nothing is computed beside")
+    figures["bubble"] = Figure(step.bubble * busy, "s", "modelled", "idle time of the pipeline in a step")
+    figures["waiting"] = Figure(step.waiting, "s", "modelled", "for collectives that are not overlapped with compute")
     if "peak" in figures:
         step_flops = figures["flops"].value * tokens / figures["tokens"].value
         of_all = [seconds, figures["peak"], figures["devices"]]
@@ -119,7 +121,7 @@ def show_step_over(figures: dict[str, Figure], many: Spread, most: float) -> Fig
 def days_over(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> str:
     """Add the days of steps that all devices make together."""
     if speeds := [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]:
-        raise InputError(f"{speeds[0]} says how fast the run is, and so does the mesh: give one of them")
+        raise InputError(f"{speeds[0]} and the mesh both set the speed of the run: give one of them")
     figures["time"] = computed(
         "d", "steps x step", [figures["steps"], figures["step"]], (), 1 / published.SECONDS_A_DAY
     )

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 # What makes the time of the run, by the name of the figure that it rests on.
 TOTALS = {
-    "tokens_per_second": "the tokens a second that are given",
-    "hfu": "the HFU that is given",
-    "mfu": "the MFU, not on the modelled step, which knows one device, no others to wait for, no data, no restarts",
-    "step": "the modelled step, on devices that do not wait for each other",
-    "mesh": "the modelled step of all devices, with links, pipeline and what waits for them",
+    "tokens_per_second": "the given tokens per second",
+    "hfu": "the given HFU",
+    "mfu": "the assumed MFU; 'a step' is a separate kernel-level estimate of one device and does not enter it",
+    "step": "the modelled step, on devices without communication",
+    "mesh": "the modelled step of all devices, with links, pipeline and waiting times",
 }
 
 
@@ -189,6 +189,6 @@ def check_together(typed: Mapping[str, Figure], country: str | None, year: int |
     """Refuse two figures that say the same."""
     speeds = [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]
     if len(speeds) > 1:
-        raise InputError(f"{' and '.join(speeds)} both say how fast the run is; give one of them")
+        raise InputError(f"{' and '.join(speeds)} both set the speed of the run: give one of them")
     if "carbon_intensity" in typed and (country is not None or year is not None):
-        raise InputError("carbon_intensity and country (with its year) both say how clean the energy is; give one")
+        raise InputError("carbon_intensity and country (with its year) both set the carbon intensity: give one of them")

@@ -73,67 +73,69 @@ def run_cost(
     precision: str | None = None,
     **sizes: Any,
 ) -> RunCost:
-    """Days, energy, CO2 and price of a whole training run; every figure with its label, source and interval.
+    """The time, energy, CO2 and price of a whole training run, each with its label, source and interval.
 
     Parameters
     ----------
     tokens
-        How many tokens the run has, such as 3e11 (learncost cost has the same flag, for the operations alone); of an
-        encoder-decoder those of the decoder. It must be given.
+        Tokens in the run, such as 3e11; the decoder's tokens for an encoder-decoder. Required. learncost cost has the
+        same flag, for the number of operations only.
     on
         A device (`learncost list devices`), a file in TOML or JSON that describes one, here (after learncost
         calibrate), or a file of learncost calibrate `out`.
     devices
-        How many of these devices there are.
+        The number of devices.
     mesh
-        The devices as axes, such as pp=4,dp=8,tp=8: the time is then that of a step over it, with the links of the
-        cluster. On a cluster (`learncost list clusters`) without one, the fastest that fits is taken.
+        The devices as axes, such as pp=4,dp=8,tp=8: the time is that of a step over this mesh, with the links of the
+        cluster. For a cluster (`learncost list clusters`) the default is the fastest mesh that fits.
     schedule
-        The schedule of the pipeline, pp of the mesh: gpipe, 1f1b, interleaved, with several stages on a device, or
-        zb-h1.
+        The pipeline schedule, for a mesh with pp: gpipe, 1f1b, interleaved (several stages on a device) or zb-h1.
     microbatch
-        Sequences of a microbatch, on each part of the batch. The default is 1.
+        Sequences in a microbatch, per data-parallel rank. The default is 1.
     chunks
-        Stages on a device under the schedule interleaved. The default is 2.
+        Stages on a device in the interleaved schedule. The default is 2.
     plan
-        How the step is rewritten, such as flash,fused,recompute=block (`learncost list plans`). The default is none on
-        one device, and flash,fused over a mesh.
+        Memory optimizations, such as flash,fused,recompute=block (`learncost list plans`). The default is none on one
+        device, and flash,fused over a mesh.
     price_book
-        What counts as an operation: matmul, as utilization is counted, or another (`learncost list price-books`).
+        The price book, which defines what counts as an operation: matmul, the convention of utilization, or another
+        (`learncost list price-books`).
     dtype
-        The same as `precision`; or tf32, whose peak alone is known. The default is bf16, fp16 or fp32, the first that
-        the device has.
+        Short form of `precision`; also tf32, of which only the peak is known. The default is the first of bf16, fp16
+        and fp32 that the device supports.
     precision
-        Which type each role of the step has (`learncost list precisions`); the peak is that of its values.
+        Data type of weights, activations, gradients and optimizer states (`learncost list precisions`); the peak rate
+        is that of the activations' type.
     mfu
-        Model FLOPs utilization, above 0 to 1. The default is what published runs used of such devices.
+        Model FLOPs utilization, above 0 to 1. The default is taken from published runs on such devices.
     hfu
-        Hardware FLOPs utilization: what `procedure` recompute runs again is work too.
+        Hardware FLOPs utilization: recomputed operations (`procedure` recompute) count as work too.
     tokens_per_second
         The measured rate of all devices together, instead of a utilization.
     peak_tflops
-        The TeraFLOP/s of one device, where none is published.
+        The peak rate of one device in TFLOP/s, if none is published.
     power
-        The measured watts of one device with its share of the host. The default is what is published, or modelled.
+        The measured power of one device with its share of the host, in watts. The default is published or modelled.
     pue
         The power usage effectiveness of the data centre. The default is 1.1, an assumption.
     country
-        Where it runs, as a name or three letters, for the carbon intensity of its electricity.
+        The country of the data centre, as a name or three letters, for the carbon intensity of its electricity.
     year
-        The year of that intensity. The default is the last that is known.
+        The year of the carbon intensity. The default is the latest known.
     carbon_intensity
-        Kilograms of CO2 equivalents a kWh, instead of a country's.
+        Carbon intensity in kilograms of CO2 equivalents per kWh, instead of a country's.
     price_per_hour
-        US dollars for one device and hour.
+        The price of one device per hour, in US dollars.
     batch_size
-        How many sequences are in one step. It matters to price books that count the optimizer.
+        Sequences in one step. Only relevant for price books that count the optimizer.
     seq_len
-        How many tokens are in a sequence, in the encoder's where there is a decoder too. The default is the number of
-        positions that the model has.
+        Tokens in a sequence; in the encoder's sequence for an encoder-decoder. The default is the model's number of
+        positions.
     target_len
-        How many tokens are in a sequence of the decoder of an encoder-decoder. The default is `seq_len`.
+        Tokens in a decoder sequence of an encoder-decoder. The default is `seq_len`.
     optimizer
-        adamw, sgd or momentum, for price books that count it. The default is adamw, and sgd under the paper's books.
+        adamw, sgd or momentum, for price books that count the optimizer. The default is adamw, and sgd under the
+        paper's books.
 
     Returns
     -------
@@ -143,16 +145,16 @@ def run_cost(
     Raises
     ------
     InputError
-        As for `lc.cost`, and for a device that is not known.
+        As for `lc.cost`, and if the device is unknown.
 
     Commands
     --------
     learncost run-cost llama-3-8b --tokens 15e12 --on H100-SXM --devices 1024
-        Days, energy, CO2 and price of a whole training.
+        Time, energy, CO2 and price of a whole training run.
     learncost run-cost gpt2 --tokens 1e10 --on A100-SXM-40GB --country France
-        The CO2 of a training in France.
+        The CO2 of a training run in France.
     learncost run-cost llama-3-8b --tokens 15e12 --on DGX-H100 --devices 64 --mesh dp=32,tp=2
-        The same over a mesh, with links; without --mesh over the fastest that fits.
+        The same over a mesh, with its links; without --mesh the fastest mesh that fits is used.
 
     Examples
     --------
@@ -163,11 +165,11 @@ def run_cost(
     'given'
     """
     if procedure in INFERENCE:
-        raise InputError(f"run-cost is about training; {procedure} is inference, which `learncost cost` counts")
+        raise InputError(f"run-cost supports training only: use `learncost cost` for {procedure}")
     if tokens is None:
-        raise InputError("run-cost needs the tokens of the run: --tokens 3e11")
+        raise InputError("run-cost requires the tokens of the run, for example --tokens 3e11")
     if on is None:
-        raise InputError("run-cost needs a device: --on NAME; `learncost list devices` shows those that are known")
+        raise InputError("run-cost requires a device: --on NAME (see `learncost list devices`)")
     dtype, precision = _type(dtype, precision)
     count = check_tokens("tokens", tokens)
     number = record.devices(devices)
@@ -213,7 +215,7 @@ def run_cost(
     seconds: Figure | str
     if over_devices:
         if procedure != "bp":
-            raise InputError(f"a mesh of devices is counted for bp alone, not for {procedure}")
+            raise InputError(f"--mesh requires --procedure bp, not {procedure}")
         from learncost.reports.search.spread import asked  # only where a mesh is asked for: start-up counts
 
         way = asked(schedule, microbatch, chunks, plan, mesh)
@@ -225,7 +227,7 @@ def run_cost(
         total_by = days_over(figures, typed)
     else:
         if named := [name for name, said in (("microbatch", microbatch), ("chunks", chunks)) if said]:
-            raise InputError(f"{named[0]} is said of a step over devices: give --mesh with it")
+            raise InputError(f"--{named[0].replace('_', '-')} requires --mesh")
         seconds = step_on(model, procedure, sizes, on, kind, attained is not None)
         if isinstance(seconds, Figure):
             show_step(figures, seconds, step.tokens_per_step, most)

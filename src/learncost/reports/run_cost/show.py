@@ -19,21 +19,21 @@ _NAMES = {
     "hardware_flops": "FLOPs as they run",
     "petaflop_s_days": "petaflop/s-days",
     "best_product": "best product",
-    "tokens_per_second": "tokens a second",
+    "tokens_per_second": "tokens per second",
     "step": "a step",
     "step_mfu": "MFU of that step",
-    "memory": "memory of a device",
-    "bubble": "pipeline's bubble",
+    "memory": "memory per device",
+    "bubble": "pipeline bubble",
     "waiting": "waiting for collectives",
     "step_energy": "energy of a step",
-    "device_power": "power, device alone",
+    "device_power": "power, device only",
     "power": "power, with host",
     "mfu": "MFU",
     "hfu": "HFU",
     "device_hours": "device-hours",
     "pue": "PUE",
     "co2": "CO2e",
-    "price_per_hour": "price an hour",
+    "price_per_hour": "price per hour",
 }
 _COUNTS = ("", "FLOP", "h", "PF/s-days", "1/s")
 _ANSWERS = ("time", "energy", "co2", "price")
@@ -79,8 +79,8 @@ def _stages(spread: Spread) -> Sheet:
     )
     columns = ("stage", "blocks", "weights", "states", "values", "in all", "forward", "backward")
     notes = (
-        "Of a device: weights with their gradients, states with masters, values of the microbatches in flight; seconds "
-        "of one microbatch, the backward pass with the weight update, and what waits there.",
+        "Per device: weights with gradients, optimizer states with master weights, activations of the microbatches in "
+        "flight; seconds per microbatch, with the weight update in backward; exposed communication.",
     )
     return Sheet("The stages of the pipeline", columns, rows, notes, frozenset())
 
@@ -102,20 +102,20 @@ def _title(run: RunCost) -> str:
 def _notes(run: RunCost) -> tuple[str, ...]:
     notes = [f"{convention(run.step.price_book)}. {run.step.parameters:,} parameters. Counted: {run.step.counted}."]
     if run.step.target_len is not None:
-        notes.append("Tokens are the decoder's; the encoder's sequences come with them.")
+        notes.append("Tokens are the decoder's; the encoder's are additional.")
     if run.beside:
         others = ", ".join(f"{name} {f'{flops:.4g}'.replace('e+', 'e')}" for name, flops in run.beside.items())
-        notes.append(f"FLOPs of the run by other price books: {others}.")
+        notes.append(f"FLOPs of the run under other price books: {others}.")
     derived = {name: figure for name, figure in run.figures.items() if figure.computed}
     notes.append("; ".join(f"{_named(name)} = {figure.source}" for name, figure in derived.items()) + ".")
     for name, figure in run.figures.items():
         if name not in derived and figure.label not in ("counted", "given"):
             notes.append(f"{_named(name)}, {figure.label}: {figure.source}.")
-    notes.append(f"The time of the run rests on {TOTALS[run.total_by]}.")
+    notes.append(f"Run time uses {TOTALS[run.total_by]}.")
     if run.spread is not None:
         notes += _of_mesh(run.spread)
     notes += [f"{_named(name)}: {needed}." for name, needed in run.unknown.items()]
-    notes.append("Not in it: evaluation, other trials, storage and network, making the machines.")
+    notes.append("Not included: evaluation, other trials, storage and network, hardware production.")
     return tuple(notes)
 
 
@@ -125,18 +125,18 @@ def _of_mesh(spread: Spread) -> list[str]:
     from learncost.reports.search.spread import described  # only where there is a mesh: start-up counts
 
     step, room = spread.step, size_of(int(spread.memory))
-    fits = f"It fits the {room} of a device" if spread.fits else f"IT DOES NOT FIT the {room} of a device"
+    fits = f"It fits in the {room} of a device" if spread.fits else f"IT DOES NOT FIT in the {room} of a device"
     sent = [
         f"{row.op} over {row.mesh_axis} of {row.role} {size_of(int(row.sent))} by {row.algorithm} on {row.link}"
         for row in sorted(step.sent, key=lambda row: -row.sent)
         if row.sent >= 1e6
     ]
     return [
-        f"{fits}: {described(step)}." + ("" if spread.fits else " `learncost search` finds meshes that do."),
-        "Sent by a device in a step: " + ("; ".join(sent) or "less than a megabyte") + ".",
+        f"{fits}: {described(step)}." + ("" if spread.fits else " `learncost search` finds meshes that fit."),
+        "Sent per device and step: " + ("; ".join(sent) or "less than a megabyte") + ".",
         f"Assumed: {'; '.join(ASSUMED.values())}.",
-        "Memory holds the gradients of all weights through the step, where `learncost memory --mesh` lets each go when "
-        "its weight was updated.",
+        "Memory includes all gradients until the end of the step; `learncost memory --mesh` frees each gradient once "
+        "its weight is updated.",
     ]
 
 
@@ -208,7 +208,7 @@ def published(run: PublishedRun) -> str:
         ("energy of the devices", run.device_mwh, " MWh"),
         ("PUE", run.pue, ""),
         ("carbon intensity", run.intensity, " kg/kWh"),
-        ("price an hour", run.price_per_hour, " USD"),
+        ("price per hour", run.price_per_hour, " USD"),
     ]
     inputs_text = ", ".join(f"{name} {plain(value)}{unit}" for name, value, unit in inputs if value is not None)
     products = [

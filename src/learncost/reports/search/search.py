@@ -166,8 +166,8 @@ class Search(Shown):
         size, way = self.nearest
         several = "1 device" if self.devices == 1 else f"{self.devices:,} devices"
         return (
-            f"{self.model} does not fit {several} of {size_of(int(self.memory))}: {way} takes the "
-            f"least, {size_of(size)} a device; take more devices, a smaller batch, or shorter sequences"
+            f"{self.model} does not fit on {several} of {size_of(int(self.memory))}: {way} needs the "
+            f"least, {size_of(size)} per device; use more devices, a smaller batch, or shorter sequences"
         )
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
@@ -195,8 +195,8 @@ class Search(Shown):
         training = ("training",) if self.tokens is not None else ()
         columns = ("", "mesh", "schedule, plan", "microbatches", "memory", "a step", *training)
         answer = (
-            f"{best.step.way} with {best.zero} is the fastest of {self.fit:,} ways that fit; "
-            f"{self.too_large:,} take more than {size_of(int(self.memory))} a device."
+            f"{best.step.way} with {best.zero} is the fastest of {self.fit:,} configurations that fit; "
+            f"{self.too_large:,} need more than {size_of(int(self.memory))} per device."
         )
         return (Sheet(title, columns, tuple(rows), self._notes(), frozenset({0, 1, 2}), answer),)
 
@@ -204,17 +204,17 @@ class Search(Shown):
         low, high = self.found[0].step.low, self.found[0].step.high
         why = [f"{place + 1} is {each.worse}." for place, each in enumerate(self.found) if each.worse]
         return (
-            f"1 spends {_why(self.found[0].step)}.",
+            f"Time of 1: {_why(self.found[0].step)}.",
             *why,
             *dict.fromkeys(f"{padded}." for each in self.found for padded in each.step.padded),
             *self.refused,
-            "Memory is read off the placed table's arrays; time is modelled, from "
-            f"{low:.2g} to {high:.2g} of what stands here: {self.source}.",
+            "Memory is that of the sharded step's arrays. Estimated times are accurate to about "
+            f"{low:.2g}x-{high:.2g}x: {self.source}.",
             f"Assumed: {'; '.join(ASSUMED.values())}.",
-            "Collectives: a ring, or the switch where it reduces (learncost list clusters); the last axis of a mesh "
-            "is between neighbours.",
-            "zero-1 cuts the optimizer's states over dp, zero-3 weights and gradients, too; tp has sequence "
-            "parallelism, cp its parts in zigzag. learncost place shows the placed table of a mesh.",
+            "Collectives use a ring, or in-switch reduction where available (learncost list clusters); the last mesh "
+            "axis is the innermost.",
+            "zero-1 shards optimizer states over dp, zero-3 also weights and gradients; tp includes sequence "
+            "parallelism, cp uses zigzag order. learncost place shows the sharded step of a mesh.",
         )
 
 
@@ -266,34 +266,34 @@ def search(
     top: int | str = SHOWN,
     **sizes: Any,
 ) -> Search:
-    """How to spread a training over a cluster: meshes, schedules and plans that fit, the fastest first.
+    """Find the fastest parallel configurations of a training step on a cluster: meshes, schedules and plans that fit.
 
     Parameters
     ----------
     on
         A cluster (`learncost list clusters`), or a file in TOML or JSON that describes one.
     devices
-        How many devices there are, of all nodes together.
+        The number of devices, over all nodes.
     tokens
-        How many tokens the whole training has, such as 15e12: the days that each way takes are then shown.
+        Tokens in the whole training run, such as 15e12: adds the days that each configuration takes.
     batch_size
-        Sequences of a step, of all devices together. The default is about 4 million tokens.
+        The global batch size in sequences. The default is about 4 million tokens.
     precision
-        The types of the step, several with commas between: bf16 is the default.
+        Precisions to try, comma-separated. The default is bf16.
     budget
-        Bytes that a device has, as 80GB or 75GiB. The default is its memory.
+        Available memory of a device, as 80GB or 75GiB. The default is the device's memory.
     top
-        How many ways are shown.
+        The number of configurations to show.
 
     Returns
     -------
     Search
-        The ways that fit, with what each costs and why it is slower than the best.
+        The configurations that fit, with their memory and time, and the reason why each is slower than the best.
 
     Raises
     ------
     InputError
-        For a cluster that is not known, and for a batch that so many devices cannot share.
+        If the cluster is unknown, or the batch cannot be split over the devices.
 
     Commands
     --------
@@ -307,9 +307,9 @@ def search(
     8
     """
     if on is None:
-        raise InputError("search needs a cluster: --on NAME; `learncost list clusters` shows those that are known")
+        raise InputError("search requires a cluster: --on NAME (see `learncost list clusters`)")
     if devices is None:
-        raise InputError("search needs the number of devices: --devices 64")
+        raise InputError("search requires the number of devices, for example --devices 64")
     cluster = find_cluster(on)
     number_of = _whole("devices", devices)
     few = _whole("top", top)
@@ -317,14 +317,14 @@ def search(
     kinds = [stored(name.strip()) for name in (precision or "bf16").split(",")]
     run = prepare(model, "run", 1, seq_len, None, None, None, 0, kinds[0].name, sizes, ("bp",))
     if run.model.two_sided or not run.model.learns:
-        raise InputError(f"search is about models with one sequence and a loss, which {shown(str(model))} is not")
+        raise InputError(f"search requires a model with one sequence and a loss; {shown(str(model))} has none")
     length = run.axes["M"]
     batch = batch_of(batch_size, length, number_of)
     memory = float(bytes_of("budget", budget)) if budget is not None else max(cluster.device.memory_gb) * 1e9
     times: dict[tuple[Any, ...], dict[SegmentPass, float]] = {}
     first, refused = _first(run.model, run.axes, kinds[0], cluster, times)
     if {"ep", "tp"} <= {*first.structure.axes}:
-        refused += ("No mesh has both ep and tp: the time of experts beside heads and widths is not modelled.",)
+        refused += ("Meshes with both ep and tp are not modelled.",)
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
     readings, candidates_known, others, nearest = _look(first, kinds, number_of, batch, rates, memory)
     shown_ways = _exact(readings, candidates_known, run.axes, cluster, rates, length, few, memory)
@@ -374,7 +374,7 @@ def _first(
         except InputError as error:
             if len(axes) == 1:
                 raise
-            refused.append(f"Not cut over {axes[-1]}: {str(error).partition(' (clause')[0]}.")
+            refused.append(f"Not sharded over {axes[-1]}: {str(error).partition(' (clause')[0]}.")
             axes = axes[:-1]
 
 
@@ -408,13 +408,13 @@ def _look(
         shapes = list(meshes(devices, axes, sizes, cluster.devices, readings[0].layers, batch, whole))
         if not readings[0].layers:
             raise InputError(
-                "search spreads a stack of blocks, one after the other, and there is none here: learncost cost --mesh "
-                "--placement tells what one placement costs"
+                "search requires a model with a stack of blocks: use learncost cost --mesh --placement for the cost "
+                "of one placement"
             )
         if not shapes:
             raise InputError(
-                f"{batch:,} sequences cannot be shared by {devices:,} devices: give a batch_size that they divide, "
-                f"such as {devices:,}"
+                f"{batch:,} sequences cannot be split over {devices:,} devices: give a divisible --batch-size, such as "
+                f"{devices:,}"
             )
         more_candidates, others, near = candidates(readings, shapes, batch, rates, room, kept)
         every += readings

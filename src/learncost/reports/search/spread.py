@@ -54,15 +54,13 @@ def asked(
         raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(schedule)}")
     said = {"microbatch": microbatch, "chunks": chunks, "plan": plan}
     if mesh is None and (names := [name for name, value in said.items() if value is not None]):
-        raise InputError(f"{names[0]} is said of a mesh: give --mesh with it; without one the fastest is looked for")
+        raise InputError(f"--{names[0].replace('_', '-')} requires --mesh; without --mesh the fastest mesh is used")
     whole = {name: 1 if said[name] is None else counted(said[name]) or 0 for name in ("microbatch", "chunks")}
     if wrong := [name for name, value in whole.items() if not 1 <= value <= LARGEST]:
         raise InputError(f"{wrong[0]} must be a whole number from 1 to {LARGEST:,}, not {shown(said[wrong[0]])}")
     if whole["chunks"] > 1 and not KINDS[schedule].several:
         several = " or ".join(name for name, kind in KINDS.items() if kind.several)
-        raise InputError(
-            f"{schedule} has one stage on a device: take --schedule {several} for {whole['chunks']} chunks"
-        )
+        raise InputError(f"{schedule} has one stage per device: use --schedule {several} for {whole['chunks']} chunks")
     return SpreadRequest(
         schedule, whole["microbatch"], 0 if chunks is None else whole["chunks"], PLAN if plan is None else plan
     )
@@ -100,7 +98,7 @@ def spread(
     """One step over a mesh; without one, over the fastest that fits."""
     if mesh is None:
         if place or placement:
-            raise InputError("a placement is over a mesh of devices: give --mesh with it, such as --mesh dp=2,tp=4")
+            raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
         best = search(model, cluster, devices, precision=dtype, top=1, **sizes).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
         text += f"; plan {best.plan}" if best.plan != PLAN else ""
@@ -121,14 +119,14 @@ def spread(
     if batch % shares:
         larger = -(-batch // shares) * shares
         raise InputError(
-            f"{batch:,} sequences cannot be cut over {' and '.join(account.sizes.batch_axes)}, {shares:,} parts: the "
-            f"next batch_size that can is {larger:,}"
+            f"{batch:,} sequences cannot be sharded over {' and '.join(account.sizes.batch_axes)}, {shares:,} shards: "
+            f"the next batch_size that can is {larger:,}"
         )
     each = batch // shares
     if each % asked.microbatch:
         raise InputError(
-            f"a part of the batch has {each:,} sequences, which microbatches of {asked.microbatch:,} do not divide: "
-            f"the next batch_size that they do is {-(-each // asked.microbatch) * asked.microbatch * shares:,}"
+            f"a batch shard has {each:,} sequences, which is not divisible by microbatches of {asked.microbatch:,}: "
+            f"the next divisible batch_size is {-(-each // asked.microbatch) * asked.microbatch * shares:,}"
         )
     several = KINDS[asked.schedule].several and grid.sizes.get(PIPELINE, 1) > 1
     chunks = (asked.chunks or CHUNKS[0]) if several else 1
@@ -145,12 +143,10 @@ def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...
     for clause in several:
         if clause.mesh == PIPELINE and not {*clause.axes} <= {BLOCKS, *blocks}:
             raise InputError(
-                f"{PIPELINE} cuts the repeats of blocks: {' '.join(blocks)} over {PIPELINE}, not {str(clause)!r}"
+                f"{PIPELINE} shards the stack of blocks: write {' '.join(blocks)} over {PIPELINE}, not {str(clause)!r}"
             )
         if clause.mesh == PIPELINE and clause.names:
-            raise InputError(
-                f"stages are as equal here as the blocks can be: write {BLOCKS} over {PIPELINE}, not {str(clause)!r}"
-            )
+            raise InputError(f"only equal stages are supported: write {BLOCKS} over {PIPELINE}, not {str(clause)!r}")
     return tuple(clause for clause in several if clause.mesh != PIPELINE)
 
 
@@ -163,7 +159,10 @@ def usual(axes: tuple[str, ...]) -> str:
         "dp": "B over dp, * over dp of states",
     }
     if others := [axis for axis in axes if axis not in known]:
-        raise InputError(f"say what is cut over {others[0]}: --place or --placement; dp, tp, cp, ep and pp are known")
+        raise InputError(
+            f"mesh axis {others[0]} needs sharding rules: give --place or --placement (dp, tp, cp, ep and pp have "
+            "defaults)"
+        )
     return ", ".join(text for axis, text in known.items() if axis in axes)
 
 

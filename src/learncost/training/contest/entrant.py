@@ -69,7 +69,7 @@ def entrants(text: str, mode: str, optimizers: Sequence[str] = ("",)) -> tuple[E
             raise InputError(f"only {having} have modes, {' and '.join(MODES)}: not {shown(item)}")
         entrants_named.append(Entrant(chosen.name, (named_mode or mode) if chosen.modes else ""))
     if len(set(entrants_named)) < len(entrants_named):
-        raise InputError(f"procedures must be different names with commas between them, not {shown(text)}")
+        raise InputError(f"procedures must be a comma-separated list of different names, not {shown(text)}")
     return tuple(replace(entrant, optimizer=name) for entrant in entrants_named for name in optimizers)
 
 
@@ -245,7 +245,7 @@ def share(
     else:
         steps, needs = budget.amount // (1 if budget.kind == "steps" else cost.flops), f"{cost.flops:,} FLOPs"
     if not steps:
-        raise InputError(f"budget: one step of {name} takes {needs}, more than {budget.amount:,}")
+        raise InputError(f"budget: one step of {name} needs {needs}, more than {budget.amount:,}")
     if steps > MOST_STEPS:
-        raise InputError(f"budget: {steps:,} steps of {name} are too many; at most {MOST_STEPS:,}")
+        raise InputError(f"budget: {steps:,} steps of {name} are too many; the limit is {MOST_STEPS:,}")
     return BudgetShare(steps, batch_size, cost)

@@ -116,9 +116,11 @@ def vit(sizes: Mapping[str, Any]) -> Problem:
     configuration = configure(dict(VIT), dict(sizes))
     image_sizes = {name: configuration.sizes[name] for name in ("image_size", "image_width", "num_channels")}
     if image_sizes != {"image_size": SIDE, "image_width": SIDE, "num_channels": 1}:
-        raise InputError(f"the digits are {SIDE} by {SIDE} pixels of one channel: leave {', '.join(image_sizes)} out")
+        raise InputError(f"remove {', '.join(image_sizes)}: the digits are {SIDE} by {SIDE} pixels of one channel")
     if configuration.settings["num_labels"] != CLASSES or not configuration.head.startswith("image"):
-        raise InputError("the digits need ViTForImageClassification with 10 labels: leave both out")
+        raise InputError(
+            "remove --architecture and --num-labels: the digits require ViTForImageClassification with 10 labels"
+        )
     model = build(configuration)
     return _problem(
         f"vit of {configuration.sizes['num_hidden_layers']} blocks of {configuration.sizes['hidden_size']}",

@@ -39,14 +39,14 @@ def _learned(contest: Contest) -> Sheet:
     optimizers = " and ".join(dict.fromkeys(r.entrant.optimizer or setting.optimizer for r in contest.results))
     title = f"{problem.name}: {contest.budget} each, {optimizers}, seeds {_listed(contest.seeds)}"
     notes = [
-        f"{problem.facts}. {contest.results[0].parameters:,} parameters in {setting.dtype}. Loss and accuracy on what "
-        "validates, means over the seeds that did not diverge, and their standard deviation. Chance: a guess by how "
-        "often each class is in the training.",
+        f"{problem.facts}. {contest.results[0].parameters:,} parameters in {setting.dtype}. Loss and accuracy on the "
+        "validation set, mean and standard deviation over the seeds that did not diverge. Chance: a guess by class "
+        "frequency in the training set.",
         *_of_rates(contest),
     ]
     notes += [f"{text}." for text in (left_out_text(contest.left_out),) if text]
     if contest.stopped:
-        notes.insert(0, "Stopped before the end: this is what was there.")
+        notes.insert(0, "Stopped before the end: these are the results so far.")
     return Sheet(title, columns, tuple(rows), tuple(notes), frozenset({0, 6}))
 
 
@@ -55,9 +55,9 @@ def _of_rates(contest: Contest) -> Iterator[str]:
         if result.search is None:
             continue
         if result.search.lost:
-            yield f"{result.entrant.name}: every rate that was tried diverged; it has the one that did so last."
+            yield f"{result.entrant.name}: every learning rate diverged; shown is the one that diverged last."
         elif result.search.edge:
-            yield f"* {result.entrant.name}: the first or the last that was tried; one beyond may be better."
+            yield f"* {result.entrant.name}: at the edge of the tried rates; one beyond may be better."
 
 
 def _taken(contest: Contest) -> Sheet:
@@ -77,11 +77,11 @@ def _taken(contest: Contest) -> Sheet:
         rows.append(SheetRow((result.entrant.name, *cells)))
     columns = ("", "steps", "batch", "10^9 MACCs", "10^9 FLOPs", "seconds", "predicted", "measured")
     notes = (
-        f"MACCs and FLOPs as executed, by the price book {contest.setting.book}; seconds of the steps alone. "
-        "Predicted: the arrays' bytes at the worst moment of a step, as NumPy executes it; measured: those that "
-        "tracemalloc sees, with Python's own objects. The search for the learning rate is in no budget and in no row.",
+        f"Executed MACCs and FLOPs under the price book {contest.setting.book}; seconds of the steps only. Predicted: "
+        "peak bytes of the arrays of a step in NumPy; measured: by tracemalloc, with Python's own objects. The "
+        "search for the learning rate is not included in budgets or rows.",
     )
-    return Sheet("One training", columns, tuple(rows), notes)
+    return Sheet("One training run", columns, tuple(rows), notes)
 
 
 def _spread(values: Sequence[float], digits: int, unit: str = "") -> tuple[str, str]:

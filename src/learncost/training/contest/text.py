@@ -46,14 +46,14 @@ def text(
     """
     if isinstance(model, str) and find(model).layer is not None:
         raise InputError(
-            f"{model} is a table: text is learned by a family, whose vocabulary is known; lc.Training trains it"
+            f"{model} is a table: text requires a model family with a known vocabulary; use lc.Training for tables"
         )
     byte_tokens = tokenizer("bytes")
     configuration = configure(
         dict(model) if isinstance(model, Mapping) else model, {"vocab_size": byte_tokens.size, **sizes}
     )
     if configuration.head != "language-model" or configuration.two_sided:
-        raise InputError(f"{configuration.name} is not a language model that says the next token")
+        raise InputError(f"{configuration.name} is not a causal language model")
     built = build(configuration)
     with TemporaryDirectory(prefix="learncost-") as folder:
         corpus.prepare(paths, byte_tokens, share, Path(folder))

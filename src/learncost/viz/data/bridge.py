@@ -93,9 +93,9 @@ class Bridge:
     def finding(self) -> str:
         """What the picture shows, in one sentence."""
         if not self.items:
-            return f"{self.end.price_book} and {self.start.price_book} say the same"
+            return f"{self.end.price_book} and {self.start.price_book} give the same count"
         ratio = self.end.amount / self.start.amount if self.start.amount else 0.0
-        return f"{self.end.price_book} says {ratio:.3f} times what {self.start.price_book} says"
+        return f"{self.end.price_book} gives {ratio:.3f} times the count of {self.start.price_book}"
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for the start, each item, and the end."""

@@ -163,7 +163,7 @@ def curve(answer: Memory) -> MemoryCurve:
     Raises `InputError` where its runner has no such account.
     """
     if not answer.curve:
-        raise InputError(f"{answer.engine} has no account of every line: take --engine graph")
+        raise InputError(f"--engine {answer.engine} has no memory by line: use --engine graph")
     peaks = [moment.bytes for moment in answer.curve]
     return MemoryCurve(
         model=answer.model,

@@ -103,7 +103,7 @@ class Growth:
                 return f"From {crossing.at:,} {self.unit} on{beyond} {crossing.cheaper} is cheaper than backpropagation"
         others = [series for series in self.series if series.procedure != "bp" and len(set(series.ratios)) > 1]
         if self.along == "length" and others:
-            return "No procedure overtakes backpropagation at any length"
+            return "No procedure is cheaper than backpropagation at any length"
         return f"What a step of {self.model} costs over its {self.along}"
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -133,19 +133,19 @@ def growth(
     named_one("along", along, ALONG)
     run, book = answer.run, price_book or answer.price_book
     if run is None:
-        raise InputError("only an answer of lc.compare grows: this comparison was made otherwise")
+        raise InputError("this figure requires a result of lc.compare")
     family, polynomials = family_of(run.model.configuration), dict[str, tuple[int, ...]]()
     if along == "length" and not answer.varied:
         if family.fixed:
             raise InputError(f"{answer.first.model} reads {answer.first.seq_len:,} positions: {family.fixed}")
-        raise InputError(f"{answer.first.model} has no length that its costs grow with")
+        raise InputError(f"{answer.first.model} has no sequence length to vary")
     if along in ("length", "batch"):
         axes = length_axes(run, answer.varied) if along == "length" else ("B",)
         here = run.axes[axes[0]]
         for name in answer.procedures:
             polynomials[name] = coefficients(total_in(run, name, find_book(book), quantity, axes), "L")
         if not any(any(polynomial[1:]) for polynomial in polynomials.values()):
-            raise InputError(f"{answer.first.model} has no {along} that its costs grow with")
+            raise InputError(f"{answer.first.model} has no {along} to vary")
         crossings = tuple(_crossings(answer, book, quantity)) if along == "length" else ()
         places_asked = tuple(
             places or _powers(here, *_reach(answer, crossings, here) if along == "length" else (1, 64 * here))
@@ -221,7 +221,7 @@ def _sized(run: PreparedRun, along: str, places: Iterable[int] | None) -> tuple[
     names = _depths(configuration) if along == "depth" else ("hidden_size",)
     here = sum(configuration.sizes.get(name, 0) for name in names)
     if not here:
-        raise InputError(f"{configuration.name} has no {along} that can be changed")
+        raise InputError(f"{configuration.name} has no {along} to vary")
     table = build(replace(configuration, learned=None), bool(run.model.masks)).table
     axes_at: dict[int, Mapping[str, int]] = {}
     sizes_asked = list(places or ())

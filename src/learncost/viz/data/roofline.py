@@ -119,7 +119,7 @@ def roofline(answer: Cost) -> Roofline:
     """The roofline of an answer of `lc.cost(..., by="equation", on=device)`. Raises `InputError` for another one."""
     timing = answer.timing
     if timing is None or answer.by != "equation":
-        raise InputError('a roofline is of every line on a device: take lc.cost(model, by="equation", on=device)')
+        raise InputError('a roofline requires lines on a device: use lc.cost(model, by="equation", on=device)')
     rates = timing.rates
     peak = max(max(grid.rates) for grid in (*rates.products.values(), rates.inner))
     memory, cache = rates.bandwidth.values[-1], max(rates.bandwidth.values)

@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import Any
 
 FIGURES: Mapping[str, str] = {
-    "macro-operations": "What share of a step each pass has, models and procedures below each other.",
-    "scaling": "How a step grows with the length, the batch, the depth and the width.",
-    "crossover": "Procedures over backpropagation by the length, and from which length on one is the cheaper.",
-    "memory": "The bytes at every line of a step, what they are, and the arrays at the peak.",
-    "roofline": "Every line on a device: FLOPs a byte, FLOPs a second, and what limits it (--on).",
-    "procedures": "Learning procedures side by side: passes, totals, ratios, memory.",
-    "conventions": "Why two price books give different numbers, item by item.",
+    "macro-operations": "The share of each pass in a step, for models and procedures.",
+    "scaling": "Growth of a step with length, batch, depth and width.",
+    "crossover": "Procedures relative to backpropagation by length, with crossover lengths.",
+    "memory": "Memory at every line of a step by kind, with live arrays at the peak.",
+    "roofline": "Every line on a device: FLOPs per byte, FLOP/s, and its bound (--on).",
+    "procedures": "Learning procedures compared: passes, totals, ratios, memory.",
+    "conventions": "The difference of two price books, item by item.",
 }
 """What there is to draw."""
 

@@ -23,7 +23,7 @@ def of(answer: Complexity) -> Curves:
         if not kind.part and not any(isinstance(count, Polynomial) for count in counts):
             lines.append(CurveLine(kind.name, tuple(map(float, LENGTHS)), tuple(map(float, counts))))
     if not lines:
-        raise InputError("a picture needs numbers: give hidden_size, and kernel_size and window for more kinds")
+        raise InputError("this figure requires sizes: give hidden_size, and kernel_size and window for more kinds")
     names = {letter: name for name, letter in LETTERS.items()}
     said = ", ".join(f"{names.get(letter, letter)} {size:,}" for letter, size in sizes.items())
     dearest = max(lines, key=lambda line: line.values[-1])
@@ -35,5 +35,5 @@ def of(answer: Complexity) -> Curves:
         lines=tuple(lines),
         logarithmic=(True, True),
         finding=f"At {LENGTHS[-1]:,} tokens {dearest.name} takes the most, {dearest.values[-1]:.3g} MACCs",
-        notes=(f"one sequence, {said}", "counts read off the layers' tables"),
+        notes=(f"one sequence, {said}", "counts derived from the layers' tables"),
     )

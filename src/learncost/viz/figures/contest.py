@@ -23,7 +23,7 @@ def of(answer: Contest) -> Curves:
     """The data of a panel. Raises `InputError` where nobody has finished a training."""
     several = [(result, line) for result in answer.results if (line := _line(result))]
     if not several:
-        raise InputError("no training of the contest has come to its end: there is nothing to draw")
+        raise InputError("no training run of the contest is complete yet")
     best = min((line for _, line in several), key=lambda line: line.values[-1])
     seeds = f"{len(answer.seeds)} seed{'s' if len(answer.seeds) > 1 else ''}"
     diverged = [result.entrant.name for result in answer.results if any(each.diverged for each in result.outcomes)]

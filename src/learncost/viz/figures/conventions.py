@@ -157,6 +157,6 @@ def _nowhere() -> Any:
 def notes(data: Bridge) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     yield f"{data.model}: one step of backpropagation, {sizes_of(data)}"
-    yield "forward, backward and weights' gradients; the optimizer's step aside; one MACC is two FLOPs"
+    yield "forward, backward and weight update, without the optimizer step; one MACC is two FLOPs"
     for bar in (data.start, data.end):
         yield f"{bar.price_book}: {bar.title}; {bar.source}"

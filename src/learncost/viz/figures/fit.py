@@ -41,10 +41,10 @@ class Fits:
         """What the picture shows, in one sentence."""
         fitting = [bar for bar in self.bars if bar.largest]
         if not fitting:
-            return f"Nothing fits {said_bytes(self.limit)}: {self.model} takes {size_of(min(b.ram for b in self.bars))}"
+            return f"Nothing fits {said_bytes(self.limit)}: {self.model} needs {size_of(min(b.ram for b in self.bars))}"
         least = min(fitting, key=lambda bar: bar.ram)
-        few = f"{len(fitting)} of {len(self.bars)} ways fit {said_bytes(self.limit)}"
-        return f"{few}; {least.name} takes the least, {size_of(least.ram)}"
+        few = f"{len(fitting)} of {len(self.bars)} options fit {said_bytes(self.limit)}"
+        return f"{few}; {least.name} needs the least, {size_of(least.ram)}"
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each bar."""
@@ -85,7 +85,7 @@ def draw(data: Fits, panel: Panel) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(len(data.bars) - 0.45, -0.6)
     axes.set_yticks(range(len(data.bars)), [bar.name for bar in data.bars], size=NORMAL, color="black")
-    axes.set_xticks([data.limit / most], [f"{said_bytes(data.limit)} there are"], size=SMALL)
+    axes.set_xticks([data.limit / most], [f"{said_bytes(data.limit)} available"], size=SMALL)
     axes.spines["bottom"].set_visible(False)
 
 

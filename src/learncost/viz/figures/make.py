@@ -138,7 +138,7 @@ def check_data(path: Path) -> None:
     others = [] if is_own else [other.name for other in (table_path, data_path) if other.exists()]
     if others:
         there = f"{' and '.join(others)} {'are' if len(others) > 1 else 'is'}"
-        raise InputError(f"{there} there already and no numbers of a figure: give -o another name, or leave --data out")
+        raise InputError(f"{there} there already and not written by a figure: give -o another name, or remove --data")
 
 
 def check_no_path(models: Sequence[object], path: Path) -> None:

@@ -54,7 +54,7 @@ def draw(data: MemoryCurve, panel: Panel) -> None:
         data.procedure,
         data.dtype,
         data.plan,
-        f"run by {data.engine}",
+        f"engine {data.engine}",
     )
     panel.heading(data.model, about)
     count = len(data.lines)
@@ -244,6 +244,6 @@ def _list(panel: Panel, data: MemoryCurve) -> None:
 def notes(data: MemoryCurve) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
-    yield f"optimizer {data.optimizer}; run by {data.engine}"
+    yield f"optimizer {data.optimizer}; engine {data.engine}"
     yield data.convention
-    yield "a line of a repeat stands once, with the bytes of the turn in which most is there"
+    yield "a line of a repeat is drawn once, with the bytes of its largest iteration"

@@ -31,7 +31,7 @@ def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Roofline]:
     """A panel for each model and procedure."""
     keywords = keywords_of("roofline", cost, arguments, "procedures")
     if not keywords.get("on"):
-        raise InputError("a roofline is of a device: give --on NAME (learncost list devices), or --on here")
+        raise InputError("roofline requires a device: --on NAME (see learncost list devices), or --on here")
     return [of(cost(model, name, by="equation", **keywords)) for model in models for name in procedures_of(arguments)]
 
 
@@ -99,7 +99,7 @@ def draw(data: Roofline, panel: Panel) -> None:
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axes.yaxis.set_major_formatter(lambda value, _: tick(value))
-    axes.set_xlabel("FLOPs for each byte moved", size=SMALL, labelpad=2, loc="right")
+    axes.set_xlabel("FLOPs per byte moved", size=SMALL, labelpad=2, loc="right")
     axes.text(0.0, 1.01, "FLOP/s reached", transform=axes.transAxes, size=SMALL, color=FAINT, va="bottom")
     taken_up = _roofs(axes, data, (low_x, high_x, low_y, high_y), place)
     circles = _circles(drawn, place)
@@ -286,5 +286,5 @@ def notes(data: Roofline) -> Iterator[str]:
     low, high = seconds_of(data.low), seconds_of(data.high)
     yield f"predicted, not measured: {seconds_of(data.seconds)} a step, expected between {low} and {high}"
     if away := len(data.points) - len(_drawn(data)):
-        yield f"{away} kernels with less than {LEAST} FLOPs a byte are not drawn"
-    yield "lines that run inside of another's kernel are counted there; area is time"
+        yield f"{away} kernels with less than {LEAST} FLOPs per byte are not drawn"
+    yield "lines fused into another kernel are counted there; area is time"

@@ -142,7 +142,7 @@ def notes(data: Scaling) -> Iterator[str]:
     from learncost.reports.show import convention
 
     for curve in data.curves:
-        yield f"{curve.model} over its {curve.along}: all else as asked for, a dot at {curve.along} {curve.here:,}"
+        yield f"{curve.model} over its {curve.along}: all else unchanged, a dot at {curve.along} {curve.here:,}"
     if "width" in data.along:
-        yield "the width grows with feed-forward networks and the number of heads; the width of a head stays"
+        yield "the width scales feed-forward networks and the number of heads at a fixed head width"
     yield convention(data.curves[0].price_book)

@@ -23,7 +23,7 @@ def of(answer: Sweep) -> Curves:
     """The data of a panel. Raises `InputError` where nothing varies, or more than can be drawn."""
     several = {name: np.unique(values) for name, values in answer.sizes.items() if len(np.unique(values)) > 1}
     if not several:
-        raise InputError("a sweep over one configuration has nothing to draw: give a size several values")
+        raise InputError("this figure requires a size with several values")
     along = max(several, key=lambda name: len(several[name]))
     # What goes with the size that is drawn, as a width with its heads, is no line of its own.
     others = [name for name in several if name != along and not _follows(answer.sizes[along], answer.sizes[name])]
@@ -35,8 +35,8 @@ def of(answer: Sweep) -> Curves:
     names = [_name(answer, place) for place in range(len(answer.series))]
     if len(groups) * len(names) > MOST:
         raise InputError(
-            f"the sweep has {len(groups) * len(names):,} lines over {along}, more than the {MOST} that can be told "
-            "apart: draw fewer values of other sizes, fewer procedures or price books"
+            f"the sweep has {len(groups) * len(names):,} lines over {along}, more than {MOST} distinguishable ones: "
+            "use fewer values of other sizes, fewer procedures or price books"
         )
     lines = []
     for series, name in zip(answer.series, names, strict=True):

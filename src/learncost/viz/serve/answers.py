@@ -56,7 +56,7 @@ def answer(route: str, pairs: Pairs, config: str = "") -> Answer:
     except InputError as error:
         return refusal(400, str(error))
     except MemoryError:
-        return refusal(422, "these sizes need more memory than there is for an answer: take smaller ones")
+        return refusal(422, "these sizes need more memory than is available: use smaller ones")
     except RecursionError:
         return refusal(400, "this configuration is nested too deeply")
 
@@ -75,7 +75,7 @@ def _arguments(pairs: Pairs, config: str) -> dict[str, Any]:
     names = {flag.name for flag in flags_of(document)}
     if strange := [flag.name for flag in flags_of(cost) if flag.name in keywords and flag.name not in names]:
         flag = strange[0].replace("_", "-")
-        raise InputError(f"{strange[0]} is nothing that the explorer takes: learncost cost --{flag} does")
+        raise InputError(f"the explorer does not support {strange[0]}: use learncost cost --{flag}")
     return keywords
 
 
@@ -86,7 +86,7 @@ def _cost(format: str) -> Callable[[Mapping[str, Any]], bytes]:
 def _trace(ending: str) -> Callable[[Mapping[str, Any]], bytes]:
     def make(keywords: Mapping[str, Any]) -> bytes:
         if keywords.get("price_book", "run") != "run":
-            raise InputError("a trace is of what runs: leave price_book out")
+            raise InputError("price_book does not apply to a trace")
         return trace(**{name: value for name, value in keywords.items() if name != "price_book"}).to_bytes(ending)
 
     return make

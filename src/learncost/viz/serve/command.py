@@ -23,23 +23,23 @@ PORT = 8642
 
 @question()
 def serve(*, port: int | str = PORT, run: str | None = None) -> None:
-    """The explorer: a page on which sizes are moved and numbers follow, on this machine alone.
+    """Serve the explorer: a page with sliders for sizes and live results, on this machine only.
 
-    It takes presets, the config.json or the table that is dropped on it, and generic sizes. Ctrl-C ends it.
+    It accepts presets, a config.json or table dropped on the page, and generic sizes. Stop it with Ctrl-C.
 
     Parameters
     ----------
     port
-        Where it listens on 127.0.0.1. The default is 8642; 0 takes any that is free.
+        The port on 127.0.0.1. The default is 8642; 0 selects any free port.
     run
-        A folder of learncost train or learncost contest, or of several of these, which the page /run watches.
+        A folder of learncost train or learncost contest, or of several of them, that the page /run shows.
 
     Commands
     --------
     learncost serve
         The explorer, at http://127.0.0.1:8642.
     learncost serve --run run-1
-        Beside it how a training goes, at http://127.0.0.1:8642/run.
+        Also the progress of a training run, at http://127.0.0.1:8642/run.
     """
     number = 0 if str(port) == "0" else counted(port)
     if number is None or not 0 <= number < 2**16:

@@ -86,7 +86,7 @@ def over_devices(
     if named := [name for name, value in others.items() if value is not None]:
         raise InputError(f"{named[0]} is not counted over a mesh of devices: leave it out")
     if procedure != "bp":
-        raise InputError(f"a mesh of devices is counted for bp alone, not for {procedure}")
+        raise InputError(f"--mesh requires --procedure bp, not {procedure}")
     group = _cluster(cluster, on)
     several = counted(devices) if devices else DEVICES
     if not several:

@@ -81,13 +81,11 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
         arrays = arrays_of([layout], frozenset(names_made(step.model)))
         places = assigned(arrays, step.regions)
         unfit = "" if places else too_large(arrays, step.regions)
-        where = (
-            f"Of these bytes lie {_where(arrays, places, step.regions)}." if places else f"They do not fit: {unfit}."
-        )
+        where = f"Bytes by region: {_where(arrays, places, step.regions)}." if places else f"They do not fit: {unfit}."
         said = f"{CONVENTION} {where}"
     if not step.model.learns:
         hint = instead(step.model.configuration.family)
-        said = f"{said or CONVENTION} As it stands emit refuses it: it has no output to learn from{hint}."
+        said = f"{said or CONVENTION} learncost emit refuses this model: it has no output to learn from{hint}."
     return MemoryUse(
         size, at_line("", size), parts, program_memory, said=said, flash=flash, arena=layout.map, unfit=unfit
     )
@@ -118,8 +116,8 @@ def _flash(table: Table, sizes: Mapping[str, int], dtype: str) -> int:
 
 
 CONVENTION = (
-    "The step of learncost emit --backend c99, to the byte: .data and .bss of the program. Stack and code are not "
-    "measured here, and in no total: learncost verify --engine c99 measures them where there is a compiler."
+    "Exact static RAM of the program of learncost emit --backend c99: .data and .bss. Stack and code are not included; "
+    "learncost verify --engine c99 measures them if a compiler is installed."
 )
 
 RUNNERS = (
@@ -137,7 +135,7 @@ RUNNERS = (
         lambda step: refusal(step, (*TYPES, "int32"), with_flash=True),
         plan="auto",
         planner=frugal,
-        alone="its program is that of one board, which sends nothing",
+        alone="its program is for one board, without communication",
         largest=_largest,
         passes=_ram,
         arrays=_arrays_of,

@@ -1,4 +1,4 @@
-"""PyTorch's autograd as a runner: a model's forward table as calls of PyTorch's operators, on a tape."""
+"""The engine eager: PyTorch's autograd, as a model's forward pass in PyTorch's operators on a tape."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from learncost.sharding.presets import chosen
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
 
-WITHOUT_BUFFERS = "Not in it: buffers inside of kernels."
+WITHOUT_BUFFERS = "Temporary buffers inside kernels are not included."
 
 _CONVENTION = (
-    "Predicted: the allocator's bytes when PyTorch's autograd trains {} on {}, {}, every operator keeping "
-    f"what its derivative reads. {WITHOUT_BUFFERS} {{}}"
+    "Peak allocated memory of {} in eager PyTorch on {}, as torch's allocator would report it. {}. Each operator saves "
+    f"the tensors that its derivative reads. {WITHOUT_BUFFERS} {{}}"
 )
 
 
@@ -62,10 +62,10 @@ class OptimizerStepping:
     said: str = ""
     hooked: str = ""
     gradients: str = "to the end"
-    gone: str = "all gradients kept to the end"
+    gone: str = "Gradients live until optimizer.step()"
     tape: Callable[[int, int | None], Tape] = Tape
     alone: str = ""
-    place: str = "a processor"
+    place: str = "a CPU"
     device: str = "cpu"
 
 
@@ -167,8 +167,8 @@ def _stepping(way: OptimizerStepping, step: MemoryStep) -> tuple[str, str]:
 def _steps(way: OptimizerStepping, step: MemoryStep) -> str:
     """The optimizer's step in words: AdamW with fused=True."""
     optimizer, how = _stepping(way, step)
-    ops = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "one weight after the other"}
-    unfused = ", as PyTorch has none fused" if how != way.how else ""
+    ops = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "with foreach=False"}
+    unfused = ", since PyTorch has no fused implementation" if how != way.how else ""
     return f"{way.said}{CLASSES[optimizer]} {ops[how]}{way.hooked}{unfused}."
 
 
@@ -218,9 +218,9 @@ def _takes(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -
     parts["activations"] = peak - sum(parts.values())
     convention = _CONVENTION.format(module.said, way.place, way.gone, _steps(way, step))
     if wrapping := _wrapping(step):
-        convention += f" Wrapped by {wrapping.said}; what the library that sends has for itself is not in it."
+        convention += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
     if step.instead:
-        convention += f" Not the module itself: {step.instead}."
+        convention += f" The module itself was not run: {step.instead}."
     inputs = dict.fromkeys(table.inputs, "activations")
     labels = inputs | dict.fromkeys(table.weights, "weights") | beside
     state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
@@ -248,9 +248,9 @@ def _taken(way: OptimizerStepping, step: MemoryStep, running: RunUsage) -> Memor
     place = way.place if running.device == way.device else OptimizerStepping.place
     said = _CONVENTION.format(Itself.said, place, way.gone, _steps(way, step))
     if running.most > account.peak:
-        said = said.replace(WITHOUT_BUFFERS, "Not in it: kernel buffers, which stand apart.")
+        said = said.replace(WITHOUT_BUFFERS, "Kernel buffers are listed separately.")
     if step.instead:
-        said += f" Not on {way.place}: {step.instead}."
+        said += f" Not run on {way.place}: {step.instead}."
     moment = at_line(str(account.line), account.peak)
     buffers = max(0, running.most - account.peak) if running.device == "cpu" else None
     return MemoryUse(account.peak, moment, parts, grouped(allocations), curve, stays, said, buffers=buffers)
@@ -260,14 +260,18 @@ def _unwrapped(step: MemoryStep) -> str:
     """Why PyTorch has no wrapper for what is asked for of several devices."""
     if (wrapping := _wrapping(step)) is None:
         return (
-            f"is over a mesh a module in DDP or FSDP2 of PyTorch: --placement {', '.join(WRAPPED)}; table and torch "
-            "tell the others"
+            f"supports only DDP and FSDP2 over a mesh (--placement {', '.join(WRAPPED)}); use --engine graph or torch "
+            "for other placements"
         )
     if wrapping.parts > 1 and step.model.configuration.layer is not None:
-        return "knows no blocks of a layer's own module for fully_shard: give --placement ddp, or --engine graph"
+        return "cannot find the blocks of an imported module for fully_shard: use --placement ddp, or --engine graph"
     if wrapping.parts > 1 and step.module.endswith("reentrant"):
-        return f"by --module {step.module} runs blocks again as fully_shard does not: give --module transformers"
-    return "has frozen codes that fully_shard is not told of" if wrapping.parts > 1 and step.model.quantized else ""
+        return f"does not support fully_shard with --module {step.module}: use --module transformers"
+    return (
+        "does not support fully_shard of quantized frozen weights"
+        if wrapping.parts > 1 and step.model.quantized
+        else ""
+    )
 
 
 def _refuses(way: OptimizerStepping, step: MemoryStep) -> str:
@@ -276,26 +280,26 @@ def _refuses(way: OptimizerStepping, step: MemoryStep) -> str:
     if step.module == Itself.name and (why := _otherwise(step)):
         return why
     if way.hooked and step.optimizer.name in UNFUSED:
-        return f"steps in hooks by a fused optimizer, and PyTorch has no fused {step.optimizer.name}"
+        return f"requires a fused optimizer in hooks, and PyTorch has no fused {step.optimizer.name}"
     if step.kind.values not in TRAINED:
-        return f"has values in {', '.join(TRAINED)}"
+        return f"supports activations in {', '.join(TRAINED)} only"
     if why := refusal(step, ()):
         return why
     if step.kind.kept or step.kind.products or step.kind.learned:
-        return "has weights and activations as they are, and multiplies them so"
+        return "does not support quantized weights or activations"
     if step.plan:
-        return "knows no plans; --procedure recompute is torch.utils.checkpoint"
+        return "does not support plans; --procedure recompute is torch.utils.checkpoint"
     if not procedure(step.procedure).differentiates:
-        return "learns by bp, or by recompute: torch.utils.checkpoint of every block"
+        return "supports bp and recompute (torch.utils.checkpoint of every block) only"
     return ""
 
 
 def _otherwise(step: MemoryStep) -> str:
     """Why a module that was read cannot run the step itself."""
     if "forward again" in procedure(step.procedure).moves:
-        return "runs a module itself by bp: --module plain tells what checkpoints of its blocks take"
+        return "runs an imported module by bp only: use --module plain for checkpoints of its blocks"
     why = runs_otherwise(step.model)
-    return f"by --module itself {why}" if why else ""
+    return f"with --module itself {why}" if why else ""
 
 
 def chosen_engine(way: OptimizerStepping) -> Engine:

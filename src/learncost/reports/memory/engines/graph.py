@@ -1,4 +1,4 @@
-"""The table itself as a runner: line by line, as a library of kernels would."""
+"""The engine graph: the step's table, executed line by line, as a library of kernels would."""
 
 from __future__ import annotations
 
@@ -97,8 +97,9 @@ RUNNERS = (
             "kept for backward": "what lines read",
             "temporaries": "none",
         },
-        "As the table says, line by line: new weights and states take the place of the old ones, nothing else is in "
-        "place, and what stays inside of a kernel takes nothing. Not in it: the library's workspace, the allocator's.",
+        "The step's table, line by line: the optimizer updates weights and states in place, nothing else is in "
+        "place, and values inside a kernel take no memory. Library workspaces and allocator overhead are not "
+        "included.",
         largest=lambda step, budget: step.largest(budget),
         lengths=True,
     ),

@@ -41,11 +41,11 @@ RUNNERS = (
             "fused",
             "over the old ones",
             "",
-            ", in the hook of every gradient",
+            ", stepped in the hook of each gradient",
             "until their update",
-            "a gradient kept until its weight is updated",
+            "Each gradient lives until its weight is updated",
             _InBackward,
-            "DDP and FSDP2 sum gradients before they are there for a hook that steps",
+            "DDP and FSDP2 reduce gradients before a hook could step",
         )
     ),
 )

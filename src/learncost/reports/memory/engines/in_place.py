@@ -44,7 +44,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
         parts = _parts(step, sizes)
     except InputError as error:
         needs = libraries.takes("torch", step, sizes)
-        return replace(needs, said=f"{libraries.OPERATORS} Not in place, as {error}.")
+        return replace(needs, said=f"{libraries.OPERATORS} The step cannot run in place: {error}.")
     size, program_memory = sum(parts.values()), ((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
     return MemoryUse(
         size, at_line("", size), parts, grouped(program_memory), said=f"{SAID} {MESSAGES}" if step.over else ""
@@ -52,12 +52,12 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
 
 
 SAID = (
-    "Predicted: the allocator's bytes when the step runs in place on compiled kernels: what stays from step to step, "
-    "the batch, and the arena. Weights and state are fp32 with bf16 too; their copies lie in the arena."
+    "Peak allocated memory of the step in place with compiled kernels: weights and optimizer states, the batch, and "
+    "the arena. With bf16, weights and states are fp32 and their bf16 copies are in the arena."
 )
 MESSAGES = (
-    "Of one process of learncost train --mesh, with the largest of the messages that arrays are packed in to be sent; "
-    "what the library that sends has for itself is not in it."
+    "This is one process of learncost train --mesh. Communication buckets are included; memory of the communication "
+    "library is not."
 )
 
 RUNNERS = (

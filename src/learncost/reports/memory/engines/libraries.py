@@ -50,7 +50,7 @@ _TEMPORARIES = {"numpy": "results, buffers", "torch": "results, copies"}
 
 def _rules(library: str) -> Mapping[str, str]:
     return {
-        "new weights and states": "beside the old ones",
+        "new weights and states": "new arrays",
         "gradients": "to the end",
         "kept for backward": "what lines read",
         "temporaries": _TEMPORARIES[library],
@@ -70,8 +70,8 @@ def _engine_row(name: str, library: str, dtypes: tuple[str, ...], convention: st
 
 
 OPERATORS = (
-    "Predicted: the allocator's bytes when PyTorch's operators run the emitted program on a processor, new weights "
-    "beside the old ones. Not in it: buffers inside of operators."
+    "Peak allocated memory of the emitted program in PyTorch's operators on a CPU, as torch's allocator would report "
+    "it. New weights are separate arrays. Temporary buffers inside operators are not included."
 )
 
 RUNNERS = (
@@ -79,7 +79,7 @@ RUNNERS = (
         "numpy",
         "numpy",
         TYPES,
-        "Predicted: what tracemalloc sees when NumPy runs the emitted program, new weights beside the old ones.",
+        "Peak memory of the emitted program in NumPy, as tracemalloc would report it. New weights are separate arrays.",
     ),
     _engine_row("torch-operators", "torch", (*TYPES, "bf16"), OPERATORS),
 )

@@ -23,7 +23,7 @@ RUNNERS = (
             "eager-cuda",
             "fused",
             "over the old ones",
-            "Nor are the workspaces that cuBLAS keeps (66 MiB on an H100), nor what the allocator rounds up. ",
+            "Neither are cuBLAS workspaces (66 MiB on an H100) and the allocator's rounding. ",
             tape=_OnCuda,
             place="a GPU",
             device="cuda",

@@ -183,9 +183,9 @@ def test_a_mesh_of_other_names_is_refused_alike():
     [
         ("dp=2,ep=4", "B over dp, e over ep of experts", "if all devices of ep have the same tokens"),
         ("dp=2,a=4", "B over dp, e over a of experts, h f v over a", "if all devices of a have the same tokens"),
-        ("ep=2,tp=2", "e over ep of experts, B over ep, v over tp", "experts over ep beside v over tp"),
-        ("ep=2,tp=2", "e over ep of experts, B over ep, * over tp of experts", "experts over ep beside [*] over tp"),
-        ("ep=2,cp=2", "e over ep of experts, B over ep, h g over cp of scores", "experts over ep beside h g over cp"),
+        ("ep=2,tp=2", "e over ep of experts, B over ep, v over tp", "experts over ep with v over tp"),
+        ("ep=2,tp=2", "e over ep of experts, B over ep, * over tp of experts", "experts over ep with [*] over tp"),
+        ("ep=2,cp=2", "e over ep of experts, B over ep, h g over cp of scores", "experts over ep with h g over cp"),
     ],
 )
 def test_experts_whose_tokens_several_devices_have_are_refused_alike(mesh, place, said):

@@ -265,7 +265,7 @@ def test_the_numbers_keep_their_type(backend):
         ("emit attention --backend numpi", "the nearest is 'numpy'"),
         ("emit attention --phase forwards", "phase must be one of step, forward, backward"),
         ("emit attention --procedure bp", "--procedure applies to models"),
-        ("emit attention --hidden-size 8", "is a size of models"),
+        ("emit attention --hidden-size 8", "hidden-size applies to models"),
         ("emit attention --optimizer adam", "the nearest is 'adamw'"),
         ("emit gpt2 --phase forward", "--phase forward applies to layers"),
         ("emit gpt2 --procedure bb", "there are bp, recompute"),

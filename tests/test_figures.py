@@ -152,7 +152,7 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> No
     ("ops", "message"),
     [
         ("pie gpt2 -o a.pdf", "no figure is called 'pie'"),
-        ("memory -o a.pdf", "needs MODEL"),
+        ("memory -o a.pdf", "requires MODEL"),
         ("memory gpt2 -o a.gif", "a figure ends in .pdf, .svg or .png"),
         ("memory gpt2", "needs --output"),
         ("memory gpt2 -o no/such/a.pdf", "no folder"),
@@ -300,8 +300,8 @@ def test_an_answer_without_a_picture_says_why_below_it(
     [
         ("crossover vit-b-16", "reads 197 positions"),
         ("scaling vit-b-16 --along length", "reads 197 positions"),
-        ("crossover resnet-18", "resnet-18 has no length"),
-        ("scaling resnet-18 gpt2 --along length", "resnet-18 has no length"),
+        ("crossover resnet-18", "resnet-18 has no sequence length"),
+        ("scaling resnet-18 gpt2 --along length", "resnet-18 has no sequence length"),
     ],
 )
 def test_no_figure_is_drawn_over_a_length_that_a_model_does_not_have(

@@ -178,7 +178,7 @@ def test_memory_of_one_device_is_of_its_part():
     ("flags", "message"),
     [
         ({"placement": "fsdp"}, "require --mesh, for example"),
-        ({"mesh": "dp=2"}, "say what is cut over the mesh"),
+        ({"mesh": "dp=2"}, "--mesh requires a sharding"),
         (
             {"mesh": "dp=2", "placement": "ddp", "engine": "eager-in-backward"},
             "does not support --mesh, since DDP .* use graph or",

@@ -30,7 +30,7 @@ def test_a_layer_of_ones_own_is_proved():
     assert report.passed, str(report)
     compared = " ".join(check.compared for check in report.checks)
     for comparison in (
-        "operations executed",
+        "executed operations",
         "prices of the passes",
         "bytes of every line",
         "Jacobians",
@@ -134,7 +134,7 @@ def test_a_report_prints_as_a_table_and_as_lines():
     screen = console.export_text()
     assert "Proof of residual" in screen
     assert "passed" in screen
-    assert "\n\npassed  residual, operations executed" in str(report)
+    assert "\n\npassed  residual, executed operations" in str(report)
     assert json.loads(report.show("json"))["passed"]
     assert report.show("md").count("\n| passed |") == len(report.checks)
 

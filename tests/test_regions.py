@@ -218,7 +218,7 @@ def test_an_array_larger_than_every_region_is_refused_by_name(
     found = lc.fit(net, on="stm32f407", procedures="bp", optimizer="sgd", plan="epilogue-update")
     assert not any(row.fits for row in found.rows)
     assert any(row.ram < 192 * KIB - STACK for row in found.rows)
-    assert "cannot be laid out over 126,976 in SRAM and 65,536 in CCM" in " ".join(found.advice)
+    assert "do not fit in 126,976 in SRAM and 65,536 in CCM" in " ".join(found.advice)
     assert lc.fit(net, 192 * KIB, procedures="bp", optimizer="sgd", engine="c99", plan="epilogue-update").rows[0].fits
     for command in ("memory", "emit"):
         options = ["--backend", "c99"] if command == "emit" else []

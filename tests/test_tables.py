@@ -139,7 +139,7 @@ def test_two_joins_along_one_axis_are_tried_at_sizes_that_agree():
         ({"B": 1, "M": 3, "seq_len": 4}, "has one length, not 4 and 3"),
         ({"B": 0, "M": 3}, "must be a whole number from 1"),
         ({"B": 1, "M": 3, "d": "x"}, "d must be a whole number from 1"),
-        ({"B": 1, "M": 3, "dropout": 0.1}, "dropout does not apply to a table"),
+        ({"B": 1, "M": 3, "dropout": 0.1}, "the table defines its own dropout"),
     ],
 )
 def test_a_size_that_a_table_leaves_open_is_asked_for(mlp, sizes, message):

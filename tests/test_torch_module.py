@@ -115,7 +115,7 @@ def test_wrong_inputs_are_refused_in_one_line():
         (lambda: lt.layer("feed_forward", d=4), "feed_forward requires the size of f: give f="),
         (lambda: lt.layer("feed_forward", d=4, f=8, q=1), "feed_forward has no axis 'q'"),
         (lambda: lt.layer("feed_forward", d=4, f=0), "f must be a whole number from 1, not 0"),
-        (lambda: lt.layer("feed_forward", d=4, f=8, dropout={"Q": 0.1}), "feed_forward makes no 'Q' to drop from"),
+        (lambda: lt.layer("feed_forward", d=4, f=8, dropout={"Q": 0.1}), "feed_forward has no value 'Q' for dropout"),
         (lambda: lt.layer("feed_forward", d=4, f=8, dropout={"G": 1}), "the dropout of G must be a number from 0"),
         (lambda: lt.layer("feedforward"), "no layer is called 'feedforward'"),
         (lambda: gpt2()(x), "tokens must be integers"),

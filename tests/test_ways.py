@@ -93,5 +93,5 @@ def test_the_list_of_a_model_takes_its_sizes(monkeypatch):
     (entry,) = listed.entries
     sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 50, "seq_len": 8}
     assert entry["flops"] == lc.cost("gpt2", "mezo", **sizes).total.flops
-    with pytest.raises(lc.InputError, match="--seq-len is of a model: learncost list procedures --of MODEL"):
+    with pytest.raises(lc.InputError, match="--seq-len requires a model: learncost list procedures --of MODEL"):
         listing("devices", seq_len=8)

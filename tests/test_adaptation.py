@@ -327,7 +327,7 @@ def test_layers_of_two_stacks_are_refused():
 def test_flags_and_output(capsys):
     assert main(["cost", "gpt2", "--lora", "c_attn", "--train-layers", "last 2"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "124,488,960 parameters, of which 49,152 learn (0.0395 %)" in text
+    assert "124,488,960 parameters, 49,152 trainable (0.0395 %)" in text
     assert "LoRA of rank 8 and alpha 16 on c_attn of layers last 2" in text
     assert main(["cost", "gpt2", "--train", "head", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

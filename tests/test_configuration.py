@@ -133,7 +133,7 @@ def test_heads(family: str, architecture: str | None, head: str, pooler: bool, t
         entries = read({"model_type": family, "architectures": names})
         assert (entries.head, entries.pooler, entries.tied) == (head, pooler, tied)
         assert entries.architecture == (architecture or FAMILIES[family].architectures[0].name)
-        assert ("one matrix" in entries.counted) == tied
+        assert ("LM head tied to the token embedding" in entries.counted) == tied
     if architecture:
         assert configure("-", {"architecture": architecture}, io.StringIO(f'{{"model_type": "{family}"}}')).head == head
 
@@ -300,7 +300,7 @@ def test_the_text_of_a_model_of_several_modalities() -> None:
     inner = {"model_type": "gemma3_text", "hidden_size": 16, "head_dim": 4, "num_attention_heads": 4, "vocab_size": 9}
     whole_model = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner}
     entries, alone = read(whole_model), read(inner)
-    assert entries.counted == alone.counted.replace("; head", "; the text model of 'gemma3' alone; head")
+    assert entries.counted == alone.counted.replace("; LM head", "; the text model of 'gemma3' alone; LM head")
     assert (entries.family, entries.sizes, entries.settings) == (alone.family, alone.sizes, alone.settings)
     with pytest.raises(InputError, match="text_config: model_type 'gemma9' is unknown; did you mean"):
         read({**whole_model, "text_config": {**inner, "model_type": "gemma9"}})

@@ -110,11 +110,11 @@ def test_budgets_that_are_none(said):
 
 
 def test_budgets_that_are_not_enough_or_too_much():
-    with pytest.raises(lc.InputError, match="one step of bp takes 4,000 FLOPs, more than 3,999"):
+    with pytest.raises(lc.InputError, match="one step of bp needs 4,000 FLOPs, more than 3,999"):
         share(Budget("flops", 3999), "bp", lambda size: StepCost(1, 1000 * size, 1), timed, 4, 1, 9)
     with pytest.raises(lc.InputError, match="bp on one example needs 50 bytes, over 49"):
         share(Budget("memory", 49), "bp", lambda size: StepCost(1, 1, 50 * size), timed, 4, 1, 9)
-    with pytest.raises(lc.InputError, match=r"one step of bp takes 2\.25 seconds, more than 2"):
+    with pytest.raises(lc.InputError, match=r"one step of bp needs 2\.25 seconds, more than 2"):
         share(Budget("seconds", 2), "bp", lambda size: StepCost(1, 1, 1), timed, 9, 1, 9)
     with pytest.raises(lc.InputError, match="too many"):
         share(Budget("steps", 10**9), "bp", lambda size: StepCost(1, 1, 1), timed, 4, 1, 9)

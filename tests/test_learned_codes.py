@@ -89,4 +89,4 @@ def test_who_cannot_have_codes_that_learn_is_told(capsys: pytest.CaptureFixture[
     with pytest.raises(InputError, match="draws already"):
         lc.Training(lc.layer(MLP), "forward-gradient-activities", "sgd", precision="int8-learned").table()
     assert main(["memory", "gpt2", "--engine", "eager", "--dtype", "int8-learned", "--seq-len", "8"]) == 2
-    assert "as they are" in capsys.readouterr().err
+    assert "does not support quantized weights" in capsys.readouterr().err

@@ -150,9 +150,12 @@ def test_without_a_device_nothing_changes(capsys):
         (["--on", "nosuch"], "no device is called 'nosuch'"),
         (["--on", "nosuch.json"], "no such file: 'nosuch.json'; `learncost calibrate --out FILE` makes one"),
         (["--on", "V100", "--dtype", "bf16"], "has no peak in bf16 (known: fp16, fp32, fp64)"),
-        (["--on", "H100-SXM", "--price-book", "paper"], "price book paper is not about"),
-        (["--on", "H100-SXM", "--price-book", "palm"], "price book palm is not about"),
-        (["--on", "H100-SXM", "--price-book", "paper", "--procedure", "decode"], "price book paper is not about"),
+        (["--on", "H100-SXM", "--price-book", "paper"], "time requires --price-book run or matmul, not paper"),
+        (["--on", "H100-SXM", "--price-book", "palm"], "time requires --price-book run or matmul, not palm"),
+        (
+            ["--on", "H100-SXM", "--price-book", "paper", "--procedure", "decode"],
+            "time requires --price-book run or matmul, not paper",
+        ),
         (["--on", "V100", "--dtype", "bf16", "--procedure", "prefill"], "has no peak in bf16"),
     ],
 )

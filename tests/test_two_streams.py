@@ -73,7 +73,7 @@ def test_other_blocks_are_refused_in_one_line(model):
 def test_train_refuses_it(tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("to be or not to be " * 50)
-    with pytest.raises(lc.InputError, match="is another model"):
+    with pytest.raises(lc.InputError, match="reversible changes the model, which no config"):
         lc.train(text, out=tmp_path / "run", model="gpt2", procedure="reversible", steps=1)
 
 

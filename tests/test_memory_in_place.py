@@ -8,6 +8,7 @@ from learncost.engines.compiler import compiler
 from learncost.ir.polynomial import base
 from learncost.ir.precision import precision_of
 from learncost.reports.memory.step import MemoryStep
+from learncost.reports.request import Request
 from learncost.reports.run import prepare
 from sampling import sampled
 
@@ -58,7 +59,7 @@ def test_the_predicted_peak_is_that_of_the_allocator(
     elif compiler() is None:
         pytest.skip("there is no C compiler")
     needs = lc.memory(model, procedure, batch, length, None, optimizer, 0, dtype, plan=plan, engine="torch", **sizes)
-    run = prepare(model, "run", batch, length, None, None, "sgd", 0, "fp32", sizes, (procedure,), plan=plan)
+    run = prepare(Request(model, procedure, batch_size=batch, seq_len=length, plan=plan, sizes=sizes))
     table = MemoryStep(run, procedure, precision_of(dtype), optimizer).executed_table()
     states = [name for name in table.inputs if f"{name}.new" in table.outputs]
 

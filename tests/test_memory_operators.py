@@ -12,6 +12,7 @@ from learncost.ir.precision import precision_of
 from learncost.program import fake_arrays
 from learncost.program.fake_arrays.array import chosen
 from learncost.reports.memory.step import MemoryStep
+from learncost.reports.request import Request
 from learncost.reports.run import prepare
 from sampling import sampled
 
@@ -79,7 +80,7 @@ def most_of_a_step(table, sizes, dtype):
 def test_the_predicted_peak_is_that_of_the_allocator(model, sizes, procedure, optimizer, batch, length, dtype, plan):
     settings = {"optimizer": optimizer, "dtype": dtype, "plan": plan, "engine": "torch-operators"}
     needs = lc.memory(model, procedure, batch, length, **settings, **sizes)
-    run = prepare(model, "run", batch, length, None, None, "sgd", 0, "fp32", sizes, (procedure,), plan=plan)
+    run = prepare(Request(model, procedure, batch_size=batch, seq_len=length, plan=plan, sizes=sizes))
     table = MemoryStep(run, procedure, precision_of(dtype), optimizer).executed_table()
     # What differs are single numbers that Python's become, of 4 or 8 bytes.
     assert needs.peak > 4 * MIB

@@ -11,6 +11,7 @@ from learncost.cli.command import main
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.reports.memory.published import conventions, exact, published_memory
+from learncost.reports.request import Request
 
 AUTHORS = conventions()["pau-aymone"]
 PROCEDURES = ("bp", "pepita", "mempepita")
@@ -95,7 +96,7 @@ def test_the_exact_number_is_what_a_sequence_adds_to_the_peak_of_a_large_batch(p
 
 def test_backpropagation_has_more_than_it_keeps_and_no_more_than_twice():
     # A bound from outside: what lies there from the forward pass on, by the authors' rows with both slips mended.
-    for row in published_memory("gpt3-small", 512).rows:
+    for row in published_memory(Request("gpt3-small", seq_len=512)).rows:
         if row.procedure == "bp":
             assert row.mended < row.exact < 2 * row.mended
 
@@ -125,7 +126,10 @@ def test_the_table_of_the_page(name, row):
     model, keys = MODELS[name]
     sides = (100, tokens) if keys.get("target_len") else (tokens, None)
     sizes = {key: size for key, size in {**BASE, **keys}.items() if key != "target_len"}
-    rows = {row.procedure: row for row in published_memory(model, *sides, **sizes).rows}
+    rows = {
+        row.procedure: row
+        for row in published_memory(Request(model, seq_len=sides[0], target_len=sides[1], sizes=sizes)).rows
+    }
     bp, recompute, mempepita = (rows[procedure] for procedure in ("bp", "recompute", "mempepita"))
     shares = [
         mempepita.published / bp.published,

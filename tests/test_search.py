@@ -1,6 +1,7 @@
 """The search for a mesh: what it shows fits, is right where it was read exactly, and says why the next is worse."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,8 @@ from learncost.liveness import live
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.passes.stages import cut
-from learncost.reports.search.spread import asked, spread
+from learncost.reports.request import Request
+from learncost.reports.search.spread import spread
 from learncost.sharding.clauses import clauses
 from learncost.sharding.mesh import mesh
 
@@ -61,9 +63,10 @@ def test_what_is_shown_of_a_mesh_is_what_is_said_where_it_is_asked_for(found):
     for each in found.found[:2]:
         way, step = each.step.way, each.step
         if each.zero == "zero-1":
-            sizes = {"batch_size": 64, "seq_len": 64, **SMALL}
-            how = asked(way.schedule, way.microbatch, way.chunks if way.chunks > 1 else None, each.plan, str(way))
-            same = spread("llama-2-7b", found.cluster, 16, str(way), None, None, how, "bf16", sizes).step
+            how = {"schedule": way.schedule, "microbatch": way.microbatch, "plan": each.plan, "mesh": str(way)}
+            how |= {"chunks": way.chunks} if way.chunks > 1 else {}
+            request = Request("llama-2-7b", batch_size=64, seq_len=64, precision="bf16", devices=16, sizes=SMALL)
+            same = spread(replace(request, **how), found.cluster).step
             assert (same.seconds, same.peak) == (step.seconds, step.peak)
 
 

@@ -266,7 +266,7 @@ def test_the_command_writes_either_form_and_says_what_opens_it(tmp_path, capsys)
         (["-o", "trace.txt"], "a trace ends in .json or .pftrace, not 'trace.txt'"),
         (["-o", "no-such/trace.json"], "there is no folder no-such"),
         (["--on", "no-such"], "no-such"),
-        (["--procedure", "decode", "--lora", "all-linear"], "decode is none"),
+        (["--procedure", "decode", "--lora", "all-linear"], "do not apply to inference (decode)"),
         (["--context", "4"], "--context requires --procedure decode"),
     ],
 )

@@ -12,16 +12,13 @@ from learncost.cost_models.books import book as find_book
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.polynomial import Polynomial, total
-from learncost.ir.precision import either
-from learncost.layers.layer import Layer
-from learncost.models.adaptation import adaptation
-from learncost.models.configuration import Configuration, family_of
+from learncost.models.configuration import family_of
 from learncost.models.families import instead
 from learncost.models.model import axes_of
 from learncost.procedures.procedure import several
 from learncost.reports.crossing import coefficients, stretches
-from learncost.reports.question import question
 from learncost.reports.record import Cost
+from learncost.reports.request import Request, takes_request
 from learncost.reports.run import PreparedRun, left_out_text, possible, prepare
 from learncost.reports.sheet import Drawn
 
@@ -88,6 +85,8 @@ class Comparison(Drawn):
         Procedures that the model cannot be trained by, with the reason.
     run
         What was priced: the model and the sizes of all axes.
+    request
+        What was asked.
 
     Examples
     --------
@@ -111,6 +110,7 @@ class Comparison(Drawn):
     positions: int | None
     left_out: str = ""
     run: PreparedRun | None = None
+    request: Request | None = None
 
     @property
     def procedures(self) -> tuple[str, ...]:
@@ -154,28 +154,11 @@ class Comparison(Drawn):
         return {key: fields[key] for key in names if key in fields} | {"ratio_to_bp": ratios}
 
 
-@question()
-def compare(
-    model: str | Configuration | Layer,
-    procedures: Iterable[str] | str | None = None,
-    price_book: str | Book = "run",
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    tokens: int | str | None = None,
-    optimizer: str | None = None,
-    dropout: float | str = 0.0,
-    dtype: str | None = None,
-    train: object = None,
-    train_layers: object = None,
-    lora: object = None,
-    lora_rank: object = None,
-    lora_alpha: object = None,
-    plan: str | None = None,
-    *,
-    precision: str | None = None,
-    **sizes: Any,
-) -> Comparison:
+@takes_request(
+    "model procedures price_book batch_size seq_len target_len tokens optimizer dropout dtype train train_layers lora "
+    "lora_rank lora_alpha plan precision"
+)
+def compare(request: Request, procedures: Iterable[str] | str | None = None) -> Comparison:
     """Compare learning procedures, and find the sequence lengths at which one becomes cheaper than another.
 
     Macro-operations and totals under one price book; ratios to bp under run and paper; and for each pair of procedures
@@ -219,26 +202,23 @@ def compare(
     [('run', 'maccs', 4156), ('run', 'flops', 4229), ('paper', 'maccs', 598)]
     """
     names = _names(procedures)
-    kind = either(dtype, precision, counts_alone=True)
-    adapted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
-    lengths = (batch_size, seq_len, target_len)
-    run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, kind.name, sizes, names, adapted, plan)
+    run = prepare(request, names or ("bp",))
     check_known(run.model.table.lines, "a comparison")
     if names:
         priced, refused = possible(lambda name: run.rows(name, run.book), names)
         names, left_out = tuple(priced), left_out_text(refused)
     else:
-        names, left_out = _possible(run, adapted is not None)
+        names, left_out = _possible(run, request.adaptation() is not None)
     books = {book.name: book for book in (run.book, *map(find_book, BESIDE))}
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
     configuration = run.model.configuration
-    one_target = target_len is not None or any(name in sizes for name in ("M", "target_length"))
+    one_target = request.target_len is not None or any(name in request.sizes for name in ("M", "target_length"))
     varied = _varied(run, bool(family_of(configuration).fixed), one_target)
     learned = configuration.sizes.get("max_position_embeddings") if configuration.positions == "learned" else None
     if configuration.layer is not None and (limit := family_of(configuration).limit):
         learned = int(limit)
     overtakings = tuple(_overtaking(run, books, names, varied, learned)) if varied else ()
-    return Comparison(run.book.name, costs, overtakings, varied, learned, left_out, run)
+    return Comparison(run.book.name, costs, overtakings, varied, learned, left_out, run, request)
 
 
 def _possible(run: PreparedRun, adapted: bool) -> tuple[tuple[str, ...], str]:

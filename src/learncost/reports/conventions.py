@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -12,15 +12,13 @@ from learncost.cost_models.books import every
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.polynomial import total
-from learncost.layers.layer import Layer
-from learncost.models.configuration import Configuration
 from learncost.models.tables import letters_of
 from learncost.reports.counters import FlopsCounter, counters
 from learncost.reports.identify import Mine
 from learncost.reports.identify import mine as held_against
-from learncost.reports.question import question
 from learncost.reports.reasons import because
 from learncost.reports.record import Amount
+from learncost.reports.request import Request, takes_request
 from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.sheet import Drawn
 
@@ -157,32 +155,16 @@ class Conventions(Drawn):
 
 
 @overload
-def conventions(
-    model: str | Configuration | Layer,
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    mine: int | float | str | None = None,
-    memory: Literal[False] = False,
-    **sizes: Any,
-) -> Conventions: ...
+def conventions(model: object, *, memory: Literal[False] = False, **more: Any) -> Conventions: ...
 
 
 @overload
-def conventions(
-    model: str | Configuration | Layer, *, memory: Literal[True], **more: Any
-) -> PublishedMemory | Peaks: ...
+def conventions(model: object, *, memory: Literal[True], **more: Any) -> PublishedMemory | Peaks: ...
 
 
-@question()
+@takes_request("model batch_size seq_len target_len", price_book=YARDSTICK)
 def conventions(
-    model: str | Configuration | Layer,
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    mine: int | float | str | None = None,
-    memory: bool = False,
-    **sizes: Any,
+    request: Request, mine: int | float | str | None = None, memory: bool = False
 ) -> Conventions | PublishedMemory | Peaks:
     """Compare the counts of all price books and common counters for one training step, and explain their differences.
 
@@ -227,8 +209,8 @@ def conventions(
     'counter FlopCounterMode, CPU, forward, attention by matmul: FLOPs of forward, for a step'
     """
     if memory:
-        return _of_memory(model, batch_size, mine, {"seq_len": seq_len, "target_len": target_len} | sizes)
-    run = prepare(model, YARDSTICK, batch_size, seq_len, target_len, None, None, 0.0, "fp32", sizes, ("bp",))
+        return _of_memory(request, mine)
+    run = prepare(request)
     check_known(run.model.table.lines, "a comparison of conventions")
     plain = run.rows("bp", run.book)
     others = tuple(_convention(run, book, plain) for book in (run.book, *every().values()) if book is not run.book)
@@ -248,17 +230,16 @@ def conventions(
     return result if mine is None else replace(result, mine=held_against(run, mine, result))
 
 
-def _of_memory(model: Any, batch_size: Any, mine: Any, sizes: Mapping[str, Any]) -> PublishedMemory | Peaks:
+def _of_memory(request: Request, mine: Any) -> PublishedMemory | Peaks:
     """The peaks that were measured of a model as it is; else its activations, of one sequence."""
     from learncost.reports.memory.published import Peaks, measured_of, published_memory  # are about memory alone
 
     if mine is not None:
         raise InputError("--mine cannot be combined with --memory: it is a number of operations")
-    if str(batch_size or 1) != "1":
+    if str(request.batch_size or 1) != "1":
         raise InputError("--memory applies to one sequence: remove --batch-size")
-    settings = {name: value for name, value in sizes.items() if value is not None}
-    runs = () if settings else measured_of(model)
-    return Peaks(model, runs) if runs else published_memory(model, **settings)
+    runs = () if request.given.keys() - {"batch_size", "price_book"} else measured_of(request.model_name)
+    return Peaks(request.model_name, runs) if runs else published_memory(request)
 
 
 def _convention(run: PreparedRun, book: Book, plain: tuple[PricedLine, ...]) -> Convention:

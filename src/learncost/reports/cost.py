@@ -3,53 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
-from learncost.cost_models import Book
 from learncost.ir.errors import InputError
-from learncost.ir.precision import either
-from learncost.layers.layer import Layer
-from learncost.models.configuration import Configuration
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.reports.question import question
 from learncost.reports.record import Cost
+from learncost.reports.request import Request, takes_request
 from learncost.reports.rows import BY, by_module
-from learncost.reports.run import adaptation_of, check_choice, prepare
-
-if TYPE_CHECKING:
-    from learncost.devices.device import Device
-    from learncost.timing import Rates
+from learncost.reports.run import check_choice, prepare
 
 
-@question()
-def cost(
-    model: str | Configuration | Layer,
-    procedure: str = "bp",
-    price_book: str | Book = "run",
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    tokens: int | str | None = None,
-    optimizer: str | None = None,
-    dropout: float | str = 0.0,
-    dtype: str | None = None,
-    by: str = "layer",
-    depth: int | str | None = None,
-    context: int | str | None = None,
-    train: object = None,
-    train_layers: object = None,
-    lora: object = None,
-    lora_rank: object = None,
-    lora_alpha: object = None,
-    plan: str | None = None,
-    on: str | Device | Rates | None = None,
-    precision: str | None = None,
-    mesh: str | None = None,
-    place: str | None = None,
-    placement: str | None = None,
-    **sizes: Any,
-) -> Cost:
+@takes_request(
+    "model procedure price_book batch_size seq_len target_len tokens optimizer dropout dtype context train "
+    "train_layers lora lora_rank lora_alpha plan on precision mesh place placement"
+)
+def cost(request: Request, by: str = "layer", depth: int | str | None = None) -> Cost:
     """The exact MACCs, FLOPs, bytes and parameters of a training step or of inference, by layer and macro-operation.
 
     Counts are whole numbers and follow the price book; one MACC is two FLOPs.
@@ -69,8 +37,6 @@ def cost(
         imported modules.
     depth
         With `by` module: the number of levels of the module path in a row; 2 merges all of encoder.layers.
-    context
-        For decode: tokens in the KV cache before the step. The default is the model's number of positions.
     on
         The device for predicted time, bounds and energy: here (after learncost calibrate), a file of learncost
         calibrate `out`, or a published device (`learncost list devices`). Under a plan the time is that of this
@@ -115,75 +81,45 @@ def cost(
     >>> lc.cost("gpt2", "decode", context=1000, n_layer=6).total.flops
     181299556
     """
+    procedure = request.procedure
     find_procedure(procedure, INFERENCE)
     if depth is not None and by != "module":
         raise InputError(f"--depth requires --by module, not {by}")
-    counts_alone = on is None and not mesh
-    kind = None if dtype is None and precision is None else either(dtype, precision, counts_alone=counts_alone)
-    adapted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
+    check_choice("by", by, BY)
+    kind = request.kind(counts_alone=request.on is None and not request.mesh) if request.is_typed else None
     rates = cluster = None
-    if on is not None:
+    if request.on is not None:
         from learncost.devices.rates import rates as attained  # imported where it is needed: start-up counts
 
-        engine = "kernels" if plan else "operators"
-        if mesh:
+        engine = "kernels" if request.plan else "operators"
+        if request.mesh:
             from learncost.devices.sustained import sustained
             from learncost.reports.mesh_time import cluster_of
 
-            cluster = cluster_of(on)
+            cluster = cluster_of(request.on)
             rates = sustained(cluster.device, kind.values if kind else cluster.device.trained_in, engine)
         else:
-            rates = attained(on, kind.values if kind else None, engine)
+            rates = attained(request.on, kind.values if kind else None, engine)
     type_name = kind.name if kind else (rates.dtype if rates else "") or "fp32"
+    request = request.in_precision(type_name)
     if procedure in INFERENCE:
-        from learncost.reports.inference import (  # imported where it is needed: start-up counts
-            cost_of_inference,
-            served,
-        )
+        from learncost.reports.inference import cost_of_inference, served  # imported where needed: start-up counts
 
-        check_choice("by", by, BY)
-        if adapted is not None:
-            raise InputError(f"--train and --lora do not apply to inference ({procedure})")
-        if plan:
-            raise InputError(f"--plan does not apply to inference ({procedure})")
-        if mesh or place or placement:
+        if request.is_sharded:
             raise InputError(
                 f"multi-device inference is not supported (--mesh works for training steps, not {procedure})"
             )
-        training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
-        lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
-        inference = INFERENCE[procedure]
-        priced = served(model, inference, price_book, lengths, training, type_name, sizes, rates)
-        answer = replace(cost_of_inference(priced, inference, by), dtype=type_name)
-        return by_module(answer, depth) if by == "module" else answer
-    if mesh and batch_size is None:
-        from learncost.reports.mesh_cost import whole_batch  # imported where it is needed: start-up counts
-
-        batch_size = whole_batch(mesh, place, placement)
-    run = prepare(
-        model,
-        price_book,
-        batch_size,
-        seq_len,
-        target_len,
-        tokens,
-        optimizer,
-        dropout,
-        type_name,
-        sizes,
-        (procedure,),
-        adapted,
-        plan,
-    )
-    check_choice("by", by, BY)
-    if mesh or place or placement:
+        answer = cost_of_inference(served(request, rates), INFERENCE[procedure], by)
+    elif request.is_sharded:
         from learncost.reports.mesh_cost import over_mesh  # imported where it is needed: start-up counts
 
-        several = over_mesh(run, procedure, kind or either(None, type_name), mesh, place, placement)
+        run, several = over_mesh(request)
         where = (cluster, rates) if cluster and rates else None
-        answer = replace(run.cost_over(procedure, run.book, by, several, where), dtype=type_name)
-        return by_module(answer, depth) if by == "module" else answer
-    if context is not None:
-        raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
-    answer = replace(run.cost(procedure, run.book, by, rates), dtype=type_name)
+        answer = run.cost_over(procedure, run.book, by, several, where)
+    else:
+        run = prepare(request)
+        if request.context is not None:
+            raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
+        answer = run.cost(procedure, run.book, by, rates)
+    answer = replace(answer, dtype=type_name)
     return by_module(answer, depth) if by == "module" else answer

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.cost_models import Book, PricedLine, price
+from learncost.cost_models import PricedLine, price
 from learncost.ir.errors import InputError, shown
 from learncost.ir.polynomial import Polynomial, size_of, total
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
-from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration, adds_paths, configure
 from learncost.models.model import build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.procedures.inference import Inference, inference
-from learncost.procedures.procedure import Procedure
+from learncost.procedures.procedure import INFERENCE, Procedure
 from learncost.reports.record import Cache, Cost
+from learncost.reports.request import Request
 from learncost.reports.rows import ledger
 from learncost.reports.run import PreparedRun, check_probability, lengths_of, prepare
 from learncost.reports.timing import Timing, timing
@@ -51,34 +51,28 @@ def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
     return replace(ledger_of_pass, context=context, cache=cache, last_only="last" in priced.table.inputs)
 
 
-def served(
-    model: str | Configuration | Layer,
-    procedure: Procedure,
-    price_book: str | Book,
-    lengths: Mapping[str, Any],
-    training: Mapping[str, Any],
-    dtype: str,
-    sizes: Mapping[str, Any],
-    on: Rates | None = None,
-) -> Served:
-    """The pass of a prompt, or of one step of decoding, priced.
+def served(request: Request, on: Rates | None = None) -> Served:
+    """The pass of a prompt, or of one step of decoding, priced; with its time on a device.
 
-    lengths   batch_size, seq_len, target_len and context as given; seq_len (of an encoder-decoder: target_len) is the
-              prompt, or the new tokens of a sequence in a step, which is 1 where it is not given
-    training  what only learning has, which is refused
-    on        a device: adds the time of the step there
+    seq_len (of an encoder-decoder: target_len) is the prompt, or the new tokens of a sequence in a step, by default 1.
     Raises `InputError`.
     """
-    silent = {"tokens": None, "optimizer": None, "dropout": training["dropout"]}
-    if check_probability("dropout", training["dropout"]):
-        silent["dropout"] = None
+    procedure = INFERENCE[request.procedure]
+    if request.adaptation() is not None:
+        raise InputError(f"--train and --lora do not apply to inference ({procedure.name})")
+    if request.plan:
+        raise InputError(f"--plan does not apply to inference ({procedure.name})")
+    training: dict[str, object] = {"tokens": request.tokens, "optimizer": request.optimizer}
+    training |= {"dropout": request.dropout if check_probability("dropout", request.dropout) else None}
     for name, value in training.items():
-        if value != silent[name]:
+        if value is not None:
             raise InputError(f"{name} = {shown(value)} applies to training only, not to {procedure.name}")
-    run_lengths, model_sizes = lengths_of({name: value for name, value in lengths.items() if name != "context"}, sizes)
+    lengths = {"batch_size": request.batch_size, "seq_len": request.seq_len, "target_len": request.target_len}
+    run_lengths, model_sizes = lengths_of(lengths, request.sizes)
     decodes = procedure.name == "decode"
-    if lengths["context"] is not None and not decodes:
+    if request.context is not None and not decodes:
         raise InputError(f"--context requires --procedure decode: {procedure.name} starts with an empty KV cache")
+    model = request.model
     if isinstance(model, Configuration):
         # What is frozen changes no forward pass; low-rank paths do, and `build` refuses them.
         configuration, left = replace(model, learned=model.learned if adds_paths(model) else None), model_sizes
@@ -91,13 +85,14 @@ def served(
     if decodes:
         inference(built.table, configuration.name)  # what cannot decode says so before its lengths are asked about
         run_lengths = {tokens: 1} | run_lengths
-    batch_size, seq_len, target_len = (run_lengths.get(name) for name in ("batch_size", "seq_len", "target_len"))
-    run = prepare(configuration, price_book, batch_size, seq_len, target_len, None, None, 0, dtype, left, ())
-    new, dtype = run.axes["M"], run.dtype
+    batch_size, seq_len, target_len = (run_lengths.get(name) for name in lengths)
+    given = replace(request, batch_size=batch_size, seq_len=seq_len, target_len=target_len)
+    run = prepare(replace(given, model=configuration, dropout=0.0, sizes=left), ())
+    new = run.axes["M"]
     tables = inference(run.model.table, configuration.name, several=decodes and new > 1)
     sides = _InferenceSizes(run, seq_len)
     if decodes:
-        context = _context(sides, lengths["context"], new)
+        context = _context(sides, request.context, new)
         # What depends on the length, such as a window that is longer than the text, depends on all tokens.
         all_lengths = sides.of(context + new)
         axes = cache_lengths = {**all_lengths, **tables.lengths(all_lengths, context, new)}
@@ -106,7 +101,7 @@ def served(
         cache_lengths = {**all_lengths, **tables.lengths(all_lengths, context, 1)}
     table = tables.decode if decodes else tables.prefill
     rows = price(table, {}, run.book).rows
-    timed = None if on is None else timing(rows, axes, on, dtype, run.book)
+    timed = None if on is None else timing(rows, axes, on, run.dtype, run.book)
     return Served(run, tables, table, axes, cache_lengths, context, rows, timed)
 
 

@@ -20,7 +20,8 @@ from learncost.passes.stages import iterations_of
 from learncost.procedures.optimizer import default_optimizer, without_gradients
 from learncost.procedures.staged import staged
 from learncost.procedures.step import step
-from learncost.reports.run import PreparedRun
+from learncost.reports.request import Request
+from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.sheet import number, size_of
 from learncost.sharding.clauses import Clause
 from learncost.sharding.collective import Collective, collectives
@@ -228,17 +229,15 @@ def in_a_ring(op: str, payload: int, devices: int) -> int:
     return payload * (2 if op.startswith("all_reduce") else 1) * (devices - 1) // devices
 
 
-def over_mesh(
-    run: PreparedRun, procedure: str, kind: Precision, mesh: str | None, place_: str | None, placement: str | None
-) -> OverMesh:
-    """The step of a run over a mesh. Raises `InputError` where an axis does not divide, and where there is no mesh.
+def over_mesh(request: Request) -> tuple[PreparedRun, OverMesh]:
+    """The run and its step over a mesh. Raises `InputError` where an axis does not divide, and where there is no mesh.
 
     Of a pipeline each stage has a step of its own: that is refused here.
     """
-    several = over_stages(run, procedure, kind, mesh, place_, placement)
+    run, several = over_stages(request)
     if several[0].placed.iterations:
         refuse_stages(several[0].placed.clauses[0])
-    return several[0]
+    return run, several[0]
 
 
 def refuse_stages(clause: Clause) -> None:
@@ -249,12 +248,15 @@ def refuse_stages(clause: Clause) -> None:
     )
 
 
-def over_stages(
-    run: PreparedRun, procedure: str, kind: Precision, mesh: str | None, place_: str | None, placement: str | None
-) -> tuple[OverMesh, ...]:
-    """The step of a run over a mesh: of every stage, where blocks are cut into those of a pipeline; else one."""
-    if mesh is None:
+def over_stages(request: Request) -> tuple[PreparedRun, tuple[OverMesh, ...]]:
+    """The run and its step over a mesh: of every stage, where blocks are cut into those of a pipeline; else one.
+
+    Without a batch size, there is one sequence for each device along the mesh axes that shard the batch.
+    """
+    if request.mesh is None:
         raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
+    mesh, place_, placement, procedure = request.mesh, request.place, request.placement, request.procedure
+    run, kind = prepare(with_global_batch(request)), request.kind()
     optimizer, grid = run.optimizer or default_optimizer(run.book), parse_mesh(mesh)
     clauses, widths = chosen(place_, placement), widths_of(kind)
 
@@ -265,7 +267,7 @@ def over_stages(
     pipeline = pipeline_of(model.table, grid, clauses)
     if pipeline is None:
         placed = place(table, grid, clauses, sizes)
-        return (OverMesh(placed, collectives(placed, sizes, widths), sizes, padded),)
+        return run, (OverMesh(placed, collectives(placed, sizes, widths), sizes, padded),)
     if procedure != "bp":
         raise InputError(f"pipeline stages require --procedure bp, not {procedure}")
     layers = pipeline.layers(iterations_of(model.table, sizes))
@@ -273,7 +275,7 @@ def over_stages(
         replace(each, table=planned(each.table, run.plan)) for each in staged(model, sizes, layers, optimizer)
     )
     stages = place_stages(steps, pipeline, grid, sizes, table)
-    return tuple(OverMesh(placed, collectives(placed, sizes, widths), sizes, padded) for placed in stages)
+    return run, tuple(OverMesh(placed, collectives(placed, sizes, widths), sizes, padded) for placed in stages)
 
 
 def padded_step(
@@ -296,6 +298,13 @@ def widths_of(kind: Precision) -> dict[str, int]:
         "inputs": kind.value,
         "states": kind.master or kind.weight,
     }
+
+
+def with_global_batch(request: Request) -> Request:
+    """Return the request with a batch size: that of `whole_batch` if none was given."""
+    if request.batch_size is not None:
+        return request
+    return replace(request, batch_size=whole_batch(request.mesh or "", request.place, request.placement))
 
 
 def whole_batch(mesh: str, place: str | None, placement: str | None) -> int:

@@ -8,15 +8,11 @@ from typing import Any, ClassVar
 
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, Statement
-from learncost.ir.precision import either
 from learncost.ir.table import Table
-from learncost.layers.layer import Layer
-from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.reports.mesh_cost import OverMesh, over_stages, whole_batch
-from learncost.reports.question import question
-from learncost.reports.run import adaptation_of, prepare
+from learncost.reports.mesh_cost import OverMesh, over_stages
+from learncost.reports.request import REQUIRED, Request, takes_request
 from learncost.reports.sheet import Shown
 from learncost.sharding.collective import Collective, formulas
 
@@ -135,27 +131,12 @@ class PlacedStep(Shown):
         }
 
 
-@question()
-def place(
-    model: str | Configuration | Layer,
-    mesh: str,
-    place: str | None = None,
-    placement: str | None = None,
-    procedure: str = "bp",
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    optimizer: str | None = None,
-    dropout: float | str = 0.0,
-    precision: str | None = None,
-    train: object = None,
-    train_layers: object = None,
-    lora: object = None,
-    lora_rank: object = None,
-    lora_alpha: object = None,
-    plan: str | None = None,
-    **sizes: Any,
-) -> PlacedStep:
+@takes_request(
+    "model mesh place placement procedure batch_size seq_len target_len optimizer dropout precision train train_layers "
+    "lora lora_rank lora_alpha plan",
+    mesh=REQUIRED,
+)
+def place(request: Request) -> PlacedStep:
     """The sharded training step that each device of a mesh executes, with a reason for each collective.
 
     Collectives are not hard-coded: sharding rules are propagated through forward, backward, weight update and
@@ -194,33 +175,14 @@ def place(
     >>> found.over.devices, found.over.sent[0].word, found.batch_size
     (2, 'all_reduce', 2)
     """
-    find_procedure(procedure)
-    kind = either(None, precision)
-    adapted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
-    if batch_size is None and not any(name in sizes for name in ("B", "batch")):
-        batch_size = whole_batch(mesh, place, placement)
-    run = prepare(
-        model,
-        "run",
-        batch_size,
-        seq_len,
-        target_len,
-        None,
-        optimizer,
-        dropout,
-        kind.name,
-        sizes,
-        (procedure,),
-        adapted,
-        plan,
-    )
-    several = over_stages(run, procedure, kind, mesh, place, placement)
+    find_procedure(request.procedure)
+    run, several = over_stages(request)
     return PlacedStep(
         run.model.configuration.name,
-        procedure,
-        optimizer or DEFAULT,
+        request.procedure,
+        request.optimizer or DEFAULT,
         run.plan,
-        kind.name,
+        request.kind().name,
         run.axes["B"],
         run.axes["N" if run.model.two_sided else "M"],
         several[0],

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
-from inspect import Parameter, cleandoc, signature
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -144,22 +144,34 @@ def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callabl
         parameters = {parameter.name: parameter for parameter in accepted}
         meanings = docstring_parts(rest).parameters if rest else {}
         others = {name: text for name, text in meanings.items() if name not in parameter_names or name not in FLAGS}
-        function.__doc__ = _documented(function, parameters, others)
-
-        function.__dict__["parameters"] = parameters
-
-        @wraps(function)
-        def ask(*args: Any, **arguments: Any) -> Any:
-            canonical = {_renamed(name, parameters): _usual(name, value) for name, value in arguments.items()}
-            if len(canonical) < len(arguments):
-                raise InputError(f"{' and '.join(_twice(arguments, parameters))} are the same option: give one of them")
-            canonical = _with_lengths(canonical, [*parameters][: len(args)], parameters)
-            places = (*parameters, *[""] * len(args))
-            return function(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **canonical)
-
-        return cast("QuestionFunction", ask)
+        return cast("QuestionFunction", asked(function, Signature([*parameters.values()]), function, others))
 
     return make
+
+
+def asked(
+    function: Callable[..., Any], accepted: Signature, call: Callable[..., Any], others: Mapping[str, str] = {}
+) -> Callable[..., Any]:
+    """Return a question: `call` with its arguments in the usual names and spellings, and a docstring that lists all.
+
+    accepted  the parameters
+    others    what parameters mean that the docstring says nothing of
+    """
+    parameters = accepted.parameters
+    function.__doc__ = _documented(function, parameters, others)
+    function.__dict__["parameters"] = parameters
+
+    @wraps(function)
+    def ask(*args: Any, **arguments: Any) -> Any:
+        canonical = {_renamed(name, parameters): _usual(name, value) for name, value in arguments.items()}
+        if len(canonical) < len(arguments):
+            raise InputError(f"{' and '.join(_twice(arguments, parameters))} are the same option: give one of them")
+        canonical = _with_lengths(canonical, [*parameters][: len(args)], parameters)
+        places = (*parameters, *[""] * len(args))
+        return call(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **canonical)
+
+    ask.__dict__["__signature__"] = accepted
+    return ask
 
 
 def _renamed(name: str, parameters: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 from learncost.autodiff.derive import derive
 from learncost.cost_models import PricedLine, price
@@ -14,11 +13,11 @@ from learncost.cost_models.books import book as find_book
 from learncost.cost_models.formula import FormulaValues
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known, walk
-from learncost.layers.layer import Layer, shipped_layer
+from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import Configuration
 from learncost.models.purposes import activates, attentions, layers_that, makes_shares
 from learncost.reports.measures import BlockMeasure, Measures, backward, forward
-from learncost.reports.question import question
+from learncost.reports.request import Request, takes_request
 from learncost.reports.rules_of_thumb import Case, ErrorPart, Number, Rule, RuleOfThumb, Rules, evaluate, rules_of_thumb
 from learncost.reports.run import prepare
 
@@ -29,15 +28,8 @@ _WITH_THE_WIDTH = re.compile(r"intermediate_size|ffn_dim|(attention|key_value)_h
 """The sizes of a configuration that grow with its width: a feed-forward network's own, and how many heads there are."""
 
 
-@question()
-def rules(
-    model: str | Configuration | Layer,
-    tokens: int | str | None = None,
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    **sizes: Any,
-) -> Rules:
+@takes_request("model tokens batch_size seq_len target_len", price_book="matmul")
+def rules(request: Request) -> Rules:
     """Compare rules of thumb with the exact numbers: the error of each, its causes, and its source.
 
     Parameters
@@ -67,11 +59,12 @@ def rules(
     >>> rule.thumb.formula, f"{rule.cases[0].error:+.2%}"
     ('6 N D', '-12.62%')
     """
+    model = request.model
     if isinstance(model, Configuration) and model.learned is not None:
         raise InputError(
             f"rules of thumb apply to models whose weights are all trainable: {model.name} has frozen ones"
         )
-    prepared = prepare(model, "matmul", batch_size, seq_len, target_len, tokens, None, 0.0, "fp32", sizes, ())
+    prepared = prepare(request, ())
     check_known(prepared.model.table.lines, "a rule of thumb")
     measures = Measures(prepared)
     per_step = prepared.axes["B"] * prepared.axes["M"]
@@ -316,7 +309,7 @@ def _gpt3() -> tuple[Rule, ...]:
 
 
 def _whole(name: str, tokens: str) -> Measures:
-    return Measures(prepare(name, "matmul", 1, None, None, tokens, None, 0.0, "fp32", {}, ()))
+    return Measures(prepare(Request(name, price_book="matmul", batch_size=1, tokens=tokens), ()))
 
 
 def _always(row: PricedLine) -> bool:

@@ -11,9 +11,7 @@ from learncost.cost_models import Book, PricedLine, price
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
 from learncost.ir.errors import InputError, counted, shown
-from learncost.ir.precision import Precision, precision_of
 from learncost.ir.table import Table
-from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, run_sizes
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
@@ -24,11 +22,11 @@ from learncost.procedures.procedure import PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import adaptation, step, trained_by
 from learncost.reports.record import Cost
+from learncost.reports.request import Request
 from learncost.reports.rows import ledger
 
 if TYPE_CHECKING:
     from learncost.devices.cluster import Cluster
-    from learncost.models.adaptation import Adaptation
     from learncost.reports.mesh_cost import OverMesh
     from learncost.timing import Rates
 
@@ -169,37 +167,24 @@ class PreparedRun:
         return replace(answer, trained=self.trained, plan=self.plan, over_time=takes)
 
 
-def prepare(
-    model: str | Configuration | Layer,
-    price_book: str | Book,
-    batch_size: Any,
-    seq_len: Any,
-    target_len: Any,
-    tokens: Any,
-    optimizer: str | None,
-    dropout: Any,
-    dtype: str,
-    sizes: Mapping[str, Any],
-    procedures: Iterable[str],
-    adapted_by: Adaptation | None = None,
-    plan: str | None = None,
-) -> PreparedRun:
-    """Check all that `cost` is given, and build the model. Raises `InputError`.
+def prepare(request: Request, procedures: Iterable[str] | None = None) -> PreparedRun:
+    """Check a request, and build the model. Raises `InputError`.
 
-    dtype       the name of a precision
-    procedures  how the model learns; none: it does not
+    procedures  how the model learns, if not by that of the request; none: it does not
     """
-    lengths, sizes = lengths_of({"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}, sizes)
-    if tokens is not None:
-        tokens = check_tokens("tokens", tokens)
-    kind = precision_of(dtype)
-    probability = check_probability("dropout", dropout)
-    book = find_book(price_book)
-    if optimizer is not None:
-        find_optimizer(optimizer)
-    names = tuple(procedures)
+    given = {"batch_size": request.batch_size, "seq_len": request.seq_len, "target_len": request.target_len}
+    lengths, sizes = lengths_of(given, request.sizes)
+    tokens = None if request.tokens is None else check_tokens("tokens", request.tokens)
+    kind = request.kind(counts_alone=True)
+    probability = check_probability("dropout", request.dropout)
+    book = find_book(request.price_book)
+    if request.optimizer is not None:
+        find_optimizer(request.optimizer)
+    names = (request.procedure,) if procedures is None else tuple(procedures)
     for name in names:
         find_procedure(name)
+    adapted_by = request.adaptation(kind) if names else None
+    model = request.model
     if isinstance(model, Configuration):
         if sizes:
             raise InputError(f"{', '.join(sizes)}: sizes cannot be given with a Configuration")
@@ -227,21 +212,8 @@ def prepare(
         built = quantized(built, kind, learns=bool(names))
     built = replace(built, kept=kind.kept, whole=bool(kind.products), integers=kind.is_whole)
     axes = run_sizes(built, *(lengths.get(name) for name in ("batch_size", "seq_len", "target_len")))
-    return PreparedRun(built, axes, book, optimizer, kind.values, tokens, learning, (plan or "").strip())
-
-
-def adaptation_of(*choices: object, kind: Precision | None = None) -> Adaptation | None:
-    """What learns, where anything is said about it.
-
-    choices  train, train_layers, lora, lora_rank, lora_alpha
-    kind     the precision
-    """
-    if all(value is None for value in choices):
-        return None
-    from learncost.models.adaptation import adaptation  # imported where it is needed: start-up counts
-
-    train, layers, lora, rank, alpha = choices
-    return adaptation(train, layers, lora, rank, alpha, kind is not None and kind.quantized is not None)
+    plan = (request.plan or "").strip()
+    return PreparedRun(built, axes, book, request.optimizer, kind.values, tokens, learning, plan)
 
 
 def lengths_of(lengths: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:

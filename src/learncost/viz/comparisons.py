@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,57 +14,58 @@ from learncost.models.configuration import Configuration
 from learncost.procedures.procedure import INFERENCE, PROCEDURES
 from learncost.reports.compare import compare
 from learncost.reports.conventions import YARDSTICK, Conventions, conventions
+from learncost.reports.request import Request
 from learncost.viz.data.bridge import bridge
 from learncost.viz.data.growth import ALONG, growth
 from learncost.viz.data.procedures import procedures, table_memories
 
-LEARNING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
-"""The arguments that say what learns."""
 
-
-def comparisons(
-    arguments: Mapping[str, Any], sizes: Mapping[str, Any], dtype: str, side_by_side: str | None = None
-) -> dict[str, Any]:
+def comparisons(request: Request, dtype: str, side_by_side: str | None = None) -> dict[str, Any]:
     """Procedures side by side, their growth, and the conventions, for a document of the step that is asked for.
 
     side_by_side  names with commas between; by default the usual ones, and that of the step
     """
-    procedure = arguments["procedure"]
-    other = procedure if procedure not in (*PROCEDURES, *INFERENCE) else ""
-    same = {name: value for name, value in arguments.items() if name not in ("procedure", "on", "context", "dtype")}
-    same |= {"precision": dtype, "procedures": side_by_side, "other": "" if side_by_side else other}
-    if isinstance(arguments["model"], Configuration | Layer):
-        return _compared(same, sizes)
-    return _remembered(json.dumps(same), json.dumps(sizes))
+    other = request.procedure if request.procedure not in (*PROCEDURES, *INFERENCE) else ""
+    common = replace(request.in_precision(dtype), procedure="bp", on=None, context=None, engine="")
+    names = side_by_side, "" if side_by_side else other
+    if isinstance(common.model, Configuration | Layer):
+        return _compared(common, *names)
+    return _remembered(json.dumps({**common.given, "model": common.model}), *names)
 
 
 @lru_cache(maxsize=16)
-def _remembered(arguments: str, sizes: str) -> dict[str, Any]:
-    return _compared(json.loads(arguments), json.loads(sizes))
+def _remembered(arguments: str, side_by_side: str | None, other: str) -> dict[str, Any]:
+    given = json.loads(arguments)
+    named = {each.name for each in fields(Request)}
+    request = Request(**{name: value for name, value in given.items() if name in named})
+    sizes = {name: value for name, value in given.items() if name not in named}
+    return _compared(replace(request, sizes=sizes), side_by_side, other)
 
 
-def _compared(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    lengths = {name: arguments[name] for name in ("batch_size", "seq_len", "target_len")}
-    learning = {name: arguments[name] for name in LEARNING}
-    book, optimizer = arguments["price_book"], arguments["optimizer"]
+def of_memory(request: Request) -> Request:
+    """Return what a request says about memory."""
+    return replace(request, price_book="run", tokens=None, context=None, on=None)
+
+
+def _compared(request: Request, side_by_side: str | None, other: str) -> dict[str, Any]:
     result: dict[str, Any] = {"growth": {}}
     try:
-        settings = {**lengths, **learning, "optimizer": optimizer, **sizes}
-        comparison = compare(arguments["model"], arguments["procedures"], book, **settings)
-        if other := arguments["other"]:
-            comparison = compare(arguments["model"], (*comparison.procedures, other), book, **settings)
-        aside = ("price_book", "procedures", "other")
-        of_memory = {name: value for name, value in arguments.items() if name not in aside and value is not None}
-        memories = table_memories(comparison.procedures, {**of_memory, **sizes})
+        counted = replace(request, dropout=0.0, plan=None, precision=None)
+        comparison = compare(counted, side_by_side)
+        if other:
+            comparison = compare(counted, (*comparison.procedures, other))
+        memories = table_memories(comparison.procedures, of_memory(request))
         result["compared"] = procedures(comparison, memories).to_dict()
         for along in ALONG:
             with suppress(InputError):
-                grown = growth(comparison, along, price_book=book)
+                grown = growth(comparison, along, price_book=comparison.price_book)
                 result["growth"][along] = replace(grown, polynomials={}).to_dict() | {"finding": grown.finding}
     except InputError as error:
         result["compared"] = {"refused": str(error)}
     try:
-        result["conventions"] = _conventions(conventions(arguments["model"], **lengths, **sizes))
+        lengths = {name: getattr(request, name) for name in ("batch_size", "seq_len", "target_len")}
+        asked = Request(request.model, price_book=YARDSTICK, sizes=request.sizes, **lengths)
+        result["conventions"] = _conventions(conventions(asked))
     except InputError as error:
         result["conventions"] = {"refused": str(error)}
     return result

@@ -7,8 +7,8 @@ them, so that a page without Python gives the same numbers for other sizes.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -18,25 +18,23 @@ from learncost.cost_models.books import book as find_book
 from learncost.cost_models.errata import errata
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
-from learncost.ir.precision import either, precision_of
 from learncost.layers.active import shown_layer
-from learncost.layers.layer import Layer
 from learncost.models.argument import layer_given
-from learncost.models.configuration import Configuration, family_of, size_meant
+from learncost.models.configuration import family_of, size_meant
 from learncost.models.model import Model
 from learncost.models.tables import RUN
-from learncost.procedures.optimizer import default_optimizer
+from learncost.procedures.optimizer import DEFAULT, default_optimizer
 from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS
 from learncost.reports import notation as write
 from learncost.reports.cost import cost
 from learncost.reports.memory.engines import GRAPH, USUAL
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.step import MemoryStep
-from learncost.reports.question import flags_of, flags_typed, question
 from learncost.reports.record import Cost
-from learncost.reports.run import adaptation_of, prepare
+from learncost.reports.request import Request, takes_request
+from learncost.reports.run import prepare
 from learncost.reports.show import convention, title
-from learncost.viz.comparisons import LEARNING, comparisons
+from learncost.viz.comparisons import comparisons, of_memory
 from learncost.viz.data.costs import CostLine, cost_lines, symbols_of, tables
 from learncost.viz.data.curve import curve
 from learncost.viz.data.intervals import stretches
@@ -48,30 +46,11 @@ from learncost.viz.views import VIEWS
 SCHEMA = 1
 
 
-@question()
-def document(
-    model: str | Configuration | Layer,
-    procedure: str = "bp",
-    price_book: str = "run",
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    optimizer: str | None = None,
-    dropout: float | str = 0.0,
-    dtype: str | None = None,
-    context: int | str | None = None,
-    train: object = None,
-    train_layers: object = None,
-    lora: object = None,
-    lora_rank: object = None,
-    lora_alpha: object = None,
-    plan: str | None = None,
-    on: str | None = None,
-    precision: str | None = None,
-    engine: str | None = None,
-    side_by_side: str | None = None,
-    **sizes: Any,
-) -> dict[str, Any]:
+@takes_request(
+    "model procedure price_book batch_size seq_len target_len optimizer dropout dtype context train train_layers lora "
+    "lora_rank lora_alpha plan on precision engine side_by_side"
+)
+def document(request: Request, side_by_side: str | None = None) -> dict[str, Any]:
     """Return all data of the page of one step: cost line by line with formulas, memory and time.
 
     Parameters
@@ -80,8 +59,6 @@ def document(
         The learning procedure of the step: {choices}, or inference: prefill or decode.
     seq_len
         Tokens in a sequence. The default is the model's number of positions.
-    context
-        For decode: tokens in the KV cache before the step.
     on
         The device for predicted times (`learncost list devices`), or here.
     precision
@@ -98,34 +75,34 @@ def document(
     InputError
         As for `lc.cost`.
     """
-    arguments = {name: value for name, value in locals().items() if name != "sizes"}
-    if procedure not in INFERENCE:
-        arguments["optimizer"] = optimizer or default_optimizer(find_book(price_book))
-    chosen_engine, beside = arguments.pop("engine"), arguments.pop("side_by_side")
-    either(dtype, precision)  # a page tells memory and time too
-    step = cost(**arguments, **sizes, by="equation")
+    request.kind()  # a page tells memory and time too
+    if request.procedure not in INFERENCE:
+        optimizer = request.optimizer or default_optimizer(find_book(request.price_book))
+        request = replace(request, optimizer=optimizer)
+    step = cost(replace(request, engine=""), by="equation")
     assert step.built is not None
     check_known(step.built.table.lines, "a report")
     family = family_of(step.built.configuration)
-    sizes = {size_meant(family, name): value for name, value in sizes.items()}  # as controls call them
-    arguments |= {name: sizes.pop(name) for name in RUN if name in sizes}
-    if size_meant(family, "target_len") == "seq_len" and arguments["seq_len"] is None:  # its one length, called M
-        arguments |= {"seq_len": arguments["target_len"], "target_len": None}
+    sizes = {size_meant(family, name): value for name, value in request.sizes.items()}  # as controls call them
+    lengths_given = {name: sizes.pop(name) for name in RUN if name in sizes}
+    request = replace(request, sizes=sizes, **lengths_given)
+    if size_meant(family, "target_len") == "seq_len" and request.seq_len is None:  # its one length, called M
+        request = replace(request, seq_len=request.target_len, target_len=None)
     lines, monomials = cost_lines(step), Monomials()
     formulas: dict[str, int] = {}
-    lengths = {name for name in (*RUN, "context") if arguments[name] is not None}
-    controls = sizes_of(step, lengths, _builder(arguments, sizes))
+    lengths = {name for name in (*RUN, "context") if getattr(request, name) is not None}
+    controls = sizes_of(step, lengths, _builder(request))
     rows = [_pooled(line.to_dict(monomials, symbols_of(step.built)), formulas) for line in lines]
     return {
         "schema": SCHEMA,
         "version": __version__,
-        "asked": _settings({**arguments, "engine": chosen_engine, "side_by_side": beside}, sizes),
+        "asked": _settings(request, side_by_side),
         "said": _facts(step),
         "totals": _totals(step),
         **controls.to_dict(),
         "time": times(step, lines) if step.timing else None,
-        "memory": _memory(arguments, sizes, step, chosen_engine),
-        **comparisons(arguments, sizes, step.dtype, beside),
+        "memory": _memory(request, step),
+        **comparisons(request, step.dtype, side_by_side),
         "views": [name for name, view in VIEWS.items() if view.there(step)],
         "macros": [name for name in MACRO_OPERATIONS if any(line.phase == name for line in lines)],
         "lines": rows,
@@ -134,25 +111,20 @@ def document(
         "legend": _legend(step),
         "monomials": monomials.to_list(),
         "mathml": list(formulas),
-        **_calls(arguments, sizes),
+        **_calls(request),
     }
 
 
-def _memory(
-    arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost, chosen_engine: str | None
-) -> dict[str, Any]:
-    """The step's memory as a runner takes it, with the arrays at every line; why it is not known where it is not.
+def _memory(request: Request, step: Cost) -> dict[str, Any]:
+    """The step's memory by an engine, with the arrays at every line; why it is not known where it is not.
 
-    Raises `InputError` where a runner was asked for that has no answer.
+    Raises `InputError` where an engine was asked for that has no answer.
     """
-    names = ("model", "procedure", "batch_size", "seq_len", "target_len", "optimizer", "dropout", "plan", *LEARNING)
-    memory_arguments = {name: arguments[name] for name in names if arguments[name] is not None} | {
-        "precision": step.dtype
-    }
+    request = of_memory(request.in_precision(step.dtype))
     try:
         if step.cache is not None:
             raise InputError("use learncost fit --procedure inference for the memory of inference")
-        answer = memory(**memory_arguments, **sizes, engine=chosen_engine or GRAPH)
+        answer = memory(request.model, **request.given | {"engine": request.engine or GRAPH})
         assert isinstance(answer, Memory)
         result = {
             "peak": answer.peak,
@@ -164,36 +136,17 @@ def _memory(
             # What it takes is long to count: a report adds it, where not too many lines run.
             runs = sum(prod(iterations for *_, iterations in moment.loops) for moment in answer.curve)
             result["usual"] = {"engine": USUAL, "runs": runs}
-            result["stretches"] = _stretches(memory_arguments, sizes)
+            run = prepare(replace(request, optimizer=None))
+            result["stretches"] = stretches(
+                MemoryStep(run, request.procedure, request.kind(), request.optimizer or DEFAULT)
+            )
         if answer.curve and not result.get("stretches"):
             result["curve"] = curve(answer).to_dict()
         return result
     except InputError as error:
-        if chosen_engine:
+        if request.engine:
             raise
         return {"refused": str(error)}
-
-
-def _stretches(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arrays over the step at any sizes."""
-    kind = precision_of(arguments["precision"])
-    adaptation = adaptation_of(*(arguments.get(name) for name in LEARNING), kind=kind)
-    run = prepare(
-        arguments["model"],
-        "run",
-        arguments.get("batch_size"),
-        arguments.get("seq_len"),
-        arguments.get("target_len"),
-        None,
-        None,
-        arguments["dropout"],
-        kind.name,
-        sizes,
-        (arguments["procedure"],),
-        adaptation,
-        arguments.get("plan"),
-    )
-    return stretches(MemoryStep(run, arguments["procedure"], kind, arguments["optimizer"]))
 
 
 def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
@@ -206,31 +159,16 @@ def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
     return line | {"formulas": places} | written
 
 
-def _builder(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> Callable[[Mapping[str, int]], Model]:
+def _builder(request: Request) -> Callable[[Mapping[str, int]], Model]:
     """The same model with other sizes. Raises `InputError` where there is none."""
-    learning = (arguments[name] for name in LEARNING)
-    adaptation = adaptation_of(*learning)
-    names = () if arguments["procedure"] in INFERENCE else (arguments["procedure"],)
-    is_table = layer_given(arguments["model"]) is not None  # which says no lengths itself
-    lengths = [arguments.get(name) if is_table else None for name in RUN]
+    of_training = request.procedure not in INFERENCE
+    is_table = layer_given(request.model) is not None  # which says no lengths itself
+    plain = replace(request, price_book="run", optimizer=None, tokens=None, plan=None).in_precision("fp32")
+    plain = plain if is_table else replace(plain, batch_size=None, seq_len=None, target_len=None)
+    plain = plain if of_training else replace(plain, dropout=0.0)
 
     def built_with(others: Mapping[str, int]) -> Model:
-        dropout = 0.0 if not names else arguments["dropout"]
-        all_sizes = {**sizes, **others}
-        return prepare(
-            arguments["model"],
-            "run",
-            lengths[0],
-            lengths[1],
-            lengths[2],
-            None,
-            None,
-            dropout,
-            "fp32",
-            all_sizes,
-            names,
-            adaptation if names else None,
-        ).model
+        return prepare(replace(plain, sizes={**request.sizes, **others}), None if of_training else ()).model
 
     return built_with
 
@@ -304,37 +242,17 @@ def _legend(step: Cost) -> list[dict[str, Any]]:
     ]
 
 
-def _settings(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(request: Request, side_by_side: str | None) -> dict[str, Any]:
     """What was asked for, by the names of the parameters; what was left to its default is left out."""
-    usual = {flag.name: flag.default for flag in flags_of(document)}
-    settings = {name: value for name, value in arguments.items() if value is not None and value != usual.get(name)}
-    model = settings["model"]
-    if isinstance(model, Mapping):
-        model = "config.json"  # which came as data
-    if isinstance(model, Layer):
-        model = f"{model.name}.table"  # who has it knows where
-    return {**settings, "model": model.name if isinstance(model, Configuration) else str(model), **sizes}
+    beside = {} if side_by_side is None else {"side_by_side": side_by_side}
+    return {"model": request.model_name, **request.given, **beside}
 
 
-def _calls(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, str]:
+def _calls(request: Request) -> dict[str, str]:
     """The same as a command and as a call of Python."""
-    settings = _settings(arguments, sizes)
-    if settings.get("optimizer") == default_optimizer(find_book(arguments["price_book"])):
-        settings.pop("optimizer")
-    model = settings.pop("model")
-    keywords = (f"{name.replace('-', '_')}={_literal(value)}" for name, value in settings.items())
-    read_by = getattr(arguments["model"], "read_by", ())
-    layer = layer_given(arguments["model"])
-    in_python = "lc.from_module(module, inputs)" if layer is not None and layer.steps is not None else repr(model)
-    return {
-        "command": shlex.join(["learncost", "cost", model, *read_by, *flags_typed(settings)]),
-        "python": f"lc.cost({', '.join((in_python, *keywords))})",
-    }
-
-
-def _literal(value: object) -> str:
-    """A value in Python: what was typed as digits is a number."""
-    return value if isinstance(value, str) and value.isascii() and value.isdecimal() else repr(value)
+    usual = request.optimizer == default_optimizer(find_book(request.price_book))
+    request = replace(request, engine="", optimizer=None if usual else request.optimizer)
+    return {"command": request.command("cost"), "python": request.call("cost")}
 
 
 LARGEST = 2**53

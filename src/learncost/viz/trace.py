@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import check_known
-from learncost.ir.precision import either, precision_of
+from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
-from learncost.layers.layer import Layer
 from learncost.liveness import moments
-from learncost.models.configuration import Configuration
 from learncost.models.storage import path_of, written
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE
@@ -23,8 +21,8 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.lifetimes import Walked
 from learncost.reports.inference import served
 from learncost.reports.memory.step import MemoryStep
-from learncost.reports.question import question
-from learncost.reports.run import adaptation_of, prepare
+from learncost.reports.request import Request, takes_request
+from learncost.reports.run import prepare
 from learncost.reports.sheet import Sheet, SheetRow, Shown, number, seconds_of
 from learncost.reports.timing import timing
 from learncost.version import __version__
@@ -33,7 +31,6 @@ from learncost.viz.predicted import PricedStep, StepMemory, process
 from learncost.viz.timeline import Slice, Timeline, TimelineProcess
 
 if TYPE_CHECKING:
-    from learncost.devices.device import Device
     from learncost.timing import Rates
 
 
@@ -131,28 +128,11 @@ def _length(length: int, facts: Mapping[str, str]) -> str:
     return f"{length * int(facts['nanosecond'].split()[0].replace(',', '')):,} FLOPs"
 
 
-@question()
-def trace(
-    model: str | Configuration | Layer,
-    procedure: str = "bp",
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    optimizer: str | None = None,
-    dropout: float | str = 0.0,
-    dtype: str | None = None,
-    context: int | str | None = None,
-    train: object = None,
-    train_layers: object = None,
-    lora: object = None,
-    lora_rank: object = None,
-    lora_alpha: object = None,
-    plan: str | None = None,
-    on: str | Device | Rates | None = None,
-    precision: str | None = None,
-    output: str | None = None,
-    **sizes: Any,
-) -> Trace:
+@takes_request(
+    "model procedure batch_size seq_len target_len optimizer dropout dtype context train train_layers lora lora_rank "
+    "lora_alpha plan on precision"
+)
+def trace(request: Request, output: str | None = None) -> Trace:
     """Write the predicted step as a trace, with a slice for every line of every block and a counter for memory.
 
     Perfetto (https://ui.perfetto.dev) and chrome://tracing open it.
@@ -162,8 +142,6 @@ def trace(
     procedure
         The learning procedure of the step: {choices} (`learncost list procedures`); or inference: prefill (forward pass
         of the prompt) or decode (one new token).
-    context
-        For decode: tokens in the KV cache before the step. The default is the model's number of positions.
     on
         The device for predicted times: here (after learncost calibrate), a file of learncost calibrate `out`, or a
         published device (`learncost list devices`). By default the length of a slice is its number of FLOPs.
@@ -200,41 +178,29 @@ def trace(
         The same without a device: a line is as long as it has FLOPs.
     """
     path = None if output is None else path_of("trace", ENDINGS, output)
+    procedure = request.procedure
     find_procedure(procedure, INFERENCE)
-    kind = None if dtype is None and precision is None else either(dtype, precision)
+    kind = request.kind() if request.is_typed else None
     rates = None
-    if on is not None:
+    if request.on is not None:
         from learncost.devices.rates import rates as attained
 
-        rates = attained(on, kind.values if kind else None, "kernels" if plan else "operators")
+        rates = attained(request.on, kind.values if kind else None, "kernels" if request.plan else "operators")
     type_name = kind.name if kind else (rates.dtype if rates else "") or "fp32"
-    adaptation = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
-    lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    request = request.in_precision(type_name)
     if procedure in INFERENCE:
-        if adaptation is not None or plan:
-            raise InputError(f"plan, train and lora are of a training step; {procedure} is none")
-        training = {"tokens": None, "optimizer": optimizer, "dropout": dropout}
-        inference_sizes = {**lengths, "context": context}
-        served_step = served(model, INFERENCE[procedure], "run", inference_sizes, training, type_name, sizes, rates)
-        run, table, rows, axes, timed = (
-            served_step.run,
-            served_step.table,
-            served_step.rows,
-            served_step.axes,
-            served_step.timed,
-        )
+        each = served(request, rates)
+        run, table, rows, axes, timed = each.run, each.table, each.rows, each.axes, each.timed
         memory: StepMemory = _InferenceMemory(table, axes, type_name)
     else:
-        if context is not None:
+        if request.context is not None:
             raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
-        several = batch_size, seq_len, target_len
-        run = prepare(
-            model, "run", *several, None, optimizer, dropout, type_name, sizes, (procedure,), adaptation, plan
-        )
+        run = prepare(request)
         check_known(run.model.table.lines, "a trace")
         table, rows, axes = run.table(procedure, run.book), run.rows(procedure, run.book), run.axes
         timed = None if rates is None else timing(rows, axes, rates, run.dtype, run.book)
-        memory = MemoryStep(run, procedure, precision_of(type_name), optimizer or default_optimizer(run.book))
+        optimizer = request.optimizer or default_optimizer(run.book)
+        memory = MemoryStep(run, procedure, precision_of(type_name), optimizer)
     step = PricedStep(f"{run.model.configuration.name}, {procedure}", table, rows, axes, run.dtype, timed, memory)
     drawn = Trace(f"{step.name}, as predicted", Timeline((process(step),), _facts(step, type_name, rates)), output)
     if path is not None:

@@ -24,6 +24,7 @@ from learncost.ops import entries, entry, op_called, plain
 from learncost.procedures.feedback import with_feedback
 from learncost.procedures.optimizer import default_optimizer, optimizer
 from learncost.procedures.procedure import ELSEWHERE, LEARNING, MOVES, procedure
+from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun, prepare
 
 BP = "bp"
@@ -205,7 +206,8 @@ def prepared(
     sizes: Mapping[str, Any],
 ) -> PreparedRun:
     """The model that is asked for, ready to be priced. Raises `InputError`."""
-    lengths_given = (lengths.get("batch_size"), lengths.get("seq_len"), lengths.get("target_len"))
-    run = prepare(model, price_book, *lengths_given, None, optimizer, 0.0, "fp32", sizes, (procedure,))
+    lengths = {name: lengths.get(name) for name in ("batch_size", "seq_len", "target_len")}
+    request = Request(model, procedure, price_book=price_book, optimizer=optimizer, sizes=sizes, **lengths)
+    run = prepare(request)
     check_known(run.model.table.lines, "a formula")
     return run

@@ -20,7 +20,8 @@ from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
 from learncost.reports.memory.runs import largest, longest, runner_of
 from learncost.reports.memory.step import MemoryStep
-from learncost.reports.run import PreparedRun, adaptation_of, prepare
+from learncost.reports.request import ADAPTING, Request
+from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.sheet import size_of
 
 if TYPE_CHECKING:
@@ -38,9 +39,6 @@ PLANS = (
 
 SERVED = ("", "flash,fused")
 """What is tried of inference."""
-
-ADAPTED = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
-"""What learns, in the order of `adaptation`."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +107,10 @@ class FitQuestion:
 
     def run(self, procedure: str, plan: str, seq_len: int | None = None) -> PreparedRun:
         """A sample, checked and built."""
-        names, adapted = (
-            ((), None)
-            if procedure == NAME
-            else ((procedure,), adaptation_of(*self.learns, kind=precision_of(self.dtype)))
-        )
-        lengths = self.least, seq_len or self.seq_len, self.target_len
-        return prepare(self.model, "run", *lengths, None, None, 0, self.dtype, self.sizes, names, adapted, plan)
+        lengths: dict[str, Any] = {"seq_len": seq_len or self.seq_len, "target_len": self.target_len}
+        learning: dict[str, Any] = dict(zip(ADAPTING, self.learns, strict=True))
+        request = Request(self.model, batch_size=self.least, precision=self.dtype, plan=plan, sizes=self.sizes)
+        return prepare(replace(request, **lengths, **learning), () if procedure == NAME else (procedure,))
 
     def ways(self, procedure: str) -> tuple[list[FitPlan], list[str]]:
         """A procedure under the plans that are tried, those that come to the same once; and what is refused, why."""
@@ -243,7 +238,7 @@ class FitQuestion:
             or any(choice is not None for choice in self.learns)
         ):
             return None
-        changed_place = ADAPTED.index(name)
+        changed_place = ADAPTING.index(name)
         return replace(
             self, learns=tuple(value if place == changed_place else choice for place, choice in enumerate(self.learns))
         )

@@ -24,7 +24,8 @@ from learncost.reports.memory.runs import ChosenEngine, largest, longest, runner
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.memory.types import bytes_of
 from learncost.reports.question import question
-from learncost.reports.run import adaptation_of, possible, prepare
+from learncost.reports.request import Request
+from learncost.reports.run import possible, prepare
 from learncost.reports.sheet import Drawn
 
 if TYPE_CHECKING:
@@ -316,10 +317,12 @@ def memory(
         regions = device.free
         budget = sum(region.bytes for region in regions)
     limit, parts = None if budget is None else bytes_of("budget", budget), 1
-    learning = train, train_layers, lora, lora_rank, lora_alpha
+    learning: dict[str, Any] = {"train": train, "train_layers": train_layers, "lora": lora}
+    learning |= {"lora_rank": lora_rank, "lora_alpha": lora_alpha}
     kind = either(dtype, precision)
     named_one("mode", mode, MODES)
-    adapted = adaptation_of(*learning, kind=kind)
+    request = Request(model, seq_len=seq_len, target_len=target_len, dropout=dropout, sizes=sizes)
+    request = replace(request, precision=kind.name, **learning)
 
     if mesh or place or placement:
         check_over(mesh, engine)
@@ -331,8 +334,8 @@ def memory(
 
     def of_one(procedure: str, engine: str) -> Memory:
         chosen_engine = named_one("engine", engine or USUAL, memory_engines())
-        chosen_plan, lengths = chosen_engine.plan if plan is None else plan, (batch_size, seq_len, target_len)
-        run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), adapted, chosen_plan)
+        chosen_plan = chosen_engine.plan if plan is None else plan
+        run = prepare(replace(request, procedure=procedure, plan=chosen_plan, batch_size=batch_size))
         chosen = optimizer or DEFAULT
         planner = chosen_engine.planner if mesh is None else of_part(chosen_engine.planner, parts)
         step = MemoryStep(run, procedure, kind, chosen, accumulate, False, limit, planner, mode=mode, module=module)

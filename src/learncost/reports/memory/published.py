@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
@@ -15,13 +15,12 @@ from typing import Any
 from learncost.cost_models.formula import FormulaValues, value
 from learncost.ir.errors import BYTES, InputError
 from learncost.ir.polynomial import Polynomial, total
-from learncost.layers.layer import Layer
 from learncost.liveness import levels
-from learncost.models.configuration import Configuration
 from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.procedures.step import step
 from learncost.reports.memory.memory import Memory, memory
+from learncost.reports.request import Request
 from learncost.reports.run import prepare
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown, number
 
@@ -154,23 +153,16 @@ class PublishedMemory(Shown):
         )
 
 
-def published_memory(
-    model: str | Configuration | Layer,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    *,
-    convention: str = "pau-aymone",
-    **sizes: Any,
-) -> PublishedMemory:
+def published_memory(request: Request, convention: str = "pau-aymone") -> PublishedMemory:
     """What a publication counts as the memory for activations of one sequence, beside the exact one.
 
     Raises `InputError` for a model that the convention does not speak of.
     """
     counting = conventions()[convention]
-    settings = "run", 1, seq_len, target_len, None, None, 0, "fp32", sizes
-    run = prepare(model, *settings, ("bp",))
+    request = replace(request, batch_size=1)
+    run = prepare(request)
     letters = _letters(run.model, run.axes)  # what the convention does not speak of is said before what cannot learn
-    prepare(model, *settings, PROCEDURES)
+    prepare(request, PROCEDURES)
     rows = []
     for name in PROCEDURES:
         counted = counting.elements(name, letters), counting.elements(name, letters, mended=True)

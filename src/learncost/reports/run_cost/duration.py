@@ -4,34 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from learncost.devices import assumptions
 from learncost.devices.cluster import Cluster
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure, computed
 from learncost.ir.errors import InputError
-from learncost.layers.layer import Layer
-from learncost.models.configuration import Configuration
 from learncost.reports.cost import cost
+from learncost.reports.request import ADAPTING, Request
 from learncost.reports.run_cost import published
-from learncost.timing import Rates
 
 if TYPE_CHECKING:
-    from learncost.reports.search.spread import Spread, SpreadRequest
+    from learncost.reports.search.spread import Spread
 
 
-def step_on(
-    model: str | Configuration | Layer,
-    procedure: str,
-    sizes: Mapping[str, Any],
-    on: str | Device | Rates,
-    dtype: str,
-    measured: bool,
-) -> Figure | str:
+def step_on(request: Request, measured: bool) -> Figure | str:
     """Seconds of one step on one device, as `cost` models it there; or why they are not known of a published one."""
     try:
-        timing = cost(model, procedure, "run", **{"precision": dtype, **sizes}, on=on).timing
+        timing = cost(request, by="macro-operation").timing
     except InputError as error:
         if measured:
             raise
@@ -61,28 +52,13 @@ def show_step(figures: dict[str, Figure], seconds: Figure, tokens: int, most: fl
         figures["step_mfu"] = up_to(most, means)
 
 
-_ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
-_NOT_OF_A_MESH = ("by", "optimizer", "target_len", "precision")
-
-
-def step_over(
-    model: str | Configuration | Layer,
-    group: Cluster,
-    number: Figure,
-    mesh: str | None,
-    place: str | None,
-    placement: str | None,
-    asked: SpreadRequest,
-    dtype: str,
-    sizes: Mapping[str, Any],
-) -> Spread:
+def step_over(request: Request, group: Cluster) -> Spread:
     """The step over a mesh. Raises `InputError` for what is not counted there, and where nothing fits."""
     from learncost.reports.search.spread import spread  # only where a mesh is asked for: start-up counts
 
-    given_sizes = {name: size for name, size in sizes.items() if name not in _NOT_OF_A_MESH and size is not None}
-    if adapting := [name for name in _ADAPTING if name in given_sizes]:
+    if adapting := [name for name in ADAPTING if getattr(request, name) is not None]:
         raise InputError(f"{adapting[0]} is not supported over a mesh: remove it, or remove --mesh")
-    return spread(model, group, int(number.value), mesh, place, placement, asked, dtype, given_sizes)
+    return spread(request, group)
 
 
 def up_to(most: float, share: Figure) -> Figure:
@@ -133,7 +109,7 @@ def days_on(
     typed: Mapping[str, Figure],
     machine: Device,
     kind: str,
-    sizes: Mapping[str, Any],
+    fine_tuning: bool,
     measured: bool,
     most: float,
 ) -> str:
@@ -149,7 +125,6 @@ def days_on(
         figures["time"] = published.days_of_steps(figures["steps"], figures["step"], figures["devices"])
         return "step"
     if "peak" in figures:
-        fine_tuning = any(sizes.get(name) is not None for name in ("train", "train_layers", "lora"))
         _days_of_utilization(figures, typed, assumptions.mfu(machine, fine_tuning), most)
         return "hfu" if "hfu" in typed else "mfu"
     has = ", ".join(machine.peak_tflops) or "none"

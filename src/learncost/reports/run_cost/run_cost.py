@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from learncost.cost_models import Book
 from learncost.devices import assumptions
 from learncost.devices.cluster import cluster_of, cluster_with
 from learncost.devices.device import RATES, Device
@@ -17,14 +17,12 @@ from learncost.devices.sustained import most_of_peak
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.loop import check_known
 from learncost.ir.precision import BYTES, check_stored, either
-from learncost.layers.layer import Layer
-from learncost.models.configuration import Configuration
 from learncost.models.tables import check_batch
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.cost import cost
-from learncost.reports.question import question
 from learncost.reports.record import Cost
+from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_tokens
 from learncost.reports.run_cost import published, record
 from learncost.reports.run_cost.duration import days_on, days_over, show_step, show_step_over, step_on, step_over
@@ -39,40 +37,38 @@ if TYPE_CHECKING:
 BESIDE = ("matmul", "causal-exact", "gpt3", "kaplan")
 
 
-_OF_A_STEP = "batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha"
-"""What may be said of the step beside sizes of the model."""
+@dataclass(frozen=True)
+class RunAssumptions:
+    """What is given of a whole run instead of being assumed: utilization, rates, power, carbon and price."""
+
+    mfu: float | str | None = None
+    hfu: float | str | None = None
+    tokens_per_second: float | str | None = None
+    peak_tflops: float | str | None = None
+    power: float | str | None = None
+    pue: float | str | None = None
+    country: str | None = None
+    year: int | str | None = None
+    carbon_intensity: float | str | None = None
+    price_per_hour: float | str | None = None
+
+    @property
+    def typed(self) -> dict[str, Figure]:
+        """The numbers that were given. Raises `InputError`."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        typed = {name: record.figure(name, given[name]) for name in given if name not in ("country", "year")}
+        record.check_together(typed, self.country, self.year)
+        return typed
 
 
-@question(cost, _OF_A_STEP)
-def run_cost(
-    model: str | Configuration | Layer,
-    tokens: int | str | None = None,
-    on: str | Device | Rates | None = None,
-    devices: int | str = 1,
-    *,
-    mesh: str | None = None,
-    place: str | None = None,
-    placement: str | None = None,
-    schedule: str = "1f1b",
-    microbatch: int | str | None = None,
-    chunks: int | str | None = None,
-    plan: str | None = None,
-    mfu: float | str | None = None,
-    hfu: float | str | None = None,
-    tokens_per_second: float | str | None = None,
-    peak_tflops: float | str | None = None,
-    power: float | str | None = None,
-    pue: float | str | None = None,
-    country: str | None = None,
-    year: int | str | None = None,
-    carbon_intensity: float | str | None = None,
-    price_per_hour: float | str | None = None,
-    procedure: str = "bp",
-    price_book: str | Book = "matmul",
-    dtype: str | None = None,
-    precision: str | None = None,
-    **sizes: Any,
-) -> RunCost:
+@takes_request(
+    "model tokens on devices * mesh place placement schedule microbatch chunks plan procedure price_book dtype "
+    "precision batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha",
+    RunAssumptions,
+    price_book="matmul",
+    devices=1,
+)
+def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     """The time, energy, CO2 and price of a whole training run, each with its label, source and interval.
 
     Parameters
@@ -164,46 +160,33 @@ def run_cost(
     >>> run.figures["mfu"].label
     'given'
     """
+    procedure = request.procedure
     if procedure in INFERENCE:
         raise InputError(f"run-cost supports training only: use `learncost cost` for {procedure}")
-    if tokens is None:
+    if request.tokens is None:
         raise InputError("run-cost requires the tokens of the run, for example --tokens 3e11")
-    if on is None:
+    if (on := request.on) is None:
         raise InputError("run-cost requires a device: --on NAME (see `learncost list devices`)")
-    dtype, precision = _type(dtype, precision)
-    count = check_tokens("tokens", tokens)
-    number = record.devices(devices)
-    flags = {
-        "mfu": mfu,
-        "hfu": hfu,
-        "tokens_per_second": tokens_per_second,
-        "peak_tflops": peak_tflops,
-        "power": power,
-        "pue": pue,
-        "carbon_intensity": carbon_intensity,
-        "price_per_hour": price_per_hour,
-    }
-    typed = {name: record.figure(name, value) for name, value in flags.items() if value is not None}
-    record.check_together(typed, country, year)
-    grid_place = _place(typed, country, year)
+    dtype, precision = _type(request.dtype, request.precision)
+    count = check_tokens("tokens", request.tokens)
+    number = record.devices(request.devices)
+    typed = given.typed
+    grid_place = _place(typed, given.country, given.year)
     group = cluster_of(on)
     if group is not None:
         on = group.device
     machine, attained = _machine(on, dtype)
-    over_devices = any(each is not None for each in (group, mesh, place, placement))
-    sizes = {"by": "macro-operation", **sizes}
-    if plan is not None and not over_devices:
-        sizes["plan"] = plan
-    if precision is not None:
-        sizes["precision"] = precision
-    step = cost(model, procedure, price_book, **sizes)
+    over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
+    one = replace(request, tokens=None, on=None, mesh=None, place=None, placement=None, dtype=None, precision=precision)
+    one = replace(one, plan=None) if over_devices else one
+    step = cost(one, by="macro-operation")
     if step.built is not None:
         check_batch(step.built.table, step.model)
         check_known(step.built.table.lines, "a run's cost")
     useful = step
     again = "forward again" in find_procedure(procedure, INFERENCE).moves
     if again and "hfu" not in typed:  # what is run again is no part of MFU
-        useful = cost(model, "bp", price_book, **sizes)
+        useful = cost(replace(one, procedure="bp"), by="macro-operation")
     figures = {"tokens": Figure(count, "", "given", "--tokens"), "flops": _flops(useful, count)}
     if useful is not step:
         figures["hardware_flops"] = _flops(step, count)
@@ -216,26 +199,22 @@ def run_cost(
     if over_devices:
         if procedure != "bp":
             raise InputError(f"--mesh requires --procedure bp, not {procedure}")
-        from learncost.reports.search.spread import asked  # only where a mesh is asked for: start-up counts
-
-        way = asked(schedule, microbatch, chunks, plan, mesh)
-        many = step_over(
-            model, group or cluster_with(machine), number, mesh, place, placement, way, precision or kind, sizes
-        )
+        asked = replace(request, dtype=None, precision=precision or kind, devices=int(number.value))
+        many = step_over(asked, group or cluster_with(machine))
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
         seconds = show_step_over(figures, many, most)
         total_by = days_over(figures, typed)
     else:
-        if named := [name for name, said in (("microbatch", microbatch), ("chunks", chunks)) if said]:
+        if named := [name for name in ("microbatch", "chunks") if getattr(request, name)]:
             raise InputError(f"--{named[0].replace('_', '-')} requires --mesh")
-        seconds = step_on(model, procedure, sizes, on, kind, attained is not None)
+        seconds = step_on(replace(one, price_book="run", on=on, precision=precision or kind), attained is not None)
         if isinstance(seconds, Figure):
             show_step(figures, seconds, step.tokens_per_step, most)
-        total_by = days_on(figures, typed, machine, kind, sizes, attained is not None, most)
+        total_by = days_on(figures, typed, machine, kind, request.is_fine_tuning, attained is not None, most)
     figures["device_hours"] = published.device_hours(figures["time"], number)
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
-    others = _beside(model, step, count, sizes)
+    others = _beside(one, step, count)
     return RunCost(step, machine, kind, figures, unknown, others, total_by, many, precision or kind)
 
 
@@ -320,14 +299,14 @@ def _place(typed: Mapping[str, Figure], country: str | None, year: int | str | N
     return published.of_the_world(when) if country is None else published.intensity(country, when)
 
 
-def _beside(model: str | Configuration | Layer, step: Cost, tokens: int, sizes: Mapping[str, Any]) -> dict[str, int]:
+def _beside(request: Request, step: Cost, tokens: int) -> dict[str, int]:
     """The whole run by other books; one whose formula is not about the model is left out."""
     by_book = {}
     for name in BESIDE:
         if name == step.price_book:
             continue
         try:
-            by_book[name] = int(_flops(cost(model, step.procedure, name, **sizes), tokens).value)
+            by_book[name] = int(_flops(cost(replace(request, price_book=name), by="macro-operation"), tokens).value)
         except InputError:
             continue
     return by_book

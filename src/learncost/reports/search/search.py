@@ -27,10 +27,8 @@ from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import stored
-from learncost.layers.layer import Layer
-from learncost.models.configuration import Configuration
 from learncost.reports.memory.types import bytes_of
-from learncost.reports.question import question
+from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_tokens, prepare
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown, seconds_of, size_of
 from learncost.timing import Rates
@@ -252,20 +250,8 @@ def _worse(step: StepUsage, best: StepUsage) -> str:
     return f"{100 * extra:.1f} % slower: {', '.join(told)}" if told else f"{100 * extra:.1f} % slower"
 
 
-@question()
-def search(
-    model: str | Configuration | Layer,
-    on: str | Cluster | None = None,
-    devices: int | str | None = None,
-    *,
-    tokens: int | str | None = None,
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    precision: str | None = None,
-    budget: int | str | None = None,
-    top: int | str = SHOWN,
-    **sizes: Any,
-) -> Search:
+@takes_request("model on devices * tokens batch_size seq_len precision budget")
+def search(request: Request, devices: int | str | None = None, top: int | str = SHOWN) -> Search:
     """Find the fastest parallel configurations of a training step on a cluster: meshes, schedules and plans that fit.
 
     Parameters
@@ -306,6 +292,7 @@ def search(
     >>> found.best.step.way.devices
     8
     """
+    on, tokens, budget = request.on, request.tokens, request.budget
     if on is None:
         raise InputError("search requires a cluster: --on NAME (see `learncost list clusters`)")
     if devices is None:
@@ -314,12 +301,12 @@ def search(
     number_of = _whole("devices", devices)
     few = _whole("top", top)
     total = None if tokens is None else check_tokens("tokens", tokens)
-    kinds = [stored(name.strip()) for name in (precision or "bf16").split(",")]
-    run = prepare(model, "run", 1, seq_len, None, None, None, 0, kinds[0].name, sizes, ("bp",))
+    kinds = [stored(name.strip()) for name in (request.precision or "bf16").split(",")]
+    run = prepare(of_one(request.in_precision(kinds[0].name)))
     if run.model.two_sided or not run.model.learns:
-        raise InputError(f"search requires a model with one sequence and a loss; {shown(str(model))} has none")
+        raise InputError(f"search requires a model with one sequence and a loss; {shown(str(request.model))} has none")
     length = run.axes["M"]
-    batch = batch_of(batch_size, length, number_of)
+    batch = batch_of(request.batch_size, length, number_of)
     memory = float(bytes_of("budget", budget)) if budget is not None else max(cluster.device.memory_gb) * 1e9
     times: dict[tuple[Any, ...], dict[SegmentPass, float]] = {}
     first, refused = _first(run.model, run.axes, kinds[0], cluster, times)
@@ -376,6 +363,13 @@ def _first(
                 raise
             refused.append(f"Not sharded over {axes[-1]}: {str(error).partition(' (clause')[0]}.")
             axes = axes[:-1]
+
+
+def of_one(request: Request) -> Request:
+    """Return the request of one sequence: the model and its length are of it, and the mesh is searched beside it."""
+    return Request(
+        request.model, batch_size=1, seq_len=request.seq_len, precision=request.kind().name, sizes=request.sizes
+    )
 
 
 def _whole(name: str, value: object) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.candidates import CHUNKS
@@ -14,11 +13,11 @@ from learncost.autoshard.step import PIPELINE, ParallelConfig, StepUsage, step_o
 from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
-from learncost.ir.precision import precision_of
 from learncost.models.model import Model
 from learncost.program.pipeline import KINDS
+from learncost.reports.request import Request
 from learncost.reports.run import prepare
-from learncost.reports.search.search import batch_of, search
+from learncost.reports.search.search import batch_of, of_one, search
 from learncost.sharding.clauses import Clause, clauses
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh
@@ -46,14 +45,13 @@ class SpreadRequest:
     plan: str = PLAN
 
 
-def asked(
-    schedule: str, microbatch: object = None, chunks: object = None, plan: str | None = None, mesh: str | None = ""
-) -> SpreadRequest:
-    """What a command is asked for, checked. Raises `InputError`; also for what is said of no mesh."""
+def pipeline_asked(request: Request) -> SpreadRequest:
+    """What is asked of the pipeline, checked. Raises `InputError`; also for what is said of no mesh."""
+    schedule, plan = request.schedule, request.plan
     if schedule not in KINDS:
         raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(schedule)}")
-    said = {"microbatch": microbatch, "chunks": chunks, "plan": plan}
-    if mesh is None and (names := [name for name, value in said.items() if value is not None]):
+    said = {"microbatch": request.microbatch, "chunks": request.chunks, "plan": plan}
+    if request.mesh is None and (names := [name for name, value in said.items() if value is not None]):
         raise InputError(f"--{names[0].replace('_', '-')} requires --mesh; without --mesh the fastest mesh is used")
     whole = {name: 1 if said[name] is None else counted(said[name]) or 0 for name in ("microbatch", "chunks")}
     if wrong := [name for name, value in whole.items() if not 1 <= value <= LARGEST]:
@@ -62,7 +60,7 @@ def asked(
         several = " or ".join(name for name, kind in KINDS.items() if kind.several)
         raise InputError(f"{schedule} has one stage per device: use --schedule {several} for {whole['chunks']} chunks")
     return SpreadRequest(
-        schedule, whole["microbatch"], 0 if chunks is None else whole["chunks"], PLAN if plan is None else plan
+        schedule, whole["microbatch"], 0 if request.chunks is None else whole["chunks"], PLAN if plan is None else plan
     )
 
 
@@ -84,33 +82,24 @@ class Spread:
         return self.step.peak <= self.memory
 
 
-def spread(
-    model: Any,
-    cluster: Cluster,
-    devices: int,
-    mesh: str | None,
-    place: str | None,
-    placement: str | None,
-    asked: SpreadRequest,
-    dtype: str,
-    sizes: Mapping[str, Any],
-) -> Spread:
+def spread(request: Request, cluster: Cluster) -> Spread:
     """One step over a mesh; without one, over the fastest that fits."""
+    mesh, place, placement, asked = request.mesh, request.place, request.placement, pipeline_asked(request)
+    devices = int(request.devices or 1)
+    memory = max(cluster.device.memory_gb) * 1e9
     if mesh is None:
         if place or placement:
             raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
-        best = search(model, cluster, devices, precision=dtype, top=1, **sizes).best
+        best = search(replace(request, on=cluster), devices, top=1).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
         text += f"; plan {best.plan}" if best.plan != PLAN else ""
-        return Spread(best.step, text, max(cluster.device.memory_gb) * 1e9, False)
+        return Spread(best.step, text, memory, False)
     grid = parse_mesh(mesh)
     if devices not in (1, grid.devices):
         raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
-    model_sizes = {name: size for name, size in sizes.items() if name not in SIZES}
-    kind = precision_of(dtype)
-    run = prepare(model, "run", 1, sizes.get("seq_len"), None, None, None, 0, kind.name, model_sizes, ("bp",))
+    run, kind = prepare(of_one(request)), request.kind()
     length = run.axes["M"]
-    batch = batch_of(sizes.get("batch_size"), length, grid.devices)
+    batch = batch_of(request.batch_size, length, grid.devices)
     inner = Mesh(tuple((axis, size) for axis, size in grid.axes if axis != PIPELINE) or (("dp", 1),))
     cut = _within_stages(chosen(place, placement), run.model) if place or placement else clauses(usual(inner.names))
     number = asked.microbatch * prod(inner.sizes.values())
@@ -134,7 +123,7 @@ def spread(
     step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
     text = ", ".join(filter(None, (place, placement))) or usual(inner.names)
     text += f"; plan {asked.plan}" if asked.plan != PLAN else ""
-    return Spread(step, text, max(cluster.device.memory_gb) * 1e9, True)
+    return Spread(step, text, memory, True)
 
 
 def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from learncost.ir.errors import InputError
 from learncost.reports.compare import Comparison
 from learncost.reports.memory.memory import Memory, memory
+from learncost.reports.request import Request
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,12 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None,
     )
 
 
-def table_memories(names: Iterable[str], settings: Mapping[str, Any]) -> dict[str, Memory]:
-    """The memory of each procedure as the table says it, where that account has the plan and the type.
-
-    settings  the arguments of `lc.memory` beside the procedure
-    """
+def table_memories(names: Iterable[str], request: Request) -> dict[str, Memory]:
+    """The memory of each procedure as the table says it, where that account has the plan and the type."""
     memories = {}
     for name in names:
         with suppress(InputError):
-            answer = memory(procedure=name, engine="graph", **settings)
+            answer = memory(request.model, **request.given | {"procedure": name, "engine": "graph"})
             assert isinstance(answer, Memory)
             memories[name] = answer
     return memories

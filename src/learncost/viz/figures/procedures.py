@@ -7,6 +7,7 @@ from typing import Any
 
 from learncost.reports.compare import Comparison, compare
 from learncost.reports.sheet import size_of
+from learncost.viz.comparisons import of_memory
 from learncost.viz.data.procedures import Procedures, procedures, table_memories
 from learncost.viz.figures.panel import HEADING, POINTS, Panel, fitting, keywords_of, rows_of_key, sizes_of, step_of
 from learncost.viz.figures.style import DARK, NORMAL, PASSES, SMALL, WIDTHS, short, width_of
@@ -20,10 +21,8 @@ def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Procedures]
     data = []
     for model in models:
         answer = compare(model, **keywords)
-        memory_keywords = {
-            name: value for name, value in keywords.items() if name not in ("procedures", "price_book", "tokens")
-        }
-        data.append(procedures(answer, table_memories(answer.procedures, {"model": model, **memory_keywords})))
+        assert answer.request is not None
+        data.append(procedures(answer, table_memories(answer.procedures, of_memory(answer.request))))
     return data
 
 

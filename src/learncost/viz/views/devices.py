@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -18,12 +19,12 @@ from learncost.ops.collectives import is_collective
 from learncost.program.pipeline import run
 from learncost.program.pipeline import schedule as schedule_of
 from learncost.reports.placed import place as placed_table
-from learncost.reports.question import question
+from learncost.reports.request import Request, takes_request
 from learncost.reports.search.search import Found, Search, said_of, search
-from learncost.reports.search.spread import Spread, asked, described, spread, usual
+from learncost.reports.search.spread import Spread, described, spread, usual
 from learncost.reports.sheet import number, seconds_of, size_of
 from learncost.sharding.mesh import mesh as parse_mesh
-from learncost.viz.views.picture import MADE, BarRow, Bars, Chart, Lanes, Picture, TableRows, TextLines, command_of
+from learncost.viz.views.picture import MADE, BarRow, Bars, Chart, Lanes, Picture, TableRows, TextLines
 
 DEVICES = 8
 """Devices that are looked at first."""
@@ -34,29 +35,12 @@ USUAL = "DGX H100"
 PASSES = {"F": "forward", "B": "backward", "W": "weight update"}
 
 
-@question()
-def over_devices(
-    model: Any,
-    mesh: str | None = None,
-    place: str | None = None,
-    placement: str | None = None,
-    cluster: str | None = None,
-    devices: int | str | None = None,
-    schedule: str = "1f1b",
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    precision: str | None = None,
-    on: str | None = None,
-    procedure: str = "bp",
-    target_len: int | str | None = None,
-    optimizer: str | None = None,
-    dropout: float | str | None = None,
-    plan: str | None = None,
-    train: object = None,
-    train_layers: object = None,
-    lora: object = None,
-    **sizes: Any,
-) -> Picture:
+@takes_request(
+    "model mesh place placement cluster devices schedule batch_size seq_len precision on procedure target_len "
+    "optimizer dropout plan train train_layers lora",
+    dropout=None,
+)
+def over_devices(request: Request, cluster: str | None = None) -> Picture:
     """A training step over many devices: over a mesh, or over the fastest that are found.
 
     Parameters
@@ -81,40 +65,37 @@ def over_devices(
     InputError
         As for `lc.search` and `lc.place`.
     """
-    others = {"target_len": target_len, "optimizer": optimizer, "dropout": dropout, "plan": plan, "train": train}
-    others |= {"train_layers": train_layers, "lora": lora}
-    if named := [name for name, value in others.items() if value is not None]:
+    others = ("target_len", "optimizer", "dropout", "plan", "train", "train_layers", "lora")
+    if named := [name for name in others if getattr(request, name) is not None]:
         raise InputError(f"{named[0]} is not counted over a mesh of devices: leave it out")
-    if procedure != "bp":
-        raise InputError(f"--mesh requires --procedure bp, not {procedure}")
-    group = _cluster(cluster, on)
-    several = counted(devices) if devices else DEVICES
+    if request.procedure != "bp":
+        raise InputError(f"--mesh requires --procedure bp, not {request.procedure}")
+    group = _cluster(cluster, str(request.on) if request.on else None)
+    several = counted(request.devices) if request.devices else DEVICES
     if not several:
-        raise InputError(f"devices must be a whole number, not {shown(devices)}")
-    settings = {"batch_size": batch_size, "seq_len": seq_len, **sizes}
-    given = {name: value for name, value in settings.items() if value is not None}
-    kind = precision or "bf16"
-    if mesh is None and not place and not placement:
+        raise InputError(f"devices must be a whole number, not {shown(request.devices)}")
+    kind = request.precision or "bf16"
+    request = replace(request, precision=kind, dropout=0.0, devices=None)
+    if request.mesh is None and not request.place and not request.placement:
         try:
-            answer = search(model, group, several, precision=kind, **given)
+            answer = search(replace(request, on=group, schedule="1f1b"), several)
         except InputError:
-            mesh = f"dp={several}"  # the simplest, where nothing is searched
+            request = replace(request, mesh=f"dp={several}")  # the simplest, where nothing is searched
         else:
-            return _searched(model, answer, {"precision": precision, **given})
-    many = spread(model, group, 1, mesh, place, placement, asked(schedule), kind, given)
+            return _searched(request, answer)
+    many = spread(replace(request, devices=1), group)
     step = many.step
     notes = (
         f"Over {described(step)} on {group.name}; cut by: {many.placed}.",
         f"Time is modelled: {step.low:.2g} to {step.high:.2g} of what stands here. {'; '.join(ASSUMED.values())}.",
     )
-    flags = {"on": group.name, "mesh": mesh, "place": place, "placement": placement, "schedule": schedule}
-    command = command_of(("run-cost",), model, {"tokens": "1e12", **flags, "precision": precision, **given})
+    command = replace(request, on=group.name).command("run-cost", tokens="1e12")
     title = (
         f"Over {step.way.devices:,} devices a step of {step.tokens:,} tokens takes {seconds_of(step.seconds)}, "
         f"and a device holds {size_of(step.peak)}"
     )
     lead = "Every device runs the same table on its part: what is cut over the mesh says what it does, holds and sends."
-    return Picture(title, lead, (*_taken(many), *_placed(model, many, place, placement, kind, given)), notes, command)
+    return Picture(title, lead, (*_taken(many), *_placed(request, many)), notes, command)
 
 
 def _cluster(name: str | None, on: str | None) -> Cluster:
@@ -131,9 +112,9 @@ def _causes(step: StepUsage) -> dict[str, float]:
     return {name: seconds for name, seconds in step.causes.items() if seconds > 1e-9 * step.seconds}
 
 
-def _searched(model: Any, answer: Search, given: dict[str, Any]) -> Picture:
+def _searched(request: Request, answer: Search) -> Picture:
     """The ways that fit, the fastest first."""
-    command = command_of(("search",), model, {"on": answer.cluster.name, "devices": answer.devices, **given})
+    command = replace(request, on=answer.cluster.name).command("search", devices=answer.devices)
     sequences = f"{answer.batch_size:,} sequence{'s' if answer.batch_size > 1 else ''}"
     what = f"{sequences} of {answer.seq_len:,} tokens a step on {answer.cluster.name}"
     if not answer.found:
@@ -142,7 +123,7 @@ def _searched(model: Any, answer: Search, given: dict[str, Any]) -> Picture:
     way = f"{best.step.way} with {best.zero}"
     title = f"Over {answer.devices:,} devices {way} is fastest: {seconds_of(best.step.seconds)} a step"
     lead = f"The fastest of {answer.fit:,} ways that fit, for {what}. Choose one, or set the mesh yourself."
-    picks = [_pick(model, each) for each in answer.found]
+    picks = [_pick(request.model, each) for each in answer.found]
     names = [_name(each) for each in answer.found]
     time = Bars(
         "Time of a step by cause",
@@ -262,18 +243,15 @@ def _pipeline(step: StepUsage) -> Lanes:
     return Lanes(f"The pipeline, {way.schedule}: {which}, by their numbers", "seconds", lanes)
 
 
-def _placed(
-    model: Any, many: Spread, place: str | None, placement: str | None, kind: str, given: dict[str, Any]
-) -> list[Chart]:
+def _placed(request: Request, many: Spread) -> list[Chart]:
     """The table of every device, with what its collectives move."""
     inner = {axis: size for axis, size in many.step.way.mesh.items() if axis != PIPELINE and size > 1}
     if not inner:
         return []
     text = ",".join(f"{axis}={size}" for axis, size in inner.items())
-    clauses = place if place or placement else usual(parse_mesh(text).names)
-    placing = {name: value for name, value in given.items() if name != "batch_size"}
+    clauses = request.place if request.place or request.placement else usual(parse_mesh(text).names)
     try:
-        answer = placed_table(model, text, clauses, placement, precision=kind, **placing)
+        answer = placed_table(replace(request, mesh=text, place=clauses, batch_size=None))
     except InputError as error:
         return [TextLines(f"The table of every device is not shown: {error}", "bytes", ())]
     rows, phase = list[tuple[int, str, bool, int | None, str]](), ""

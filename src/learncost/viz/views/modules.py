@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from learncost.reports.cost import cost
-from learncost.reports.question import question
 from learncost.reports.record import Cost, LedgerRow
-from learncost.viz.views.picture import Picture, TreeRows, command_of
+from learncost.reports.request import Request, takes_request
+from learncost.viz.views.picture import Picture, TreeRows
 
 WHOLE = "."
 """The path of a line that is of no module but the whole."""
@@ -20,9 +19,11 @@ class _ModuleNode:
     parts: dict[str, _ModuleNode] = field(default_factory=dict)
 
 
-@question(cost, "procedure price_book batch_size seq_len target_len optimizer dropout dtype context precision plan on "
-    "train train_layers lora lora_rank lora_alpha")  # fmt: skip
-def modules(model: Any, **sizes: Any) -> Picture:
+@takes_request(
+    "model * procedure price_book batch_size seq_len target_len optimizer dropout dtype context precision plan on "
+    "train train_layers lora lora_rank lora_alpha"
+)
+def modules(request: Request) -> Picture:
     """The cost of a step by the modules that a table's lines say they are of, as a tree.
 
     Raises
@@ -30,7 +31,7 @@ def modules(model: Any, **sizes: Any) -> Picture:
     InputError
         As for `lc.cost`, and for a table whose lines say no modules.
     """
-    step = cost(model, **sizes, by="module")
+    step = cost(request, by="module")
     timed = step.timing is not None
     columns = [
         ("FLOPs", "FLOPs"),
@@ -53,7 +54,7 @@ def modules(model: Any, **sizes: Any) -> Picture:
     lead = (
         f"The step by the modules of the program that the table was read from, {depth}. Open one to see what is in it."
     )
-    command = command_of(("cost",), model, {**sizes, "by": "module"})
+    command = request.command("cost", by="module")
     return Picture(title, lead, (TreeRows("", tuple(columns), tuple(rows)),), (), command)
 
 

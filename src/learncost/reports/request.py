@@ -1,0 +1,214 @@
+"""A request: everything that can be asked about a step or about inference, built once and passed whole.
+
+A function of a request is a question (`takes_request`): its flags, keywords and JSON schema are the fields that it
+names, and whoever has a request already passes it as it is.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from learncost.ir.errors import InputError
+from learncost.ir.precision import Precision, either
+from learncost.layers.layer import Layer
+from learncost.models.argument import layer_given
+from learncost.models.configuration import Configuration
+from learncost.procedures.procedure import PAPER
+from learncost.reports.question import asked, flags_typed
+
+if TYPE_CHECKING:
+    from learncost.cost_models import Book
+    from learncost.models.adaptation import Adaptation
+
+Own = ParamSpec("Own")
+Answer = TypeVar("Answer")
+
+ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
+"""The fields that say which parameters are trained."""
+
+CONFIG = "config.json"
+"""The name of a configuration that came as data."""
+
+REQUIRED: Any = Parameter.empty
+"""The default of a field that a question requires."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that can be asked about a step or about inference, as it was given; `flags.toml` says what each is.
+
+    `sizes` are the sizes and settings of the model, in any spelling.
+    """
+
+    model: str | Configuration | Layer
+    procedure: str = "bp"
+    mode: str = PAPER
+    price_book: str | Book = "run"
+    batch_size: int | str | None = None
+    seq_len: int | str | None = None
+    target_len: int | str | None = None
+    tokens: int | str | None = None
+    context: int | str | None = None
+    optimizer: str | None = None
+    dropout: float | str = 0.0
+    dtype: str | None = None
+    precision: str | None = None
+    accumulate: int | str = 1
+    train: object = None
+    train_layers: object = None
+    lora: object = None
+    lora_rank: object = None
+    lora_alpha: object = None
+    plan: str | None = None
+    mesh: str | None = None
+    place: str | None = None
+    placement: str | None = None
+    engine: str = ""
+    module: str = ""
+    devices: int | str | None = None
+    schedule: str = "1f1b"
+    microbatch: int | str | None = None
+    chunks: int | str | None = None
+    on: Any = None  # a name, a file, a Device, Rates or a Cluster
+    budget: int | str | None = None
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, with the sizes of the model, by name; without the model."""
+        usual = {each.name: each.default for each in fields(self)}
+        named = {name: getattr(self, name) for name in usual if name not in ("model", "sizes")}
+        return {name: value for name, value in named.items() if value != usual[name]} | {**self.sizes}
+
+    @property
+    def is_typed(self) -> bool:
+        """Return whether a precision was given."""
+        return self.dtype is not None or self.precision is not None
+
+    def kind(self, counts_alone: bool = False) -> Precision:
+        """Return the precision, fp32 if none was given. Raises `InputError`.
+
+        counts_alone  whether nothing but operations is counted, so that types of products alone are allowed
+        """
+        return either(self.dtype, self.precision, counts_alone=counts_alone)
+
+    @property
+    def is_fine_tuning(self) -> bool:
+        """Return whether some parameters are frozen, or adapters are trained."""
+        return any(value is not None for value in (self.train, self.train_layers, self.lora))
+
+    def in_precision(self, name: str) -> Request:
+        """Return the same request in a precision."""
+        return replace(self, dtype=None, precision=name)
+
+    def adaptation(self, kind: Precision | None = None) -> Adaptation | None:
+        """Return what is trained, if the request says it; `kind` is the precision. Raises `InputError`."""
+        if all(getattr(self, name) is None for name in ADAPTING):
+            return None
+        from learncost.models.adaptation import adaptation  # imported where it is needed: start-up counts
+
+        quantizes = kind is not None and kind.quantized is not None
+        return adaptation(self.train, self.train_layers, self.lora, self.lora_rank, self.lora_alpha, quantizes)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Return whether the step is over a mesh. Raises `InputError` for sharding rules without a mesh."""
+        if self.mesh is None and (self.place or self.placement):
+            raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
+        return self.mesh is not None
+
+    @property
+    def model_name(self) -> str:
+        """The model as it is typed: a name, a path, or for what came as data the name that its file has."""
+        if isinstance(self.model, str):
+            return str(self.model)
+        return f"{self.model.name}.table" if isinstance(self.model, Layer) else getattr(self.model, "name", CONFIG)
+
+    def command(self, command: str, **more: Any) -> str:
+        """Return the command line that asks the same; `more` are flags of the command's own."""
+        given = {name: value for name, value in {**self.given, **more}.items() if value is not None}
+        read_by = getattr(self.model, "read_by", ())
+        return shlex.join(["learncost", command, self.model_name, *read_by, *flags_typed(given)])
+
+    def call(self, function: str, **more: Any) -> str:
+        """Return the Python call that asks the same; `more` are keywords of the function's own."""
+        layer = layer_given(self.model)
+        live = layer is not None and layer.steps is not None
+        model = "lc.from_module(module, inputs)" if live else repr(self.model_name)
+        given = {name: value for name, value in {**self.given, **more}.items() if value is not None}
+        keywords = (f"{name.replace('-', '_')}={_literal(value)}" for name, value in given.items())
+        return f"lc.{function}({', '.join((model, *keywords))})"
+
+
+def _literal(value: object) -> str:
+    """Return a value in Python: what was typed as digits is a number."""
+    return value if isinstance(value, str) and value.isascii() and value.isdecimal() else repr(value)
+
+
+_FIELDS = {each.name: each for each in fields(Request)}
+
+
+def takes_request(
+    names: str, grouped: type[Any] | None = None, **defaults: Any
+) -> Callable[[Callable[Concatenate[Request, Own], Answer]], Callable[..., Answer]]:
+    """Make a function of a request a question, which takes a `Request` or the named fields as keywords.
+
+    Sizes of the model are always taken.
+
+    names     the fields of the request that the question has, in the order of its parameters, among them the names of
+              the function's own parameters; those behind `*` are keywords only, as are own ones that are not named
+    grouped   a dataclass whose fields are keywords too: the function takes it whole, as its second argument
+    defaults  of fields that have another default in this question
+    """
+    sizes = Parameter("sizes", Parameter.VAR_KEYWORD, annotation="Any")
+
+    def make(function: Callable[Concatenate[Request, Own], Answer]) -> Callable[..., Answer]:
+        own = [*signature(function).parameters.values()][1 if grouped is None else 2 :]
+        several = [parameter for parameter in own if parameter.kind is Parameter.VAR_POSITIONAL]
+        more = {p.name: p for p in (*own, *(signature(grouped).parameters.values() if grouped else ()))}
+        named = [*_parameters(f"* {names}" if several else names, {**more, **defaults})]
+        listed = {parameter.name for parameter in (*named, *several)}
+        keywords = [p.replace(kind=Parameter.KEYWORD_ONLY) for name, p in more.items() if name not in listed]
+        accepted = Signature([*several, *named, *keywords, sizes])
+        grouped_names = {each.name for each in fields(grouped)} if grouped else set()
+
+        usual = {name: value for name, value in defaults.items() if value is not REQUIRED}
+
+        def call(*args: Any, **arguments: Any) -> Answer:
+            if args and isinstance(args[0], Request):
+                return function(*args, **arguments)
+            try:
+                bound = accepted.bind(*args, **arguments).arguments
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            of_group = {name: bound.pop(name) for name in [*bound] if name in grouped_names}
+            of_function = {name: bound.pop(name) for name in [*bound] if name in more}
+            models = of_function.pop(several[0].name, ()) if several else ()
+            request = Request(**{"model": "", **usual, **bound})
+            return function(request, *((grouped(**of_group),) if grouped else ()), *models, **of_function)
+
+        return asked(function, accepted, call)
+
+    return make
+
+
+def _parameters(names: str, defaults: Mapping[str, Any]) -> Iterable[Parameter]:
+    """The parameters of fields, in order; those behind `*` are keywords only.
+
+    defaults  by name, a default or a whole parameter
+    """
+    kind: Any = Parameter.POSITIONAL_OR_KEYWORD
+    for name in names.split():
+        if name == "*":
+            kind = Parameter.KEYWORD_ONLY
+            continue
+        if isinstance(own := defaults.get(name), Parameter):
+            yield own.replace(kind=kind)
+            continue
+        known = _FIELDS[name]
+        usual = REQUIRED if name == "model" else defaults.get(name, known.default)
+        yield Parameter(name, kind, default=usual, annotation=known.type)

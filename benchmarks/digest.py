@@ -84,7 +84,7 @@ def of_tables(preset: str) -> Iterator[Question]:
         yield memory("graph", "--procedure", procedure, *short, "--dtype", "bf16")
     for procedure in LEARNING[:2]:
         yield memory("eager", "--procedure", procedure, *short)
-    for engine in ("torch", "torch-operators", "numpy"):
+    for engine in ("torch", "numpy"):
         yield memory(engine, *short, "--num-hidden-layers", "2")
     yield f"{preset} fit", ("fit", preset, "--ram", "24GB", "--optimizer", "adamw", *length, "--json")
 

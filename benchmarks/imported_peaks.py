@@ -338,12 +338,12 @@ def train(build: Callable[[], Any], given: Callable[[torch.dtype], dict[str, Any
 
 
 def predicted(
-    build: Callable[[], Any], given: Callable[[torch.dtype], dict[str, Any]], dtype: str, engine: str = "eager"
+    build: Callable[[], Any], given: Callable[[torch.dtype], dict[str, Any]], dtype: str, on: str | None = None
 ) -> int:
     """What `learncost memory` says of the module."""
     inputs = given(torch.float32)
     layer = lc.from_module(built(build, inputs), inputs)
-    return lc.memory(layer, engine=engine, optimizer="adamw", precision=PRECISIONS[dtype]).peak
+    return lc.memory(layer, engine="eager", on=on, optimizer="adamw", precision=PRECISIONS[dtype]).peak
 
 
 def main() -> None:

@@ -153,7 +153,7 @@ OPTIMIZERS = {
     "foreach": {"foreach": True},
     "for-loop": {"foreach": False},
 }
-"""As the engines of `memory` are called that step so: eager-foreach; cuda is fused, on a GPU."""
+"""PyTorch's keywords by the implementation; cuda is fused, on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -241,10 +241,11 @@ def predicted(name: str, shape: str, dtype: str, setting: str, optimizer: str, m
         lengths["target_len"] = length
     if name == "whisper":
         lengths = {"target_len": length}
-    engine = "eager" if optimizer == "fused" else f"autograd-{optimizer}"
+    stepping = {"on": "cuda"} if optimizer == "cuda" else {"optimizer_implementation": optimizer}
     return lc.memory(
-        configuration, "recompute" if checkpoints else "bp", batch * many, optimizer="adamw", engine=engine,
-        module=MODULE, lora=KINDS[name].lora if lora else None, **{"precision": DTYPES[dtype][1], **lengths, **flags},
+        configuration, "recompute" if checkpoints else "bp", batch * many, optimizer="adamw",
+        engine="eager", module=MODULE, lora=KINDS[name].lora if lora else None,
+        **{**stepping, "precision": DTYPES[dtype][1], **lengths, **flags},
     ).peak  # fmt: skip
 
 

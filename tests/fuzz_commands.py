@@ -49,7 +49,8 @@ CHOICES = {
     "lora": "all-linear attention feed_forward q_proj,v_proj query,value c_attn q,v WQ wte",
     "plan": "recompute chunked-loss fused-update flash auto chunked-loss,fused-update recompute=block/2+norm "
     "chunked-loss,chunked-loss",
-    "engine": "numpy torch torch-operators eager eager-foreach jax",
+    "engine": "numpy torch eager graph jax",
+    "optimizer_implementation": "fused foreach for-loop neither",
     "on": "A100-SXM-40GB H100-SXM here V100-SXM2 nowhere",
     "backend": "numpy torch jax c",
     "phase": "step forward backward",

@@ -8,6 +8,7 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
+from on_operators import on_operators
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 KINDS = {
@@ -27,7 +28,7 @@ ASKED = (
     {"dtype": "bf16", "lora": "attention", "optimizer": "sgd"},
     {"dtype": "int8", "optimizer": "lion", "engine": "graph"},
 )
-LIMITED = ("numpy", "eager", pytest.param("torch", marks=pytest.mark.slow), "torch-operators")
+LIMITED = ("numpy", "eager", pytest.param("torch", marks=pytest.mark.slow), "operators")
 SAMPLE = ("decoder", "experts")
 SAMPLED = [kind if kind in SAMPLE else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 """Every kind, those that take long or are like others when asked for."""
@@ -46,7 +47,7 @@ def of_memory(kind, given, **more):
 def of_fit(kind, given, room):
     model, sizes = KINDS[kind]
     settings = {"plan": "", **given}
-    if settings.get("engine") == "torch":
+    if settings.get("engine") == "torch" and "plan" not in given:
         settings.pop("plan")
     (row,) = lc.fit(model, room, procedures=settings.pop("procedure", "bp"), **{**sizes, **settings}).rows
     return row
@@ -76,11 +77,20 @@ def test_so_do_they_where_the_planner_chooses_for_every_batch():
 
 @pytest.mark.parametrize("engine", LIMITED)
 def test_so_do_they_of_a_runner_that_is_named(engine):
-    settings = {"engine": engine, "optimizer": "sgd"}
+    if engine == "operators":
+        with on_operators():
+            _agree("torch", plan="")
+    else:
+        _agree(engine)
+
+
+def _agree(engine, **more):
+    settings = {"engine": engine, "optimizer": "sgd", **more}
     room = 2 * of_memory("decoder", settings, batch_size=3).peak
     answer, row = of_memory("decoder", settings, budget=room), of_fit("decoder", settings, room)
     assert (row.largest, row.engine) == (answer.fits["batch_size"], engine)
-    own_settings = settings | {"budget": room} if engine == "torch" else settings  # its planner chooses for every batch
+    planned = engine == "torch" and not more  # its planner chooses for every batch
+    own_settings = settings | {"budget": room} if planned else settings
     assert of_memory("decoder", own_settings, batch_size=row.largest).peak <= room
     assert of_memory("decoder", own_settings, batch_size=row.largest + 1).peak > room
 

@@ -31,17 +31,17 @@ UNROLLED = {
     "mixtral-8x7b": {"num_hidden_layers": 2},
     "deberta-v3-xsmall": {"num_hidden_layers": 2},
 }
-ADAMW = {"eager": {"fused": True}, "eager-foreach": {"foreach": True}, "eager-for-loop": {"foreach": False}}
+ADAMW = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
 
 
-def train(configuration, batch, length, procedure, optimizer, engine, dtype, device):
+def train(configuration, batch, length, procedure, optimizer, how, dtype, device):
     """Two steps as a user of PyTorch writes them, the second with the optimizer's state there from the start."""
     network = module(configuration).to(device, dtype)
     if procedure == "recompute":
         for block in network.h if hasattr(network, "h") else network.layers:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if optimizer == "adamw":
-        steps = torch.optim.AdamW(network.parameters(), **ADAMW[engine])
+        steps = torch.optim.AdamW(network.parameters(), **ADAMW[how])
     else:
         steps = torch.optim.SGD(network.parameters(), 0.1, 0.9 if optimizer == "momentum" else 0.0)
     vocabulary = configuration.sizes["vocab_size"]
@@ -55,42 +55,39 @@ def train(configuration, batch, length, procedure, optimizer, engine, dtype, dev
 CASES = [
     # Where the loss is the worst moment, where the embedding's gradients are, where the last block is.
     *(
-        (model, sizes | more, batch, length, procedure, "adamw", "eager", "fp32")
+        (model, sizes | more, batch, length, procedure, "adamw", "fused", "fp32")
         for model, sizes in (("gpt2", SMALL), ("tinyllama-1.1b", LLAMA))
         for batch, length, more in ((8, 128, {}), (1, 32, {"vocab_size": 5000}), (2, 256, {"vocab_size": 50}))
         for procedure in ("bp", "recompute")
     ),
     # many blocks, heads that are not grouped, other activations, a head that is tied
-    ("gpt2", {**SMALL, "num_hidden_layers": 6, "hidden_act": "relu"}, 4, 64, "bp", "adamw", "eager", "fp32"),
-    ("llama-2-7b", {**LLAMA, "num_key_value_heads": 4}, 4, 64, "bp", "adamw", "eager", "fp32"),
-    ("tinyllama-1.1b", {**LLAMA, "tie_word_embeddings": True}, 2, 64, "recompute", "adamw", "eager", "fp32"),
+    ("gpt2", {**SMALL, "num_hidden_layers": 6, "hidden_act": "relu"}, 4, 64, "bp", "adamw", "fused", "fp32"),
+    ("llama-2-7b", {**LLAMA, "num_key_value_heads": 4}, 4, 64, "bp", "adamw", "fused", "fp32"),
+    ("tinyllama-1.1b", {**LLAMA, "tie_word_embeddings": True}, 2, 64, "recompute", "adamw", "fused", "fp32"),
     # where the optimizer's temporaries are the worst moment, and other optimizers
-    ("gpt2", {**SMALL, "vocab_size": 50}, 1, 16, "bp", "adamw", "eager-foreach", "fp32"),
-    ("gpt2", {**SMALL, "tie_word_embeddings": False}, 1, 16, "bp", "adamw", "eager-for-loop", "fp32"),
-    ("gpt2", SMALL, 2, 64, "bp", "sgd", "eager", "fp32"),
-    ("tinyllama-1.1b", LLAMA, 2, 64, "recompute", "momentum", "eager", "fp64"),
+    ("gpt2", {**SMALL, "vocab_size": 50}, 1, 16, "bp", "adamw", "foreach", "fp32"),
+    ("gpt2", {**SMALL, "tie_word_embeddings": False}, 1, 16, "bp", "adamw", "for-loop", "fp32"),
+    ("gpt2", SMALL, 2, 64, "bp", "sgd", "fused", "fp32"),
+    ("tinyllama-1.1b", LLAMA, 2, 64, "recompute", "momentum", "fused", "fp64"),
 ]  # fmt: skip
 
 
 @pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("model", "sizes", "batch", "length", "procedure", "optimizer", "engine", "dtype"),
+    ("model", "sizes", "batch", "length", "procedure", "optimizer", "how", "dtype"),
     sampled(CASES, 4, lambda case: case[4:]),
 )
 def test_the_predicted_peak_is_that_of_the_allocator(
-    model, sizes, batch, length, procedure, optimizer, engine, dtype, device
+    model, sizes, batch, length, procedure, optimizer, how, dtype, device
 ):
     sizes = {**sizes, "max_position_embeddings": length}
     configuration = configure(model, sizes)
-    if device == "cuda" and engine != "eager":
-        pytest.skip("on a GPU the optimizer is told that is fused")
-    runner = "eager-cuda" if device == "cuda" else engine
-    needs = lc.memory(
-        configuration, procedure, batch, length, optimizer=optimizer, dtype=dtype, engine=runner, module="plain"
-    )
+    settings = {"engine": "eager", "module": "plain", "optimizer_implementation": how}
+    on = "cuda" if device == "cuda" else None
+    needs = lc.memory(configuration, procedure, batch, length, optimizer=optimizer, dtype=dtype, on=on, **settings)
     kind = {"fp32": torch.float32, "fp64": torch.float64}[dtype]
-    measured = most(lambda: train(configuration, batch, length, procedure, optimizer, engine, kind, device), device)
+    measured = most(lambda: train(configuration, batch, length, procedure, optimizer, how, kind, device), device)
     # What is more are the optimizer's counters, the state of the random numbers that a checkpoint keeps, the loss and
     # what kernels have for themselves.
     assert abs(measured - needs.peak) < (0.002 if device == "cpu" else 0.01) * measured
@@ -125,7 +122,7 @@ def test_what_is_asked_on_the_command_line(capsys):
     [
         ("gpt2", {"engine": "jax"}, "engine"),
         ("gpt2", {"procedure": "pepita"}, "torch.utils.checkpoint"),
-        ("gpt2", {"plan": "flash"}, "does not support plans"),
+        ("gpt2", {"plan": "flash"}, "does not support --plan flash"),
         ("gpt2", {"dtype": "int8"}, "fp32, fp64, bf16, fp16"),
         ("gpt2", {"module": "keras"}, "transformers, transformers-uncached, transformers-reentrant, plain"),
         ("gpt2", {"optimizer": "lion"}, "sgd, momentum, adamw"),

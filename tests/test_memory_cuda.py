@@ -9,6 +9,7 @@ import json
 import pytest
 
 import learncost as lc
+from learncost.devices.device import devices
 from learncost.models.configuration import configure
 
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 32000}
@@ -41,7 +42,7 @@ MEASURED = [
 @pytest.mark.parametrize(("keys", "batch", "length", "asked", "measured"), MEASURED)
 def test_the_predicted_peak_is_the_measured_one(keys, batch, length, asked, measured):
     configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
-    needs = lc.memory(configuration, "bp", batch, length, optimizer="adamw", engine="eager-cuda", **asked)
+    needs = lc.memory(configuration, "bp", batch, length, optimizer="adamw", engine="eager", on="cuda", **asked)
     assert needs.peak == pytest.approx(measured, rel=5e-4)
     assert sum(needs.split.values()) == needs.peak
     assert "on a GPU" in needs.convention
@@ -50,7 +51,38 @@ def test_the_predicted_peak_is_the_measured_one(keys, batch, length, asked, meas
 def test_a_module_that_was_read_says_where_it_ran():
     torch = pytest.importorskip("torch")
     layer = lc.from_module(torch.nn.Linear(8, 8), {"input": torch.ones(2, 8)})
-    said = lc.memory(layer, engine="eager-cuda").convention
+    said = lc.memory(layer, engine="eager", on="cuda").convention
     assert (
         torch.cuda.is_available() or "Not run on a GPU: PyTorch chooses kernels for a GPU where there is one." in said
     )
+
+
+def test_a_question_about_a_gpu_has_the_gpus_kernels():
+    configuration = configure("-", {}, io.StringIO(json.dumps(PHI)))
+    length = {"seq_len": 128, "engine": "eager", "precision": "fp32"}
+    place = {"batch_size": 4, **length}
+    measured = next(measured for keys, *_, measured in MEASURED if keys is PHI)
+    there, here = (lc.memory(configuration, on=on, **place) for on in ("H100-SXM", None))
+    assert there.peak == pytest.approx(measured, rel=5e-4) != here.peak
+    assert there.budget == 80_000_000_000
+    (row,) = lc.fit(configuration, on="H100-SXM", procedures="bp", plan="", **length).rows
+    assert row.largest == there.fits["batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"engine": "graph", "optimizer_implementation": "foreach"}, "give --engine eager"),
+        ({"engine": "eager", "optimizer_implementation": "each"}, "there are fused, foreach, for-loop"),
+    ],
+)
+def test_the_implementation_of_the_optimizer_is_pytorchs(flags, said):
+    with pytest.raises(lc.InputError, match=said):
+        lc.memory("gpt2", **flags)
+
+
+def test_devices_that_run_pytorchs_kernels_for_gpus_are_those_of_its_makers():
+    """NVIDIA's and AMD's are `cuda` to PyTorch; TPUs, Gaudi, Apple's and microcontrollers are not."""
+    makers = {name.split()[0] for name, device in devices().items() if device.torch}
+    assert makers == {"NVIDIA", "AMD"}
+    assert not [name for name, device in devices().items() if name.split()[0] in makers and not device.torch]

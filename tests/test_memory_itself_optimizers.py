@@ -10,11 +10,12 @@ from learncost.ops.optimizers import OPTIMIZERS
 from sampling import sampled
 
 VARIANTS = {
-    "eager": {"fused": True},
-    "eager-foreach": {"foreach": True},
-    "eager-for-loop": {"foreach": False},
-    "eager-in-backward": {"fused": True},
+    "fused": {"fused": True},
+    "foreach": {"foreach": True},
+    "for-loop": {"foreach": False},
+    "hooks": {"fused": True},
 }
+FLAGS = {name: {"optimizer_implementation": name} for name in VARIANTS} | {"hooks": {"plan": "fused-update"}}
 DTYPES = {"fp32": torch.float32, "bf16-true": torch.bfloat16}
 
 
@@ -66,16 +67,16 @@ MODULES = {
     "tied": (Tied, lambda _: {"x": torch.randint(0, 300, (2, 8))}),
 }
 CASES = [
-    (module, name, engine, dtype)
+    (module, name, how, dtype)
     for module in MODULES
     for name in OPTIMIZERS
-    for engine in VARIANTS
+    for how in VARIANTS
     for dtype in DTYPES
-    if (name, engine) != ("rmsprop", "eager-in-backward")
+    if (name, how) != ("rmsprop", "hooks")
 ]
 
 
-def train(module, given, name, engine, dtype):
+def train(module, given, name, how, dtype):
     """Two steps as a user writes them; in the backward pass with an optimizer a weight (PyTorch tutorial)."""
     inputs, before = given(dtype), torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -84,8 +85,8 @@ def train(module, given, name, engine, dtype):
     finally:
         torch.set_default_dtype(before)
     weights = [weight for weight in network.parameters() if weight.requires_grad]
-    if engine == "eager-in-backward":
-        several = {weight: optimizer(name, [weight], VARIANTS[engine]) for weight in weights}
+    if how == "hooks":
+        several = {weight: optimizer(name, [weight], VARIANTS[how]) for weight in weights}
 
         def hook(weight):
             several[weight].step()
@@ -96,19 +97,19 @@ def train(module, given, name, engine, dtype):
         for _ in range(2):
             network(**inputs).backward()
         return
-    steps = optimizer(name, weights, VARIANTS[engine])
+    steps = optimizer(name, weights, VARIANTS[how])
     for _ in range(2):
         steps.zero_grad(set_to_none=True)
         network(**inputs).backward()
         steps.step()
 
 
-@pytest.mark.parametrize(("module", "name", "engine", "dtype"), sampled(CASES, 24, lambda case: case[1:3]))
-def test_the_peak_is_that_of_the_allocator(module, name, engine, dtype):
+@pytest.mark.parametrize(("module", "name", "how", "dtype"), sampled(CASES, 24, lambda case: case[1:3]))
+def test_the_peak_is_that_of_the_allocator(module, name, how, dtype):
     build, given = MODULES[module]
-    _, measured = apart(lambda: train(build, given, name, engine, DTYPES[dtype]))
+    _, measured = apart(lambda: train(build, given, name, how, DTYPES[dtype]))
     layer = lc.from_module(build(), given(torch.float32))
-    found = lc.memory(layer, engine=engine, optimizer=name, precision=dtype)
+    found = lc.memory(layer, engine="eager", optimizer=name, precision=dtype, **FLAGS[how])
     assert found.module == "itself"
     assert found.peak == pytest.approx(measured, rel=0.001)
     assert sum(found.split.values()) == found.peak == sum(live_array.bytes for live_array in found.live_at_peak)
@@ -117,18 +118,18 @@ def test_the_peak_is_that_of_the_allocator(module, name, engine, dtype):
 def test_variants_differ_by_the_temporaries_of_their_steps():
     """AdamW's roots: of all weights by foreach; of the largest twice, and of the one before it, weight by weight."""
     layer = lc.from_module(Wide(), MODULES["wide"][1](torch.float32))
-    peaks = {engine: lc.memory(layer, engine=engine, optimizer="adamw").peak for engine in VARIANTS}
+    peaks = {how: lc.memory(layer, engine="eager", optimizer="adamw", **FLAGS[how]).peak for how in VARIANTS}
     counts = [weight.numel() for weight in Wide().parameters()]
     held = 4 * (4 * sum(counts) + 4 * 64)  # weights, gradients, two states; the input
-    assert peaks["eager-foreach"] == held + 4 * sum(counts)
-    assert peaks["eager-for-loop"] == held + 4 * (counts[-2] + 2 * counts[-1])
-    assert peaks["eager-in-backward"] < peaks["eager"] < peaks["eager-for-loop"]
+    assert peaks["foreach"] == held + 4 * sum(counts)
+    assert peaks["for-loop"] == held + 4 * (counts[-2] + 2 * counts[-1])
+    assert peaks["hooks"] < peaks["fused"] < peaks["for-loop"]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_page_names_the_optimizer_that_steps(name):
     layer = lc.from_module(Wide(), MODULES["wide"][1](torch.float32))
-    said = lc.memory(layer, engine="eager-foreach", optimizer=name).convention
+    said = lc.memory(layer, engine="eager", optimizer=name, optimizer_implementation="foreach").convention
     assert type(optimizer(name, [nn.Parameter(torch.ones(1))], {"foreach": True})).__name__ + " with" in said
     assert "with foreach=True" in said
     fused = lc.memory(layer, engine="eager", optimizer=name).convention
@@ -138,6 +139,6 @@ def test_the_page_names_the_optimizer_that_steps(name):
 def test_there_is_no_fused_rmsprop_for_a_hook():
     layer = lc.from_module(Wide(), MODULES["wide"][1](torch.float32))
     with pytest.raises(lc.InputError, match="PyTorch has no fused rmsprop"):
-        lc.memory(layer, engine="eager-in-backward", optimizer="rmsprop")
+        lc.memory(layer, engine="eager", plan="fused-update", optimizer="rmsprop")
     with pytest.raises(TypeError, match="fused"):
         torch.optim.RMSprop([nn.Parameter(torch.ones(1))], fused=True)

@@ -14,6 +14,7 @@ from learncost.program.fake_arrays.array import chosen
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import Request
 from learncost.reports.run import prepare
+from on_operators import on_operators
 from sampling import sampled
 
 torch = pytest.importorskip("torch")
@@ -78,8 +79,9 @@ def most_of_a_step(table, sizes, dtype):
     ),
 )
 def test_the_predicted_peak_is_that_of_the_allocator(model, sizes, procedure, optimizer, batch, length, dtype, plan):
-    settings = {"optimizer": optimizer, "dtype": dtype, "plan": plan, "engine": "torch-operators"}
-    needs = lc.memory(model, procedure, batch, length, **settings, **sizes)
+    settings = {"optimizer": optimizer, "dtype": dtype, "plan": plan, "engine": "torch"}
+    with on_operators():
+        needs = lc.memory(model, procedure, batch, length, **settings, **sizes)
     run = prepare(Request(model, procedure, batch_size=batch, seq_len=length, plan=plan, sizes=sizes))
     table = MemoryStep(run, procedure, precision_of(dtype), optimizer).executed_table()
     # What differs are single numbers that Python's become, of 4 or 8 bytes.
@@ -154,4 +156,6 @@ def test_the_shape_of_what_is_chosen_is_known_without_choosing():
 
 
 def test_experts_of_a_large_model_take_no_memory_here():
-    assert lc.memory("deepseek-v2-lite", engine="torch-operators", seq_len=4096, num_hidden_layers=2).peak > 2**36
+    with on_operators():
+        needs = lc.memory("deepseek-v2-lite", engine="torch", plan="", seq_len=4096, num_hidden_layers=2)
+    assert needs.peak > 2**36

@@ -18,7 +18,10 @@ SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "v
 
 
 def test_the_parts_of_a_difference_are_the_difference():
-    by_runner = {name: lc.memory("gpt2", engine=name, **SMALL) for name in memory_engines()}
+    asked = {name: {"engine": name} for name in memory_engines()}
+    asked |= {"foreach": {"engine": "eager", "optimizer_implementation": "foreach"}}
+    asked |= {"hooks": {"engine": "eager", "plan": "fused-update"}}
+    by_runner = {name: lc.memory("gpt2", **flags, **SMALL) for name, flags in asked.items()}
     assert len(by_runner) >= 6
     for first, other in permutations(by_runner, 2):
         parts = list(differences(by_runner[first], by_runner[other]))

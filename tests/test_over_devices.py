@@ -18,6 +18,7 @@ from learncost.sharding.collective import bucketed
 from learncost.sharding.mesh import mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen
+from on_operators import on_operators
 
 SIZES = {"vocab_size": 50304, "seq_len": 256, "n_layer": 3}
 
@@ -180,8 +181,8 @@ def test_memory_of_one_device_is_of_its_part():
         ({"placement": "fsdp"}, "require --mesh, for example"),
         ({"mesh": "dp=2"}, "--mesh requires a sharding"),
         (
-            {"mesh": "dp=2", "placement": "ddp", "engine": "eager-in-backward"},
-            "does not support --mesh, since DDP .* use graph or",
+            {"mesh": "dp=2", "placement": "ddp", "engine": "eager", "plan": "fused-update"},
+            "does not support --plan fused-update over a mesh, since DDP",
         ),
         ({"mesh": "tp=5", "placement": "megatron"}, "h is 12 .* the next size that can is 15"),
         ({"mesh": "dp=3", "placement": "ddp", "batch_size": 4}, "B is 4 .* the next size that can is 6"),
@@ -342,10 +343,9 @@ def test_a_process_of_several_takes_what_its_program_lays_out():
 
 def test_a_step_that_no_kernel_computes_takes_what_operators_take():
     shape = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64, "seq_len": 16, "mesh": "cp=2"}
-    found, operators = (
-        lc.memory("gpt2", engine=engine, placement="cp", plan="flash,fused", **shape)
-        for engine in ("torch", "torch-operators")
-    )
+    found = lc.memory("gpt2", engine="torch", placement="cp", plan="flash,fused", **shape)
+    with on_operators():
+        operators = lc.memory("gpt2", engine="torch", placement="cp", plan="flash,fused", **shape)
     assert found.peak == operators.peak
     assert found.rules == operators.rules
     assert "The step cannot run in place:" in found.convention
@@ -367,12 +367,13 @@ def test_scores_over_a_vocabulary_that_is_cut_are_as_wide_as_over_one_that_is_no
 
 
 def test_what_fits_a_process_is_the_largest_as_its_runner_tells():
-    shape = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64, "seq_len": 16, "engine": "torch-operators"}
+    shape = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64, "seq_len": 16, "engine": "torch"}
     here = {**shape, "mesh": "dp=2", "placement": "fsdp", "plan": ""}
-    (row,) = lc.fit("gpt2", "2MB", procedures="bp", **here).rows
-    assert row.largest > 2
-    assert lc.memory("gpt2", batch_size=row.largest, **here).peak <= 2e6
-    assert lc.memory("gpt2", batch_size=row.largest + 2, **here).peak > 2e6
+    with on_operators():
+        (row,) = lc.fit("gpt2", "2MB", procedures="bp", **here).rows
+        assert row.largest > 2
+        assert lc.memory("gpt2", batch_size=row.largest, **here).peak <= 2e6
+        assert lc.memory("gpt2", batch_size=row.largest + 2, **here).peak > 2e6
 
 
 def test_weights_that_nothing_divides_lie_in_parts_that_are_filled_up():

@@ -46,10 +46,10 @@ STEPS = [
     ("vit-base-patch16-224", {"seq_len": None, "num_hidden_layers": 7}),
     ("gemma-3-1b", {"num_hidden_layers": 26, "seq_len": 16}),
     ("gpt2", {"engine": "eager"}),
-    ("gpt2", {"engine": "eager-foreach", "procedure": "recompute", "batch_size": 2}),
+    ("gpt2", {"engine": "eager", "optimizer_implementation": "foreach", "procedure": "recompute", "batch_size": 2}),
     ("gpt2", {"engine": "eager", "procedure": "recompute", "module": "transformers-reentrant"}),
-    ("t5-small", {"engine": "eager-in-backward", "n_enc": 2, "n_dec": 4, "num_hidden_layers": None}),
-    ("bert-base", {"engine": "eager-for-loop", "precision": "bf16"}),
+    ("t5-small", {"engine": "eager", "plan": "fused-update", "n_enc": 2, "n_dec": 4, "num_hidden_layers": None}),
+    ("bert-base", {"engine": "eager", "optimizer_implementation": "for-loop", "precision": "bf16"}),
 ]
 
 
@@ -291,7 +291,7 @@ def test_command_and_call_of_a_document_ask_for_the_same(tmp_path: Path, capsys:
         "side_by_side",
     }  # who runs the step, and what stands beside it, are no setting of a cost
     by_table = document("gpt2", **SMALL, engine="graph")
-    by_autograd = document("gpt2", **SMALL, engine="eager-for-loop", side_by_side="bp,skip")
+    by_autograd = document("gpt2", **SMALL, engine="eager", side_by_side="bp,skip")
     assert [each["name"] for each in by_autograd["compared"]["procedures"]] == ["bp", "skip"]
     assert by_table["command"] == by_autograd["command"]
     assert by_table["python"] == by_autograd["python"]

@@ -43,20 +43,20 @@ SHAPES = (
 """Plain modules, with sequences in a batch."""
 
 
-ENGINES = {"cpu": "eager", "cuda": "eager-cuda"}
-"""Of `learncost memory`."""
+PLACES = {"cpu": None, "cuda": "cuda"}
+"""What `learncost memory --on` says of the device."""
 
 
 def memory_cases(asked: Asked) -> Iterator[Case]:
     """Plain modules, then transformers' own, small and large."""
-    way, engine = ("cuda" if asked.device == "cuda" else "fused"), ENGINES[asked.device]
+    way, on = ("cuda" if asked.device == "cuda" else "fused"), PLACES[asked.device]
     shapes = (("gpt2", gpt2(2, 128, 4, 64, 512), 2),) if asked.quick else SHAPES
     for (name, keys, batch), dtype, procedure in product(shapes, DTYPES, ("bp", "recompute")):
         own = keys, batch, dtype, procedure
         yield (
             f"plain {name}, {dtype} {procedure}",
             partial(_plain, *own),
-            partial(_plain_predicted, *own, engine),
+            partial(_plain_predicted, *own, on),
         )
     for name, dtype, setting in product(asked.some([*peaks.KINDS][:11], 2), DTYPES, ("plain", "checkpoints")):
         case = name, "block", dtype, setting, way
@@ -85,10 +85,10 @@ def _plain(keys: Mapping[str, Any], batch: int, dtype: str, procedure: str) -> N
         steps.step()
 
 
-def _plain_predicted(keys: Mapping[str, Any], batch: int, dtype: str, procedure: str, engine: str) -> int:
+def _plain_predicted(keys: Mapping[str, Any], batch: int, dtype: str, procedure: str, on: str | None) -> int:
     length = configure(keys).sizes["max_position_embeddings"]
-    found = lc.memory(configure(keys), procedure, batch, length, optimizer="adamw", engine=engine, module="plain",
-                      precision=DTYPES[dtype][1])  # fmt: skip
+    found = lc.memory(configure(keys), procedure, batch, length, optimizer="adamw", engine="eager", on=on,
+                      module="plain", precision=DTYPES[dtype][1])  # fmt: skip
     return found.peak
 
 
@@ -109,7 +109,7 @@ def imported_cases(asked: Asked) -> Iterator[Case]:
     """Modules of PyTorch, torchvision, timm, transformers and peft, as `imported_peaks.py` has them."""
     for (name, (build, given)), dtype in product(asked.some(imported_peaks.CASES.items(), 3), DTYPES):
         run = partial(imported_peaks.train, build, given, DTYPES[dtype][0])
-        yield f"{name}, {dtype}", run, partial(imported_peaks.predicted, build, given, dtype, ENGINES[asked.device])
+        yield f"{name}, {dtype}", run, partial(imported_peaks.predicted, build, given, dtype, PLACES[asked.device])
 
 
 CASES: dict[str, Callable[[Asked], Iterator[Case]]] = {"memory": memory_cases, "imported": imported_cases}

@@ -104,6 +104,8 @@ class Device(Displayed):
         Whose published runs say how fast and how hungry it is.
     note
         What else is to be known.
+    torch
+        The device type of PyTorch: cuda of a GPU that runs PyTorch's kernels for GPUs, else empty.
     core
         Of a microcontroller, the processor, whose cycles a MACC are published or assumed (`microcontrollers.toml`).
     clock_mhz
@@ -137,6 +139,7 @@ class Device(Displayed):
     names: tuple[str, ...] = ()
     family: str = ""
     note: str = ""
+    torch: str = ""
     core: str = ""
     clock_mhz: float | None = None
     ua_per_mhz: float | None = None
@@ -309,6 +312,8 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
             checked[key] = tuple(value)
         elif not isinstance(value, str) or not value.isprintable():
             raise InputError(f"{where}: {key} must be one line of text, not {shown(value)}")
+        elif key == "torch" and value != "cuda":
+            raise InputError(f"{where}: torch must be cuda, or left out, not {shown(value)}")
         else:
             checked[key] = value
     return Device(**checked)

@@ -97,15 +97,22 @@ RETIRED: Mapping[str, Mapping[str, str]] = {
     "engine": {
         "table": "graph",
         "autograd": "eager",
-        "autograd-foreach": "eager-foreach",
-        "autograd-for-loop": "eager-for-loop",
-        "autograd-in-backward": "eager-in-backward",
-        "autograd-cuda": "eager-cuda",
+        **{
+            f"{name}-{way}": f"eager {flags}"
+            for name in ("eager", "autograd")
+            for way, flags in (
+                ("foreach", "--optimizer-implementation foreach"),
+                ("for-loop", "--optimizer-implementation for-loop"),
+                ("in-backward", "--plan fused-update"),
+                ("cuda", "--on cuda"),
+            )
+        },
+        "torch-operators": "torch",
     },
     "precision": {"bf16-pure": "bf16-true", "fp16-pure": "fp16-true"},
     "plan": {"at-once": "fused-update", "in-product": "epilogue-update", "head": "chunked-loss"},
 }
-"""Names of earlier versions by what they name, each with today's."""
+"""Names of earlier versions by what they name, each with today's, and with the flags that say the rest."""
 
 
 def named_one(kind: str, name: object, registry: Mapping[str, Known]) -> Known:

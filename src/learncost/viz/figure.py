@@ -84,7 +84,7 @@ def figure(
     procedures
         The learning procedures, comma-separated: {choices} (`learncost list procedures`).
     engine
-        The engine of the memory figure: graph, eager, eager-foreach or another that has memory by line. The default is
+        The engine of the memory figure: graph or eager, which have memory by line. The default is
         that of `learncost memory`.
     along
         The dimensions of the scaling figure, comma-separated: length, batch, depth, width. The default is all.

@@ -3,7 +3,7 @@
 from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Module, module_named
 from learncost.program.autograd.state import RunUsage, StepOptions, Steps
 from learncost.program.autograd.step import run_step, step_weights
-from learncost.program.autograd.tape import Tape
+from learncost.program.autograd.tape import HookedTape, Tape
 from learncost.program.autograd.wrapped import BUCKETS, GATHERED, MESSAGES, Wrapping
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "MESSAGES",
     "MODULES",
     "USUAL_MODULE",
+    "HookedTape",
     "Itself",
     "Module",
     "RunUsage",

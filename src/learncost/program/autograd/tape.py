@@ -11,6 +11,7 @@ Memory is freed as in Python: a tensor's allocation lives as long as anything re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -90,10 +91,8 @@ class Tape:
     cuda       whether it runs on a GPU, where some operators have other kernels
     """
 
-    cuda = False
-
-    def __init__(self, width: int, stop_at: int | None = None) -> None:
-        self.width, self.label = width, ""
+    def __init__(self, width: int, stop_at: int | None = None, cuda: bool = False) -> None:
+        self.width, self.label, self.cuda = width, "", cuda
         self.gradients = 0
         self.account = AllocationLog(stop_at, lambda: self.label, self._look)
         self._weights: list[TapeNode] = []
@@ -295,6 +294,32 @@ class Tape:
         if gradient.elements > elements:
             gradient = self.new(elements, gradient.width)
         return gradient if gradient.width == width else self.new(elements, width, gradient.turned)
+
+
+class HookedTape(Tape):
+    """A tape whose optimizer steps in a hook of each weight, which sets the weight's gradient to None.
+
+    As people write it with `Tensor.register_post_accumulate_grad_hook`, an optimizer for each weight: PyTorch's
+    tutorial "How to save memory by fusing the optimizer step into the backward pass", and torchtune's
+    `optimizer_in_bwd`. The hook of a weight that several operators read runs after all of their gradients.
+    """
+
+    def __init__(self, width: int, stop_at: int | None = None, cuda: bool = False) -> None:
+        super().__init__(width, stop_at, cuda)
+        self._readers: Counter[TapeNode] = Counter()
+
+    def _backward(self) -> None:
+        self._readers.update(place[0] for node in self._nodes for place in node.operands if place)
+        super()._backward()
+
+    def _back(self, node: TapeNode, again: bool) -> None:
+        super()._back(node, again)
+        for place in node.operands:
+            if place:
+                weight = place[0]
+                self._readers[weight] -= 1
+                if weight.backward is None and weight in self._weights and not self._readers[weight]:
+                    weight.gradients[place[1]] = None
 
 
 def _references(waiting: TapeValue) -> tuple[int, int]:

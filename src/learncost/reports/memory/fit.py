@@ -21,6 +21,7 @@ from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.fit_question import FitQuestion, Fitting, advice_for, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.memory import check_over
+from learncost.reports.memory.step import CPU, GPU, EagerOptions, implementation_named
 from learncost.reports.memory.types import bytes_of, said_bytes
 from learncost.reports.question import question
 from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of
@@ -202,6 +203,7 @@ def fit(
     plan: str | None = None,
     engine: str = "",
     module: str = "",
+    optimizer_implementation: str = "",
     train: object = None,
     train_layers: object = None,
     lora: object = None,
@@ -238,9 +240,11 @@ def fit(
         graph otherwise: under a plan, with `flash`, in int8.
     module
         The module whose autograd step is simulated: transformers (the default) or plain, as in learncost memory.
+    optimizer_implementation
+        How PyTorch's optimizer steps under `engine` eager: fused (the default), foreach or for-loop.
     on
-        A published device (`learncost list devices`) or a file that describes one; the defaults of RAM and flash. For a
-        microcontroller the default engine is c99.
+        A published device (`learncost list devices`) or a file that describes one; the defaults of RAM and flash. On a
+        GPU `engine` eager uses the GPU's kernels; cuda is any GPU. For a microcontroller the default engine is c99.
     mesh
         The mesh of devices, such as dp=2,tp=4: memory is per device, the batch is global.
 
@@ -280,7 +284,10 @@ def fit(
             "predicts the peak of one batch"
         )
     device, regions = None, tuple[Region, ...]()
-    if on is not None:
+    eager = EagerOptions(module and module_named(module).name, CPU, implementation_named(optimizer_implementation))
+    if on == GPU:
+        eager = replace(eager, device=GPU)
+    elif on is not None:
         from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
 
         device = find_device(on)
@@ -288,6 +295,7 @@ def fit(
         if ram is None and engine == "c99" and device.core:
             regions = device.free
         ram, flash = ram or device.data or None, device.flash if flash is None else flash
+        eager = replace(eager, device=device.torch or CPU)
     if ram is None:
         known = f"the memory of {device.name} is not known: " if device else ""
         raise InputError(f"{known}give --ram, such as --ram 24GB, or --on with a device of known memory")
@@ -299,7 +307,7 @@ def fit(
     question = FitQuestion(
         model, room, None if flash is None else bytes_of("flash", flash), seq_len, target_len,
         state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
-        module and module_named(module).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes, over,
+        eager, (train, train_layers, lora, lora_rank, lora_alpha), sizes, over,
         regions,
     )  # fmt: skip
     if engine:
@@ -344,7 +352,7 @@ def fit(
         length = 0
     model_name = run.model.configuration.name
     by_module = any(memory_engines()[row.engine].module for row in rows)
-    ran = module_named(question.module or usual_module(run.model)).name if by_module else ""
+    ran = module_named(module or usual_module(run.model)).name if by_module else ""
     settings = question.dtype, question.optimizer, length, bytes_of("ram", ram), question.flash, engine
     named = device.name if device else ""
     return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, named, placed, regions)

@@ -19,7 +19,7 @@ from learncost.reports.memory.inference import NAME, Serving
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
 from learncost.reports.memory.runs import largest, longest, runner_of
-from learncost.reports.memory.step import MemoryStep
+from learncost.reports.memory.step import EagerOptions, MemoryStep
 from learncost.reports.request import ADAPTING, Request
 from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.sheet import size_of
@@ -92,7 +92,7 @@ class FitQuestion:
     dtype: str
     plan: str | None
     engine: str
-    module: str
+    eager: EagerOptions
     learns: tuple[object, ...]
     sizes: Mapping[str, Any]
     over: tuple[str | None, str | None, str | None] | None = None
@@ -164,8 +164,8 @@ class FitQuestion:
         chosen_engine = memory_engines()[self.engine or GRAPH]
         planner = of_part(chosen_engine.planner, self.least)
         in_flash = self.flash is not None
-        kind, module = precision_of(self.dtype), self.module
-        step = MemoryStep(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
+        kind, eager = precision_of(self.dtype), self.eager
+        step = MemoryStep(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, eager=eager)
         step.regions = self.regions
         return step.over_mesh(self.over[0] or "", *self.over[1:], chosen_engine.trains) if self.over else step
 

@@ -21,7 +21,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.runs import ChosenEngine, largest, longest, runner_of
-from learncost.reports.memory.step import MemoryStep
+from learncost.reports.memory.step import CPU, GPU, EagerOptions, MemoryStep, implementation_named
 from learncost.reports.memory.types import bytes_of
 from learncost.reports.question import question
 from learncost.reports.request import Request
@@ -225,6 +225,7 @@ def memory(
     on: str | None = None,
     engine: str = "",
     module: str = "",
+    optimizer_implementation: str = "",
     mode: str = PAPER,
     train: object = None,
     train_layers: object = None,
@@ -256,18 +257,20 @@ def memory(
     budget
         Available memory, as 8GB or 256MiB. Shows the largest batch and sequence length that fit.
     on
-        A published device (`learncost list devices`) or a file that describes one; its memory is the budget. For a
-        microcontroller, `engine` c99 is used and the result shows which arrays are in which RAM region.
+        A published device (`learncost list devices`) or a file that describes one; its memory is the budget. On a GPU
+        `engine` eager uses the GPU's kernels; cuda is any GPU, without a budget. For a microcontroller, `engine` c99 is
+        used and the result shows which arrays are in which RAM region.
     engine
-        The engine that executes the step: eager (PyTorch's autograd on a CPU with fused AdamW; eager-foreach and
-        eager-for-loop for the other implementations, eager-in-backward for an optimizer step in gradient hooks),
-        eager-cuda (the same on a GPU), graph (the step's table, line by line), numpy, torch (in place where possible)
-        or torch-operators (programs that learncost emits), or c99. The default is eager where it supports the step,
-        else graph. Comma-separated list; results are compared.
+        The engine that executes the step: eager (PyTorch's autograd, on a CPU or on the GPU of `on`; under the plan
+        fused-update with an optimizer step in gradient hooks), graph (the step's table, line by line), numpy or torch
+        (programs that learncost emits, torch in place where possible), or c99. The default is eager where it supports
+        the step, else graph. Comma-separated list; results are compared.
     module
         The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True) or plain (a hand-optimized
         implementation); for an imported module itself (the default).
+    optimizer_implementation
+        How PyTorch's optimizer steps under `engine` eager: fused (the default), foreach or for-loop.
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 
@@ -306,7 +309,10 @@ def memory(
     {'batch_size': 31, 'seq_len': 1024}
     """
     regions: tuple[Region, ...] = ()
-    if on is not None:
+    eager = EagerOptions(module, CPU, implementation_named(optimizer_implementation))
+    if on == GPU:
+        eager = replace(eager, device=GPU)
+    elif on is not None:
         from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
 
         if budget is not None:
@@ -316,6 +322,7 @@ def memory(
         engine = engine or ("c99" if device.core else "")
         regions = device.free
         budget = sum(region.bytes for region in regions)
+        eager = replace(eager, device=device.torch or CPU)
     limit, parts = None if budget is None else bytes_of("budget", budget), 1
     learning: dict[str, Any] = {"train": train, "train_layers": train_layers, "lora": lora}
     learning |= {"lora_rank": lora_rank, "lora_alpha": lora_alpha}
@@ -338,7 +345,7 @@ def memory(
         run = prepare(replace(request, procedure=procedure, plan=chosen_plan, batch_size=batch_size))
         chosen = optimizer or DEFAULT
         planner = chosen_engine.planner if mesh is None else of_part(chosen_engine.planner, parts)
-        step = MemoryStep(run, procedure, kind, chosen, accumulate, False, limit, planner, mode=mode, module=module)
+        step = MemoryStep(run, procedure, kind, chosen, accumulate, False, limit, planner, mode=mode, eager=eager)
         step.regions = regions
         if mesh is not None:
             step = step.over_mesh(mesh, place, placement, chosen_engine.trains)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from learncost.ir.errors import InputError, counted, shown
+from learncost.ir.errors import InputError, counted, named_one, shown
 from learncost.ir.line import Line
 from learncost.ir.loop import each_line, walk
 from learncost.ir.polynomial import Polynomial, base, shape_of, total
@@ -37,6 +37,32 @@ if TYPE_CHECKING:
     from learncost.procedures.accumulation import Accumulated
     from learncost.reports.mesh_cost import OverMesh
 
+CPU, GPU = "cpu", "cuda"
+"""The devices, as PyTorch calls them."""
+
+IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
+"""How PyTorch's optimizers step: one kernel for all, operators over lists of tensors, or weight by weight."""
+
+
+@dataclass(frozen=True)
+class EagerOptions:
+    """The options that engine eager alone has.
+
+    module          the module whose autograd step is simulated; empty: the default of the model
+    device          as PyTorch calls it
+    implementation  of the optimizer (`IMPLEMENTATIONS`); empty: the default, fused
+    """
+
+    module: str = ""
+    device: str = CPU
+    implementation: str = ""
+
+
+def implementation_named(name: str) -> str:
+    """Return the implementation of an optimizer. Raises `InputError` for an unknown one."""
+    return name and named_one("optimizer implementation", name, {each: each for each in IMPLEMENTATIONS})
+
+
 _Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
 
 
@@ -48,7 +74,7 @@ class MemoryStep:
     planner    who chooses the plan
     mode       of PEPITA and MEMPEPITA: "paper", or "stable"
     turns      the sizes that say how many turns repeats have, each with the counts of those repeats: n with n and n/2
-    module     whose code PyTorch's autograd runs; where nobody asked for it, `instead` says why it is no other
+    eager      the options of engine eager; `instead` says why its module is no other, where nobody asked for one
     """
 
     def __init__(
@@ -62,13 +88,13 @@ class MemoryStep:
         budget: int | None = None,
         planner: Callable[[Table, Mapping[str, int], str, int | None, Mapping[str, int]], str] = chosen,
         mode: str = PAPER,
-        module: str = "",
+        eager: EagerOptions = EagerOptions(),
     ) -> None:
         recomputes = "forward again" in find_procedure(procedure).moves
-        self.module = module_named(module or usual_module(run.model, recomputes)).name
-        self.module_asked, self.instead = bool(module), ""
+        self.module = module_named(eager.module or usual_module(run.model, recomputes)).name
+        self.eager, self.module_asked, self.instead = eager, bool(eager.module), ""
         self.run, self.procedure, self.kind, self.in_flash = run, procedure, kind, in_flash
-        self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, module
+        self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, eager
         self.mode = mode if find_procedure(procedure).modes else ""
         self.model = trained_by(run.model, procedure)
         self.optimizer = state_of(optimizer)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from learncost.devices.rates import rates
+from learncost.devices.device import device
+from learncost.devices.rates import HERE, calibrated, rates
 from learncost.ir.errors import InputError
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.memory import Memory, memory
+from learncost.reports.memory.step import GPU
 from learncost.reports.question import question
 from learncost.reports.sheet import size_of
 from learncost.viz.views.picture import MADE, BarRow, Bars, MemoryBlocks, Picture, command_of
@@ -37,6 +39,7 @@ def by_runner(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
         sizes["precision"] = rates(on).dtype
     table = memory(model, **sizes, engine=GRAPH)
     assert isinstance(table, Memory)
+    on_gpu = bool(on) and on != HERE and not calibrated(on) and device(on).torch == GPU
     rows = list[BarRow]()
     peaks: dict[str, int] = {}
     for name, chosen_engine in memory_engines().items():
@@ -45,7 +48,8 @@ def by_runner(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
             rows.append(BarRow(name, refused=why, here=here))
             continue
         try:
-            answer = table if name == GRAPH else memory(model, **sizes, engine=name)
+            there = {"on": GPU} if on_gpu and chosen_engine.module else {}
+            answer = table if name == GRAPH else memory(model, **sizes, **there, engine=name)
         except InputError as error:
             rows.append(BarRow(name, refused=str(error).removeprefix(f"--engine {name} "), here=here))
             continue

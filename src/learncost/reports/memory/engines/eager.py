@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import size_of
@@ -17,6 +16,7 @@ from learncost.program.autograd import (
     BUCKETS,
     GATHERED,
     MESSAGES,
+    HookedTape,
     Itself,
     Module,
     RunUsage,
@@ -28,7 +28,7 @@ from learncost.program.autograd import (
 )
 from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, grouped, refusal
 from learncost.reports.memory.engines.logged import Logs
-from learncost.reports.memory.step import MemoryStep
+from learncost.reports.memory.step import CPU, GPU, MemoryStep
 from learncost.sharding.presets import chosen
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
@@ -42,32 +42,23 @@ _CONVENTION = (
 )
 
 
-@dataclass(frozen=True)
-class OptimizerStepping:
-    """A way in which PyTorch's optimizers step.
+HOOKED = "fused-update"
+"""The plan under which the optimizer steps in a hook of each gradient; autograd has no other plan."""
 
-    name       of the runner
-    how        the optimizer's implementation: fused, foreach, for-loop
-    new        the rule of new weights and states; `gradients`, that of gradients
-    gone       how long gradients are there, as the convention has it, and `hooked`, where the optimizer steps
-    said       what else is not in it
-    tape       on which the step runs
-    place      what that stands for; `device`, as PyTorch calls it
-    alone      why it has nothing to say of one device among many
-    """
+RULES = {
+    "new weights and states": "over the old ones",
+    "gradients": "to the end",
+    "kept for backward": "what operators save",
+    "temporaries": "results",
+}
+WRITTEN = {"foreach": "over, by copies", "for-loop": "over, one by one"}
+"""The rule of new weights and states by the optimizer's implementation, where it is not fused."""
 
-    name: str
-    how: str
-    new: str
-    said: str = ""
-    hooked: str = ""
-    gradients: str = "to the end"
-    gone: str = "Gradients live until optimizer.step()"
-    tape: Callable[[int, int | None], Tape] = Tape
-    alone: str = ""
-    place: str = "a CPU"
-    device: str = "cpu"
+PLACES = {"cpu": "a CPU", GPU: "a GPU"}
+"""The devices as PyTorch calls them."""
 
+LIVE, HOOKED_LIVE = "Gradients live until optimizer.step()", "Each gradient lives until its weight is updated"
+NOT_ON_GPU = "Neither are cuBLAS workspaces (66 MiB on an H100) and the allocator's rounding. "
 
 WRAPPED = {"ddp": "", "fsdp": "dp", "hsdp": "shard"}
 """The placements that modules of PyTorch have: along which axis of the mesh weights are cut."""
@@ -92,9 +83,12 @@ def _here(step: MemoryStep, sizes: Mapping[str, int]) -> Mapping[str, int]:
     return {**sizes, "B": sizes["B"] // step.shares.get("B", 1)} if step.over else sizes
 
 
-def _run(
-    way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None
-) -> tuple[Tape, Module]:
+def _hooked(step: MemoryStep) -> bool:
+    """Return whether the optimizer steps in a hook of each gradient."""
+    return step.plan == HOOKED
+
+
+def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
     model, kind = _plain(step.model), step.kind
     recompute = "forward again" in procedure(step.procedure).moves
     module = module_of(model, step.module, recompute, kind.weight)
@@ -106,28 +100,28 @@ def _run(
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
         module.checkpoint if recompute else "",
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
-        _stepping(way, step),
+        _stepping(step),
         {weight.weight: weight.bytes(step.run.axes) for weight in model.quantized},
         _wrapping(step),
     )
-    tape = way.tape(kind.value, stop_at)
+    tape = (HookedTape if _hooked(step) else Tape)(kind.value, stop_at, step.eager.device == GPU)
     run_step(tape, model.table, _here(step, sizes), settings)
     return tape, module
 
 
-def _ran(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -> RunUsage | None:
+def _ran(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> RunUsage | None:
     """The step as the module that was read runs it; None where the module is another one, or cannot."""
     if step.module != Itself.name:
         return None
-    key = way.name, *sorted(sizes.items())
+    key = tuple(sorted(sizes.items()))
     if step.ran and step.ran[0] == key:
         return step.ran[1]
     try:
-        running = _ran_on(way.device, way, step, sizes)
+        running = _ran_on(device or step.eager.device, step, sizes)
     except InputError as error:
-        if way.device != RunUsage().device:  # there is no such device here, or not for all that it does
+        if (device or step.eager.device) != CPU:  # there is no such device here, or not for all that it does
             step.instead = str(error)
-            return _ran(replace(way, device=RunUsage().device), step, sizes)
+            return _ran(step, sizes, CPU)
         if step.module_asked:
             raise
         step.module, step.instead = Module.name, str(error)
@@ -136,7 +130,7 @@ def _ran(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -> 
     return running
 
 
-def _ran_on(device: str, way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -> RunUsage:
+def _ran_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> RunUsage:
     """The step as the module runs it on a device. Raises `InputError` where it cannot."""
     model, layer = step.model, step.model.configuration.layer
     assert layer is not None
@@ -149,27 +143,42 @@ def _ran_on(device: str, way: OptimizerStepping, step: MemoryStep, sizes: Mappin
         running.given[BUCKETS] = BUCKETS
         learned = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
         state.append(Allocation(running.account, learned))
-    running.hooked, width = bool(way.hooked), BYTES[step.kind.states]
+    running.hooked, width = _hooked(step), BYTES[step.kind.states]
     running.steps = lambda weights: step_weights(
-        *_stepping(way, step), weights, lambda elements: Allocation(running.account, elements * width)
+        *_stepping(step), weights, lambda elements: Allocation(running.account, elements * width)
     )
     layer.steps(_here(step, sizes), step.kind.values, running)
     del state
     return running
 
 
-def _stepping(way: OptimizerStepping, step: MemoryStep) -> tuple[str, str]:
-    """The optimizer, and how it steps; where PyTorch has none fused, as it steps where nobody says how."""
-    usual = "foreach" if way.device == "cuda" else "for-loop"
-    return step.optimizer.name, usual if way.how == "fused" and step.optimizer.name in UNFUSED else way.how
+def _stepping(step: MemoryStep) -> tuple[str, str]:
+    """Return the optimizer and its implementation; where PyTorch has no fused one, the default of the device."""
+    how = step.eager.implementation or "fused"
+    usual = "foreach" if step.eager.device == GPU else "for-loop"
+    return step.optimizer.name, usual if how == "fused" and step.optimizer.name in UNFUSED else how
 
 
-def _steps(way: OptimizerStepping, step: MemoryStep) -> str:
-    """The optimizer's step in words: AdamW with fused=True."""
-    optimizer, how = _stepping(way, step)
+def _steps(step: MemoryStep) -> str:
+    """Return the optimizer's step in words: AdamW with fused=True."""
+    optimizer, how = _stepping(step)
     ops = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "with foreach=False"}
-    unfused = ", since PyTorch has no fused implementation" if how != way.how else ""
-    return f"{way.said}{CLASSES[optimizer]} {ops[how]}{way.hooked}{unfused}."
+    hooks = ", stepped in the hook of each gradient" if _hooked(step) else ""
+    unfused = ", since PyTorch has no fused implementation" if how != (step.eager.implementation or "fused") else ""
+    return f"{NOT_ON_GPU if step.eager.device == GPU else ''}{CLASSES[optimizer]} {ops[how]}{hooks}{unfused}."
+
+
+def _convention(said: str, step: MemoryStep, device: str) -> str:
+    """Return what is counted, and what is not, of a module on a device."""
+    gone = HOOKED_LIVE if _hooked(step) else LIVE
+    return _CONVENTION.format(said, PLACES[device], gone, _steps(step))
+
+
+def _rules(step: MemoryStep) -> Mapping[str, str]:
+    """Return the rules of a step, by their subjects."""
+    how = step.eager.implementation
+    hooked = {"gradients": "until their update"} if _hooked(step) else {}
+    return RULES | ({"new weights and states": WRITTEN[how]} if how in WRITTEN else {}) | hooked
 
 
 CLASSES = {"sgd": "SGD", "momentum": "SGD with momentum", "adamw": "AdamW", "rmsprop": "RMSprop"}
@@ -184,25 +193,25 @@ def _plain(model: Model) -> Model:
     return replace(model, table=model.plain) if model.plain else model
 
 
-def _worst(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -> tuple[int, str]:
+def _worst(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[int, str]:
     """The peak and its line, remembered by the step."""
-    key = way.name, step.module, *sorted(sizes.items())
+    key = step.module, *sorted(sizes.items())
     if key not in step.taped:
-        running = _ran(way, step, sizes)
-        account = running.account if running else _run(way, step, sizes)[0].account
+        running = _ran(step, sizes)
+        account = running.account if running else _run(step, sizes)[0].account
         step.taped[key] = account.peak, str(account.line)
     return step.taped[key]
 
 
-def _peak(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -> int:
-    return _worst(way, step, sizes)[0]
+def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
+    return _worst(step, sizes)[0]
 
 
-def _takes(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
-    if running := _ran(way, step, sizes):
-        return _taken(way, step, running)
-    peak, line = _worst(way, step, sizes)
-    tape, module = _run(way, step, sizes, peak)
+def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
+    if running := _ran(step, sizes):
+        return _taken(step, running)
+    peak, line = _worst(step, sizes)
+    tape, module = _run(step, sizes, peak)
     allocations = tuple((size, str(label)) for size, label in tape.account.allocations)
     backward_allocations = sum(
         size for size, label in allocations if label.endswith("backward") or label == "optimizer step"
@@ -216,7 +225,7 @@ def _takes(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -
     parts |= {part: size for part in beside if (size := sum(size for size, label in allocations if label == part))}
     parts["workspace"] = backward_allocations - tape.gradients
     parts["activations"] = peak - sum(parts.values())
-    convention = _CONVENTION.format(module.said, way.place, way.gone, _steps(way, step))
+    convention = _convention(module.said, step, step.eager.device)
     if wrapping := _wrapping(step):
         convention += f" Wrapped by {wrapping.said}; memory of the communication library is not included."
     if step.instead:
@@ -227,16 +236,17 @@ def _takes(way: OptimizerStepping, step: MemoryStep, sizes: Mapping[str, int]) -
     repeats = [line.count for line in table.repeats]
     counts = {int(size_of(count, sizes)): count for count in repeats}
     curve, stays = Logs(tape.account.log, table, labels, state, counts).account()
-    return MemoryUse(peak, at_line(line, peak), parts, grouped(allocations), curve, stays, convention)
+    moment, rules = at_line(line, peak), _rules(step)
+    return MemoryUse(peak, moment, parts, grouped(allocations), curve, stays, convention, rules=rules)
 
 
-def _taken(way: OptimizerStepping, step: MemoryStep, running: RunUsage) -> MemoryUse:
+def _taken(step: MemoryStep, running: RunUsage) -> MemoryUse:
     """What a module that ran itself takes."""
-    account, there = running.account, running.at_peak()
+    account, arrays = running.account, running.at_peak()
     parts = dict.fromkeys(("weights", "gradients", "optimizer state", *running.given.values()), 0)
     parts |= {"master weights": step.master} if step.master else {}
     parts |= {"workspace": 0, "activations": 0}
-    for array in there:
+    for array in arrays:
         passes = array.label.endswith("backward") or array.label == "optimizer step"
         part = running.given.get(array.label) or array.kind or ("workspace" if passes else "activations")
         parts["optimizer state" if array.label == "optimizer state" else part] += array.bytes
@@ -244,16 +254,16 @@ def _taken(way: OptimizerStepping, step: MemoryStep, running: RunUsage) -> Memor
     state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
     table = _plain(step.model).table
     curve, stays = Logs(account.log, table, running.given, state, {}).account()
-    allocations = ((array.bytes, array.label) for array in there)
-    place = way.place if running.device == way.device else OptimizerStepping.place
-    said = _CONVENTION.format(Itself.said, place, way.gone, _steps(way, step))
+    allocations = ((array.bytes, array.label) for array in arrays)
+    said = _convention(Itself.said, step, running.device)
     if running.most > account.peak:
         said = said.replace(WITHOUT_BUFFERS, "Kernel buffers are listed separately.")
     if step.instead:
-        said += f" Not run on {way.place}: {step.instead}."
+        said += f" Not run on {PLACES[GPU]}: {step.instead}."
     moment = at_line(str(account.line), account.peak)
     buffers = max(0, running.most - account.peak) if running.device == "cpu" else None
-    return MemoryUse(account.peak, moment, parts, grouped(allocations), curve, stays, said, buffers=buffers)
+    there = grouped(allocations)
+    return MemoryUse(account.peak, moment, parts, there, curve, stays, said, rules=_rules(step), buffers=buffers)
 
 
 def _unwrapped(step: MemoryStep) -> str:
@@ -274,21 +284,23 @@ def _unwrapped(step: MemoryStep) -> str:
     )
 
 
-def _refuses(way: OptimizerStepping, step: MemoryStep) -> str:
+def _refuses(step: MemoryStep) -> str:
     if step.over and (why := _unwrapped(step)):
         return why
     if step.module == Itself.name and (why := _otherwise(step)):
         return why
-    if way.hooked and step.optimizer.name in UNFUSED:
+    if step.plan and not _hooked(step):
+        return f"does not support --plan {step.plan}; --procedure recompute is torch.utils.checkpoint"
+    if _hooked(step) and step.optimizer.name in UNFUSED:
         return f"requires a fused optimizer in hooks, and PyTorch has no fused {step.optimizer.name}"
+    if _hooked(step) and step.over:
+        return f"does not support --plan {HOOKED} over a mesh, since DDP and FSDP2 reduce gradients before a hook steps"
     if step.kind.values not in TRAINED:
         return f"supports activations in {', '.join(TRAINED)} only"
     if why := refusal(step, ()):
         return why
     if step.kind.kept or step.kind.products or step.kind.learned:
         return "does not support quantized weights or activations"
-    if step.plan:
-        return "does not support plans; --procedure recompute is torch.utils.checkpoint"
     if not procedure(step.procedure).differentiates:
         return "supports bp and recompute (torch.utils.checkpoint of every block) only"
     return ""
@@ -302,30 +314,16 @@ def _otherwise(step: MemoryStep) -> str:
     return f"with --module itself {why}" if why else ""
 
 
-def chosen_engine(way: OptimizerStepping) -> Engine:
-    """The runner that steps in a way."""
-    rules = {
-        "new weights and states": way.new,
-        "gradients": way.gradients,
-        "kept for backward": "what operators save",
-        "temporaries": "results",
-    }
-    return Engine(
-        way.name,
-        partial(_peak, way),
-        partial(_takes, way),
-        rules,
-        _CONVENTION,
-        partial(_refuses, way),
-        plans=("",),
+RUNNERS = (
+    Engine(
+        "eager",
+        _peak,
+        _takes,
+        RULES,
+        _CONVENTION.format("the module", "a CPU, or on the GPU of --on", LIVE, "").rstrip(),
+        _refuses,
+        plans=("", HOOKED),
         lengths=True,
         module=True,
-        alone=way.alone,
-    )
-
-
-RUNNERS = (
-    chosen_engine(OptimizerStepping("eager", "fused", "over the old ones")),
-    chosen_engine(OptimizerStepping("eager-foreach", "foreach", "over, by copies")),
-    chosen_engine(OptimizerStepping("eager-for-loop", "for-loop", "over, one by one")),
+    ),
 )

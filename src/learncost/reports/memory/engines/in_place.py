@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from learncost.ir.errors import InputError
 from learncost.ir.value import RANDOM
@@ -76,6 +77,7 @@ RUNNERS = (
         plan="auto",
         planner=smallest,
         plans=("auto",),
+        passes=partial(libraries.peak_of, "torch"),
         trains=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""Libraries as runners: the program that `emit` writes for NumPy or for PyTorch, run on arrays without values."""
+"""The program that `emit` writes for NumPy, or for PyTorch's operators, run on arrays without values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from learncost.reports.memory.step import MemoryStep
 
 def peak(library: str, step: MemoryStep, sizes: Mapping[str, int]) -> int:
     """The most bytes of the emitted program."""
-    return _peak_of(library, step.executed_table(), sizes, step.kind.name, _mesh(step))
+    return peak_of(library, step.executed_table(), sizes, step.kind.name, _mesh(step))
 
 
-def _peak_of(
+def peak_of(
     library: str, table: Table, sizes: Mapping[str, int], dtype: str, mesh: Mapping[str, int] | None = None
 ) -> int:
+    """The most bytes of the program that is emitted of a table."""
     from learncost.backends.executed import executed  # emits programs: only where it is asked for
 
     return executed(table, sizes, dtype, library=library, mesh=mesh).peak
@@ -57,29 +58,19 @@ def _rules(library: str) -> Mapping[str, str]:
     }
 
 
-def _engine_row(name: str, library: str, dtypes: tuple[str, ...], convention: str) -> Engine:
-    return Engine(
-        name,
-        partial(peak, library),
-        partial(takes, library),
-        _rules(library),
-        convention,
-        lambda step: refusal(step, dtypes),
-        passes=partial(_peak_of, library),
-    )
-
-
 OPERATORS = (
     "Peak allocated memory of the emitted program in PyTorch's operators on a CPU, as torch's allocator would report "
     "it. New weights are separate arrays. Temporary buffers inside operators are not included."
 )
 
 RUNNERS = (
-    _engine_row(
+    Engine(
         "numpy",
-        "numpy",
-        TYPES,
+        partial(peak, "numpy"),
+        partial(takes, "numpy"),
+        _rules("numpy"),
         "Peak memory of the emitted program in NumPy, as tracemalloc would report it. New weights are separate arrays.",
+        lambda step: refusal(step, TYPES),
+        passes=partial(peak_of, "numpy"),
     ),
-    _engine_row("torch-operators", "torch", (*TYPES, "bf16"), OPERATORS),
 )

@@ -1,0 +1,14 @@
+"""Engine torch where no kernel computes a step: the emitted program, on PyTorch's operators."""
+
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from learncost.ir.errors import InputError
+from learncost.reports.memory.engines import in_place
+
+
+@contextmanager
+def on_operators():
+    """Refuse every step in place, so that engine torch predicts the memory of operators."""
+    with patch.object(in_place, "_parts", side_effect=InputError("on operators")):
+        yield

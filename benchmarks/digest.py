@@ -81,7 +81,7 @@ def of_tables(preset: str) -> Iterator[Question]:
 
     for procedure in LEARNING:
         yield memory("graph", "--procedure", procedure, *PLAIN)
-        yield memory("graph", "--procedure", procedure, *short, "--dtype", "bf16")
+        yield memory("graph", "--procedure", procedure, *short, "--dtype", "bf16-masters")
     for procedure in LEARNING[:2]:
         yield memory("eager", "--procedure", procedure, *short)
     for engine in ("torch", "numpy"):

@@ -1,6 +1,6 @@
 """The memory of a process of several: predicted by `learncost memory --mesh`, and what PyTorch's allocator hands out.
 
-    python benchmarks/peaks_over_mesh.py [--only gpt2,llama] [--placement cp] [--engine torch] [--dtype bf16]
+    python benchmarks/peaks_over_mesh.py [--only gpt2,llama] [--placement cp] [--engine torch] [--dtype bf16-masters]
 
 Needs torch, for the engine `torch` a C compiler. Two, three or four processes of one thread meet by gloo on this
 machine. Each has the parts of weights, states and batch that it has in `learncost train --mesh`, runs a step, and adds
@@ -28,6 +28,7 @@ from typing import Any
 
 import learncost as lc
 from learncost.ir.errors import InputError
+from learncost.ir.precision import training_precision
 from learncost.sharding.mesh import mesh
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -58,7 +59,7 @@ PLACEMENTS = (
     ("fsdp,megatron-sp", "dp=2,tp=2"),
     ("ep", "ep=2"),
 )
-ENGINES = {"torch": ("fp32", "bf16"), "operators": ("fp32", "bf16", "fp64")}
+ENGINES = {"torch": ("fp32", "bf16-masters"), "operators": ("fp32", "bf16-masters", "fp64")}
 MODULES = ("gpt2", "llama", "bert", "t5", "vit", "mixtral")
 WRAPPERS = (("ddp", "dp=2"), ("ddp", "dp=3"), ("fsdp", "dp=2"), ("fsdp", "dp=3"), ("hsdp", "dp=2,shard=2"))
 LENGTH = 96
@@ -143,7 +144,11 @@ def most_of_a_module(case: Case, devices: Any) -> tuple[int, int]:
     from memories import TRIES, letting_go
 
     of_ddp, number = case.placement == "ddp", mesh(case.mesh).devices
-    flags = {"mesh": case.mesh, "placement": case.placement, **({} if of_ddp else {"precision": case.dtype})}
+    flags = {
+        "mesh": case.mesh,
+        "placement": case.placement,
+        **({} if of_ddp else {"precision": training_precision(case.dtype)}),
+    }
     own = case.model, case.shape, case.dtype if of_ddp else "fp32", case.setting, "fused"  # else weights are floats
     said = peaks.predicted(*own, number, **flags)
     run = partial(peaks.train, *own, wrapped(case, devices))

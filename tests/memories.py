@@ -63,7 +63,7 @@ def most_of_a_process(answer, devices):
         step(batch)
 
     def operators():
-        written = program(table, "torch", sizes=sizes, dtype="bf16" if answer.dtype == "bf16" else None)
+        written = program(table, "torch", sizes=sizes, dtype=answer.dtype)
         names = {"__name__": "emitted", "__source__": written.text}
         exec(compile(written.text, "emitted", "exec"), names)
         parameters = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))

@@ -102,8 +102,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("bench tiny", "bench is no longer a command: run python benchmarks/against_torch_and_jax"),
         ("bench --help", "bench is no longer a command: run python benchmarks/against_torch_and_jax"),
         ("errata --seq-len 4", "unknown flag '--seq-len'"),
-        ("train x --resume y --precision bf16", "leave PATH out"),
-        ("train --resume y --precision bf16", "leave --precision out"),
+        ("train x --resume y --precision bf16-masters", "leave PATH out"),
+        ("train --resume y --precision bf16-masters", "leave --precision out"),
         ("train x --steps 1,00", "steps must be a whole number"),
         ("nothing --help", "no command is called 'nothing'"),
         ("help cots", "did you mean 'cost'"),
@@ -426,7 +426,11 @@ def test_answers_show_themselves(found):
 @pytest.mark.parametrize(
     ("command", "usual", "other"),
     [
-        ("cost", "--optimizer adamw --precision bf16 --by kind", "--optimizer AdamW --precision BF16 --by Kind"),
+        (
+            "cost",
+            "--optimizer adamw --precision bf16-masters --by kind",
+            "--optimizer AdamW --precision BF16-Masters --by Kind",
+        ),
         ("cost", "--price-book matmul --tokens 1000000", "--price-book MatMul --tokens 1,000,000"),
         ("cost", "--hidden-size 1200", "--hidden-size 1_200"),
         ("compare", "--procedure bp,pepita", "--procedures BP,Pepita"),

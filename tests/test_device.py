@@ -15,7 +15,7 @@ from learncost.training.torch_engine import TorchProgram
 WAYS = [
     {"optimizer": "adamw", "dtype": "fp64"},
     {"optimizer": "momentum", "accumulate": 2, "clip": 0.5, "dtype": "fp64"},
-    {"optimizer": "adamw", "accumulate": 2, "dtype": "bf16"},
+    {"optimizer": "adamw", "accumulate": 2, "dtype": "bf16-masters"},
 ]
 DEVICES = ["cpu:0", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
 

@@ -60,7 +60,7 @@ def _engine(name: str, kind: str, dtype: str, **more: Any) -> Any:
 def test_steps_are_those_of_fp32_but_for_rounding(name: str, kind: str) -> None:
     # cpu:0 is another device by name: PyTorch's operators run it.
     more = {"device": "cpu:0"} if kind == "torch" else {}
-    trained, other = _engine(name, kind, "bf16", **more), _engine(name, "numpy", "fp32")
+    trained, other = _engine(name, kind, "bf16-masters", **more), _engine(name, "numpy", "fp32")
     apart = []
     for _ in range(4):
         table, two = trained.step(_batch(), 0.01), other.step(_batch(), 0.01)
@@ -75,7 +75,7 @@ def test_steps_are_those_of_fp32_but_for_rounding(name: str, kind: str) -> None:
 
 
 def test_every_product_is_in_bf16() -> None:
-    trained = _engine("gpt2", "torch", "bf16", device="cpu:0", plan="flash")
+    trained = _engine("gpt2", "torch", "bf16-masters", device="cpu:0", plan="flash")
     with Products() as products:
         trained.step(_batch(), 0.01)
     # Forward 6 a block (q, k, v, scores, values, output) + 2 of the feed-forward network, backward twice as many and
@@ -92,7 +92,7 @@ def test_every_procedure(model: str, procedure: str) -> None:
     training = trainings.training(model, procedure, dtype=np.float32)
     tokens, extra = trainings.batch(model)
     prepared = training.prepare(tokens, **extra)
-    emitted = [TorchProgram(prepared.table, prepared.sizes, precision, "cpu") for precision in ("fp32", "bf16")]
+    emitted = [TorchProgram(prepared.table, prepared.sizes, precision, "cpu") for precision in ("fp32", "bf16-masters")]
     tensors = {name: torch.from_numpy(prepared.values[name]) for name in prepared.table.weights}
     exact, rounded = (runner(tensors, prepared.values) for runner in emitted)
     for name, array in exact.items():
@@ -106,7 +106,7 @@ def test_every_procedure(model: str, procedure: str) -> None:
 def test_numpy_has_no_bf16() -> None:
     table = trainings.training("gpt2").table()
     with pytest.raises(InputError, match="numpy has no bf16: choose torch or jax"):
-        program(table, "numpy", dtype="bf16")
+        program(table, "numpy", dtype="bf16-masters")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_numpy_has_no_bf16() -> None:
 )
 def test_procedures_in_place(procedure: str, plan: str | None) -> None:
     # Modulated passes add rows of their own to the gradient of the embedding.
-    trained = _engine("gpt2", "torch", "bf16", procedure=procedure, plan=plan)
+    trained = _engine("gpt2", "torch", "bf16-masters", procedure=procedure, plan=plan)
     other = _engine("gpt2", "numpy", "fp32", procedure=procedure)
     for _ in range(3):
         assert trained.step(_batch(), 0.01) == pytest.approx(other.step(_batch(), 0.01), rel=1e-2)
@@ -130,7 +130,7 @@ def test_experts() -> None:
         name: np.float32(0.3) * array.astype(np.float32) if array.dtype.kind == "f" else array
         for name, array in random_arrays(table, points, seed).items()
     }
-    exact, rounded = (execute(table, "torch", arrays, points, dtype=dtype) for dtype in (None, "bf16"))
+    exact, rounded = (execute(table, "torch", arrays, points, dtype=dtype) for dtype in (None, "bf16-masters"))
     for name in table.weights:
         update = exact[f"{name}.new"] - arrays[name]
         assert np.linalg.norm(rounded[f"{name}.new"] - exact[f"{name}.new"]) < 0.05 * np.linalg.norm(update), name

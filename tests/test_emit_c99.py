@@ -424,7 +424,7 @@ def test_the_command_writes_a_file_and_its_header(tmp_path: Any, capsys: Any) ->
     assert "net_learning_rate" not in header
     assert main([*ops, "--prefix", "1"]) == 2
     assert main([*ops, "--entry", "all"]) == 2
-    assert main([*ops, "--dtype", "bf16"]) == 2
+    assert main([*ops, "--dtype", "bf16-masters"]) == 2
     assert main([*ops[:2], "--entry", "step"]) == 2
     assert main(["emit", "bert-base", "--backend", "c99", "--hidden-size", "24", "--num-hidden-layers", "1"]) == 2
     errors = capsys.readouterr().err.splitlines()

@@ -89,8 +89,8 @@ HELPERS = {
         ("1f1b", None, True, None, 1e-12),
         ("1f1b", "blocks over pp of 2 0", True, None, 1e-12),
         ("zb-h1", None, True, None, 1e-12),
-        ("1f1b", None, False, "bf16", 0.02),
-        ("zb-h1", None, False, "bf16", 0.02),
+        ("1f1b", None, False, "bf16-masters", 0.02),
+        ("zb-h1", None, False, "bf16-masters", 0.02),
     ],
 )
 def test_stages_learn_what_one_device_learns(kind, where, clips, dtype, error):

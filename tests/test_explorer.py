@@ -185,7 +185,7 @@ def test_a_runner_is_chosen_and_a_mesh_is_moved(opened: Watched, address: str) -
     page.evaluate("document.getElementById('runners').scrollIntoView()")
     until(page, "The same step takes", "#runners")
     page.click('#runners >> text="eager"')
-    answer = lc.memory("gpt2", engine="eager", precision="bf16", **sizes)
+    answer = lc.memory("gpt2", engine="eager", precision="bf16-masters", **sizes)
     until(page, f"{answer.peak / 1e3:.3g} kB", "#peak")
     page.evaluate("document.getElementById('devices').scrollIntoView()")
     until(page, "Over 8 devices", "#devices")

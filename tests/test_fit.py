@@ -219,7 +219,7 @@ def test_weights_that_do_not_fit_the_flash_are_said_beside_the_ram():
         (["--ram", "1e18"], "ram must be bytes such as 8GB"),
         (["--ram", "5XB"], "ram must be bytes such as 8GB"),
         (["--ram", "1GB", "--flash", "-1"], "flash must be bytes such as 8GB"),
-        (["--ram", "1GB", "--engine", "numpy", "--dtype", "bf16"], "supports only fp32 or fp64"),
+        (["--ram", "1GB", "--engine", "numpy", "--dtype", "bf16-masters"], "supports only fp32 or fp64"),
     ],
 )
 def test_refusals_are_one_line(flags, line, capsys):

@@ -24,8 +24,8 @@ ASKED = (
     {},
     {"procedure": "recompute"},
     {"plan": "flash,fused,fused-update"},
-    {"dtype": "bf16"},
-    {"dtype": "bf16", "lora": "attention", "optimizer": "sgd"},
+    {"dtype": "bf16-masters"},
+    {"dtype": "bf16-masters", "lora": "attention", "optimizer": "sgd"},
     {"dtype": "int8", "optimizer": "lion", "engine": "graph"},
 )
 LIMITED = ("numpy", "eager", pytest.param("torch", marks=pytest.mark.slow), "operators")
@@ -98,7 +98,7 @@ def _agree(engine, **more):
 @pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_longest_sequence_is_the_longest(kind):
-    for settings in ({}, {"engine": "graph"}, {"dtype": "bf16"}):
+    for settings in ({}, {"engine": "graph"}, {"dtype": "bf16-masters"}):
         most = of_memory(kind, settings, batch_size=64).peak
         room = int(0.7 * most)
         length = of_memory(kind, settings, batch_size=64, budget=room).fits["seq_len"]
@@ -116,7 +116,7 @@ def test_all_advice_fits_when_it_is_tried(kind, capsys):
     flags = [text for name, value in sizes.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     least = min(row.ram for row in lc.fit(model, "1TB", procedures="bp", **sizes).rows)
     tried = 0
-    for flags_given in ([], ["--dtype", "bf16"]):
+    for flags_given in ([], ["--dtype", "bf16-masters"]):
         for room in (0.5, 0.95):
             ram = str(int(room * least))
             assert (

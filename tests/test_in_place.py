@@ -128,7 +128,7 @@ def test_masks_of_dropout_are_read_as_on_numpy() -> None:
         np.testing.assert_allclose(weights[name], array, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize(("dtype", "apart"), [("fp32", 2e-6), ("bf16", 2e-3)])
+@pytest.mark.parametrize(("dtype", "apart"), [("fp32", 2e-6), ("bf16-masters", 2e-3)])
 def test_other_types(dtype: str, apart: float) -> None:
     """bf16 has 8 bits: what is rounded is wrong by 1/256 at most, and losses of some 4 nats by far less."""
     losses, weights = _steps(_training(GPT2, "bp", "sgd", np.float32), ALL, dtype)
@@ -156,7 +156,7 @@ def test_products_in_fp32_are_those_of_fp32(m: int, n: int, k: int) -> None:
 def test_mixed_precision_keeps_what_autocast_keeps() -> None:
     """Weights, moments and the stream between the blocks are fp32, what products read and make bf16."""
     training = _training(GPT2, "bp", "adamw", np.float32)
-    program = placed(_table(training, ALL), {**training.model.sizes, "B": 3, "M": 13}, "bf16")
+    program = placed(_table(training, ALL), {**training.model.sizes, "B": 3, "M": 13}, "bf16-masters")
     fields = {}
     for line in program.text.splitlines():
         if line.startswith('            "'):

@@ -37,11 +37,11 @@ class Idle:
     sampled(
         [
             ("gpt2", SMALL, "bp", "adamw", 8, 64, "fp32", "fused", "compiled"),
-            ("gpt2", SMALL | WIDE, "bp", "adamw", 16, 64, "bf16", ALL, "idle"),
+            ("gpt2", SMALL | WIDE, "bp", "adamw", 16, 64, "bf16-masters", ALL, "idle"),
             ("gpt2", SMALL, "recompute", "sgd", 4, 32, "fp32", "flash,fused", "idle"),
             ("gpt2", SMALL, "pepita", "sgd", 8, 64, "fp32", "fused", "idle"),
             ("gpt2", SMALL, "mempepita", "momentum", 4, 64, "fp32", "fused", "idle"),
-            ("tinyllama-1.1b", LLAMA | WIDE, "recompute", "adamw", 48, 64, "bf16", "flash,fused", "idle"),
+            ("tinyllama-1.1b", LLAMA | WIDE, "recompute", "adamw", 48, 64, "bf16-masters", "flash,fused", "idle"),
             ("tinyllama-1.1b", LLAMA, "bp", "adamw", 4, 64, "fp32", ALL, "idle"),
             ("bert-tiny", BERT, "bp", "adamw", 8, 48, "fp32", "fused", "idle"),
         ],

@@ -29,7 +29,7 @@ def most_of_a_step(table, sizes, dtype):
     """The peak of one call of the program, its arguments included."""
     from allocator import most
 
-    written = program(table, "torch", sizes=sizes, dtype="bf16" if dtype == "bf16" else None)
+    written = program(table, "torch", sizes=sizes, dtype=dtype)
     names = {"__name__": "emitted"}
     exec(compile(written.text, "emitted", "exec"), names)
     kind = torch.float64 if dtype == "fp64" else torch.float32
@@ -54,12 +54,12 @@ def most_of_a_step(table, sizes, dtype):
         [
             ("gpt2", SMALL, "bp", "sgd", 6, 128, "fp32", ""),
             ("gpt2", SMALL, "recompute", "adamw", 4, 64, "fp64", ""),
-            ("gpt2", SMALL, "pepita", "sgd", 6, 128, "bf16", ""),
+            ("gpt2", SMALL, "pepita", "sgd", 6, 128, "bf16-masters", ""),
             ("gpt2", SMALL, "mempepita", "momentum", 6, 128, "fp32", ""),
-            ("gpt2", {**SMALL, "vocab_size": 5000}, "bp", "adamw", 1, 32, "bf16", ""),
+            ("gpt2", {**SMALL, "vocab_size": 5000}, "bp", "adamw", 1, 32, "bf16-masters", ""),
             ("gpt2", SMALL, "bp", "sgd", 8, 64, "fp32", "flash,chunked-loss,fused-update,recompute=gelu+norm"),
             ("tinyllama-1.1b", LLAMA, "bp", "sgd", 6, 128, "fp32", ""),
-            ("bert-tiny", {**BERT, "architecture": "BertForMaskedLM"}, "bp", "sgd", 8, 64, "bf16", ""),
+            ("bert-tiny", {**BERT, "architecture": "BertForMaskedLM"}, "bp", "sgd", 8, 64, "bf16-masters", ""),
             # what cannot be in place: scores by distance, experts, blocks that share their weights
             ("deberta-base", BERT, "recompute", "adamw", 2, 128, "fp32", ""),
             (

@@ -7,7 +7,7 @@ from learncost.models.small import small
 from sampling import sampled
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16-masters"])
 def test_the_longest_sequence_of_a_planner_is_under_the_plan_that_it_takes_for_it(dtype):
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
     sizes |= {"intermediate_size": 128, "vocab_size": 300}
@@ -34,7 +34,7 @@ def test_the_planner_is_told_the_budget():
     assert tight.fits["batch_size"] >= 8
 
 
-@pytest.mark.parametrize("dtype", sampled(("bf16", "int8"), 2))
+@pytest.mark.parametrize("dtype", sampled(("bf16-masters", "int8"), 2))
 def test_the_plan_of_a_narrow_type_fits_where_one_does(dtype):
     settings = {"batch_size": 4, "seq_len": 512, "plan": "auto", "dtype": dtype, "optimizer": "adamw"}
     least = lc.memory("gpt2", **settings, budget="600MB" if dtype == "int8" else "2300MB")

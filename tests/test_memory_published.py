@@ -54,7 +54,7 @@ def test_activations_with_full_recomputation(procedure, plan):
 DEEP = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 40, "vocab_size": 50}
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["bf16-masters", "fp16-masters"])
 def test_mixed_precision_with_adam_takes_16_bytes_a_parameter(dtype):
     # Rajbhandari et al. 2020, ZeRO, section 3.1: 2 + 2 + K with K = 12 (fp32 weights, momentum and variance).
     needs = lc.memory("gpt2", seq_len=1, optimizer="adamw", dtype=dtype, engine="graph", **DEEP)
@@ -120,7 +120,7 @@ def test_a_budget_is_met_by_what_fits_and_by_no_more():
 
 
 def test_the_split_and_the_curve_belong_to_the_peak():
-    needs = lc.memory("gpt2", "recompute", 4, 64, optimizer="adamw", dtype="bf16", accumulate=2)
+    needs = lc.memory("gpt2", "recompute", 4, 64, optimizer="adamw", dtype="bf16-masters", accumulate=2)
     assert sum(needs.split.values()) == needs.peak == max(moment.bytes for moment in needs.curve)
     assert needs.moment.bytes == needs.peak
     beside = needs.split["master weights"] + needs.split["optimizer state"]

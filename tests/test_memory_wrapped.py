@@ -57,7 +57,9 @@ def train(name, dtype, placement, checkpoints, devices):
     if placement == "ddp":
         called = DistributedDataParallel(module)
     else:
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if dtype == "bf16" else MixedPrecisionPolicy()
+        policy = (
+            MixedPrecisionPolicy(torch.bfloat16, torch.float32) if dtype == "bf16-masters" else MixedPrecisionPolicy()
+        )
         for block in module.transformer.h if name == "gpt2" else module.model.layers:
             fully_shard(block, mesh=devices, mp_policy=policy)
         called = fully_shard(module, mesh=devices, mp_policy=policy)
@@ -83,7 +85,7 @@ def predicted(name, dtype, placement, mesh, number, checkpoints):
         ("llama", "bf16-true", "ddp", {"dp": 3}, False),
         ("gpt2", "fp32", "fsdp", {"dp": 2}, False),
         ("llama", "fp32", "zero-3", {"dp": 3}, False),  # parts are filled up
-        ("llama", "bf16", "fsdp", {"dp": 2}, False),  # gathered in bf16, summed in fp32
+        ("llama", "bf16-masters", "fsdp", {"dp": 2}, False),  # gathered in bf16, summed in fp32
         ("gpt2", "fp32", "fsdp", {"dp": 2}, True),
         ("llama", "fp32", "hsdp", {"dp": 2, "shard": 2}, False),
     ],

@@ -85,7 +85,7 @@ def test_time_and_energy_follow_from_the_clock_and_the_current() -> None:
     with pytest.raises(InputError, match="floating point"):
         rates_of(lc.device("rp2040"))
     with pytest.raises(InputError, match="in fp32, not in bf16"):
-        lc.cost("gpt2", seq_len=8, on="nrf52840", dtype="bf16")
+        lc.cost("gpt2", seq_len=8, on="nrf52840", dtype="bf16-masters")
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

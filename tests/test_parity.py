@@ -192,7 +192,7 @@ def test_fp32_is_no_further_than_torch_compile(name):
 def test_bf16_is_within_the_spread_of_autocast(name):
     ours, theirs = [], []
     for seed in range(5):
-        trained, losses = engines(name, "torch", "bf16", seed)
+        trained, losses = engines(name, "torch", "bf16-masters", seed)
         weights = initial(trained)
         exact = plain(name, weights, torch.float64, seed)
         ours.append(far(losses(), exact))
@@ -208,5 +208,5 @@ def test_fp32_and_bf16_are_near(name):
     weights = initial(trained)
     exact = plain(name, weights, torch.float64)
     assert far(losses(), exact) < 1e-6
-    trained, losses = engines(name, "torch", "bf16")
+    trained, losses = engines(name, "torch", "bf16-masters")
     assert far(losses(), exact) < 1.5 * far(plain(name, weights, torch.float32, autocast=True), exact)

@@ -39,7 +39,7 @@ STEPS = [
     ("gpt2", {"plan": "chunked-loss,fused-update", "batch_size": 3}),
     ("gpt2", {"batch_size": 4, "accumulate": 2}),
     ("llama-3.1-8b", {"precision": "qlora", "lora": "q_proj,v_proj"}),
-    ("mixtral-8x7b", {"dtype": "bf16"}),
+    ("mixtral-8x7b", {"dtype": "bf16-masters"}),
     ("bert-base", {"dropout": 0.1}),
     ("t5-small", {"n_enc": 2, "n_dec": 4, "target_len": 9, "num_hidden_layers": None}),
     ("whisper-tiny", {"seq_len": None, "num_hidden_layers": None, "target_len": 9}),
@@ -49,7 +49,7 @@ STEPS = [
     ("gpt2", {"engine": "eager", "optimizer_implementation": "foreach", "procedure": "recompute", "batch_size": 2}),
     ("gpt2", {"engine": "eager", "procedure": "recompute", "module": "transformers-reentrant"}),
     ("t5-small", {"engine": "eager", "plan": "fused-update", "n_enc": 2, "n_dec": 4, "num_hidden_layers": None}),
-    ("bert-base", {"engine": "eager", "optimizer_implementation": "for-loop", "precision": "bf16"}),
+    ("bert-base", {"engine": "eager", "optimizer_implementation": "for-loop", "precision": "bf16-masters"}),
 ]
 
 
@@ -263,7 +263,7 @@ ASKED_FOR: tuple[tuple[str, dict[str, Any]], ...] = (
             "lora_rank": np.int64(2),
             "lora_alpha": 4.0,
             "train_layers": "last 1",
-            "dtype": "bf16",
+            "dtype": "bf16-masters",
         },
     ),
     ("gpt2", {"procedure": "decode", "context": 5, "on": "A100-SXM-40GB"}),

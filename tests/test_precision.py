@@ -1,5 +1,7 @@
 """Precisions: one row says which type each role has, and every command knows it by its name."""
 
+import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,13 +21,13 @@ def told(capsys, *ops):
 
 
 def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
-    row = replace(PRECISIONS["bf16"], name="bf16-my-own", states="bf16", also=("mine",))
+    row = replace(PRECISIONS["bf16-masters"], name="bf16-my-own", states="bf16", also=("mine",))
     monkeypatch.setitem(PRECISIONS, row.name, row)
     assert row.name in FLAGS["precision"].choices  # which help names
     assert row.name in told(capsys, "list", "precisions")
     needs = lc.memory("gpt2", precision="mine", engine="graph", **SMALL)
     assert needs.dtype == row.name
-    usual = lc.memory("gpt2", precision="bf16", engine="graph", **SMALL)
+    usual = lc.memory("gpt2", precision="bf16-masters", engine="graph", **SMALL)
     assert 2 * needs.split["optimizer state"] == usual.split["optimizer state"]
     assert {key: needs.split[key] for key in ("weights", "master weights")} == {
         key: usual.split[key] for key in ("weights", "master weights")
@@ -36,7 +38,15 @@ def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "bytes_of_a_parameter"),
-    [("fp32", 16), ("bf16", 16), ("fp16", 16), ("bf16-true", 8), ("fp16-true", 8), ("fp64", 32), ("int8", 4)],
+    [
+        ("fp32", 16),
+        ("bf16-masters", 16),
+        ("fp16-masters", 16),
+        ("bf16-true", 8),
+        ("fp16-true", 8),
+        ("fp64", 32),
+        ("int8", 4),
+    ],
 )
 def test_bytes_of_a_parameter_with_adamw(name, bytes_of_a_parameter):
     """Rajbhandari et al. 2020, section 3.1: 2 + 2 + 12 in mixed precision; else four times the type's."""
@@ -53,11 +63,11 @@ def test_every_role_names_a_type_that_exists():
 
 
 def test_dtype_is_the_short_form_of_precision():
-    short, long = (lc.memory("gpt2", **{name: "bf16"}, **SMALL) for name in ("dtype", "precision"))
-    assert short == long == lc.memory("gpt2", dtype="bf16", precision="bf16", **SMALL)
+    short, long = (lc.memory("gpt2", **{name: "bf16-masters"}, **SMALL) for name in ("dtype", "precision"))
+    assert short == long == lc.memory("gpt2", dtype="bf16-masters", precision="bf16-masters", **SMALL)
     for ask in (lc.memory, lc.cost, lc.compare):
-        with pytest.raises(InputError, match="dtype fp32 and precision bf16 are the same setting"):
-            ask("gpt2", dtype="fp32", precision="bf16", **SMALL)
+        with pytest.raises(InputError, match="dtype fp32 and precision bf16-masters are the same setting"):
+            ask("gpt2", dtype="fp32", precision="bf16-masters", **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -147,3 +157,53 @@ def test_bytes_that_a_quantized_product_moves_are_those_of_its_types():
     again = ("recomputation", "linear")
     assert matrix["nf4"].pop(again) == 0
     assert matrix["nf4"] == matrix["bf16"]
+
+
+AMBIGUOUS = "is ambiguous in training: give {0}-masters .* or {0}-true .*; amp is not supported yet"
+SPELLINGS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16"}
+
+
+@pytest.mark.parametrize(("name", "kind"), SPELLINGS.items())
+def test_a_narrow_type_alone_is_refused_where_the_choices_differ(name, kind, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("abc" * 100)
+    for ask in (
+        lambda: lc.memory("gpt2", precision=name, **SMALL),
+        lambda: lc.fit("gpt2", ram="1GB", dtype=name, **SMALL),
+        lambda: lc.fit("gpt2", ram="1GB", procedures="bp,inference", dtype=name, **SMALL),
+        lambda: lc.cost("gpt2", precision=name, mesh="dp=2", placement="zero-1", **SMALL),
+        lambda: lc.place("gpt2", "dp=2", placement="zero-1", precision=name, **SMALL),
+        lambda: lc.search("llama-2-7b", "DGX-H100", 8, precision=name),
+        lambda: lc.run_cost("gpt2", "1e9", "DGX-H100", 8, mesh="dp=8", precision=name),
+        lambda: lc.trace("gpt2", precision=name, **SMALL),
+        lambda: lc.report("gpt2", str(tmp_path / "report.html"), precision=name, **SMALL),
+        lambda: lc.emit("gpt2", "torch", precision=name, **SMALL),
+        lambda: lc.Training("gpt2", precision=name, **SMALL),
+        lambda: lc.train(str(text), out=str(tmp_path / "run"), precision=name),
+        lambda: lc.train(str(text), out=str(tmp_path / "run"), dtype=name),
+    ):
+        with pytest.raises(InputError, match=AMBIGUOUS.format(kind)):
+            ask()
+
+
+@pytest.mark.parametrize(("name", "kind"), SPELLINGS.items())
+def test_a_narrow_type_alone_is_taken_where_the_choices_agree(name, kind):
+    def asked(precision):
+        given = {"precision": precision, **SMALL}
+        return (
+            lc.cost("gpt2", seq_len=16, **given),
+            lc.cost("gpt2", seq_len=16, on="A100-SXM-80GB", **given),
+            lc.cost("gpt2", "decode", context=16, on="A100-SXM-80GB", **given),
+            lc.run_cost("gpt2", "1e9", "A100-SXM-80GB", mfu=0.4, **given),
+            lc.fit("gpt2", ram="1GB", procedures="inference", seq_len=16, **given),
+            lc.compare("gpt2", seq_len=16, **given),
+        )
+
+    def numbers(answer):
+        return re.sub(rf"{kind}(-masters|-true)?", "", json.dumps(answer.to_dict()))
+
+    assert {
+        tuple(map(numbers, asked(name))),
+        tuple(map(numbers, asked(f"{kind}-masters"))),
+        tuple(map(numbers, asked(f"{kind}-true"))),
+    } == {tuple(map(numbers, asked(kind)))}

@@ -39,7 +39,7 @@ REFUSED = (
     f"run-cost gpt2 --tokens 1e9 --on B200 --dtype fp4 {SIZES}",
     f"run-cost gpt2 --tokens 1e9 --on DGX-H100 --mesh dp=8 --precision fp8 {SIZES}",
     f"search gpt2 --on DGX-H100 --devices 8 --precision fp8 {SIZES}",
-    f"search gpt2 --on DGX-H100 --devices 8 --precision bf16,fp8 {SIZES}",
+    f"search gpt2 --on DGX-H100 --devices 8 --precision bf16-masters,fp8 {SIZES}",
     f"report gpt2 --dtype fp8 {SIZES}",
     f"trace gpt2 --dtype fp8 {SIZES}",
     f"figure memory gpt2 -o /tmp/never.pdf --dtype fp8 {SIZES}",
@@ -69,12 +69,12 @@ def test_memory_and_time_are_refused_with_a_type_that_works(line, capsys):
     assert not out
     assert err.count("\n") == 1
     assert "the memory and time of fp" in err
-    assert "use bf16" in err
+    assert "use bf16-masters" in err
 
 
 @pytest.mark.parametrize("line", [line for line in REFUSED if line.split()[0] in ("cost", "memory", "place")])
 def test_the_type_that_is_named_works(line, capsys):
-    assert main(line.replace("fp8", "bf16").split()) == 0
+    assert main(line.replace("fp8", "bf16-masters").split()) == 0
 
 
 @pytest.mark.parametrize("name", PRODUCTS_ALONE)
@@ -83,9 +83,9 @@ def test_no_rate_is_told_in_them(name):
     assert name not in BYTES
     for device in devices().values():
         if name in device.peak_tflops:
-            with pytest.raises(lc.InputError, match="use bf16"):
+            with pytest.raises(lc.InputError, match="use bf16-masters"):
                 lc.rates(device, name)
-            with pytest.raises(lc.InputError, match="use bf16"):
+            with pytest.raises(lc.InputError, match="use bf16-masters"):
                 sustained(device, name)
 
 
@@ -99,5 +99,5 @@ def test_programs_and_trainings_say_what_they_compute_in(tmp_path, capsys):
 
 def test_the_explorer_offers_what_it_can_answer():
     offered = {each["name"] for each in choices()["precision"]}
-    assert offered == {name for name, precision in PRECISIONS.items() if precision.is_stored}
+    assert offered == {name for name, precision in PRECISIONS.items() if precision.is_trained}
     assert "fp8" not in offered

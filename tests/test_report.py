@@ -197,7 +197,7 @@ def test_who_drags_a_slider_holds_it_while_everything_follows(opened: Watched, g
     page.mouse.up()
     assert len(lengths) == 4
     length = min(lengths)
-    needs = lc.memory("gpt2", engine="graph", precision="bf16", seq_len=length)
+    needs = lc.memory("gpt2", engine="graph", precision="bf16-masters", seq_len=length)
     page.wait_for_function("(peak) => String(page.view.peak) === peak", arg=str(needs.peak))
     page.evaluate("drawSections(true)")
     assert curve(needs).finding == page.text_content("#memory h2")
@@ -314,7 +314,7 @@ def test_keys_walk_the_icicle_and_the_memory(opened: Watched) -> None:
     assert page.text_content(name) == "forward"
     page.keyboard.press("ArrowUp")
     assert page.text_content(name) == "one step"
-    peak = lc.memory("gpt2", engine="graph", precision="bf16").peak
+    peak = lc.memory("gpt2", engine="graph", precision="bf16-masters").peak
     slider = page.locator("#memory [role=slider]")
     slider.focus()
     alive = "aliveAt(page.view.memory.curve(), page.view.memory.curve().peak_at)"

@@ -300,7 +300,7 @@ def test_a_configuration_from_a_file(tmp_path, capsys):
         (f"{COMMAND} --mfu .4 --tokens-per-second 9", "both set the speed"),
         (f"{COMMAND} --tokens-per-second 1e9", "times the peak of 1 x NVIDIA V100 SXM2 in fp16"),
         (
-            f"{COMMAND} --dtype bf16",
+            f"{COMMAND} --dtype bf16-masters",
             "no peak rate of NVIDIA V100 SXM2 in bf16 .*known: fp16, fp32, fp64.*--peak-tflops",
         ),
         (f"{COMMAND} --dtype fp17", "no precision is called .fp17.; the nearest is .fp16."),
@@ -359,7 +359,9 @@ def test_dtype_is_precision_by_every_name(name):
 def test_a_precision_is_that_of_a_mesh_too():
     """bf16-true has no fp32 masters: 12 bytes a weight become 8."""
     sizes = {"mesh": "dp=1", "batch_size": 8, "seq_len": 64, "n_layer": 2}
-    masters, none = (lc.run_cost("gpt2", "1e9", "DGX H100", dtype=each, **sizes) for each in ("bf16", "bf16-true"))
+    masters, none = (
+        lc.run_cost("gpt2", "1e9", "DGX H100", dtype=each, **sizes) for each in ("bf16-masters", "bf16-true")
+    )
     weights = lc.cost("gpt2", seq_len=64, n_layer=2).parameters
     assert masters.spread.step.peak - none.spread.step.peak == 8 * weights
 
@@ -368,6 +370,7 @@ def test_a_precision_is_that_of_a_mesh_too():
     ("name", "called", "peak"),
     [
         ("bf16", "bf16", "bf16"),
+        ("bf16-masters", "bf16-masters", "bf16"),
         ("bf16-true", "bf16-true", "bf16"),
         ("int8-learned", "int8-learned", "fp32"),
         ("tf32", "tf32", "tf32"),

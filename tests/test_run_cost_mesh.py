@@ -35,19 +35,24 @@ def test_the_time_is_that_of_the_mesh():
 
 
 @pytest.mark.parametrize(
-    ("model", "mesh", "placement"),
-    [("llama-3-8b", "cp=2", "cp"), ("llama-3-8b", "dp=2,tp=2", "zero-1,megatron-sp"), ("mixtral-8x7b", "ep=2", "ep")],
+    ("model", "mesh", "placement", "precision"),
+    [
+        ("llama-3-8b", "cp=2", "cp", "bf16-masters"),
+        ("llama-3-8b", "dp=2,tp=2", "zero-1,megatron-sp", "bf16-masters"),
+        ("llama-3-8b", "cp=2", "cp", "bf16-true"),
+        ("mixtral-8x7b", "ep=2", "ep", "bf16-masters"),
+    ],
 )
-def test_cost_says_the_time_of_the_same_step(model, mesh, placement):
+def test_cost_says_the_time_of_the_same_step(model, mesh, placement, precision):
     """One microbatch, the same plan and types: lines are read in two ways, which are a tenth apart at most."""
     sizes = {"mesh": mesh, "placement": placement, "plan": "flash,fused", "seq_len": 2048, "num_hidden_layers": 2}
     sizes["batch_size"] = 1 if "cp" in mesh else 2
-    step = lc.run_cost(model, 10**9, "DGX H100", **sizes).spread.step
-    cost = lc.cost(model, on="DGX H100", precision="bf16", optimizer="adamw", **sizes)
+    step = lc.run_cost(model, 10**9, "DGX H100", precision=precision, **sizes).spread.step
+    cost = lc.cost(model, on="DGX H100", precision=precision, optimizer="adamw", **sizes)
     assert cost.over_time.seconds == pytest.approx(step.seconds, rel=0.1)
     assert cost.over_time.waits == pytest.approx(step.waiting, rel=1e-3)
     assert "`learncost run-cost --mesh` defaults to microbatches" in " ".join(str(cost).split())
-    memory = lc.memory(model, precision="bf16", optimizer="adamw", **sizes)
+    memory = lc.memory(model, precision=precision, optimizer="adamw", **sizes)
     assert "keep all gradients until the end of the step" in " ".join(str(memory).split())
 
 

@@ -64,7 +64,7 @@ SIZES = some.fixed_dictionaries(
         "price-book": some.sampled_from(["run", "matmul", "paper"]),
         "optimizer": some.sampled_from(["sgd", "adamw", "AdamW"]),
         "n_layer": some.integers(1, 9),
-        "dtype": some.sampled_from(["fp32", "bf16"]),
+        "dtype": some.sampled_from(["fp32", "bf16-masters"]),
     },
 )
 

@@ -122,7 +122,7 @@ def test_stages_train_as_one_process_does(number, mesh, optimizer, text, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "error"),
-    [(["--precision", "bf16"], 1e-4), (["--lora", "all-linear"], 1e-12), (["--train-layers", "2"], 1e-12)],
+    [(["--precision", "bf16-masters"], 1e-4), (["--lora", "all-linear"], 1e-12), (["--train-layers", "2"], 1e-12)],
 )
 def test_stages_train_in_bf16_and_a_part(more, error, text, tmp_path):
     ops = [str(text), *(TINY[:-2] if "--precision" in more else TINY), "--steps", "6", *more]

@@ -106,7 +106,7 @@ def test_energy_is_time_times_power(capsys):
     watts = lc.run_cost("gpt2", 10**9, "H100-SXM").figures["power"].value  # the device with its host: one answer
     assert usual == pytest.approx(watts * ledger.timing.seconds)
     assert low < usual < high
-    assert main(["cost", "gpt2", "--on", "H100-SXM", "--dtype", "bf16", "--json"]) == 0
+    assert main(["cost", "gpt2", "--on", "H100-SXM", "--dtype", "bf16-masters", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["time"]["energy"]["joules"] == pytest.approx(usual)
     assert record["time"]["energy"]["label"] == "modelled"
@@ -115,7 +115,7 @@ def test_energy_is_time_times_power(capsys):
 
 @pytest.mark.parametrize("form", ["table", "md", "csv", "latex"])
 def test_every_format_has_the_columns(form, capsys):
-    assert main(["cost", "gpt2", "--on", "H100-SXM", "--dtype", "bf16", "--format", form]) == 0
+    assert main(["cost", "gpt2", "--on", "H100-SXM", "--dtype", "bf16-masters", "--format", form]) == 0
     text = capsys.readouterr().out
     assert "bound" in text
     assert "compute" in text
@@ -126,7 +126,7 @@ def test_a_device_by_its_name_in_python_as_on_the_command_line(capsys):
     """The same seconds by a name, a `Device`, rates; in the type that training runs in, where none is named."""
     for name, dtype in (("A100-SXM-40GB", "bf16"), ("NVIDIA A100-SXM4-40GB", "bf16"), ("Tesla T4", "fp16")):
         ledger = lc.cost("gpt2", seq_len=64, on=name)
-        assert ledger.dtype == dtype
+        assert ledger.dtype == f"{dtype}-masters"
         same = [lc.device(name), lc.rates(name), lc.rates(name, dtype)]
         assert {lc.cost("gpt2", seq_len=64, on=on).timing.seconds for on in same} == {ledger.timing.seconds}
         assert main(["cost", "gpt2", "--seq-len", "64", "--on", name, "--json"]) == 0
@@ -149,7 +149,7 @@ def test_without_a_device_nothing_changes(capsys):
         (["--on", "here"], "run `learncost calibrate`"),
         (["--on", "nosuch"], "no device is called 'nosuch'"),
         (["--on", "nosuch.json"], "no such file: 'nosuch.json'; `learncost calibrate --out FILE` makes one"),
-        (["--on", "V100", "--dtype", "bf16"], "has no peak in bf16 (known: fp16, fp32, fp64)"),
+        (["--on", "V100", "--dtype", "bf16-masters"], "has no peak in bf16 (known: fp16, fp32, fp64)"),
         (["--on", "H100-SXM", "--price-book", "paper"], "time requires --price-book run or matmul, not paper"),
         (["--on", "H100-SXM", "--price-book", "palm"], "time requires --price-book run or matmul, not palm"),
         (
@@ -187,7 +187,7 @@ def test_inference_has_a_time(model, procedure):
 
 def test_a_token_takes_as_long_as_the_weights_and_the_cache_take_to_be_read():
     # Pope et al. 2022, section 2.2: with a small batch the time of a token is that of loading weights and cache.
-    settings = {"dtype": "bf16", "context": 8191, "by": "layer"}
+    settings = {"dtype": "bf16-masters", "context": 8191, "by": "layer"}
     bandwidth = 100e9
     rates = flat(flops=1e15, bandwidth=bandwidth)
     single, many = (lc.cost("llama-3-8b", "decode", batch_size=batch, on=rates, **settings) for batch in (1, 8))

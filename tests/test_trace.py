@@ -22,7 +22,7 @@ KINDS = [
     ("gpt2", {"procedure": "decode", "context": 7, "seq_len": 1}),
     ("gpt2", {"procedure": "prefill"}),
     ("gpt2", {"plan": "flash,chunked-loss", "batch_size": 2}),
-    ("gpt2", {"plan": "fused-update", "dtype": "bf16"}),
+    ("gpt2", {"plan": "fused-update", "dtype": "bf16-masters"}),
     ("llama-3.2-1b", {"lora": "q_proj,v_proj", "precision": "qlora"}),
     ("t5-small", {"n_layer": None, "target_len": 16}),
     ("bert-base", {}),
@@ -294,7 +294,7 @@ RUNS = [
     ("numpy", {"procedure": "pepita", "accumulate": 2}),
     ("numpy", {"procedure": "recompute"}),
     ("torch", {"plan": "fused-update"}),
-    ("numpy", {"dtype": "bf16"}),
+    ("numpy", {"dtype": "bf16-masters"}),
 ]
 
 
@@ -315,7 +315,7 @@ def test_a_training_is_traced_as_it_ran(engine, more, text, tmp_path, capsys):
     for event, row in zip(steps, rows[1:3], strict=True):
         assert 0 < event["dur"] / 1e6 < row["seconds"] + 1e-3
     line_events = [event for event in events if event["args"]["kind"] == "line"]
-    if more.get("dtype") == "bf16":  # NumPy has no program for it: the interpreter runs, whose lines are none
+    if more.get("dtype") == "bf16-masters":  # NumPy has no program for it: the interpreter runs, whose lines are none
         assert not line_events
         return
     assert sum(event["dur"] for event in line_events) <= sum(event["dur"] for event in steps)

@@ -646,7 +646,7 @@ def test_a_run_is_not_written_over(text, run, capsys):
         ("TEXT --dtype fp7", "no precision is called 'fp7'"),
         ("TEXT --clip -1", "clip must be a number from 0, not -1"),
         ("TEXT --accumulate 0", "accumulate must be a whole number from 1, not 0"),
-        ("TEXT --engine numpy --dtype fp16", "programs have fp32, fp64, bf16, and no fp16"),
+        ("TEXT --engine numpy --dtype fp16-masters", "programs have fp32, fp64, bf16, and no fp16"),
         ("TEXT --engine torch --dtype int8-learned", "--engine torch has no step for weights that learn as codes"),
         ("TEXT --engine torch --dtype int8-learned-products", "as in int8-learned-products: use --engine numpy"),
         ("TEXT --tokenizer nothing.json", "cannot read nothing.json: No such file"),

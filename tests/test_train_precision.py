@@ -27,7 +27,7 @@ WAYS = [
     {"dtype": "nf4-double", "lora": "q_proj,v_proj", "model": "llama"},
     {"dtype": "int8-frozen", "train": "biases"},
     {"dtype": "nf4", "lora": "all-linear", "train_layers": "last 1", "accumulate": 2, "clip": 1.0},
-    {"dtype": "bf16"},
+    {"dtype": "bf16-masters"},
     {"dtype": "bf16-true"},
     {"dtype": "bf16-8bit-states"},
 ]
@@ -60,7 +60,16 @@ def test_it_learns_and_goes_on_bit_for_bit(way, text, tmp_path):
 
 
 TRAINED = [
-    *("fp32", "fp64", "bf16", "bf16-true", "bf16-8bit-states", "fp32-8bit-states", "int8-frozen", "int8-frozen-fp32"),
+    *(
+        "fp32",
+        "fp64",
+        "bf16-masters",
+        "bf16-true",
+        "bf16-8bit-states",
+        "fp32-8bit-states",
+        "int8-frozen",
+        "int8-frozen-fp32",
+    ),
     *("int8-kept", "int8-products", "int8-frozen-products", "nf4", "nf4-double", "int4-frozen"),
 ]
 """Precisions in which a model with blocks is trained; of the others each test below says why not."""
@@ -213,7 +222,7 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even():
     ("way", "said"),
     [
         ({"dtype": "nf4"}, "none is frozen"),
-        ({"dtype": "fp16"}, "programs have fp32, fp64, bf16, and no fp16"),
+        ({"dtype": "fp16-masters"}, "programs have fp32, fp64, bf16, and no fp16"),
         ({"lora_rank": "4"}, "lora_rank belongs to low-rank paths"),
         (
             {"dtype": "int8-learned", "lora": "all-linear"},
@@ -237,5 +246,8 @@ def test_the_command_takes_either_name(text, tmp_path, capsys):
     assert main(["train", str(text), "--out", str(tmp_path / "run"), *flags, *lora]) == 0
     assert "learns LoRA of rank 2 and alpha 16 on all-linear" in capsys.readouterr().err
     assert Folder(tmp_path / "run").options().dtype == "nf4-double"
-    assert main(["train", str(text), "--out", str(tmp_path / "no"), *flags, "--dtype=fp32", "--precision=bf16"]) == 2
+    assert (
+        main(["train", str(text), "--out", str(tmp_path / "no"), *flags, "--dtype=fp32", "--precision=bf16-masters"])
+        == 2
+    )
     assert "are the same setting" in capsys.readouterr().err

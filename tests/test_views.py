@@ -58,7 +58,7 @@ def test_memory_by_runner_is_that_of_the_command(client):
 
 
 def test_a_runner_that_refuses_says_why(client):
-    several = view(client, "runners", **SMALL, precision="bf16", engine="eager")
+    several = view(client, "runners", **SMALL, precision="bf16-masters", engine="eager")
     rows = {row["name"]: row for row in chart(several, "bars")["rows"]}
     assert rows["numpy"]["refused"] == "supports only fp32 or fp64"
 
@@ -67,7 +67,9 @@ def test_the_page_shows_the_runner_that_is_chosen(client):
     answer = client.get("/api/document", params={"model": "gpt2", **SMALL, "engine": "eager"}).json()
     assert answer["memory"]["peak"] == lc.memory("gpt2", engine="eager", **SMALL).peak
     assert "--engine" not in answer["command"]
-    refused = client.get("/api/document", params={"model": "gpt2", **SMALL, "engine": "numpy", "precision": "bf16"})
+    refused = client.get(
+        "/api/document", params={"model": "gpt2", **SMALL, "engine": "numpy", "precision": "bf16-masters"}
+    )
     assert refused.status_code == 400
 
 
@@ -127,7 +129,7 @@ def test_many_devices_are_as_the_commands_have_them(client):
         assert all(begin >= end - 1e-12 for (*_, begin, _), end in zip(slices, ends, strict=False))
     marked = [line for line in chart(picture, "lines")["rows"] if line[2] and line[3] is not None]
     place = next(note for note in picture["notes"] if "cut by: " in note).partition("cut by: ")[2].rstrip(".")
-    placed = lc.place("gpt2", "dp=2,tp=2", place=place, precision="bf16", seq_len=16, **{**SMALL, "n_layer": 2})
+    placed = lc.place("gpt2", "dp=2,tp=2", place=place, precision="bf16-masters", seq_len=16, **{**SMALL, "n_layer": 2})
     assert [line[3] for line in marked] == [collective.payload_bytes for collective in placed.collectives]
     assert all(line[4] for line in marked)
 

@@ -16,7 +16,7 @@ from on_gpu.asked import Asked, Row, tried
 
 TRAININGS: Mapping[str, Sequence[str]] = {
     "adamw": (),
-    "adamw, bf16": ("--precision", "bf16"),
+    "adamw, bf16": ("--precision", "bf16-masters"),
     "adamw, bf16-true": ("--precision", "bf16-true"),
     "momentum, clip, accumulate": ("--optimizer", "momentum", "--clip", "0.5", "--accumulate", "2"),
     "sgd, dropout": ("--optimizer", "sgd", "--dropout", "0.1"),

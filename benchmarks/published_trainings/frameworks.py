@@ -33,7 +33,7 @@ class Framework:
         return {"workspace": self.workspace, "sorted_rows": self.sorted_rows, "once_a_node": self.once_a_node}
 
 
-_MIXED = PRECISIONS["bf16"]
+_MIXED = PRECISIONS["bf16-masters"]
 
 FLASH_2 = {"H100": 0.35, "A100": 0.615}
 """PyTorch's own kernels are FlashAttention-2's, which attain 35 % on H100 (Shah et al. 2024, FlashAttention-3,
@@ -51,7 +51,7 @@ send a row to each node once (DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, s
 
 FRAMEWORKS = {
     "megatron-2022": Framework(
-        "fused", replace(PRECISIONS["fp16"], gradients="fp32"), False, False,
+        "fused", replace(PRECISIONS["fp16-masters"], gradients="fp32"), False, False,
         "Korthikanti et al. 2022: scores are stored, dropout has masks of a byte, gradients are summed in fp32",
     ),
     "megatron-te": Framework(
@@ -61,11 +61,11 @@ FRAMEWORKS = {
         sorted_rows=ALL_TO_ALL,
     ),
     "deepspeed": Framework(
-        "fused", PRECISIONS["fp16"], False, False,
+        "fused", PRECISIONS["fp16-masters"], False, False,
         "Megatron-DeepSpeed: weights and gradients in 16 bits, states and masters in fp32",
     ),
     "deepspeed-fp32": Framework(
-        "fused", replace(PRECISIONS["bf16"], gradients="fp32"), False, False,
+        "fused", replace(PRECISIONS["bf16-masters"], gradients="fp32"), False, False,
         "the same with gradients summed in fp32",
     ),
     "bridge": Framework(

@@ -69,7 +69,7 @@ def executed(
     mesh     the devices along each axis, of a placed table
     Indices are of 8 bytes, all other arrays of the data type.
     """
-    written = program(table, library, sizes=sizes, dtype="bf16" if dtype == "bf16" else None)
+    written = program(table, library, sizes=sizes, dtype=dtype)
     first = _run(written, table, sizes, dtype, AllocationLog(), library, mesh)
     text = written.text.splitlines()
 

@@ -17,7 +17,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.polynomial import base
-from learncost.ir.precision import BLOCKS, Precision, precision_of
+from learncost.ir.precision import BLOCKS, Precision, check_trained, precision_of
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -67,7 +67,8 @@ OPERATORS = Rounding(contraction, lambda line: isinstance(line, Op) and bool(lin
 def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Table, Mapping[str, str]]:
     """The table with the copies that it needs, and the type of every name in it.
 
-    dtype   a precision: fp32 or fp64 for all; bf16: products in bf16, weights and sums in fp32; bf16-true: all in bf16
+    dtype   a precision: fp32 or fp64 for all; bf16-masters: products in bf16, weights and sums in fp32; bf16-true: all
+            in bf16
     Indices are int64, codes of weights uint8, conditions bool. Every name is given once, since types go by names.
     """
     kind = precision_of(dtype)
@@ -84,6 +85,7 @@ def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Tab
 
 def check_runs(kind: Precision) -> None:
     """Raise `InputError` for a precision with types that programs do not compute in or keep."""
+    check_trained(kind)
     states = "" if kind.states in BLOCKS else kind.states  # those of blocks are rounded between the steps
     types = (kind.weights, kind.gradients, kind.values, states, kind.masters, kind.loss)
     if not kind.is_whole and (wrong := next((name for name in types if name and name not in COMPUTED), None)):

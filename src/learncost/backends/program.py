@@ -94,7 +94,7 @@ def program(
     function_name   of the function
     title           what the program is, its first lines
     sizes           numbers for sizes that no array has, such as windows; those without one are parameters
-    dtype           a precision. bf16: products and activations are rounded, the arrays given and returned are fp32;
+    dtype           a precision. bf16-masters: products and activations are rounded, arrays given and returned are fp32;
                     bf16-true: the weights given are bf16 too; None, fp32, fp64: all have the type of the arrays given
     Raises `InputError` for an unknown backend, and for a type that it does not have.
     """

@@ -94,8 +94,8 @@ def emit(
     seq_len
         With `backend` c and c99: tokens in a sequence. The default is the model's number of positions.
     precision
-        bf16, with weights in fp32, or bf16-true; with `backend` c also fp32 (the default) and fp64, with c99 these two.
-        Other programs take the type of their arrays.
+        bf16-masters, with weights in fp32, or bf16-true; with `backend` c also fp32 (the default) and fp64, with c99
+        these two. Other programs take the type of their arrays.
     schedule
         With pipeline stages (`placement` pp): the schedule: 1f1b (the default), gpipe, or interleaved with two stages
         on a device.

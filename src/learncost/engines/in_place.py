@@ -27,7 +27,7 @@ class InPlace:
 
     table    a step's table whose outputs are results and new weights, no gradients
     sizes    of all axes and counts
-    dtype    fp32, fp64, or bf16 for products in bf16 with weights in fp32
+    dtype    fp32, fp64, or bf16-masters for products in bf16 with weights in fp32
     tensors  weights and the optimizer's state by name: these very tensors are changed
     arena    memory to use if it is large enough, of another step that never runs at the same time
     devices  the DeviceMesh that its collectives are over, where it is one of several

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ir.precision import precision_of
+from learncost.ir.precision import check_trained, precision_of
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate
 from learncost.procedures.optimizer import DEFAULT
@@ -163,7 +163,7 @@ class Options:
             value = getattr(self, option.name)
             if option.name in _LIMITS and value is not None:
                 _check(option.name, value, *_LIMITS[option.name])
-        precision_of(self.dtype)
+        check_trained(precision_of(self.dtype))
 
     @property
     def learns(self) -> dict[str, Any]:

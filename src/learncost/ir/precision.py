@@ -26,7 +26,7 @@ def check_stored(name: str) -> None:
     if name in PRODUCTS_ALONE:
         raise InputError(
             f"the memory and time of {name} are unknown: the recipe decides which tensors are {name} and which "
-            f"remain in bf16 or fp32; use bf16 (only learncost cost counts the FLOPs of {name})"
+            f"remain in bf16 or fp32; use bf16-masters (only learncost cost counts the FLOPs of {name})"
         )
 
 
@@ -138,7 +138,7 @@ class Precision:
     weights    of trainable weights, and of frozen ones that no block multiplies by (embeddings, norms, the head)
     gradients  of the gradients of weights
     values     of activations and their gradients; products are computed in it, too
-    states     of the optimizer states
+    states     of the optimizer states; "": only inference is known
     masters    of the master weights, which the optimizer updates; "": it updates the weights themselves
     loss       of the operands and results of log-softmax and its gradient, which programs widen
     frozen     of frozen weights that blocks multiply by as matrices; "": as the other weights
@@ -168,6 +168,11 @@ class Precision:
     def is_stored(self) -> bool:
         """Return whether the storage types are known; otherwise only FLOPs are."""
         return self.values not in PRODUCTS_ALONE
+
+    @property
+    def is_trained(self) -> bool:
+        """Return whether the types of a training step are known; `bf16` alone does not have those of its updates."""
+        return bool(self.states)
 
     @cached_property
     def weight(self) -> int:
@@ -224,6 +229,7 @@ def _one(name: str, title: str) -> Precision:
     return Precision(name, title, name, name, name, name, "", name, "one type for all")
 
 
+_INFERENCE = "torch.nn.Module.to(dtype): one type for all but the scores of the loss; a training step has more roles"
 _MIXED = "Micikevicius et al. 2018, Mixed precision training: fp32 master weights"
 _PURE = "torchtune's recipes, dtype: bf16: weights, gradients and states are bf16; the loss is computed in fp32"
 _QLORA = "Dettmers et al. 2023, QLoRA, section 3; low-rank paths in bf16 and states in fp32 as in its program qlora.py"
@@ -233,8 +239,22 @@ PRECISIONS: dict[str, Precision] = {
     for precision in (
         _one("fp32", "fp32 for all"),
         _one("fp64", "fp64 for all"),
-        Precision("bf16", "bf16 with fp32 master weights", "bf16", "bf16", "bf16", "fp32", "fp32", "fp32", _MIXED),
-        Precision("fp16", "fp16 with fp32 master weights", "fp16", "fp16", "fp16", "fp32", "fp32", "fp32", _MIXED),
+        Precision(
+            "bf16", "bf16 in inference; training needs bf16-masters or bf16-true",
+            "bf16", "bf16", "bf16", "", "", "fp32", _INFERENCE, also=("bfloat16",),
+        ),
+        Precision(
+            "fp16", "fp16 in inference; training needs fp16-masters or fp16-true",
+            "fp16", "fp16", "fp16", "", "", "fp32", _INFERENCE, also=("float16", "half"),
+        ),
+        Precision(
+            "bf16-masters", "bf16 weights with fp32 master weights",
+            "bf16", "bf16", "bf16", "fp32", "fp32", "fp32", _MIXED,
+        ),
+        Precision(
+            "fp16-masters", "fp16 weights with fp32 master weights",
+            "fp16", "fp16", "fp16", "fp32", "fp32", "fp32", _MIXED,
+        ),
         Precision(
             "fp8", "products in fp8; their FLOPs alone are known", "", "", "fp8", "", "", "",
             "Micikevicius et al. 2022, FP8 formats for deep learning: operands of products in 8 bits; what is stored "
@@ -337,18 +357,37 @@ def precision_of(name: str) -> Precision:
     return named_one("precision", name, by_name)
 
 
-def stored(name: str) -> Precision:
-    """Return a precision whose memory and time are known. Raises `InputError`."""
+def check_trained(kind: Precision) -> None:
+    """Raise `InputError` for a precision that does not have all types of a training step."""
+    if kind.is_stored and not kind.is_trained:
+        names = (f"{kind.values}-masters", f"{kind.values}-true")
+        choices = " or ".join(f"{name} ({PRECISIONS[name].title})" for name in names)
+        raise InputError(f"{kind.name} is ambiguous in training: give {choices}; amp is not supported yet")
+
+
+def training_precision(dtype: str) -> str:
+    """Return the usual precision of a training step whose products have a type: fp32 masters where it is narrow."""
+    return f"{dtype}-masters" if f"{dtype}-masters" in PRECISIONS else dtype
+
+
+def stored(name: str, trains: bool = True) -> Precision:
+    """Return a precision whose memory and time are known, in training or in inference alone. Raises `InputError`."""
     check_stored(name)
-    return precision_of(name)
+    kind = precision_of(name)
+    if trains:
+        check_trained(kind)
+    return kind
 
 
-def either(dtype: str | None, precision: str | None, usual: str = "fp32", counts_alone: bool = False) -> Precision:
+def either(
+    dtype: str | None, precision: str | None, usual: str = "fp32", counts_alone: bool = False, trains: bool = True
+) -> Precision:
     """Return the precision named by `precision`, or by `dtype`, its short form; both may be given where they agree.
 
     counts_alone  whether no bytes and no time depend on it
+    trains        whether the answer depends on the types of weights, gradients and states in training
     """
     if dtype is not None and precision is not None and precision_of(dtype) != precision_of(precision):
         raise InputError(f"dtype {dtype} and precision {precision} are the same setting: give one of them")
     name = precision or dtype or usual
-    return precision_of(name) if counts_alone else stored(name)
+    return precision_of(name) if counts_alone else stored(name, trains)

@@ -44,7 +44,8 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         clusters`), a file that describes one, or its device; the time of collectives is included.
     precision
         Data type of weights, activations, gradients and optimizer states: {choices} (`learncost list precisions`). The
-        default is fp32; for a published device in `on`, the first of bf16, fp16 and fp32 that it supports.
+        default is fp32; for a published device in `on`, the first of bf16, fp16 and fp32 that it supports, in training
+        with fp32 master weights.
 
     Returns
     -------
@@ -86,7 +87,8 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     if depth is not None and by != "module":
         raise InputError(f"--depth requires --by module, not {by}")
     check_choice("by", by, BY)
-    kind = request.kind(counts_alone=request.on is None and not request.mesh) if request.is_typed else None
+    counts_alone, trains = request.on is None and not request.mesh, bool(request.mesh) and request.is_training
+    kind = request.kind(counts_alone, trains) if request.is_typed else None
     rates = cluster = None
     if request.on is not None:
         from learncost.devices.rates import rates as attained  # imported where it is needed: start-up counts
@@ -100,7 +102,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
             rates = sustained(cluster.device, kind.values if kind else cluster.device.trained_in, engine)
         else:
             rates = attained(request.on, kind.values if kind else None, engine)
-    type_name = kind.name if kind else (rates.dtype if rates else "") or "fp32"
+    type_name = kind.name if kind else request.usual_precision(rates)
     request = request.in_precision(type_name)
     if procedure in INFERENCE:
         from learncost.reports.inference import cost_of_inference, served  # imported where needed: start-up counts
@@ -114,7 +116,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         from learncost.reports.mesh_cost import over_mesh  # imported where it is needed: start-up counts
 
         run, several = over_mesh(request)
-        where = (cluster, rates) if cluster and rates else None
+        where = (cluster, rates, request.kind()) if cluster and rates else None
         answer = run.cost_over(procedure, run.book, by, several, where)
     else:
         run = prepare(request)

@@ -14,7 +14,7 @@ from learncost.devices.device import Device
 from learncost.devices.device import device as find_device
 from learncost.ir.errors import InputError
 from learncost.ir.loop import round_rings
-from learncost.ir.precision import BYTES, Precision, precision_of
+from learncost.ir.precision import BYTES, Precision
 from learncost.models.files import looks_like_path, read_path
 from learncost.ops.collectives import is_collective
 from learncost.reports.mesh_cost import OverMesh
@@ -137,13 +137,13 @@ def over_time(
     sizes: Mapping[str, int],
     cluster: Cluster,
     rates: Rates,
-    dtype: str,
+    kind: Precision,
     book: Book,
 ) -> OverTime:
     """The time of the priced rows of a placed table on a device of a cluster."""
     check_timed(over.placed.clauses, over.placed.mesh.sizes)
     computed = [row for row in rows if not is_collective(row.source)]
-    lines = timing(computed, sizes, rates, dtype, book, _updated(over, precision_of(dtype)))
+    lines = timing(computed, sizes, rates, kind.values, book, _updated(over, kind))
     mesh_groups, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], CollectiveTime]()
     beside, rings, waits = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}, 0.0
     for collective in over.collectives:

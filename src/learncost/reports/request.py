@@ -13,16 +13,17 @@ from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from learncost.ir.errors import InputError
-from learncost.ir.precision import Precision, either
+from learncost.ir.precision import Precision, either, training_precision
 from learncost.layers.layer import Layer
 from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration
-from learncost.procedures.procedure import PAPER
+from learncost.procedures.procedure import INFERENCE, PAPER
 from learncost.reports.question import asked, flags_typed
 
 if TYPE_CHECKING:
     from learncost.cost_models import Book
     from learncost.models.adaptation import Adaptation
+    from learncost.timing import Rates
 
 Own = ParamSpec("Own")
 Answer = TypeVar("Answer")
@@ -89,12 +90,24 @@ class Request:
         """Return whether a precision was given."""
         return self.dtype is not None or self.precision is not None
 
-    def kind(self, counts_alone: bool = False) -> Precision:
+    @property
+    def is_training(self) -> bool:
+        """Return whether the procedure is a training step, not inference."""
+        return self.procedure not in INFERENCE
+
+    def kind(self, counts_alone: bool = False, trains: bool | None = None) -> Precision:
         """Return the precision, fp32 if none was given. Raises `InputError`.
 
         counts_alone  whether nothing but operations is counted, so that types of products alone are allowed
+        trains        whether the answer depends on the types of updates; by default where the procedure is training
         """
-        return either(self.dtype, self.precision, counts_alone=counts_alone)
+        depends = self.is_training if trains is None else trains
+        return either(self.dtype, self.precision, counts_alone=counts_alone, trains=depends)
+
+    def usual_precision(self, rates: Rates | None) -> str:
+        """Return the name of the precision where none is given: that of a device's rates, fp32 without a device."""
+        dtype = (rates.dtype if rates else "") or "fp32"
+        return training_precision(dtype) if self.is_training else dtype
 
     @property
     def is_fine_tuning(self) -> bool:

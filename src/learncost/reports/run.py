@@ -27,6 +27,7 @@ from learncost.reports.rows import ledger
 
 if TYPE_CHECKING:
     from learncost.devices.cluster import Cluster
+    from learncost.ir.precision import Precision
     from learncost.reports.mesh_cost import OverMesh
     from learncost.timing import Rates
 
@@ -148,7 +149,7 @@ class PreparedRun:
         return replace(answer, trained=trained, plan=self.plan)
 
     def cost_over(
-        self, procedure: str, book: Book, by: str, over: OverMesh, on: tuple[Cluster, Rates] | None = None
+        self, procedure: str, book: Book, by: str, over: OverMesh, on: tuple[Cluster, Rates, Precision] | None = None
     ) -> Cost:
         """The ledger of one device's part of a step of a procedure, with what it sends, and its time on a cluster."""
         if book.rule not in ("executed", "matrix"):
@@ -161,7 +162,7 @@ class PreparedRun:
         if on is not None:
             from learncost.reports.mesh_time import over_time  # imported where it is needed: start-up counts
 
-            takes = over_time(rows, over, sizes, *on, self.dtype, book)
+            takes = over_time(rows, over, sizes, *on, book)
         timed = takes.lines if takes else None
         answer = ledger(model, chosen, rows, sizes, by, self.dtype, tokens, optimizer, book.name, timed, over)
         return replace(answer, trained=self.trained, plan=self.plan, over_time=takes)

@@ -50,8 +50,8 @@ def train(
     Parameters
     ----------
     precision
-        Data type of weights, activations, gradients and optimizer states: fp32 (the default), fp64, bf16 with weights
-        in fp32, bf16-true; with frozen weights nf4 and others (`learncost list precisions`).
+        Data type of weights, activations, gradients and optimizer states: fp32 (the default), fp64, bf16-masters,
+        bf16-true; with frozen weights nf4 and others (`learncost list precisions`).
     resume
         Continue the run in this folder from its last checkpoint.
     out

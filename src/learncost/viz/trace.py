@@ -186,7 +186,7 @@ def trace(request: Request, output: str | None = None) -> Trace:
         from learncost.devices.rates import rates as attained
 
         rates = attained(request.on, kind.values if kind else None, "kernels" if request.plan else "operators")
-    type_name = kind.name if kind else (rates.dtype if rates else "") or "fp32"
+    type_name = kind.name if kind else request.usual_precision(rates)
     request = request.in_precision(type_name)
     if procedure in INFERENCE:
         each = served(request, rates)

@@ -96,7 +96,7 @@ def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: s
 
     table    a step whose gradients are no outputs; lines with kernels run as one
     sizes    of every axis, and of the counts of repeats
-    dtype    fp32 or fp64; bf16: products and activations in bf16, weights and sums in fp32, see `precision`
+    dtype    fp32 or fp64; bf16-masters: products and activations in bf16, weights and sums in fp32, see `precision`
     Raises `InputError` for a line that cannot be computed in place.
     """
     check_derived(table.lines, "no program computes it")

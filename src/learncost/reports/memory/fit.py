@@ -268,7 +268,7 @@ def fit(
         A small device with frozen weights in flash.
     learncost fit qwen2.5-7b --precision qlora --lora all-linear --seq-len 1024,4096,16384 --ram 24GB
         What fits a GPU at which length, with which checkpointing.
-    learncost fit llama-3-8b --ram 80GB --precision bf16 --mesh dp=2,tp=4 --placement fsdp,megatron-sp
+    learncost fit llama-3-8b --ram 80GB --precision bf16-masters --mesh dp=2,tp=4 --placement fsdp,megatron-sp
         What fits eight devices of 80 GB.
 
     Examples
@@ -304,15 +304,15 @@ def fit(
         _check_over(mesh, engine, flash)
         engine = engine or GRAPH
     room = sum(region.bytes for region in regions) or bytes_of("ram", ram)
+    names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if over else EVERY)))
     question = FitQuestion(
         model, room, None if flash is None else bytes_of("flash", flash), seq_len, target_len,
-        state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
+        state_of(optimizer or DEFAULT).name, either(dtype, precision, trains=names != (NAME,)).name, plan, engine,
         eager, (train, train_layers, lora, lora_rank, lora_alpha), sizes, over,
         regions,
     )  # fmt: skip
     if engine:
         named_one("engine", engine, memory_engines())
-    names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if over else EVERY)))
     for name in names:
         find_procedure(name, {NAME: INFERENCE["decode"]})
     if over and NAME in names:

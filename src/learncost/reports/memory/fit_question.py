@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
-from learncost.ir.precision import precision_of
+from learncost.ir.precision import precision_of, training_precision
 from learncost.layers.layer import Layer
 from learncost.models.configuration import Configuration
 from learncost.ops.optimizers import OPTIMIZERS
@@ -228,6 +228,7 @@ class FitQuestion:
         """With something else; None where that was said, or says nothing about the procedure."""
         ((name, value),) = change.items()
         if name == "dtype":
+            value = value if procedure == NAME else training_precision(value)
             narrow = self.dtype in (value, "int8") or precision_of(self.dtype).quantized
             return None if narrow else replace(self, dtype=value)
         if name == "optimizer":
@@ -307,7 +308,7 @@ def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -
     changes = [f"--seq-len {length}"] if length else []
     for text, change in CHANGES:
         if (other := question.changed(change, procedure)) and other.fits(procedure):
-            changes.append(text)
+            changes.append(f"--dtype {other.dtype}" if "dtype" in change else text)
         if len(changes) == MOST_CHANGES:
             break
     if changes:

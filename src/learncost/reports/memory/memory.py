@@ -290,7 +290,7 @@ def memory(
         The peak of a training step of four sequences, and the arrays behind it.
     learncost memory gpt2 --engine graph,eager,numpy
         The memory of the step under three engines, and the rules that explain the difference.
-    learncost memory llama-3-8b --mesh dp=8 --placement fsdp --precision bf16
+    learncost memory llama-3-8b --mesh dp=8 --placement fsdp --precision bf16-masters
         The memory of each of eight devices.
     learncost memory gpt2 --budget 8GB
         The largest batch and the longest sequence that fit in 8 GB.

@@ -16,7 +16,7 @@ from learncost.devices.rates import calibrated
 from learncost.devices.sustained import most_of_peak
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.loop import check_known
-from learncost.ir.precision import BYTES, check_stored, either
+from learncost.ir.precision import BYTES, check_stored, either, training_precision
 from learncost.models.tables import check_batch
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
@@ -98,7 +98,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         (`learncost list price-books`).
     dtype
         Short form of `precision`; also tf32, of which only the peak is known. The default is the first of bf16, fp16
-        and fp32 that the device supports.
+        and fp32 that the device supports, over a mesh with fp32 master weights.
     precision
         Data type of weights, activations, gradients and optimizer states (`learncost list precisions`); the peak rate
         is that of the activations' type.
@@ -167,16 +167,16 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         raise InputError("run-cost requires the tokens of the run, for example --tokens 3e11")
     if (on := request.on) is None:
         raise InputError("run-cost requires a device: --on NAME (see `learncost list devices`)")
-    dtype, precision = _type(request.dtype, request.precision)
     count = check_tokens("tokens", request.tokens)
     number = record.devices(request.devices)
     typed = given.typed
     grid_place = _place(typed, given.country, given.year)
     group = cluster_of(on)
+    over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
+    dtype, precision = _type(request.dtype, request.precision, over_devices)
     if group is not None:
         on = group.device
     machine, attained = _machine(on, dtype)
-    over_devices = group is not None or request.mesh is not None or bool(request.place or request.placement)
     one = replace(request, tokens=None, on=None, mesh=None, place=None, placement=None, dtype=None, precision=precision)
     one = replace(one, plan=None) if over_devices else one
     step = cost(one, by="macro-operation")
@@ -199,7 +199,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     if over_devices:
         if procedure != "bp":
             raise InputError(f"--mesh requires --procedure bp, not {procedure}")
-        asked = replace(request, dtype=None, precision=precision or kind, devices=int(number.value))
+        precision = precision or training_precision(kind)
+        asked = replace(request, dtype=None, precision=precision, devices=int(number.value))
         many = step_over(asked, group or cluster_with(machine))
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
         seconds = show_step_over(figures, many, most)
@@ -218,7 +219,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     return RunCost(step, machine, kind, figures, unknown, others, total_by, many, precision or kind)
 
 
-def _type(dtype: str | None, precision: str | None) -> tuple[str | None, str | None]:
+def _type(dtype: str | None, precision: str | None, trains: bool) -> tuple[str | None, str | None]:
     """The type whose peak counts, and the precision that it is the type of, where one is named."""
     if dtype in RATES and dtype not in BYTES:
         check_stored(dtype)
@@ -227,7 +228,7 @@ def _type(dtype: str | None, precision: str | None) -> tuple[str | None, str | N
         return dtype, None
     if dtype is None and precision is None:
         return None, None
-    kind = either(dtype, precision)
+    kind = either(dtype, precision, trains=trains)
     return kind.values, kind.name
 
 

@@ -186,7 +186,7 @@ def choices() -> Mapping[str, Any]:
     precisions = [
         {"name": precision.name, "title": precision.title, "also": list(precision.also)}
         for precision in PRECISIONS.values()
-        if precision.is_stored
+        if precision.is_stored and precision.is_trained
     ]
     return {
         "model": models + generic,

@@ -7,6 +7,7 @@ from typing import Any
 from learncost.devices.device import device
 from learncost.devices.rates import HERE, calibrated, rates
 from learncost.ir.errors import InputError
+from learncost.ir.precision import training_precision
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.step import GPU
@@ -36,7 +37,7 @@ def by_runner(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
         As for `lc.memory`.
     """
     if on and not (sizes.get("precision") or sizes.get("dtype")):
-        sizes["precision"] = rates(on).dtype
+        sizes["precision"] = training_precision(rates(on).dtype)
     table = memory(model, **sizes, engine=GRAPH)
     assert isinstance(table, Memory)
     on_gpu = bool(on) and on != HERE and not calibrated(on) and device(on).torch == GPU

@@ -54,7 +54,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
 
 SAID = (
     "Peak allocated memory of the step in place with compiled kernels: weights and optimizer states, the batch, and "
-    "the arena. With bf16, weights and states are fp32 and their bf16 copies are in the arena."
+    "the arena. With bf16-masters, weights and states are fp32 and their bf16 copies are in the arena."
 )
 MESSAGES = (
     "This is one process of learncost train --mesh. Communication buckets are included; memory of the communication "
@@ -73,7 +73,7 @@ RUNNERS = (
             "temporaries": "over operands",
         },
         SAID,
-        lambda step: refusal(step, (*TYPES, "bf16")),
+        lambda step: refusal(step, (*TYPES, "bf16-masters")),
         plan="auto",
         planner=smallest,
         plans=("auto",),

@@ -351,7 +351,7 @@ def symbols_page() -> str:
         "f": "width of the feed-forward network",
         "k": "width of a head",
         "h": "heads",
-        "p": "positions that the model has",
+        "p": "positions of the model",
     }
     rows = ((f"`{a}`", print_reading.size_mathml(a), meaning[a]) for a in print_reading.SYMBOLS)
     return table(("axis", "in formulas", "what it counts"), rows)

@@ -169,7 +169,7 @@ def test_lora(model_type, names, ends, layers, tmp_path):
     total = config.num_hidden_layers
     chosen = {None: None, "0,2": {0, 2}, "last 1": {total - 1}}[layers]
     if chosen is not None and names in ("dense", "lm_head", "all-linear"):
-        chosen |= {None}  # what stands outside of the blocks has its path in any case
+        chosen |= {None}  # the part outside of the blocks has its path in any case
     adapt(module, ends, rank, 5, chosen)
     assert ours(str(tmp_path), lora=names, lora_rank=rank, lora_alpha=5, train_layers=layers) == theirs(module)
 
@@ -290,15 +290,15 @@ def test_layers(text, found):
 REFUSED = [
     ({"lora": "q_prj"}, "gpt2 has no weights called 'q_prj'; did you mean 'q_proj'"),
     ({"lora": "gate_proj"}, "gpt2 has no weights called 'gate_proj'"),
-    ({"lora": "ln_1.g"}, "'ln_1.g' means ln_1.g, which is no matrix of a product"),
+    ({"lora": "ln_1.g"}, "'ln_1.g' means ln_1.g, which is not a matrix of a product"),
     ({"lora": "c_attn", "lora_rank": 0}, "lora_rank must be a whole number from 1"),
     ({"lora": "c_attn", "lora_alpha": "nan"}, "lora_alpha must be a number above 0, not 'nan'"),
     ({"lora": "c_attn", "procedure": "pepita"}, "pepita updates every weight"),
     ({"train": "head", "procedure": "mempepita"}, "mempepita updates every weight"),
-    ({"lora": ""}, "lora must be names with commas between them, not ''"),
-    ({"lora_rank": 8}, "lora_rank belongs to low-rank paths"),
+    ({"lora": ""}, "lora must be a comma-separated list of names, not ''"),
+    ({"lora_rank": 8}, "lora_rank requires lora"),
     ({"train": "haed"}, "gpt2 has no weights called 'haed'; did you mean 'head'"),
-    ({"train": "all,head"}, "train is all, none, or names"),
+    ({"train": "all,head"}, "train must be all, none or names"),
     ({"train_layers": "10-12"}, "of the layers 0 to 11, not '10-12'"),
     ({"train_layers": "3-1"}, "train_layers must be such as"),
     ({"train_layers": "last 13"}, "train_layers must be such as"),
@@ -332,7 +332,7 @@ def test_flags_and_output(capsys):
     assert main(["cost", "gpt2", "--train", "head", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["parameters"], answer["trained_parameters"]) == (124_439_808, 50257 * 768)
-    assert answer["trained"] == "head; head and embedding are one matrix, which learns in both places"
+    assert answer["trained"] == "head; head and embedding are tied, so both learn"
     assert main(["cost", "gpt2", "--lora-rank", "8"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -145,13 +145,13 @@ FP32 = ("rates", "operators", "fp32")
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (("learncost_calibration", 2), "no calibration of this version"),
+        (("learncost_calibration", 2), "not a calibration of this version"),
         (("name", "two\nlines"), "name must be one line of text"),
         (("name", None), "name must be one line of text"),
         (("threads", 0), "threads must be a whole number from 1"),
         (("rates", []), "'rates' must be an object"),
         (("rates", {}), "no rates of operators"),
-        (("rates", "gpu", {}), "rates are of operators or kernels, not 'gpu'"),
+        (("rates", "gpu", {}), "rates must be of operators or kernels, not 'gpu'"),
         ((*FP32, "launch", -1), "'launch' must be a number from 0, not -1"),
         ((*FP32, "launch", math.inf), "'launch' must be a number from 0"),
         ((*FP32, "launch", 10**400), "'launch' must be a number from 0"),
@@ -165,7 +165,7 @@ FP32 = ("rates", "operators", "fp32")
         ((*FP32, "inner", "sizes", [5, 2]), "inner needs sizes in rising order"),
         ((*FP32, "inner", "rates", [1e9] * 7 + [0]), "'rates' must be a number above 0"),
         ((*FP32, "bandwidth", "values", []), "values must be a list of numbers"),
-        ((*FP32, "bandwidth", "places", [1.0, 2.0]), "bandwidth needs as many values as places"),
+        ((*FP32, "bandwidth", "places", [1.0, 2.0]), "bandwidth needs one value per size"),
     ],
 )
 def test_a_foreign_file_is_refused_in_one_line(keys, said):

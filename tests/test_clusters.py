@@ -139,7 +139,7 @@ def test_collectives_slow_down_what_is_computed_beside_them(beside, waits):
 def test_words_of_placed_tables_have_a_kind():
     for op in KINDS:
         assert transfer(op, 1e9, MeshGroup(4, 4), lc.cluster("DGX H100")).seconds > 0 or op == "shard"
-    with pytest.raises(lc.InputError, match="no word of communication is called 'softmax'"):
+    with pytest.raises(lc.InputError, match="no collective is called 'softmax'"):
         transfer("softmax", 1, MeshGroup(4, 4), lc.cluster("DGX H100"))
 
 
@@ -148,7 +148,7 @@ def test_an_axis_that_leaves_the_only_node_is_refused(tmp_path):
     path.write_text('device = "RTX 4090"\ndevices = 2\ninside = "PCIe 4 x16"\n', encoding="utf-8")
     mine = lc.cluster(str(path))
     assert (mine.name, mine.between) == ("mine", None)
-    with pytest.raises(lc.InputError, match="no network between nodes, so a mesh axis of 4 devices does not fit"):
+    with pytest.raises(lc.InputError, match="no network between nodes: a mesh axis cannot have 4 devices"):
         transfer("all_reduce", 8, MeshGroup(4, 2), mine)
 
 
@@ -166,7 +166,10 @@ def test_an_axis_that_leaves_the_only_node_is_refused(tmp_path):
             "a link has no 'gb'; did you mean 'gbs'",
         ),
         ('device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = 1, topology = "star" }\n', "must be one of"),
-        ('device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = 1, attained = 2 }\n', "attained is a share"),
+        (
+            'device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = 1, attained = 2 }\n',
+            "attained must be above 0",
+        ),
         ('device = "no such"\ndevices = 8\ninside = "NVLink 4"\n', "no device is called 'no such'"),
         ('device = "H100 SXM"\ndevices = 8\ninside = 7\n', "a link must be a name or a table, not 7"),
     ],

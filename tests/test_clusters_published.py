@@ -88,7 +88,7 @@ def test_a_row_of_any_source():
     assert answer({**row, "config": {**row["config"], "recompute": "often"}}).why.startswith("recomputation is full")
     several = {**row["config"], "interleave": 1, "stages": [14, 13, 13, 12, 12, 11, 11, 10]}
     assert answer({**row, "config": several}).predicted > answer(row).predicted
-    assert answer({**row, "config": {**several, "stages": [96]}}).why.startswith("1 numbers of blocks are not")
+    assert answer({**row, "config": {**several, "stages": [96]}}).why.startswith("give one number of blocks for each")
     folded = {"model": "qwen3-30b-a3b", "device": "H100", "seq": 4096, "tp": 2, "ep": 8, "etp": 1, "gpus": 16}
     assert "etp=1" in answer({**row, "config": {**folded, "micro_batch": 1, "global_batch": 16}}).why
 

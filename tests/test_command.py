@@ -81,7 +81,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("cost gpt2 --dropout -0.1", "dropout must be a number"),
         ("cost gpt2 --tokens 1e400", "tokens must be a whole number"),
         ("cost gpt2 --tokens 0", "tokens must be a whole number"),
-        ("cost gpt2 --target-len 4", "--target-len does not apply"),
+        ("cost gpt2 --target-len 4", "remove --target-len"),
         ("cost gpt2 --activation rello", "did you mean 'relu'"),
         ("cost gpt2 --layer-norm-epsilon x", "layer-norm-epsilon must be a number"),
         ("cost gpt2 --architecture Foo", "GPT2LMHeadModel"),

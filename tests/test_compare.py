@@ -136,7 +136,7 @@ def test_who_is_named_and_refused_is_left_out_and_the_others_are_compared(tmp_pa
     file, sizes = tmp_path / "albert.json", {"seq_len": 8}
     file.write_text(json.dumps(contents("albert")))
     model = str(file)
-    reason = f"galore needs matrices that blocks have for themselves: {model} has none that learn"
+    reason = f"galore needs trainable matrices in blocks, one per block, which {model} does not have"
     why = reason.replace("galore", "galore, which", 1)
     comparison = lc.compare(model, "bp,galore,pepita", **sizes)
     assert comparison.procedures == ("bp", "pepita")
@@ -147,7 +147,7 @@ def test_who_is_named_and_refused_is_left_out_and_the_others_are_compared(tmp_pa
     assert "left out: galore" in " ".join(str(held).split())
     assert lc.sweep(model, "bp,galore").left_out == f"left out: {why}"
     for ask in (lc.compare, lc.memory, lc.sweep):
-        with pytest.raises(lc.InputError, match="galore needs matrices"):
+        with pytest.raises(lc.InputError, match="galore needs trainable matrices"):
             ask(model, "galore", **({} if ask is lc.sweep else sizes))
 
 

@@ -68,10 +68,10 @@ def test_every_spelling_is_of_one_device():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("A100", "may be 'NVIDIA A100 SXM 40GB' or 'NVIDIA A100 SXM 80GB' or 'NVIDIA A100 PCIe 80GB' or "),
+        ("A100", "choose 'NVIDIA A100 SXM 40GB' or 'NVIDIA A100 SXM 80GB' or 'NVIDIA A100 PCIe 80GB' or "),
         ("H10", "no device is called 'H10'; did you mean 'H100'"),
         ("NVIDIA RTX 4091", "did you mean 'NVIDIA RTX 4090'"),
-        ("abacus", "`learncost list devices` shows those that are known"),
+        ("abacus", "see `learncost list devices`"),
         ("", "no device is called ''"),
         (7, "no device is called 7"),
         ("no/such.toml", "no such file"),

@@ -45,7 +45,7 @@ def test_a_stage_sends_what_it_carries_and_waits_for_its_gradient():
     ("flags", "message"),
     [
         ({"schedule": "2f2b"}, "no schedule is called '2f2b'"),
-        ({"batch_size": 7, "microbatches": 2}, "batch-size 7 cannot be split into 2 microbatches .* the next .* is 8"),
+        ({"batch_size": 7, "microbatches": 2}, "batch-size 7 is not divisible into 2 microbatches .* the next .* is 8"),
         ({"schedule": "interleaved", "batch_size": 3}, "3 microbatches are not a multiple of the 2 devices"),
         ({"optimizer": "none"}, "pipeline stages require an optimizer"),
         ({"procedure": "pepita"}, "pipeline stages require --procedure bp"),
@@ -56,7 +56,7 @@ def test_a_stage_sends_what_it_carries_and_waits_for_its_gradient():
             {"plan": "fused-update"},
             "stages update with the gradients of all microbatches: leave the plan fused-update out",
         ),
-        ({"mesh": "pp=3"}, "4 blocks cannot be cut into 3 equal stages"),
+        ({"mesh": "pp=3"}, "4 blocks are not divisible into 3 equal stages"),
     ],
 )
 def test_what_no_program_has_is_refused(flags, message):

@@ -146,12 +146,12 @@ def test_widths_of_every_layer():
     """A list of one width is that width; a list too short is refused."""
     same = lc.cost({**SMALL, "intermediate_size": [10] * 5}, seq_len=4)
     assert same.parameters == lc.cost(SMALL, seq_len=4).parameters
-    with pytest.raises(InputError, match="intermediate_sizes has 2 entries, and entry 3 is needed"):
+    with pytest.raises(InputError, match="intermediate_sizes has 2 entries: entry 3 is missing"):
         lc.cost({**SMALL, "intermediate_size": [10, 8]}, seq_len=4)
 
 
 def test_sparse_layers_of_several_shares_are_refused():
-    with pytest.raises(InputError, match=r"one value beside 0 is counted, not 0\.7, 0\.9"):
+    with pytest.raises(InputError, match=r"only one nonzero value is supported, not 0\.7, 0\.9"):
         lc.cost({**SMALL, "activation_sparsity_pattern": [0.7, 0.9, 0.0, 0.0, 0.0]}, seq_len=4)
 
 

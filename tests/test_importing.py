@@ -422,7 +422,7 @@ def test_inputs_that_do_not_fit_a_module_are_refused(inputs, more, said):
             r"expected a torch.nn.Module, not <class .*: call it, as in Branches",
         ),
         (lambda lc: lc.from_module(Branches), "call it, as in Branches"),
-        (lambda lc: lc.cost(Branches()), r"lc.from_module\(module, inputs\) makes one of it"),
+        (lambda lc: lc.cost(Branches()), r"lc.from_module\(module, inputs\) reads a PyTorch module"),
         (lambda lc: lc.report({"model_type": "gpt2"}), "report requires the name of a model"),
         (
             lambda lc: lc.train(".", model=lc.layer("one(X) -> Y\nY[B d] = tanh(X[B d])")),

@@ -152,7 +152,10 @@ def test_the_context_is_by_default_as_long_as_the_model_allows():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": "bert-base"}, "bert-base has no decoder to sample from: the tokens of its attention see later ones"),
+        (
+            {"model": "bert-base"},
+            "bert-base has no decoder to sample from: the tokens of its attention attend to later ones",
+        ),
         ({"model": "bert-base", "procedure": "prefill"}, "bert-base has no decoder to sample from"),
         (
             {"model": "encoder", "num_hidden_layers": 1, **GENERIC, "context": 5},
@@ -185,16 +188,18 @@ def test_refusals(arguments, message):
 def test_layers_that_cannot_decode():
     text = "one(X) -> Y\n  H[B M d] = 1[] X[B M d]\n{middle}"
     text += "  Y[B M d'] = convolution({read}; c, e = d')"
-    with pytest.raises(lc.InputError, match="one has no decoder to sample from: nothing in it keeps keys of earlier"):
+    with pytest.raises(
+        lc.InputError, match="one has no decoder to sample from: none of its layers caches keys of earlier"
+    ):
         inference(lc.layer(text.format(middle="", read="H")))
     middle = "  A[B M d] = attention(H, H, H; w, N = M') where M' <= M\n"
-    with pytest.raises(lc.InputError, match="convolution reads other positions and keeps nothing of them"):
+    with pytest.raises(lc.InputError, match="convolution reads other positions and caches nothing of them"):
         inference(lc.layer(text.format(middle=middle, read="A")))
     # Without a cache, keys of earlier tokens would be made again from what nobody keeps.
     written = str(shipped_layer("attention")).splitlines()
     forgetful = lc.layer("\n".join(line for line in written if not line.startswith("cache:")))
     text = "one(X) -> Y\n  H[B M d] = 1[] X[B M d]\n  Y[B M d] = attention(H, H, H; w, N = M') where M' <= M"
-    with pytest.raises(lc.InputError, match="no layer says that it keeps them"):
+    with pytest.raises(lc.InputError, match="no layer caches them"):
         inference(lc.layer(text, layers={"attention": forgetful}))
     with pytest.raises(lc.NotationError, match="`cache:` names Q: no value of mine along N"):
         lc.layer("mine(X; W) -> Q\n  Q[B M d'] = X[B M d] W[d d']\ncache: Q")

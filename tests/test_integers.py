@@ -154,9 +154,9 @@ def test_no_helper_for_floating_point_is_called(program, tmp_path):
     ("text", "learning", "said"),
     [
         (NET.replace("relu", "tanh"), {}, "integer-only does not support tanh, in line: .*tanh"),
-        (NET, {"optimizer": "adamw"}, "adamw has no form in whole numbers"),
+        (NET, {"optimizer": "adamw"}, "adamw has no integer form"),
         (NET, {"clip": 1.0}, "no form in whole numbers for clip: "),
-        (NET, {"procedure": "fa"}, "other matrices for weights"),
+        (NET, {"procedure": "fa"}, "replaces weights in the backward pass"),
     ],
 )
 def test_what_has_no_form_is_refused(text, learning, said):

@@ -247,7 +247,7 @@ def test_tokens_of_a_module_read_at_numbers_say_no_number_of_steps():
     module = nn.Sequential(nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 1))
     fixed = lc.from_module(module, {"input": torch.randn(8, 1)})
     for ask in (lambda: lc.cost(fixed, tokens=10**6), lambda: lc.run_cost(fixed, 10**6, "H100-SXM")):
-        with pytest.raises(lc.InputError, match="is called B, so that tokens say no number of steps"):
+        with pytest.raises(lc.InputError, match="so tokens do not determine the steps"):
             ask()
     opened = lc.from_module(module, {"input": "float B 1"})
     assert lc.cost(opened, B=8, tokens=10**6).steps == 125_000

@@ -82,9 +82,9 @@ def test_time_and_energy_follow_from_the_clock_and_the_current() -> None:
     assert rates.inner.rate(64, 64, 64) == pytest.approx(2 * 64e6 / (4.5 * 8.3) ** 0.5)
     assert rates.watts is not None
     assert rates.watts[1] == pytest.approx(52e-6 * 64 * 3.0)
-    with pytest.raises(InputError, match="floating point"):
+    with pytest.raises(InputError, match="floating-point"):
         rates_of(lc.device("rp2040"))
-    with pytest.raises(InputError, match="in fp32, not in bf16"):
+    with pytest.raises(InputError, match="only in fp32, not bf16"):
         lc.cost("gpt2", seq_len=8, on="nrf52840", dtype="bf16-masters")
 
 

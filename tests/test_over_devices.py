@@ -55,7 +55,7 @@ def test_zero_3_gathers_weights_forward_and_again_what_the_backward_pass_reads()
         for phase in ("forward", "backward")
     }
     assert gathered["forward"] == P
-    # Biases and shifts of norms are not read backwards, and what stands outside of the blocks is gathered once.
+    # Biases and shifts of norms are not read backwards, and the part outside of the blocks is gathered once.
     assert gathered["backward"] == n * (4 * d * d + 2 * d * f + 2 * d)
 
 
@@ -184,9 +184,9 @@ def test_memory_of_one_device_is_of_its_part():
             {"mesh": "dp=2", "placement": "ddp", "engine": "eager", "plan": "fused-update"},
             "does not support --plan fused-update over a mesh, since DDP",
         ),
-        ({"mesh": "tp=5", "placement": "megatron"}, "h is 12 .* the next size that can is 15"),
-        ({"mesh": "dp=3", "placement": "ddp", "batch_size": 4}, "B is 4 .* the next size that can is 6"),
-        ({"mesh": "cp=3", "placement": "cp"}, "M is 1,024 .* the next size that can is 1,026"),
+        ({"mesh": "tp=5", "placement": "megatron"}, "h is 12, .* the next divisible size is 15"),
+        ({"mesh": "dp=3", "placement": "ddp", "batch_size": 4}, "B is 4, .* the next divisible size is 6"),
+        ({"mesh": "cp=3", "placement": "cp"}, "M is 1,024, .* the next divisible size is 1,026"),
     ],
 )
 def test_what_is_of_one_device_is_refused_over_a_mesh(flags, message):
@@ -316,7 +316,8 @@ def test_a_length_that_devices_do_not_divide_says_so():
     found = lc.fit("gpt2", "1GB", mesh="cp=4", placement="cp", **here)
     assert [row.batches[1] for row in found.rows] == [None]
     assert (
-        "65 tokens: M is 65 and cannot be sharded over cp, 4 devices: the next size that can is 68" in found.refused[0]
+        "65 tokens: M is 65, which is not divisible by the 4 devices of cp: the next divisible size is 68"
+        in found.refused[0]
     )
 
 

@@ -94,7 +94,7 @@ def test_parts_of_axes_have_sizes_and_first_positions():
 @pytest.mark.parametrize(
     ("mesh_text", "place_text", "message"),
     [
-        ("tp=3", "h over tp", "h is 4 and cannot be sharded over tp, 3 devices: the next size that can is 6"),
+        ("tp=3", "h over tp", "h is 4, which is not divisible by the 3 devices of tp: the next divisible size is 6"),
         ("tp=2", "h over dp", "names the axis dp, which is not in the mesh"),
         ("tp=2,dp=2", "h over tp", "nothing is sharded over dp"),
         ("tp=2", "y over tp", "shards the axis y, which no value has"),
@@ -212,7 +212,7 @@ def test_stages_of_a_pipeline_send_what_turns_carry():
         lc.place("gpt2", "pp=3", place="blocks over pp of 3 5 5")
     with pytest.raises(InputError, match="gives the blocks of 2 stages, but pp=3 has 3"):
         lc.place("gpt2", "pp=3", place="blocks over pp of 3 5")
-    with pytest.raises(InputError, match="12 blocks cannot be cut into 5 equal stages"):
+    with pytest.raises(InputError, match="12 blocks are not divisible into 5 equal stages"):
         lc.place("gpt2", "pp=5", placement="pp")
     with pytest.raises(InputError, match="blocks need a single clause"):
         lc.place("gpt2", "pp=2", place="n_layer over pp, B over pp")

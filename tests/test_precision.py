@@ -139,7 +139,7 @@ def test_a_dequantized_weight_is_not_kept_for_the_backward_pass():
 
 
 def test_what_no_precision_can_store_is_said():
-    with pytest.raises(InputError, match="in gpt2 none is frozen: say what learns"):
+    with pytest.raises(InputError, match="but gpt2 has none: freeze some"):
         lc.memory("gpt2", precision="nf4", **SMALL)
 
 

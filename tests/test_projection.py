@@ -114,7 +114,7 @@ def test_a_program_draws_directions_before_the_turns_that_read_them(own):
             "cannot have forward at plus and projected to NUMBER",
         ),
         ('["forward", "backward, update, projected to some"]', {}, "no move is called 'projected to some'"),
-        ('["forward", "backward, update, projected to 4"]', {"held": 0}, "held is a whole number of steps from 1"),
+        ('["forward", "backward, update, projected to 4"]', {"held": 0}, "held must be a whole number of steps from 1"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(own, schedule, more, message):
@@ -129,7 +129,7 @@ def test_more_directions_than_entries_are_refused(own):
 
 
 def test_blocks_without_matrices_of_their_own_and_decay_in_gradients_are_refused():
-    with pytest.raises(lc.InputError, match="galore needs matrices that blocks have for themselves"):
+    with pytest.raises(lc.InputError, match="galore needs trainable matrices in blocks"):
         step(build(small("albert")), "galore", "sgd")
     with pytest.raises(lc.InputError, match="weight decay is added to gradients, which are projected here"):
         lc.Training("gpt2", "galore", "sgd", **SIZES, weight_decay=0.1)

@@ -130,9 +130,9 @@ def test_a_device_is_no_cluster():
     [
         (
             "--mesh dp=3 --batch-size 16",
-            "16 sequences cannot be sharded over dp, 3 shards: the next batch_size .* is 18",
+            "16 sequences are not divisible by the 3 shards of dp: the next divisible batch_size is 18",
         ),
-        ("--mesh tp=3 --batch-size 6", "cannot be sharded over tp, 3 devices: the next size that can is"),
+        ("--mesh tp=3 --batch-size 6", "not divisible by the 3 devices of tp: the next divisible size is"),
         ("--mesh dp=2 --devices 4 --batch-size 4", "the mesh dp=2 has 2 devices, not 4"),
         ("--mesh dp=x", "write dp=2,tp=4"),
         ("--mesh xp=2 --batch-size 2", "mesh axis xp needs sharding rules"),

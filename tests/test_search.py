@@ -98,7 +98,7 @@ def test_an_axis_that_cannot_be_cut_is_left_out_and_told():
     """197 positions of a vision transformer, a class beside 14 x 14 patches, are no even number."""
     found = lc.search("vit-base-patch16-224", "DGX H100", 4, batch_size=16, top=2, num_hidden_layers=2)
     assert all("tp" not in each.step.way.mesh for each in found.found)
-    assert "Not sharded over tp: M is 197 and cannot be sharded over tp" in " ".join(str(found).split())
+    assert "Not sharded over tp: M is 197, which is not divisible by the" in " ".join(str(found).split())
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_long_sequences_are_tried_with_rings():
     assert {each.context for each in found.found} == {"gathered", "ring", "ulysses"}
     ring = next(each for each in found.found if each.context == "ring")
     assert ring.plan.endswith("zigzag,ring")
-    assert "keys in a ring" in str(found)
+    assert "ring attention" in str(found)
 
 
 def test_one_structure_is_every_mesh():
@@ -254,7 +254,7 @@ def test_uneven_stages_are_said_by_their_blocks():
     assert [stage.layers for stage in stages] == [1, 3, 3, 1]
     even = memory_of(found, ParallelConfig({"pp": 4}, 1, 8), sizes)
     assert max(stage.peak for stage in stages) != max(stage.peak for stage in even)
-    with pytest.raises(lc.InputError, match="3 numbers of blocks are not one for each of the 4 stages"):
+    with pytest.raises(lc.InputError, match="give one number of blocks for each of the 4 stages, not 3"):
         memory_of(found, ParallelConfig({"pp": 4}, 1, 8, layers=(2, 3, 3)), sizes)
 
 

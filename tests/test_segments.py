@@ -99,7 +99,7 @@ def test_segments_that_do_not_come_out_even_are_refused(capsys):
     table, sizes = table_of("gpt2"), sizes_of("gpt2")
     again = planned(table, "recompute=block/3")
     for use in (lambda: results(again, given(table, sizes), sizes), lambda: lc.live(again, sizes)):
-        with pytest.raises(InputError, match="n_layer is 2 and cannot be cut in segments of 3"):
+        with pytest.raises(InputError, match="n_layer is 2, which is not divisible into segments of 3"):
             use()
     for command in (
         "cost gpt2",
@@ -110,7 +110,7 @@ def test_segments_that_do_not_come_out_even_are_refused(capsys):
     ):
         assert main([*command.split(), "--plan", "recompute=block/5"]) == 2
         error = capsys.readouterr().err
-        assert "n_layer is 12 and cannot be cut in segments of 5" in error
+        assert "n_layer is 12, which is not divisible into segments of 5" in error
         assert error.count("\n") == 1
 
 

@@ -199,7 +199,7 @@ def test_a_model_without_such_a_place_is_refused_in_one_line():
     with pytest.raises(lc.InputError, match="dfa needs a loss: gpt2 has no output to learn from"):
         lc.cost("gpt2", "dfa", architecture="GPT2Model")
     mlp = from_layer(lc.layer("mlp(X; W) -> loss\n  Y[B f] = X[B d] W[d f]\n  loss[] = Y[B f] Y[B f]\n"), ())
-    with pytest.raises(lc.InputError, match="skip needs blocks that hand a value on"):
+    with pytest.raises(lc.InputError, match="skip needs blocks that pass a value"):
         step(mlp, "skip")
 
 

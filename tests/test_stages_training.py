@@ -34,14 +34,14 @@ def engine_of(**flags):
         ({"schedule": "interleaved", "microbatches": 1}, "1 microbatches are not a multiple of the 2 devices"),
         ({"schedule": "interleaved", "clip": 1.0}, "stages 0, 1, 2, 3 sum clip.squares, and one device has several"),
         ({"schedule": "2f2b"}, "no schedule is called '2f2b'"),
-        ({"microbatches": 3}, "--batch-size 4 cannot be cut into 3 microbatches .* the next that can is 6"),
+        ({"microbatches": 3}, "--batch-size 4 is not divisible into 3 microbatches .* the next divisible size is 6"),
         ({"accumulate": 2}, "leave --accumulate out: --microbatches cuts the batch"),
         ({"procedure": "pepita"}, "leave --procedure pepita out"),
         (
             {"plan": "fused-update"},
             "stages update with the gradients of all microbatches: leave the plan fused-update out",
         ),
-        ({"mesh": "pp=3"}, "4 blocks cannot be cut into 3 equal stages"),
+        ({"mesh": "pp=3"}, "4 blocks are not divisible into 3 equal stages"),
         ({"mesh": "dp=2", "schedule": "1f1b"}, "--schedule and --microbatches are of stages of a pipeline"),
     ],
 )

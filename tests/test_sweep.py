@@ -141,7 +141,7 @@ REFUSED = [
     ({"hidden_sise": 3}, "hidden_sise"),
     ({"n_enc": 3}, "gpt2 has no n_enc"),
     ({"n_embd": 768, "hidden_size": [768]}, "hidden_size is given twice"),
-    ({"target_len": 3}, "--target-len does not apply"),
+    ({"target_len": 3}, "remove --target-len"),
     ({"procedure": "bb"}, "no learning procedure is called 'bb'"),
     ({"procedure": []}, "choose at least one"),
     ({"price_book": "run,papr"}, "no price book is called 'papr'"),

@@ -139,8 +139,8 @@ def test_two_joins_along_one_axis_are_tried_at_sizes_that_agree():
         ({}, "leaves B, M open: give --B N --M N"),
         ({"M": 3}, "leaves B open: give --B N"),
         ({"batch_size": 3}, "leaves M open: give --M N"),
-        ({"B": 1, "M": 3, "q": 4}, "mlp has no size 'q'; its sizes are B, M, d, f, and nothing else here is called so"),
-        ({"B": 1, "M": 3, "seq_len": 4}, "has one length, not 4 and 3"),
+        ({"B": 1, "M": 3, "q": 4}, "mlp has no size 'q'; its sizes are B, M, d, f"),
+        ({"B": 1, "M": 3, "seq_len": 4}, "has one length: give --seq-len or --target-len, not 4 and 3"),
         ({"B": 0, "M": 3}, "must be a whole number from 1"),
         ({"B": 1, "M": 3, "d": "x"}, "d must be a whole number from 1"),
         ({"B": 1, "M": 3, "dropout": 0.1}, "the table defines its own dropout"),
@@ -428,5 +428,5 @@ def test_a_page_of_a_table_has_its_one_length_as_it_was_given(mlp):
 def test_a_table_without_a_loss_is_told_what_gives_one():
     layer = lc.layer("one(X; W) -> Y\nsizes: d=4\nY[B d] = X[B d'] W[d' d]")
     for asked in (partial(lc.cost, procedure="pepita"), partial(lc.emit, backend="c99")):
-        with pytest.raises(lc.InputError, match="forward takes the answers and returns it"):
+        with pytest.raises(lc.InputError, match="forward take the targets and return the loss"):
             asked(layer, B=2)

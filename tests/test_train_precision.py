@@ -223,7 +223,7 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even():
     [
         ({"dtype": "nf4"}, "none is frozen"),
         ({"dtype": "fp16-masters"}, "programs have fp32, fp64, bf16, and no fp16"),
-        ({"lora_rank": "4"}, "lora_rank belongs to low-rank paths"),
+        ({"lora_rank": "4"}, "lora_rank requires lora"),
         (
             {"dtype": "int8-learned", "lora": "all-linear"},
             "a low-rank path and a matrix that learns as codes cannot be",

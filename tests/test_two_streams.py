@@ -86,5 +86,5 @@ def test_it_learns():
 
 
 def test_what_a_scan_inside_of_a_block_keeps_is_said():
-    with pytest.raises(lc.InputError, match="keep what a repeat inside of them makes, such as the states of a scan"):
+    with pytest.raises(lc.InputError, match="save the results of an inner loop, such as the states of a scan"):
         step(build(small("rwkv")), "reversible")

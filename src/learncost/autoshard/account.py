@@ -1,6 +1,6 @@
-"""What a placed step of one microbatch takes on a device, by segments of the model, as polynomials in all sizes.
+"""The costs of one microbatch of a sharded step on a device, by segments of the model, as polynomials in all sizes.
 
-It is read once for a structure of placement; the sizes of the mesh and of the stages are put in afterwards.
+They are derived once per sharding; the sizes of the mesh and of the stages are substituted afterwards.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from learncost.timing.predict import parts as seconds_of
 from learncost.timing.work import WorkAxes, works_axes
 
 PASSES = {"forward": "F", "recomputation": "B", "backward": "B", "weight_update": "W", "optimizer_step": "O"}
-"""Macro-operations by the pass of a pipeline that they are of; O is the optimizer, once a step."""
+"""Phases by pipeline pass; O is the optimizer, once per step."""
 
 
 class SegmentPass(NamedTuple):
-    """Where time goes: the segment, the letter of the pass, and whether in turns of a ring of devices."""
+    """The key of a time: the segment, the letter of the pass, and whether it is in ring iterations."""
 
     segment: int
     letter: str
@@ -39,12 +39,12 @@ class SegmentPass(NamedTuple):
 
 
 class MeshAccount:
-    """The account of a placed step.
+    """The costs of a sharded step.
 
-    model      its table is that of one device; `clauses` cut it over axes of `mesh`
+    model      its table is that of one device; `clauses` shard it over axes of `mesh`
     sizes      of a step of one microbatch, all devices together
 
-    Attributes: `sizes`, how they are cut; `weights`, what is held all the time; `passes`, what a microbatch leaves.
+    Attributes: `sizes`, the sharded sizes; `weights`, the static memory; `passes`, the memory of a microbatch.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class MeshAccount:
 
     @cached_property
     def sendings(self) -> tuple[Sending, ...]:
-        """The collectives of a step of one microbatch, in the order of the lines."""
+        """Return the collectives of a step of one microbatch, in the order of the lines."""
         return sendings(self.step, self.sizes, self.weights.held)
 
     @cached_property
@@ -89,21 +89,21 @@ class MeshAccount:
         return price(self.placed.table, {}, book("run")).rows
 
     def seconds(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[SegmentPass, Any]:
-        """Seconds of one turn of each segment in each pass, computing alone; arrays where sizes are."""
+        """Return the compute seconds of one iteration of each segment in each pass; arrays if sizes are arrays."""
         by_place: dict[SegmentPass, Any] = {}
         for where, _, seconds in self._at(sizes, rates, dtype):
             by_place[where] = by_place.get(where, 0.0) + seconds
         return by_place
 
     def products(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[SegmentPass, Any]:
-        """FLOPs of the matrix products of one turn of each segment in each pass."""
+        """Return the matrix-product FLOPs of one iteration of each segment in each pass."""
         by_place: dict[SegmentPass, Any] = {}
         for where, flops, _ in self._at(sizes, rates, dtype):
             by_place[where] = by_place.get(where, 0) + flops
         return by_place
 
     def _at(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> Iterator[tuple[SegmentPass, Any, Any]]:
-        """What runs at once: where, the FLOPs of its products in one turn of its segment, and its seconds."""
+        """Return the kernels: key, matrix-product FLOPs in one iteration of the segment, and seconds."""
         walker = Walker(self.blocks)
         places = [
             walker.segment(row.macro_operation, [name for term in row.repeat.terms for name in term])

@@ -1,7 +1,7 @@
-"""Ways to spread a training over devices: meshes, schedules, plans, microbatches; their bytes and seconds at once.
+"""Parallel configurations of a training: meshes, schedules, plans and microbatches with their bytes and seconds.
 
-A structure of placement is placed once, over a mesh of two devices an axis, and read as polynomials; every mesh puts
-its own sizes in. Bytes of all ways of a structure are read together, as arrays of sizes.
+A structure is sharded once, over a mesh of two devices per axis, and read as polynomials; every mesh substitutes its
+sizes. Bytes of all configurations of a structure are evaluated together, as arrays of sizes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXPERTS = "e over ep of experts, B over ep"
 
 @dataclass(frozen=True)
 class ContextParallel:
-    """How sequences that are cut attend: clauses of cp, a plan beside the others, and what screens say of it."""
+    """Attention over sharded sequences: clauses of cp, an extra plan, and the text for screens."""
 
     place: str
     plan: str
@@ -44,37 +44,37 @@ class ContextParallel:
 
 CONTEXTS = {
     "gathered": ContextParallel("M over cp", "zigzag", ""),
-    "ring": ContextParallel("M over cp", "zigzag,ring", "keys in a ring"),
-    "ulysses": ContextParallel("h g over cp of scores, M over cp", "", "heads cut in attention"),
+    "ring": ContextParallel("M over cp", "zigzag,ring", "ring attention"),
+    "ulysses": ContextParallel("h g over cp of scores, M over cp", "", "heads sharded in attention (Ulysses)"),
 }
-"""Keys and values gathered, or parts of them in a ring, with parts of causal sequences that take as long as each other;
-or heads in the place of sequences (Jacobs et al. 2023, DeepSpeed Ulysses)."""
+"""Gathered keys and values, ring attention with balanced shards of causal sequences, or heads sharded in place of
+sequences (Jacobs et al. 2023, DeepSpeed Ulysses)."""
 
 WHOLE = next(iter(CONTEXTS))
-"""What stands for all of them where no sequence is cut."""
+"""The placeholder for all of them if no sequence is sharded."""
 
 ZERO = {"zero-1": "states", "zero-3": "weights gradients states"}
-"""What is cut over the devices that have different sequences."""
+"""The roles that are sharded over data parallel devices."""
 
 PLANS = {
     "flash,fused": "",
     "flash,fused,recompute=gelu+norm+relu+silu": "recomputes activations, norms",
     "flash,fused,recompute=block": "recomputes blocks",
 }
-"""What is kept of a block for its backward pass, each plan less than the one before and never faster: all that it
-needs; all but what is made again without a product; its input alone. With what screens say of it."""
+"""The recompute plans with their text for screens; each saves less than the one before and is never faster: save all
+needed activations, recompute those without a product, or save only each block's input."""
 
 KEEPING_ALL = next(iter(PLANS))
 
 MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (2, 4)
 LONG = 16384
-"""Tokens of a sequence from which on it is cut over devices, too."""
+"""The sequence length from which sequences are sharded, too."""
 
 
 @dataclass(frozen=True)
 class ShardedStructure:
-    """What is placed once: the clauses, over axes of which each has at least one device, the plan and the types."""
+    """A sharding structure: clauses over axes of at least one device each, the plan and the types."""
 
     zero: str
     plan: str
@@ -85,7 +85,7 @@ class ShardedStructure:
     again: str = ""
 
     def over(self, model: Model, axes: Sequence[str]) -> ShardedStructure:
-        """The same over these axes alone: without lines that only the others need."""
+        """Return the structure over these axes only, without the lines of other axes."""
         several = structures(model, [self.kind], [self.again], axes, [self.context])
         return next(each for each in several if each.zero == self.zero)
 
@@ -96,7 +96,7 @@ class ShardedStructure:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way with its structure; bytes on the fullest device, and seconds of a step as closed forms have them."""
+    """A parallel configuration with its structure, the bytes on the fullest device and the closed-form step time."""
 
     structure: ShardedStructure
     way: ParallelConfig
@@ -107,12 +107,12 @@ class Candidate:
 def structures(
     model: Model, kinds: Sequence[Precision], plans: Sequence[str], axes: Sequence[str], contexts: Sequence[str] = ()
 ) -> list[ShardedStructure]:
-    """The structures of a model over some mesh axes."""
+    """Return the sharding structures of a model over some mesh axes."""
     result = []
     several = (contexts or tuple(CONTEXTS)) if "cp" in axes else (WHOLE,)
     for kind, plan, context, (zero, cut) in product(kinds, plans, several, ZERO.items()):
         attends = CONTEXTS[context]
-        text = [f"{attends.place}, * over cp of {cut}"] if "cp" in axes else []  # what tp gathers is a part of it
+        text = [f"{attends.place}, * over cp of {cut}"] if "cp" in axes else []  # tp gathers a part of it
         text += [TENSOR] if "tp" in axes else []
         text += [f"{EXPERTS}, * over ep of {cut}"] if "ep" in axes else []
         text += [f"B over dp, * over dp of {cut}"] if "dp" in axes else []
@@ -122,7 +122,7 @@ def structures(
 
 
 def axes_of(model: Model, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The mesh axes that a model may be cut over: dp, of experts ep, of long sequences cp, of heads and widths tp."""
+    """Return the mesh axes for a model: dp, ep for experts, cp for long sequences, tp for heads and widths."""
     counts = {base(axis) for line, _ in walk(model.table.lines) for axis in line.loops}
     axes = ["dp"]
     if sizes.get("e", 1) > 1 and any(_chosen(line) for line, _ in walk(model.table.lines)):
@@ -135,7 +135,7 @@ def axes_of(model: Model, sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _chosen(line: Line) -> bool:
-    """Whether a line reads experts where another line says which."""
+    """Whether a line reads experts at an index that another line computes."""
     terms = (term for term in line.right if isinstance(term, Term) and len(term.axes) > 2)
     return any(isinstance(axis, Read) and axis.axis == "e" for term in terms for axis in term.axes)
 
@@ -149,9 +149,9 @@ def meshes(
     batch: int,
     whole: Sequence[str],
 ) -> Iterator[dict[str, int]]:
-    """The meshes of so many devices: tensor parallel within a node, pipelines of at most a block a stage.
+    """Return the meshes of a number of devices: tp within a node, at most one pipeline stage per block.
 
-    whole  what tp has to divide
+    whole  the sizes that tp has to divide
     """
     most = {
         "tp": min((node, *(sizes[name] for name in whole))),
@@ -192,7 +192,7 @@ def _even(size: int) -> bool:
 
 
 def ways(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[ParallelConfig]:
-    """The schedules and microbatches of a mesh for a batch."""
+    """Return the schedules and microbatches of a mesh for a batch."""
     each = batch // (shape["dp"] * shape["ep"])
     cut_mesh = {axis: size for axis, size in shape.items() if size > 1} or {"dp": 1}
     stages = shape[PIPELINE]
@@ -211,7 +211,7 @@ def ways(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[Parallel
 
 
 class StructureCost:
-    """A structure placed, and what its ways take."""
+    """A sharded structure and the costs of its configurations."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class StructureCost:
         cluster: Cluster,
         times: dict[tuple[Any, ...], dict[SegmentPass, float]] | None = None,
     ) -> None:
-        self.times = {} if times is None else times  # of all structures: what is computed is the same
+        self.times = {} if times is None else times  # shared by all structures with the same computation
         self.model, self.sizes, self.structure, self.cluster = model, dict(sizes), structure, cluster
         two = mesh(",".join(f"{axis}=2" for axis in structure.axes))
         batch = 2 ** sum(axis in ("dp", "ep") for axis in structure.axes)
@@ -231,7 +231,7 @@ class StructureCost:
 
     @cached_property
     def iterations(self) -> dict[str, int]:
-        """Blocks of every repeat."""
+        """Return the blocks of every loop."""
         return {
             base(line.count).partition("/")[0]: int(size_of(line.count, self.sizes))
             for line in self.model.table.lines
@@ -243,27 +243,27 @@ class StructureCost:
         return sum(self.iterations.values())
 
     def sizes_of(self, way: ParallelConfig) -> dict[str, int]:
-        """The sizes of a microbatch under a way, every axis of the structure told."""
+        """Return the sizes of a microbatch under a configuration, for every axis of the structure."""
         shape = {axis: way.mesh.get(axis, 1) for axis in self.structure.axes}
         batch = way.microbatch * shape.get("dp", 1) * shape.get("ep", 1)
         return self.account.sizes.filled({**self.sizes, **shape, "B": batch})
 
     def attends(self, shape: Mapping[str, int]) -> bool:
-        """Whether a mesh cuts sequences, as this structure can have them attend."""
+        """Whether this structure can compute attention on a mesh that shards sequences."""
         sizes = {**self.sizes, **{axis: shape.get(axis, 1) for axis in self.structure.axes}}
         batch = shape.get("dp", 1) * shape.get("ep", 1)
         return shape.get("cp", 1) > 1 and not self.account.sizes.divides({**sizes, "B": batch})
 
     def _sizes_of_all(self, several: Sequence[ParallelConfig]) -> dict[str, Any]:
-        """The sizes of a microbatch of each of many ways, as arrays."""
+        """Return the sizes of a microbatch of many configurations, as arrays."""
         shapes = {axis: np.array([way.mesh.get(axis, 1) for way in several], float) for axis in self.structure.axes}
         batch = np.array([way.microbatch for way in several], float) * shapes.get("dp", 1) * shapes.get("ep", 1)
         return self.account.sizes.filled({**self.sizes, **shapes, "B": batch})
 
     def memory(self, several: Sequence[ParallelConfig]) -> np.ndarray[Any, Any]:
-        """Bytes on the fullest device of every way: the first stage of a pipeline, or the last one.
+        """Return the bytes on the fullest device of every configuration: the first or the last pipeline stage.
 
-        The largest number of blocks of a stage is taken for all; the exact cut is read of those that are shown.
+        Every stage is assumed to have the largest number of blocks; shown configurations are evaluated exactly.
         """
         every = self._sizes_of_all(several)
         stages = np.array([way.stages for way in several], dtype=float)
@@ -279,7 +279,7 @@ class StructureCost:
         )
         beginning = first[0] + first[1] * (np.maximum(flight, 1) - 1) + np.where(held, first[4], first[2])
         others = np.where(chunks > 1, np.minimum(number, stages - (stages - 1) / chunks), 1.0)
-        others = np.where((chunks > 1) & (number == stages), number, others)  # then all go forward first
+        others = np.where((chunks > 1) & (number == stages), number, others)  # then all forward passes come first
         end = last[0] + np.where(held, last[3] * (flight - 1) + last[4], last[1] * (others - 1) + last[2])
         return np.asarray(np.where(alone, alone_seconds[0] + alone_seconds[2], np.maximum(beginning, end)))
 
@@ -292,18 +292,18 @@ class StructureCost:
         blocks = np.ceil(total / stages)
         if len(self.iterations) == 1:
             return StagePart(dict.fromkeys(self.account.blocks, blocks), outside)
-        # Of several kinds of blocks the most there are: a stage has them in proportion.
+        # With several kinds of blocks, a stage has them in proportion.
         return StagePart({name: blocks * iterations / total for name, iterations in self.iterations.items()}, outside)
 
     def _bytes(self, sizes: Mapping[str, Any], part: StagePart) -> tuple[Any, ...]:
-        """What a stage holds, keeps of a microbatch, has at most; what waits for updates apart, and the most then."""
+        """The static, saved and peak bytes of a stage; and of separate weight updates."""
         values, apart = (self.account.passes.activations(sizes, part, updates_apart) for updates_apart in (False, True))
         most = np.maximum(values.forward, values.backward)
         most_apart = np.maximum(np.maximum(apart.forward, apart.backward), apart.update)
         return self.account.weights.static(sizes, part).total, values.kept, most, apart.waiting, most_apart
 
     def seconds(self, way: ParallelConfig, rates: Rates) -> float:
-        """Seconds of a step, every stage taken as the mean one: as the printed formulas of bubbles have it."""
+        """Return the seconds of a step if all stages are equal, as in the published bubble formulas."""
         way_sizes = self.sizes_of(way)
         times = self._computed(way, way_sizes, rates)
         moved = self._sent(way)
@@ -332,11 +332,11 @@ class StructureCost:
         return float(number * total + bubble + send + once + exposed)
 
     def iterations_of(self, segment: int) -> int:
-        """Turns of a repeat."""
+        """Return the iterations of a loop."""
         return self.sizes[self.account.blocks[segment // 2]]
 
     def _computed(self, way: ParallelConfig, way_sizes: Mapping[str, int], rates: Rates) -> dict[SegmentPass, float]:
-        """Seconds of one turn of each segment in each pass, on a line between the fewest and the most sequences."""
+        """Return the seconds of one iteration of each segment in each pass, linear in the number of sequences."""
         inner = tuple((axis, way_sizes[axis]) for axis in self.structure.axes if axis != "dp")
         first, last = MICROBATCHES[0], MICROBATCHES[-1]
         few, many = (self._at(inner, number, rates) for number in (first, last))
@@ -350,7 +350,7 @@ class StructureCost:
         return self.times[key]
 
     def prepare(self, several: Sequence[ParallelConfig], rates: Rates) -> None:
-        """Read what the ways compute and send all at once, as `seconds` of each would."""
+        """Evaluate compute and communication of all configurations together, with the results of `seconds`."""
         if not several:
             return
         self._move(several)
@@ -361,7 +361,7 @@ class StructureCost:
         self._compute([each for each in points if (*self._alike(rates), *each) not in self.times], rates)
 
     def _alike(self, rates: Rates) -> tuple[Any, ...]:
-        """What structures have in common that compute the same."""
+        """Return the key that structures with the same computation share."""
         return self.structure.plan, self.structure.context, rates.dtype
 
     def _compute(self, points: Sequence[tuple[tuple[tuple[str, int], ...], int]], rates: Rates) -> None:
@@ -378,13 +378,13 @@ class StructureCost:
             self.times[key] = {where: several[number] for where, several in along.items()}
 
     def _sent(self, way: ParallelConfig) -> dict[str, PassTime]:
-        """Seconds of the collectives of a microbatch, by pass."""
+        """Return the seconds of the collectives of a microbatch, by pass."""
         if _moves(way) not in self._moved:
             self._move([way])
         return self._moved[_moves(way)]
 
     def _move(self, several: Sequence[ParallelConfig]) -> None:
-        """Seconds of the collectives of all of these ways, as `_sent` has them of each."""
+        """Return the collective seconds of all configurations, as `_sent` does for one."""
         identical = {_moves(way): way for way in several}
         several = [way for key, way in identical.items() if key not in self._moved]
         if not several:
@@ -409,7 +409,7 @@ class StructureCost:
             }
 
     def _link(self, op: str, several: Sequence[MeshGroup]) -> tuple[Any, Any]:
-        """Seconds of a call, and of a byte, of a collective in each of some groups."""
+        """Return the seconds per call and per byte of a collective, for several groups."""
         known = {group: transfer(op, 1.0, group, self.cluster) for group in {*several}}
         latency, moving = ([getattr(known[group], name) for group in several] for name in ("latency", "moving"))
         return np.array(latency), np.array(moving)
@@ -420,8 +420,8 @@ class StructureCost:
 
 
 def _is_apart(reading: StructureCost, shape: Mapping[str, int]) -> bool:
-    """Whether a structure is a way of its own on a mesh: the devices have the weights that zero-3 cuts, none of them as
-    stages of a pipeline, and the sequences that a context cuts.
+    """Whether a structure differs from the others on a mesh: zero-3 has devices to shard weights over, without
+    pipeline stages, and context parallelism has sequences to shard.
     """
     structure = reading.structure
     sharded_over = shape[PIPELINE] == 1 and any(shape[axis] > 1 for axis in ("dp", "ep", "cp"))
@@ -429,7 +429,7 @@ def _is_apart(reading: StructureCost, shape: Mapping[str, int]) -> bool:
 
 
 def _moves(way: ParallelConfig) -> tuple[Any, ...]:
-    """What of a way says what its collectives take for a microbatch."""
+    """Return the part of a configuration that decides the collective time of a microbatch."""
     return way.microbatch, tuple(way.mesh.items())
 
 
@@ -441,9 +441,9 @@ def candidates(
     room: float,
     kept: set[tuple[Any, ...]],
 ) -> tuple[list[Candidate], int, Candidate | None]:
-    """The ways that fit, the fastest first; how many do not, and the smallest of these.
+    """Return the configurations that fit, fastest first, the number that do not, and the smallest of those.
 
-    kept  ways that fit under a plan that keeps more, which is never slower; those that fit here are added
+    kept  configurations that fit under a plan that saves more, which is never slower; those that fit here are added
     """
     fitting: list[Candidate] = []
     others = 0

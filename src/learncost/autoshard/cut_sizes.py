@@ -1,4 +1,4 @@
-"""The sizes of a placed step: what is cut, over what, and how large its parts are."""
+"""The sizes of a sharded step: which axes are sharded over which mesh axes, and the shard sizes."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from learncost.sharding.padding import Padded, padded_of
 
 @dataclass(frozen=True)
 class CutSizes:
-    """What follows of the sizes of a step, of a mesh among them."""
+    """The sharded sizes that follow from the sizes of a step and its mesh."""
 
     step: ShardedStep
 
     @cached_property
     def _rings(self) -> tuple[str, ...]:
-        """The axes of the mesh round which parts go."""
+        """Return the mesh axes with ring communication."""
         return tuple(dict.fromkeys(repeat.around for repeat in repeats(self.step.placed.table.lines) if repeat.around))
 
     @cached_property
     def turns_round(self) -> frozenset[str]:
-        """What sizes call the turns of its rings."""
+        """Return the names in sizes of the ring iterations."""
         return frozenset(map(turns_round, self._rings))
 
     @cached_property
     def sharded_over(self) -> tuple[str, ...]:
-        """Every axis as it is cut, such as f/tp: what has to divide."""
+        """Return every sharded axis, such as f/tp, whose size must be divisible."""
         table = self.step.placed.table
         axes = {axis for value in table.known.values() for axis in value.axes}
         return tuple(sorted({base(axis) for axis in axes if "/" in axis and not axis.partition("/")[2][0].isdigit()}))
 
     def divides(self, sizes: Mapping[str, int]) -> str:
-        """Why sizes cannot be cut so; nothing where they can.
+        """Return why sizes cannot be sharded; nothing if they can.
 
-        What `*` cuts lies in flat parts, the last one padded; a vocabulary is filled up.
+        `*` shards flat parts, the last one padded; a vocabulary is padded.
         """
         for name, over, size, number in self._parts(sizes):
             if size % number and name not in self.step.paddable:
                 return (
-                    f"{name} is {size:,} and cannot be cut over {' and '.join(over)}, {number:,} devices: the next "
-                    f"size that can is {-(-size // number) * number:,}"
+                    f"{name} is {size:,}, which is not divisible by the {number:,} devices of "
+                    f"{' and '.join(over)}: the next divisible size is {-(-size // number) * number:,}"
                 )
         return ""
 
     def cut_over(self, mesh_axis: str) -> tuple[str, ...]:
-        """What an axis of the mesh has to divide, as clauses cut it by name; what is filled up aside."""
+        """Return the sizes that a mesh axis must divide, as clauses name them, without padded ones."""
         named = {axis for clause in self.step.specs.clauses if clause.mesh == mesh_axis for axis in clause.axes}
         axes = (axis.split("/") for axis in self.sharded_over)
         names = (name for name, *over in axes if mesh_axis in over and name in named - self.step.paddable)
         return tuple(dict.fromkeys(names))
 
     def padded(self, sizes: Mapping[str, int]) -> tuple[Padded, ...]:
-        """What is filled up."""
+        """Return the padded sizes."""
         parts = {name: (size, number) for name, _, size, number in self._parts(sizes) if name in self.step.paddable}
         return padded_of((name, *cut) for name, cut in parts.items())
 
     def _parts(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, list[str], int, int]]:
-        """Axes that clauses name, over what each is cut, their sizes, and into how many parts."""
+        """Yield the axes that clauses name, the mesh axes, the sizes and the numbers of shards."""
         named = {(axis, clause.mesh) for clause in self.step.specs.clauses for axis in clause.axes}
         for axis in self.sharded_over:
             name, *over = axis.split("/")
@@ -73,9 +73,9 @@ class CutSizes:
             yield name, over, int(size_of(name, sizes)), number * (stretches if number > 1 else 1)
 
     def filled(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """Sizes with those of every cut axis, such as f/tp, and the turns of rings.
+        """Return sizes with those of every sharded axis, such as f/tp, and the ring iterations.
 
-        Of what does not divide it is the largest part.
+        A size that is not divisible counts as its largest shard.
         """
         filled_sizes = dict(sizes)
         if self.sharded_over and self.sharded_over[0] in filled_sizes:
@@ -92,11 +92,11 @@ class CutSizes:
 
     @cached_property
     def batch_axes(self) -> tuple[str, ...]:
-        """The mesh axes that cut the batch."""
+        """Return the mesh axes that shard the batch."""
         return tuple(
             dict.fromkeys(each for axis in self.sharded_over if axis.startswith("B/") for each in axis.split("/")[1:])
         )
 
     def of_stage(self, sizes: Mapping[str, Any], part: StagePart) -> dict[str, Any]:
-        """The sizes of a stage: its turns are those of its repeats."""
+        """Return the sizes of a stage, with the iterations of its loops."""
         return {**self.filled(sizes), **{name: part.iterations.get(name, 0) for name in self.step.blocks}}

@@ -1,4 +1,4 @@
-"""What devices hold of a placed step all the time: weights, gradients, and what the optimizer remembers."""
+"""The static memory of a sharded step on its devices: weights, gradients and optimizer states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from learncost.timing import Rates
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight on a device: its elements, those of its gradient, of the optimizer's state; and where it stands."""
+    """A weight on a device: its elements, those of its gradient and optimizer state, and its segment."""
 
     name: str
     weight: Polynomial
@@ -29,7 +29,7 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class Static:
-    """Bytes that a stage holds all the time, by what they are."""
+    """The static bytes of a stage, by role."""
 
     weights: Any
     gradients: Any
@@ -43,7 +43,7 @@ class Static:
 
 @dataclass(frozen=True)
 class StepWeights:
-    """The weights of a placed step."""
+    """The weights of a sharded step."""
 
     step: ShardedStep
     sizes: CutSizes
@@ -88,7 +88,7 @@ class StepWeights:
         return tuple(result)
 
     def static(self, sizes: Mapping[str, Any], part: StagePart) -> Static:
-        """Bytes that a stage holds all the time; arrays where sizes are."""
+        """Return the static bytes of a stage; arrays if sizes are arrays."""
         kind, per_point = self.step.kind, self.bytes_of_state
         weights: Any = 0
         gradients: Any = 0
@@ -104,14 +104,14 @@ class StepWeights:
 
     @cached_property
     def bytes_of_state(self) -> int:
-        """Bytes that the optimizer remembers of a number."""
+        """Return the optimizer state's bytes per number."""
         return int(state_of(self.step.optimizer).bytes([1024, 1024], self.step.kind.states)) // 2**20
 
     def workspace(self, sizes: Mapping[str, int]) -> int:
-        """Bytes of one gradient of each of a block's matrices, in the type of the weights, of experts of one.
+        """Return the bytes of one gradient per matrix of a block, in the weights' type; of one expert only.
 
-        TransformerEngine's products that add to the gradient themselves give autograd an empty array of that shape in
-        its place, one of each shape, which is kept (transformer_engine/pytorch/module/base.py, get_dummy_wgrad).
+        TransformerEngine's fused weight gradient products return an empty array of that shape to autograd, one per
+        shape, which is kept (transformer_engine/pytorch/module/base.py, get_dummy_wgrad).
         """
         most = 0
         for number, name in enumerate(self.step.blocks):
@@ -126,7 +126,7 @@ class StepWeights:
         return most * self.step.kind.weight
 
     def optimizer_seconds(self, sizes: Mapping[str, int], part: StagePart, rates: Rates) -> float:
-        """Seconds of the optimizer in a stage: every number of a state is read and written, at the bandwidth."""
+        """Return the seconds of the optimizer in a stage: it reads and writes every state at the bandwidth."""
         part_sizes = self.sizes.of_stage(sizes, part)
         kind, learning = self.step.kind, set(self.step.model.learning)
         points = sum(

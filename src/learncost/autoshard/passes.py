@@ -1,4 +1,4 @@
-"""What the passes of a microbatch leave on a device, and the most that is there while they run."""
+"""The saved and peak memory of a microbatch's passes on a device."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class PassLine(NamedTuple):
 
 @dataclass(frozen=True)
 class StageActivations:
-    """Bytes of a microbatch in a stage: what is kept from forward to backward, and the most while either runs.
+    """The bytes of a microbatch in a stage: saved from forward to backward, and the peak of each pass.
 
-    Of weight updates that are apart: what waits for them behind the backward pass, and the most while they run.
+    For separate weight updates: the bytes saved for them after the backward pass, and their peak.
     """
 
     kept: Any
@@ -40,14 +40,14 @@ class StageActivations:
 
 @dataclass(frozen=True)
 class MicrobatchPasses:
-    """The passes of a placed step."""
+    """The passes of a sharded step."""
 
     step: ShardedStep
     sizes: CutSizes
 
     @cached_property
     def _passes(self) -> Table:
-        """What a microbatch runs, without the optimizer."""
+        """Return the lines of a microbatch, without the optimizer."""
         table = self.step.placed.table
         lines = tuple(line for line in table.lines if isinstance(line, Loop) or line.meta.phase != "optimizer_step")
         read = {name for line in lines for name in line.reads}
@@ -66,18 +66,18 @@ class MicrobatchPasses:
 
     @cached_property
     def _stretches(self) -> tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]:
-        """The moments of the passes, and the arrays over them."""
+        """Return the moments of the passes and the arrays over them."""
         return self._read(self._passes, frozenset())
 
     @cached_property
     def _stretches_parted(self) -> tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]:
-        """The same where weight updates are a pass of their own."""
+        """Return the same with weight updates as a separate pass."""
         apart = parted(self._passes)
         updates = apart.table.lines[len(apart.table.lines) - apart.updates :]
         return self._read(apart.table, frozenset(name for line, _ in walk(updates) for name in line.makes))
 
     def _read(self, passes: Table, late: frozenset[str]) -> tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]:
-        """The moments of passes, and the arrays over them; `late` is what weight updates make that are apart."""
+        """Return the moments of passes and the arrays over them; `late` are results of separate weight updates."""
         table, kind = self.step.placed.table, self.step.kind
         updates = [line for line in table.lines if isinstance(line, Op) and line.meta.phase == "optimizer_step"]
         gradients = {name for line in updates for name in line.reads} & {*passes.outputs}
@@ -91,16 +91,16 @@ class MicrobatchPasses:
         moments = []
         for at in instants:
             counts, phase = tuple(count for _, count in at.loops), at.line.meta.phase
-            if at.line.name in late and phase in BACKWARD:  # what is made again has the name that it had
+            if at.line.name in late and phase in BACKWARD:  # recomputed values have their first names
                 moments.append(PassLine("W", again.segment("weight_update", counts)))
             else:
                 moments.append(PassLine("B" if phase in BACKWARD else "F", walker.segment(phase, counts)))
         return tuple(moments), arrays
 
     def activations(self, sizes: Mapping[str, Any], part: StagePart, updates_apart: bool = False) -> StageActivations:
-        """Bytes of a microbatch in a stage; arrays where sizes are.
+        """Return the bytes of a microbatch in a stage; arrays if sizes are arrays.
 
-        updates_apart  whether its weight updates are a pass of their own
+        updates_apart  whether its weight updates are a separate pass
         """
         moments, arrays = self._stretches_parted if updates_apart else self._stretches
         part_sizes = self.sizes.of_stage(sizes, part)
@@ -140,9 +140,9 @@ class MicrobatchPasses:
 
     @cached_property
     def _masks(self) -> dict[str, int]:
-        """The drawn masks of dropout, a byte an element, with the segment that reads them.
+        """Return the dropout masks, one byte per element, with the segment that reads them.
 
-        One that lines read which run again is drawn again, from the seed, and not kept.
+        A mask that recomputed lines read is drawn again from the seed and not saved.
         """
         first_segments, again = dict[str, int](), set[str]()
         for line, segment, reads in self.step.reading(self.step.placed.table):

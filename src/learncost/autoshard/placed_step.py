@@ -1,4 +1,4 @@
-"""A step of one microbatch, placed once for all meshes of a structure."""
+"""A step of one microbatch, sharded once for all meshes of a structure."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from learncost.sharding.padding import paddable
 from learncost.sharding.place import Placed, place
 
 BACKWARD = frozenset(("backward", "weight_update", "recomputation"))
-"""Macro-operations that begin the way back."""
+"""The phases that begin the backward pass."""
 
 
 @dataclass(frozen=True, eq=False)
 class StagePart(Displayed):
-    """A stage: the turns of every repeat that it has, by its count, and the segments outside of repeats."""
+    """A stage: the iterations of its loops, by their counts, and the segments outside of loops."""
 
     iterations: Mapping[str, Any]
     outside: frozenset[int]
@@ -48,19 +48,19 @@ class StagePart(Displayed):
 
 
 def blocks_of(table: Table) -> tuple[str, ...]:
-    """The counts of a forward table's repeats of blocks, in order."""
+    """Return the counts of a forward table's block loops, in order."""
     return tuple(base(line.count).partition("/")[0] for line in table.repeats)
 
 
 def parts_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> tuple[StagePart, ...]:
-    """The stages of a model by how many blocks each has: `passes/stages.py` cuts its table so.
+    """Return the stages of a model by their numbers of blocks, as `passes/stages.py` splits its table.
 
-    Raises `InputError` where the blocks are not all that there are.
+    Raises `InputError` if these are not all blocks.
     """
     counts = [int(size_of(repeat.count, sizes)) for repeat in table.repeats]
     if sum(layers) != sum(counts) or min(layers, default=0) < 0:
         text = ", ".join(map(str, layers))
-        raise InputError(f"stages of {text} blocks are not the {sum(counts)} that the model has")
+        raise InputError(f"stages of {text} blocks do not add up to the model's {sum(counts)} blocks")
     stages: list[tuple[dict[str, int], set[int]]] = [({}, set()) for _ in layers]
     stage, left = 0, layers[0] if layers else 0
     stages[0][1].add(0)
@@ -78,17 +78,17 @@ def parts_of(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> t
 
 
 class Walker:
-    """Tells of lines, in the order in which they run, the segment that they stand in."""
+    """Finds the segment of each line, in execution order."""
 
     def __init__(self, blocks: Sequence[str]) -> None:
         self.blocks = tuple(blocks)
-        self.passed: list[str] = []  # the repeats of blocks that were gone through, on the way
+        self.passed: list[str] = []  # the block loops so far
         self.back = False
 
     def segment(self, phase: str, counts: Iterator[str] | Sequence[str]) -> int:
-        """The segment of the next line.
+        """Return the segment of the next line.
 
-        macro   its macro-operation; counts, those of the repeats around it
+        phase   its phase; counts, those of the surrounding loops
         """
         if phase in BACKWARD and not self.back:
             self.back, self.passed = True, []
@@ -103,13 +103,13 @@ class Walker:
 
 @dataclass(frozen=True)
 class ShardedStep:
-    """A placed step with what it was placed of.
+    """A sharded step with the model that it was derived from.
 
     model      its table is that of one device
-    blocks     the counts of its repeats of blocks
-    paddable   axes that are filled up where they do not divide
-    placed     over two devices an axis, with the turns of rings by name
-    homes      where its clauses have what is held
+    blocks     the counts of its block loops
+    paddable   axes that are padded if they are not divisible
+    placed     the step over two devices per axis, with named ring iterations
+    specs      the sharding of static tensors by its clauses
     """
 
     model: Model
@@ -121,10 +121,10 @@ class ShardedStep:
     specs: ShardSpecs
 
     def width(self, name: str, role: str) -> int:
-        """Bytes of a number of an array of the placed table, by the role of what it holds."""
+        """Return the bytes per element of an array of the sharded table, by its role."""
         if self.is_score(name):
             return self.kind.scores
-        weight = min(self.kind.weight, self.kind.value)  # weights are sent in the type that they are multiplied in
+        weight = min(self.kind.weight, self.kind.value)  # weights are sent in the type of their products
         widths = {"weights": weight, "gradients": self.kind.gradient, "states": 4}
         return widths.get(role, self.kind.value)
 
@@ -132,7 +132,7 @@ class ShardedStep:
         return not self.placed.scores.isdisjoint((name, self.placed.holds.get(name, name)))
 
     def reading(self, table: Table) -> Iterator[tuple[Line, int, list[str]]]:
-        """The lines of a table, each with its segment and what it reads; of a turn's slice the stack is told."""
+        """Yield the lines of a table with segment and operands; a slice is replaced by its stack."""
         walker = Walker(self.blocks)
 
         def visit(
@@ -166,8 +166,8 @@ def placed_step(
     procedure: str,
     optimizer: str,
 ) -> ShardedStep:
-    """Place a step. Raises `InputError` for what clauses cut and does not divide."""
-    # Placed over two devices an axis, all meshes have one structure; what `*` cuts lies in flat parts, padded.
+    """Shard a step. Raises `InputError` for sharded sizes that are not divisible."""
+    # Over two devices per axis, all meshes have one structure; `*` shards flat padded parts.
     two = Mesh(tuple((axis, min(size, 2)) for axis, size in mesh.axes))
     filled_up = paddable(model.table)
     sizes = {**sizes, "B": mesh.devices * sizes["B"]}
@@ -175,8 +175,8 @@ def placed_step(
     stepped = planned(without_gradients(step(model, procedure, optimizer)), plan, sizes)
     specs = ShardSpecs(stepped, mesh, clauses, sizes)
     for name, value in stepped.known.items():
-        specs.winners(name, value)  # refuses what does not divide
-    large = {axis: size * two.devices if size > 1 else 1 for axis, size in sizes.items()}  # two divide it, whatever
+        specs.winners(name, value)  # refuses sizes that are not divisible
+    large = {axis: size * two.devices if size > 1 else 1 for axis, size in sizes.items()}  # it is divisible by two
     placed = place(stepped, two, clauses, large)
     return ShardedStep(
         model,
@@ -190,12 +190,12 @@ def placed_step(
 
 
 def turns_round(mesh_axis: str) -> str:
-    """What sizes call the turns of a ring of devices: one fewer than they are."""
+    """Return the name in sizes of a ring's iterations: one fewer than its devices."""
     return f"{mesh_axis}-1"
 
 
 def _of_any_ring(lines: Sequence[Statement]) -> tuple[Statement, ...]:
-    """The lines with the turns of their rings by name, where they were placed over two devices."""
+    """Return the lines sharded over two devices, with named ring iterations."""
     return tuple(
         replace(line, lines=_of_any_ring(line.lines), count=turns_round(line.around) if line.around else line.count)
         if isinstance(line, Loop)

@@ -1,4 +1,4 @@
-"""What the devices of a placed step send each other."""
+"""The communication between the devices of a sharded step."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from learncost.sharding.collective import BYTES_OF_AN_INDEX
 
 @dataclass(frozen=True)
 class Sending:
-    """A collective by the sizes: its word, mesh axis, the bytes of its payload, the pass and segment it stands in.
+    """A collective in terms of sizes: its op, mesh axis, payload bytes, pass and segment.
 
-    iterations how often it runs each time, of the repeats around it
+    iterations how often it runs each time, from the surrounding loops
     role    what it moves: weights, gradients, states, values or inputs
-    rounds  whether it moves parts round a ring of devices, beside the lines of their turns
-    copies  of rows that go to their experts or come back: how many there are of each
+    rounds  whether it is a ring step that overlaps with the lines of its iteration
+    copies  for rows sent to experts and back: the number of copies of each row
     """
 
     op: str
@@ -74,7 +74,7 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
 
 
 def _copies(line: Op) -> Polynomial | None:
-    """Of rows that are sent by a choice, how many each has: the last axis of what chooses."""
+    """Return the copies of each routed row: the last axis of the routing index."""
     if line.op not in ("dispatch", "combine"):
         return None
     choice = line.right[-1]
@@ -82,5 +82,5 @@ def _copies(line: Op) -> Polynomial | None:
 
 
 def _larger(sides: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Of two sides of a collective the one that is cut less."""
+    """Return the less sharded side of a collective."""
     return min(sides, key=lambda axes: sum(axis.count("/") for axis in axes))

@@ -1,7 +1,7 @@
-"""One step of training on a cluster: bytes on every device, seconds of the pipeline, what is sent over which link.
+"""One training step on a cluster: bytes on every device, seconds of the pipeline, traffic over every link.
 
-Time is modelled: lines at what a device attains, collectives at latency and bytes over a link, pipelines by running
-their orders. What waits for what is an assumption with a name.
+Time is modelled: lines at a device's attained rates, collectives by latency and bandwidth of a link, pipelines by
+simulating their schedules. Overlap is a named assumption.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ ASSUMED = {
     "rings": "ring steps overlap with the compute of their iteration; the rest is exposed",
     "sends": "sends between stages overlap with compute; a stage waits for its inputs",
 }
-"""What is assumed of streams."""
+"""The assumptions about overlap."""
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How a step is run on many devices.
+    """The parallel configuration of a step on many devices.
 
-    mesh          devices by axis, the last one between neighbours; `pp` is the pipeline
-    microbatch    sequences of a microbatch on each part of the batch
-    microbatches  of a step, one after the other
-    schedule      of the pipeline, and chunks: stages a device
-    layers        blocks of each stage; none: as many in each
-    overlap       whether collectives of weights and gradients run beside what is computed
-    beside        axes whose other collectives do so, too, as products that are cut for it have them (async TP)
+    mesh          devices by axis, the last axis innermost; `pp` is the pipeline
+    microbatch    sequences of a microbatch on each batch shard
+    microbatches  the microbatches of a step
+    schedule      the pipeline schedule; chunks, the stages per device
+    layers        the blocks of each stage; none: equally many
+    overlap       whether collectives of weights and gradients overlap with compute
+    beside        axes whose other collectives overlap, too, with products split for it (async TP)
     workspace     whether a fused weight update has a buffer of a block's gradients in the type of its weights
-    sorted_rows   how often rows are copied into another order around each of their ways to the experts or back
-    once_a_node   whether a row goes to each node once and is handed on inside, as DeepEP's do, not once to each expert
+    sorted_rows   how often rows are permuted for each dispatch to the experts and each combine
+    once_a_node   whether a row is sent once per node and forwarded inside, as in DeepEP, not once per expert
     """
 
     mesh: Mapping[str, int]
@@ -83,9 +83,9 @@ class ParallelConfig:
 
 @dataclass
 class PassTime:
-    """Seconds of a pass: what is computed, in turns of rings too; collectives that wait, and those beside either.
+    """The seconds of a pass: compute, compute in ring iterations, exposed collectives and overlapped ones.
 
-    shared  of the device, what collectives take from that which is computed beside them
+    shared  the share of the device that overlapping collectives take from compute
     """
 
     compute: Any = 0.0
@@ -96,7 +96,7 @@ class PassTime:
     shared: float = 0.0
 
     def send(self, sending: Sending, seconds: Any, way: ParallelConfig) -> None:
-        """Add what a collective takes where it belongs."""
+        """Add a collective's seconds."""
         if sending.rounds:
             self.beside_rounds = self.beside_rounds + seconds
         elif way.overlap and (sending.role in ("weights", "gradients") or sending.mesh_axis in way.beside):
@@ -106,7 +106,7 @@ class PassTime:
 
     @property
     def waiting(self) -> float:
-        """Seconds that nothing is computed: links that have a ring's parts have nothing else."""
+        """Return the exposed seconds; links with ring steps carry nothing else."""
         hidden = min(self.rounds, self.beside_rounds)
         room = self.compute - hidden
         slower = self.shared * min(self.beside, room / (1 - self.shared))
@@ -115,7 +115,7 @@ class PassTime:
 
 @dataclass(frozen=True)
 class StageUsage(Displayed):
-    """What a device with a stage, or with several, takes: bytes by what they are for, and seconds of a microbatch."""
+    """The memory of a device with one or several stages, by role, and the seconds of a microbatch."""
 
     layers: int
     static: Static
@@ -128,13 +128,13 @@ class StageUsage(Displayed):
 
     @property
     def peak(self) -> int:
-        """Bytes at the worst moment."""
+        """Return the peak bytes."""
         return int(self.static.total) + self.activations + self.workspace
 
 
 @dataclass(frozen=True)
 class StepTraffic(Displayed):
-    """What a device sends over a mesh axis in a step by one word, for one purpose: calls, bytes and seconds."""
+    """A device's traffic over a mesh axis in a step, by collective and purpose: calls, bytes and seconds."""
 
     op: str
     mesh_axis: str
@@ -151,13 +151,13 @@ class StepTraffic(Displayed):
 class StepUsage(Displayed):
     """One step on many devices.
 
-    stages     of each device of the pipeline
-    sent       of the device that sends the most
-    seconds    of the step: passes in the pipeline, then what is once a step (`once`)
-    bubble     what the pipeline adds, as a share of its busiest device
-    computing  seconds that the busiest device computes; `waiting`, those it waits for collectives
+    stages     the stages of the pipeline's devices
+    sent       the traffic of the device that sends the most
+    seconds    of the step: the pipeline's passes, then the work done once per step (`once`)
+    bubble     the idle share that the pipeline adds to its busiest device
+    computing  the busiest device's compute seconds; `waiting`, its seconds of exposed collectives
     passes     seconds of a microbatch by the letter of a pass, on each stage by its number
-    padded     sizes that the mesh does not divide and that are filled up
+    padded     padded sizes that are not divisible by the mesh
     """
 
     way: ParallelConfig
@@ -179,7 +179,7 @@ class StepUsage(Displayed):
 
     @property
     def peak(self) -> int:
-        """Bytes on the fullest device."""
+        """Return the bytes on the fullest device."""
         return max(stage.peak for stage in self.stages)
 
     @property
@@ -189,7 +189,7 @@ class StepUsage(Displayed):
 
     @property
     def causes(self) -> dict[str, float]:
-        """Seconds of the step by what they go to."""
+        """Return the seconds of the step by cause."""
         return {
             "computing": self.computing,
             "waiting for collectives": self.waiting,
@@ -199,16 +199,16 @@ class StepUsage(Displayed):
 
 
 def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StagePart, ...]:
-    """The stages of a way, by the number of the stage. Raises `InputError` where blocks cannot be cut so."""
+    """Return the stages of a configuration by number. Raises `InputError` for impossible splits of blocks."""
     number = way.stages * way.chunks
     iterations = [sizes[name] for name in account.blocks]
     parts = [max(1, int(_several(account, name))) for name in account.blocks]
     total = sum(iteration // part for iteration, part in zip(iterations, parts, strict=True))
     layers = way.layers or tuple(total // number + (place < total % number) for place in range(number))
     if len(layers) != number:
-        raise InputError(f"{len(layers)} numbers of blocks are not one for each of the {number} stages")
+        raise InputError(f"give one number of blocks for each of the {number} stages, not {len(layers)}")
     if total < number:
-        raise InputError(f"{total} blocks are too few for {number} stages")
+        raise InputError(f"{total} blocks are too few for {number} stages: use fewer stages")
     return parts_of(account.model.table, sizes, layers)
 
 
@@ -220,14 +220,14 @@ def _several(account: MeshAccount, name: str) -> str:
 
 
 def sizes_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes of one microbatch, all devices of the mesh but the pipeline's together."""
+    """Return the global sizes of one microbatch, for all mesh axes except the pipeline's."""
     batch = way.microbatch * prod(way.mesh.get(axis, 1) for axis in account.sizes.batch_axes)
     one_of_each = dict.fromkeys(account.placed.mesh.names, 1)
     return {**sizes, **one_of_each, **{axis: size for axis, size in way.mesh.items() if axis != PIPELINE}, "B": batch}
 
 
 def memory_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StageUsage, ...]:
-    """What every device of the pipeline holds; seconds are left out."""
+    """Return the memory of every device of the pipeline, without seconds."""
     way_sizes = account.sizes.filled(sizes_of(account, way, sizes))
     parts = stages_of(account, way, sizes)
     return _memory(account, way, way_sizes, parts, {})
@@ -246,7 +246,7 @@ def _memory(
         if part not in statics:
             statics[part] = account.weights.static(way_sizes, part)
             values[part] = account.passes.activations(way_sizes, part, KINDS[way.schedule].parted)
-    most = way.microbatches  # of a full pipeline no more are in flight
+    most = way.microbatches  # a full pipeline has no more in flight
     if way.schedule != "gpipe":
         most = min(most, 2 * way.stages)
         most = max(way.stages, most // way.stages * way.stages) if way.chunks > 1 else most
@@ -277,11 +277,11 @@ def _memory(
 def step_of(
     account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int], cluster: Cluster, rates: Rates, tokens: int
 ) -> StepUsage:
-    """A step of a model on a cluster.
+    """Return a step of a model on a cluster.
 
     sizes   of the model, with the lengths of a sequence
     tokens  of a sequence
-    Raises `InputError` for what does not divide, and for a mesh that the cluster has no links for.
+    Raises `InputError` for sizes that are not divisible and for a mesh without links in the cluster.
     """
     check_timed(account.step.specs.clauses, way.mesh)
     way_sizes = sizes_of(account, way, sizes)
@@ -293,7 +293,7 @@ def step_of(
     mesh_groups = groups(way.mesh, cluster.devices)
     computed = account.seconds(way_sizes, rates, account.kind.values)
     transfers = [(each, _moved(each, way_sizes, mesh_groups, cluster, way)) for each in account.sendings]
-    made: dict[StagePart, dict[str, tuple[float, float]]] = {}  # stages that are alike take as long
+    made: dict[StagePart, dict[str, tuple[float, float]]] = {}  # identical stages take the same time
     for part in parts:
         if part in made:
             continue
@@ -311,7 +311,7 @@ def step_of(
                 if PASSES.get(sending.phase, "F") != name:
                     continue
                 calls = _calls(account, sending, way_sizes, part)
-                if name == "O":  # of stacks the payload grows with the turns
+                if name == "O":  # the payload of stacks grows with the iterations
                     moved = _moved(sending, account.sizes.of_stage(way_sizes, part), mesh_groups, cluster, way)
                     calls = 1 if account.step.within((sending.segment,), part) else 0
                 spent.send(sending, calls * moved.seconds, way)
@@ -364,7 +364,7 @@ def step_of(
 def _most_products(
     account: MeshAccount, way: ParallelConfig, way_sizes: Mapping[str, int], parts: Sequence[StagePart], rates: Rates
 ) -> float:
-    """Seconds of the products of one microbatch on the busiest device, at the highest rate that was ever measured."""
+    """Return the matrix-product seconds of one microbatch on the busiest device, at the highest measured rate."""
     flops = account.products(way_sizes, rates, account.kind.values)
     of_part = {
         part: sum(
@@ -379,9 +379,9 @@ def _most_products(
 
 
 def _joined(by_pass: Mapping[str, PassTime], overlap: bool) -> dict[str, tuple[float, float]]:
-    """Seconds that each pass computes, and those that it waits for what does not fit beside it.
+    """Return the compute seconds of each pass and its exposed communication.
 
-    What is sent once a step, behind the last backward pass, fits beside that.
+    Communication once per step, after the last backward pass, may overlap with that pass.
     """
     result = {name: (by_pass[name].compute, by_pass[name].waiting) for name in "FBW"}
     once = by_pass["O"]
@@ -397,7 +397,7 @@ def _iterations(account: MeshAccount, part: StagePart, segment: int) -> int:
 
 
 def _calls(account: MeshAccount, sending: Sending, way_sizes: Mapping[str, int], part: StagePart) -> int:
-    """How often a stage makes a collective for one microbatch."""
+    """Return how often a stage runs a collective for one microbatch."""
     if not account.step.within((sending.segment,), part):
         return 0
     return int(sending.iterations.at(account.sizes.of_stage(way_sizes, part)))
@@ -416,7 +416,7 @@ def _moved(
 
 
 def carried(account: MeshAccount) -> Polynomial:
-    """Elements of what a stage sends to the next one, of a device: what the repeats of blocks carry."""
+    """Return the elements that a device sends to the next stage: the carried values of block loops."""
     for line in account.placed.table.lines:
         if isinstance(line, Loop) and line.carry and not isinstance(line, Line):
             axes = line.values[line.carry[0].start].axes
@@ -438,7 +438,7 @@ def _tied(
     cluster: Cluster,
     mesh_groups: Mapping[str, MeshGroup],
 ) -> float:
-    """Seconds for the gradients of weights that the first and the last stage have: an all_reduce between two."""
+    """Return the seconds for gradients of weights shared by first and last stage: an all_reduce of two devices."""
     total = 0.0
     for held in account.weights.held:
         if len([part for part in parts if account.step.within(held.segments, part)]) > 1 and all(
@@ -458,7 +458,7 @@ def _sent(
     cluster: Cluster,
     several: bool,
 ) -> tuple[StepTraffic, ...]:
-    """What the device sends that sends the most, by word, axis and purpose, in a step."""
+    """Return the traffic in a step of the device that sends the most, by collective, axis and purpose."""
     best: tuple[StepTraffic, ...] = ()
     seen: set[tuple[object, ...]] = set()
     for device in range(way.stages):

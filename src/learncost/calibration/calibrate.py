@@ -1,6 +1,6 @@
-"""Calibrate: time single operations on this machine until it is known what it attains. No model's step is timed.
+"""Calibrate this machine by timing single operations; no step of a model is timed.
 
-What is timed stands in `calibrate_torch`, `calibrate_kernels` and `calibrate_numpy`, each a `Bench`; here is how.
+The timed operations are in `torch`, `kernels` and `operations`, each a `Bench`; this module times them.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ LONGEST = 0.005
 longest side."""
 
 WORKING_SETS = tuple(3 * 2**power for power in range(14, 27, 2))
-"""Bytes that are read and written over and over, from what every cache holds to what none does."""
+"""Sizes of repeatedly read and written memory in bytes, from the smallest caches to larger than any cache."""
 
 LEAST_SECONDS, REPEATS = 0.002, 3
-"""How long, and how often, an operation is timed; the median counts."""
+"""The duration and number of an operation's timings; the median counts."""
 
 ROUNDS = 2
-"""How often products and bandwidth are gone through, some seconds apart, as machines have moods: the mean time counts,
-since a step is not always lucky either."""
+"""The number of rounds over products and bandwidth, some seconds apart, since a machine's speed varies; the mean
+time counts, as in a step."""
 
 CHECKS = ((44, 200, 130), (150, 600, 70), (700, 150, 400), (60, 1800, 500), (500, 500, 500), (1300, 90, 700))
-"""Products off the grid, whose times say how far a prediction may be off."""
+"""Products off the grid, whose times give the error of a prediction."""
 
 BESIDE = (0.9, 1.3)
-"""Factors by which the interval of a step is wider than that of single operations: what lies beside the lines (Python,
-reshapes, what other lines leave in the caches) is not known from these. So far off, and no further, were 21 of 26 steps
-of benchmarks/prediction.py on the machine on which they were tried, two shared cores of an AMD EPYC."""
+"""Factors by which the interval of a step is wider than that of single operations, which do not show other costs
+(Python, reshapes, the state of caches). 21 of 26 steps of benchmarks/prediction.py were within them on two shared cores
+of an AMD EPYC."""
 
 
 def seconds(doing: Doing, wait: Doing, least: float = LEAST_SECONDS, repeats: int = REPEATS) -> float:
-    """The median time of an operation, after one that counts for nothing."""
+    """Return the median time of an operation, after one warm-up."""
     doing()
     wait()
     began = perf_counter()
@@ -93,12 +93,12 @@ class _Measuring:
             optimizer=calls["optimizer"],
             fresh=self._fresh(),
         )
-        self.tell("how far predictions are off")
+        self.tell("errors of predictions")
         low, high = self._interval(rates)
         return replace(rates, low=low, high=high)
 
     def _mean_of_rounds(self, product: float, launch: float) -> tuple[dict[str, MatmulGrid], MatmulGrid, RateCurve]:
-        """Products by orientation, those inside of kernels, and bandwidth: by the mean of some rounds."""
+        """Measure products by orientation, products inside kernels and bandwidth, by the mean of several rounds."""
         rounds = []
         for number in range(1, ROUNDS + 1):
             grids = {
@@ -116,7 +116,7 @@ class _Measuring:
         return seconds(doing, self.bench.wait)
 
     def _ran(self, doing: Doing, launch: float) -> float:
-        """Seconds of an operation without its call."""
+        """Return the seconds of an operation without its call."""
         return self.bench.busy(doing) if self.bench.busy else _without(launch, self._time(doing))
 
     def _products(self, orientation: str, launch: float) -> Callable[[int, int, int], float]:
@@ -130,12 +130,12 @@ class _Measuring:
         return (self.bench.busy or self._time)(doing) / several
 
     def _grid(self, name: str, timed: Callable[[int, int, int], float]) -> MatmulGrid:
-        """FLOP/s at every shape of the grid."""
+        """Return the FLOP/s at every shape of the grid."""
         self.tell(name)
         rates: dict[tuple[int, ...], float] = {}
         for shape in product(self.sizes, repeat=3):
             longest = shape.index(max(shape))
-            shorter = list(shape)  # its longest side one size shorter, which was met before
+            shorter = list(shape)  # its longest side one size shorter, which was timed before
             shorter[longest] = self.sizes[max(0, self.sizes.index(shape[longest]) - 1)]
             known = rates.get(tuple(shorter))
             if known and 2 * prod(shape) > LONGEST * known:
@@ -154,7 +154,7 @@ class _Measuring:
         return RateCurve(tuple(places), tuple(values))
 
     def _fresh(self) -> float:
-        """Seconds a byte that new memory takes more than memory that is there."""
+        """Return the extra seconds per byte of new memory over existing memory."""
         new, existing = (self._time(doing) for doing in self.bench.fill(2 * FRESH))
         return max(0.0, new - existing) / (2 * FRESH)
 
@@ -164,7 +164,7 @@ class _Measuring:
             yield name, self._ran(doing, launch) / points
 
     def _interval(self, rates: Rates) -> tuple[float, float]:
-        """The outer tenths of measured over predicted, of operations off the grid, and what lies beside the lines."""
+        """Return the outer tenths of measured over predicted time off the grid, widened for other costs."""
         ratios, larger = [], self.bench.larger
         launch, timed = (0.0, self.bench.busy) if self.bench.busy else (rates.launch, self._time)
         for orientation, shape in product(ORIENTATIONS, CHECKS):
@@ -179,19 +179,19 @@ class _Measuring:
 
 
 def _mean(grids: Sequence[MatmulGrid]) -> MatmulGrid:
-    """The rate of each shape in the mean of its times."""
+    """Return the rate of each shape by its mean time."""
     return MatmulGrid(grids[0].sizes, tuple(map(harmonic_mean, zip(*(grid.rates for grid in grids), strict=True))))
 
 
 def _without(launch: float, taken_seconds: float) -> float:
-    """Without what calling costs, which is charged apart; a quarter stays where there is hardly anything else."""
+    """Subtract the call overhead, which is charged separately; at least a quarter remains."""
     return max(taken_seconds - launch, taken_seconds / 4)
 
 
 def calibrate(tell: Tell, quick: bool = False) -> Calibration:
-    """Measure this machine: its GPU by PyTorch where there is one, else its processor, by PyTorch or else NumPy.
+    """Measure this machine: its GPU by PyTorch if there is one, else its CPU by PyTorch or NumPy.
 
-    tell   is called with what is being measured
+    tell   is called with the name of the current measurement
     quick  a coarser grid of products, in some seconds
     """
     sizes = QUICK if quick else SIZES

@@ -1,4 +1,4 @@
-"""The package's own engine: PyTorch's products written into given memory, and every word as a compiled kernel."""
+"""Time learncost's engine: PyTorch's products with given outputs, and every op as a compiled kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ADAMW = (
 
 
 class KernelBench(TorchBench):
-    """On the processor; products by the library that the engine takes."""
+    """The CPU; products use the engine's library."""
 
     operators = False
 
@@ -46,7 +46,7 @@ class KernelBench(TorchBench):
 
     def fill(self, bytes_: int) -> tuple[Doing, Doing]:
         _, existing = super().fill(bytes_)
-        return existing, existing  # the arena is there from the start
+        return existing, existing  # the arena is allocated once
 
     def ops(self) -> Iterator[tuple[str, Doing, int]]:
         tables = {name: _table(f"own({operands(text)};) -> Y\nY[B d] = {text}") for name, text in _OTHERS.items()}
@@ -66,7 +66,7 @@ class KernelBench(TorchBench):
             yield name, self._calling(kernels, function, axes), ROWS * COLUMNS
 
     def _calling(self, kernels: CompiledKernels, function: KernelFunction, axes: Mapping[str, Sequence[str]]) -> Doing:
-        """A kernel with arrays of its own."""
+        """A kernel with its arrays."""
         sizes = {"B": ROWS, "d": COLUMNS}
         arrays = [self._random(*(sizes[axis] for axis in axes[name])) for name in (*function.reads, *function.writes)]
 
@@ -94,7 +94,7 @@ def _table(text: str) -> Table:
 
 
 def _function(name: str, lines: Sequence[Line], table: Table, sizes: Mapping[str, int] | None = None) -> KernelFunction:
-    """Lines as one kernel, which takes a row a turn."""
+    """Return lines as one kernel that processes a row per iteration."""
     tag_kernel = FusedKernel(name, ("B",))
     tagged = [replace(line, meta=replace(line.meta, kernel=tag_kernel)) for line in lines]
     results = frozenset(term.name for line in tagged for term in line.left)

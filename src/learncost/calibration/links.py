@@ -1,4 +1,4 @@
-"""Collectives between processes of torch.distributed, timed: what a link attains, as a file that a cluster may name.
+"""Time collectives between processes of torch.distributed and write the link as a file that a cluster may name.
 
 Run as a program it is one of the processes: `python -m learncost.calibration.links MEETING RANK NUMBER ROUNDS`.
 """
@@ -27,15 +27,15 @@ SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
 """Bytes of the payloads."""
 
 ROUNDS, QUICK = 7, 3
-"""How often each is timed, the median counts."""
+"""The number of timings of each; the median counts."""
 
 LIMIT = 180.0
-"""Seconds after which processes that do not meet are ended."""
+"""The time limit in seconds for processes to connect."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A collective: its word, the bytes of its payload, the seconds that it took."""
+    """A timed collective: its op, payload bytes and seconds."""
 
     op: str
     payload: int
@@ -44,7 +44,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Links:
-    """What was measured between processes, and the link that it means: latency of a step, bytes a second."""
+    """The measurements between processes and the fitted link: latency per step, bytes per second."""
 
     processes: int
     backend: str
@@ -55,7 +55,7 @@ class Links:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The link as clusters.toml has one."""
+        """Return the link in the format of clusters.toml."""
         said = f"measured here: {self.backend} of {self.library} between {self.processes} processes"
         sources = dict.fromkeys(("gbs", "links", "latency_us", "topology"), said)
         name = f"{self.backend} here"
@@ -78,7 +78,7 @@ class Links:
 
 
 def measure(processes: int, quick: bool, tell: Callable[[str], None]) -> Links:
-    """Start the processes, let them meet, and time every word. Raises `InputError` where they cannot."""
+    """Start and connect the processes and time every collective. Raises `InputError` if they cannot connect."""
     try:
         version = str(import_module("torch").__version__)
     except ImportError:
@@ -102,14 +102,14 @@ def measure(processes: int, quick: bool, tell: Callable[[str], None]) -> Links:
                 each.kill()
         if any(each.returncode for each in several):
             last = next((text.strip().splitlines()[-1] for text in errors if text.strip()), "no reason told")
-            raise InputError(f"{processes} processes could not talk to each other: {last}")
+            raise InputError(f"{processes} processes could not connect: {last}")
         told = json.loads(Path(f"{meeting}.json").read_text(encoding="utf-8"))
     timed = tuple(Timed(*row) for row in told["timed"])
     return Links(processes, told["backend"], f"PyTorch {version}", timed, *fitted(timed, processes, told["backend"]))
 
 
 def fitted(timed: tuple[Timed, ...], processes: int, backend: str) -> tuple[float, float]:
-    """10^9 bytes a second and microseconds a step, by least squares of relative errors over all that was timed."""
+    """Return 10^9 bytes per second and microseconds per step, by least squares of relative errors."""
     convention = algorithm("gloo" if backend == "gloo" else "ring")
     rows = [
         (
@@ -133,7 +133,7 @@ def save(links: Links, path: Path) -> None:
 
 
 def _calls(distributed: Any, torch: Any, device: str, number: int, payload: int) -> dict[str, Callable[[], Any]]:
-    """The words by their calls, on arrays of a payload: of the whole of which each process has a part."""
+    """Return the collectives by their calls, on arrays of a global payload that is split over the processes."""
     count = max(number, payload // 4 // number * number)
     whole, part = (torch.zeros(size, device=device) for size in (count, count // number))
     rank = distributed.get_rank()
@@ -154,7 +154,7 @@ def _calls(distributed: Any, torch: Any, device: str, number: int, payload: int)
 
 
 def main(meeting: str, rank: int, number: int, rounds: int) -> None:
-    """One of the processes."""
+    """Run one of the processes."""
     torch: Any = import_module("torch")
     distributed: Any = import_module("torch.distributed")
     gpus = torch.cuda.device_count() >= number
@@ -177,7 +177,7 @@ def main(meeting: str, rank: int, number: int, rounds: int) -> None:
                 if turn:
                     seconds.append(time.perf_counter() - begin)
             timed.append((op, payload, sorted(seconds)[len(seconds) // 2]))
-    if rank == (1 if number > 1 else 0):  # it receives what is sent
+    if rank == (1 if number > 1 else 0):  # it receives the message
         Path(f"{meeting}.json").write_text(json.dumps({"backend": backend, "timed": timed}), encoding="utf-8")
     distributed.barrier()
     distributed.destroy_process_group()

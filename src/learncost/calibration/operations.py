@@ -1,6 +1,6 @@
-"""The operations that are timed, whatever library they are of.
+"""The operations that are timed, for any library.
 
-Those of NumPy are here, for a machine without PyTorch.
+NumPy's are here, for a machine without PyTorch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Doing: TypeAlias = Callable[[], object]
 
 
 def timed_ops() -> dict[str, str]:
-    """The words whose time a device can tell, as right sides of a layer's line: those that PyTorch has a function for.
+    """The ops that can be timed, as right sides of a layer's line: those with a function in PyTorch.
 
-    Primitives that choose, and those that are timed as moves, are not among them; nor are words that take an axis away,
-    and those of which an operand has no gradient, as a bound.
+    Selecting primitives, primitives timed as moves, ops that reduce an axis, and ops with an operand without gradient,
+    such as a bound, are excluded.
     """
     lines = {}
     for row in entries():
@@ -36,7 +36,7 @@ def timed_ops() -> dict[str, str]:
 
 
 def _is_of_a_line(row: OpDef) -> bool:
-    """Whether a word gives as many numbers as it is given, each with a gradient."""
+    """Whether an op is elementwise, with gradients for all operands."""
     made = {term.name: term.axes for line in row.body for term in line.left}
     turned = {term.name for line in row.gradient for term in line.left}
     given = row.inputs[: len(row.inputs) - len(row.defaults)]
@@ -45,15 +45,15 @@ def _is_of_a_line(row: OpDef) -> bool:
 
 
 def operands(text: str) -> str:
-    """The names of the arrays in the right side of a line, once each."""
+    """Return the distinct names of the arrays in the right side of a line."""
     return " ".join(dict.fromkeys(re.findall(r"([A-Z])\[", text)))
 
 
 class Bench(Protocol):
-    """The operations of a library that are timed. Every one is handed out ready to be done again and again.
+    """The timed operations of a library, each as a function that can run repeatedly.
 
     threads    at work at once; `operators` as in `Rates`
-    larger     by how much operations must be larger than on a processor to last longer than their call
+    larger     the factor by which operations must be larger than on a CPU to outlast their launch
     """
 
     threads: int
@@ -62,42 +62,42 @@ class Bench(Protocol):
 
     @property
     def busy(self) -> Callable[[Doing], float] | None:
-        """Where a device queues what it is called for: measures the seconds that it is busy with an operation."""
+        """Return the device seconds of an operation, for a device with a queue."""
 
     def wait(self) -> None:
-        """Until everything is done."""
+        """Wait until all queued work has finished."""
 
     def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
-        """One product with all threads."""
+        """Return one product with all threads."""
 
     def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
-        """Several products, and how many, each on one thread (on a GPU all on the one)."""
+        """Return several one-thread products and their number (on a GPU, one batch)."""
 
     def move(self, elements: int) -> Doing:
-        """Two arrays of so many elements of 4 bytes added into a third one that is there."""
+        """Return the sum of two arrays of 4-byte elements into an existing third one."""
 
     def fill(self, bytes_: int) -> tuple[Doing, Doing]:
-        """An array filled that is new, and one that is there; both the same where results are never new."""
+        """Return the fill of a new array and of an existing one; the same if results are never new."""
 
     def ops(self) -> Iterator[tuple[str, Doing, int]]:
-        """Each word or primitive, by its name, and at how many points."""
+        """Return each op or primitive by name, with its number of elements."""
 
     def calls(self) -> Mapping[str, tuple[Doing, int]]:
-        """As small as they get: launch, launch_backward, optimizer and product, and how many calls each makes."""
+        """Return the smallest launch, launch_backward, optimizer and product, with their numbers of calls."""
 
 
 POINTS = 70_000
 
 
 class NumPyBench:
-    """Products with the threads that NumPy's library takes; everything else on one."""
+    """NumPy: products use its library's threads, everything else one thread."""
 
     threads, operators = 1, True
     larger, busy = 1, None
     library = f"NumPy {np.__version__}"
 
     def wait(self) -> None:
-        """Everything is done when it returns."""
+        """Do nothing: NumPy's calls are synchronous."""
 
     def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
         left, right = _factor(orientation[0], m, k), _factor(orientation[1], k, n)

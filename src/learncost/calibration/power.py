@@ -4,9 +4,9 @@
         ...
     energy.joules, energy.by_counter
 
-RAPL is Linux's powercap: a package is a processor with its caches, dram its memory where that is counted apart. Since
+RAPL is Linux's powercap: a package is a processor with its caches, dram its memory if it has a separate counter. Since
 Linux 5.10 only root may read it, unless the machine's owner says otherwise. NVML needs the package `nvidia-ml-py` and a
-device since Volta. What neither counts - the rest of the host, its power supply - is not in it.
+device since Volta. The rest of the host and its power supply are not included.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ POWERCAP = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class EnergyCounter:
-    """A counter of energy: joules since some start; where it starts again from 0 beyond `wraps_at` joules."""
+    """An energy counter: joules since some start; it wraps to 0 beyond `wraps_at` joules."""
 
     name: str
     read: Callable[[], float]
     wraps_at: float | None = None
 
     def between(self, before: float, after: float) -> float:
-        """Joules from one reading to a later one; a counter that began again did so once, which is all one can see."""
+        """Return the joules between two readings; a wrapped counter is assumed to have wrapped once."""
         if after >= before:
             return after - before
         if self.wraps_at is None:
@@ -49,28 +49,28 @@ class Energy:
 
     @property
     def joules(self) -> float:
-        """Of all counters together; none counts what another does."""
+        """Return the joules of all counters, which do not overlap."""
         return sum(self.by_counter.values())
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """A figure in joules for every counter, all of them measured."""
+        """Return a measured figure in joules for every counter."""
         return tuple(Figure(joules, "J", "measured", name) for name, joules in self.by_counter.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it, with the keys of the energy that `cost --on` models."""
+        """Return the JSON value, with the keys of the energy that `cost --on` models."""
         return {"joules": self.joules, "label": "measured", "by_counter": dict(self.by_counter)}
 
 
 def counters(powercap: Path = POWERCAP, nvml: Any = None) -> tuple[EnergyCounter, ...]:
-    """The counters of this machine, none of which contains another. `nvml`: the module, by default pynvml if it is
-    installed. Empty where there are none. Raises `InputError` for a counter that may not be read."""
+    """Return the non-overlapping counters of this machine, empty if it has none. `nvml`: the module, by default pynvml
+    if installed. Raises `InputError` for a counter without read permission."""
     return (*_rapl(powercap), *_nvml(nvml))
 
 
 @contextmanager
 def measured(powercap: Path = POWERCAP, nvml: Any = None) -> Iterator[Energy]:
-    """Measure the energy of a block of code: that of the whole machine, whatever else runs on it."""
+    """Measure the energy of the full machine during a block of code, including other processes."""
     counters_found = counters(powercap, nvml)
     if not counters_found:
         raise InputError(f"no energy counter here: {powercap} has no RAPL, and NVML has no device (nvidia-ml-py)")
@@ -82,7 +82,7 @@ def measured(powercap: Path = POWERCAP, nvml: Any = None) -> Iterator[Energy]:
 
 
 def _rapl(powercap: Path) -> Iterator[EnergyCounter]:
-    """Packages and their memory. psys is left out, which has the packages in it, as are a package's core and uncore."""
+    """Return the counters of packages and their memory; psys, core and uncore overlap with them and are excluded."""
     for zone in sorted(powercap.glob("intel-rapl:*")):  # AMD's processors have the same names
         kind = _text(zone / "name")
         if not kind.startswith("package") and kind != "dram":
@@ -108,13 +108,13 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="ascii").strip()
     except PermissionError:
-        raise InputError(f"{file} may be read by root only; `chmod a+r` on it, as root, lets others measure") from None
+        raise InputError(f"{file} is readable by root only: run `chmod a+r` on it as root") from None
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
 
 
 def _nvml(nvml: Any) -> Iterator[EnergyCounter]:
-    """NVIDIA's devices, in the order of their numbers."""
+    """Return the counters of NVIDIA's devices, in order of their numbers."""
     if nvml is None:
         try:
             nvml = import_module("pynvml")
@@ -135,6 +135,6 @@ def _millijoules(nvml: Any, handle: Any, name: str) -> Callable[[], float]:
         try:
             return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
         except nvml.NVMLError as error:  # a device before Volta counts no energy
-            raise InputError(f"{name} says nothing of its energy: {error}") from None
+            raise InputError(f"the energy of {name} cannot be read: {error}") from None
 
     return read

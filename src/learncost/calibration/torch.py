@@ -1,4 +1,4 @@
-"""PyTorch's operators, as a plain module with autograd calls them: results in fresh memory, one call an operation."""
+"""Time PyTorch's operators as a module with autograd calls them: new result memory, one call per operation."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from learncost.layers.layer import layer
 from learncost.ops import entry
 
 ROWS, COLUMNS = 210, 330
-"""Of the arrays that words are timed on: a quarter of a mebibyte, which caches hold."""
+"""The bytes of the arrays on which ops are timed: a quarter of a mebibyte, which fits in caches."""
 
 ON_GPU = 8
-"""By how much both, and the sides of products off the grid, are larger on a GPU, which has small ones done at once."""
+"""The factor by which arrays and products off the grid are larger on a GPU, where small ones are launch-bound."""
 
 BUSY, MOST = 0.002, 50
-"""Seconds that an operation is repeated on a GPU, and how often at most: so many wait without a call that waits too."""
+"""The seconds of repetition of an operation on a GPU, and the most repetitions: the queue holds so many."""
 
 HEADS, TURNS, LONG = (64, 128), 1024, 1040
-"""Widths of heads, of all heads together, and positions, of the attention that is timed."""
+"""The head width, model width and sequence length of the timed attention."""
 
 CLOCK = 2e9
 """Cycles of a GPU's clock in a second, at most: a kernel that sleeps counts them."""
@@ -37,7 +37,7 @@ NORMS: Mapping[str, Callable[[Any], Any]] = {
     "normalize": lambda x: F.layer_norm(x, x.shape[-1:], torch.ones_like(x[0]), torch.ones_like(x[0])),
     "rms_normalize": lambda x: F.rms_norm(x, x.shape[-1:], torch.ones_like(x[0])),
 }
-"""Words that PyTorch has together with the scale and the shift that follow."""
+"""Ops that PyTorch fuses with the following scale and shift."""
 
 OTHERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "add": torch.add,
@@ -48,17 +48,17 @@ OTHERS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def on_gpu() -> str:
-    """The name of the GPU; empty where there is none."""
+    """Return the name of the GPU; empty without one."""
     return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
 
 
 def library() -> str:
-    """The version that is timed."""
+    """Return the timed version."""
     return f"PyTorch {torch.__version__}"
 
 
 def factors(orientation: str, m: int, n: int, k: int, dtype: Any, device: Any, batch: int = 0) -> tuple[Any, Any]:
-    """Matrices m x k and k x n that lie in memory as the orientation says."""
+    """Return matrices m x k and k x n in the memory layout of an orientation."""
     arrays = []
     for way, shape in zip(orientation, ((m, k), (k, n)), strict=True):
         stored = (shape[1], shape[0]) if way == "T" else shape
@@ -68,7 +68,7 @@ def factors(orientation: str, m: int, n: int, k: int, dtype: Any, device: Any, b
 
 
 def gpu_seconds(doing: Doing) -> float:
-    """Seconds of a GPU, by events around some that wait together for a kernel that sleeps: no launch is in between."""
+    """Return GPU seconds by events around operations queued behind a sleeping kernel, which hides launches."""
     cuda: Any = torch.cuda
     for _ in range(2):
         doing()
@@ -92,7 +92,7 @@ def gpu_seconds(doing: Doing) -> float:
 
 
 class TorchBench:
-    """On the GPU where there is one, else on the processor with as many threads as PyTorch takes."""
+    """The GPU if there is one, else the CPU with PyTorch's number of threads."""
 
     operators = True
 
@@ -127,8 +127,8 @@ class TorchBench:
         return partial(_on_one_thread, doing), several
 
     def _attention(self, m: int, n: int, k: int) -> tuple[Doing, int]:
-        """What is computed inside of one kernel on a GPU is attention: forward and backward, and how many such products
-        its seven are."""
+        """Return attention as the product inside a GPU kernel: forward and backward, and the equivalent number of
+        products of its seven."""
         head = HEADS[min(m, n, k) >= HEADS[1]]
         batch, length = 4, LONG
         q, key, v = (self._random(batch, TURNS // head, length, head).requires_grad_() for _ in range(3))
@@ -182,7 +182,7 @@ class TorchBench:
         optimizer = torch.optim.AdamW(weights, fused=True)
         return {
             "launch": (partial(linear, x), times),
-            # Of every layer the gradients of its input, of its weight and of its bias.
+            # Every layer has the gradients of its input, weight and bias.
             "launch_backward": (partial(torch.autograd.grad, result, weights, gradient, retain_graph=True), 3 * times),
             "optimizer": (optimizer.step, len(weights)),
             "product": (self.product("NN", 4, 4, 4), 1),
@@ -190,7 +190,7 @@ class TorchBench:
 
 
 def _called(name: str, text: str) -> Callable[..., Any]:
-    """PyTorch's operator for a word, as emitted programs call it."""
+    """Return PyTorch's operator for an op, as emitted programs call it."""
     op_layer = layer(f"own({operands(text)}) -> Y\nY[B d] = {text}")
     names: dict[str, Any] = {}
     exec(compile(program(op_layer.table, "torch", name).text, f"{name}.py", "exec"), names)

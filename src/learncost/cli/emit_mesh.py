@@ -86,8 +86,8 @@ class MeshRequest:
         if batch % (number * self.parts):
             parts = number * self.parts
             raise InputError(
-                f"--batch-size {batch} cannot be split into {number} microbatches for each of {self.parts} devices: "
-                f"the next that can is {-(-batch // parts) * parts}"
+                f"--batch-size {batch} is not divisible into {number} microbatches for each of {self.parts} "
+                f"devices: the next divisible size is {-(-batch // parts) * parts}"
             )
         several = kind in KINDS and KINDS[kind].several
         return schedule_of(kind, devices, number, CHUNKS if several else 1), batch // number

@@ -1,4 +1,4 @@
-"""What is assumed where nothing is given: each default with its interval, and on which published runs both rest."""
+"""Defaults of unknown quantities, each with its interval and the published runs that it is derived from."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from learncost.devices.device import Device, devices
 from learncost.devices.figure import Figure
 
 ENDS = (0.025, 0.975)
-"""Percentiles of the rows that an interval goes from and to."""
+"""The percentiles of the rows that bound an interval."""
 
 NEEDED = 0.9
-"""Share of the rows of sources that are set aside, which an interval of the others should hold."""
+"""The share of a left-out source's rows that an interval of the others should cover."""
 
 FEWEST_ROWS, FEWEST_SOURCES = 10, 3
-"""Of a group that is trusted."""
+"""The fewest rows and sources of a trusted group."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The numbers of a group. `middle`: the median of the sources' own medians; `held`: as `held` says."""
+    """The statistics of a group. `middle`: the median of the sources' medians; `held`: as `held` returns it."""
 
     group: str
     middle: float
@@ -45,19 +45,19 @@ class Evidence:
 
     @property
     def trusted(self) -> bool:
-        """Whether there are enough rows and sources, and the interval holds what is set aside."""
+        """Whether there are enough rows and sources, and the interval covers left-out sources."""
         return self.rows >= FEWEST_ROWS and self.sources >= FEWEST_SOURCES and self.share_held >= NEEDED
 
     @property
     def many(self) -> str:
-        """How many rows there are of how many sources, and which."""
-        few = f" - fewer than {FEWEST_ROWS}, so that little is known" if self.rows < FEWEST_ROWS else ""
+        """Return the numbers of rows and sources, and the group."""
+        few = f" - fewer than {FEWEST_ROWS}, so the estimate is uncertain" if self.rows < FEWEST_ROWS else ""
         sources = "one source" if self.sources == 1 else f"{self.sources} sources"
         return f"{self.rows:,} published number{'s' if self.rows > 1 else ''} of {sources} ({self.group}){few}"
 
     @property
     def tested(self) -> str:
-        """What the interval is worth."""
+        """Return how the interval was tested."""
         ends = "2.5th to 97.5th percentile"
         if self.sources == 1:
             return f"{ends}; with one source it cannot be tested on another"
@@ -66,7 +66,7 @@ class Evidence:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """Between the sorted values next to the place, a straight line: the definition of most programs."""
+    """Return a percentile by linear interpolation between sorted values, as most programs define it."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     below = int(place)
@@ -75,15 +75,15 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def ends(rows: Sequence[Observation]) -> tuple[float, float]:
-    """The interval of rows."""
+    """Return the interval of rows."""
     values = [row.value for row in rows]
     return percentile(values, ENDS[0]), percentile(values, ENDS[1])
 
 
 def share_held(rows: Sequence[Observation]) -> float:
-    """With one source after the other set aside: the share of all rows that the interval of the others holds.
+    """Return the leave-one-source-out coverage: the share of rows that the interval of the other sources holds.
 
-    Of all rows, or the mean share of a source's, whichever is less: one large source should not decide alone.
+    It is the smaller of the share of all rows and the mean share per source, so that a large source does not dominate.
     """
     shares = []
     for source in sorted({row.source for row in rows}):
@@ -107,14 +107,14 @@ def _of(rows: tuple[Observation, ...], group: str) -> Evidence | None:
 
 
 def typical(rows: tuple[Observation, ...], groups: Sequence[str]) -> Evidence:
-    """What the narrowest group says of which more is known than a few runs of one source; the widest has to do."""
+    """Return the narrowest group with more than a few runs of one source, else the widest."""
     evidence = [candidate for candidate in (_of(rows, group) for group in groups) if candidate is not None]
     sufficient = (candidate for candidate in evidence if candidate.rows >= FEWEST_ROWS or candidate.sources > 1)
     return next(sufficient, evidence[-1])
 
 
 def trusted(rows: tuple[Observation, ...], groups: Sequence[str]) -> Evidence:
-    """What the narrowest group says that is trusted; where none is, the typical one."""
+    """Return the narrowest trusted group; without one, the typical group."""
     evidence = (candidate for candidate in (_of(rows, group) for group in groups) if candidate is not None)
     return next((candidate for candidate in evidence if candidate.trusted), typical(rows, groups))
 
@@ -122,7 +122,7 @@ def trusted(rows: tuple[Observation, ...], groups: Sequence[str]) -> Evidence:
 HERE = Path(__file__).parent
 
 LARGE = 8
-"""Devices of one server: more are a cluster."""
+"""The most devices of one server; more are a cluster."""
 
 ALL = "all that are known"
 
@@ -133,13 +133,13 @@ def _rows(name: str) -> Iterator[dict[str, str]]:
 
 
 def groups(family: str, kind: str) -> tuple[str, ...]:
-    """The groups of a training, the narrowest first: of its family of devices and kind, of either, of all."""
+    """Return the groups of a training, narrowest first: by device family and kind, by either, all."""
     of_family = (f"{kind} on {family}", f"all on {family}") if family else ()
     return (*of_family, kind, ALL)
 
 
 def kind_of(row: dict[str, str]) -> str:
-    """The kind of a published training."""
+    """Return the kind of a published training."""
     if row["work"] != "pretraining":
         return "fine-tuning"
     if row["of"] == "hours":
@@ -149,7 +149,7 @@ def kind_of(row: dict[str, str]) -> str:
 
 @cache
 def utilizations() -> tuple[Observation, ...]:
-    """Shares of the peak."""
+    """Return the published shares of the peak."""
     return tuple(
         Observation(row["source"], float(row["mfu"]), groups(devices()[row["device"]].family, kind_of(row)))
         for row in _rows("utilization.csv")
@@ -157,14 +157,14 @@ def utilizations() -> tuple[Observation, ...]:
 
 
 def power_groups(device: Device) -> tuple[str, ...]:
-    """The groups of a device whose power is asked for: its own, its family's, its kind's, all."""
+    """Return the groups for a device's power: the device, its family, its kind, all."""
     kind = "TPUs" if device.family == "TPU" else "GPUs"
     return (device.name, *([device.family] if device.family else []), kind, ALL)
 
 
 @cache
 def powers() -> tuple[Observation, ...]:
-    """Watts with the host over the thermal design power of the device alone."""
+    """Return the ratios of watts with the host to the device's thermal design power."""
     return tuple(
         Observation(row["source"], float(row["watts"]) / float(row["tdp_w"]), power_groups(devices()[row["device"]]))
         for row in _rows("drawn.csv")
@@ -184,7 +184,7 @@ PUE = Figure(
 
 
 def mfu(device: Device, fine_tuning: bool = False) -> Figure:
-    """The share of the peak that a whole run makes use of, recomputation left out."""
+    """Return the MFU of a full run, without recomputation."""
     group_names = groups(device.family, "fine-tuning" if fine_tuning else "whole runs")
     usual, evidence = typical(utilizations(), group_names), trusted(utilizations(), group_names)
     source = f"the median of {usual.many}; interval: {evidence.many}, {evidence.tested}"
@@ -192,8 +192,8 @@ def mfu(device: Device, fine_tuning: bool = False) -> Figure:
 
 
 def power(device: Device) -> Figure | None:
-    """Watts of a device in training with its share of the host (processors, memory, network, fans), the best that is
-    known of it; None where nothing is. The data centre's overhead (PUE) is not in it.
+    """Return a device's watts in training with its share of the host (processors, memory, network, fans), from the best
+    known source; None if nothing is known. The data centre's overhead (PUE) is excluded.
     """
     if device.system_power_w:
         several, mean = device.system_power_w, sum(device.system_power_w) / len(device.system_power_w)
@@ -215,12 +215,12 @@ def power(device: Device) -> Figure | None:
 
 
 def device_power(device: Device) -> Figure | None:
-    """Watts of the device alone: its thermal design power, as the tables of LLaMA, OPT and BLOOM charge it."""
+    """Return the watts of the device without host: its thermal design power, as LLaMA, OPT and BLOOM use it."""
     if device.tdp_w is None:
         return None
     return Figure(device.tdp_w, "W", "published", f"thermal design power, without the host: {device.cited}")
 
 
 def _around(middle: float, low: float, high: float) -> tuple[float, float]:
-    """An interval that has its middle in it, which may come from another group."""
+    """Return an interval widened to contain its middle, which may come from another group."""
     return min(low, middle), max(high, middle)

@@ -1,4 +1,4 @@
-"""Calibrations: what a machine was measured to attain, in a file of JSON that is checked when it is read."""
+"""Calibrations: a machine's measured rates, in a JSON file that is validated when it is read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from learncost.timing.rates import ORIENTATIONS
 
 SCHEMA = 1
 ENGINES = ("operators", "kernels")
-"""How a step runs: operator by operator, as PyTorch does it with autograd; or by the package's own engine."""
+"""How a step runs: operator by operator, as PyTorch's autograd does, or by learncost's engine."""
 
 MOST = 64
-"""Sizes of a grid, places of a curve: more are no calibration."""
+"""The most sizes of a grid and points of a curve."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Calibration:
 
 
 def own_file() -> Path:
-    """Where `learncost calibrate` keeps this machine's: $XDG_DATA_HOME or ~/.local/share, under learncost."""
+    """Return the path of this machine's calibration: $XDG_DATA_HOME or ~/.local/share, under learncost."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "learncost" / "device.json"
 
 
 def check_place(path: Path) -> None:
-    """Refuse a place where no file can be made, before a minute is spent on measuring. Raises `InputError`."""
+    """Refuse a path that cannot be written, before measuring. Raises `InputError`."""
     nearest = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         why = "cannot be written to" if nearest.is_dir() else "is no folder"
@@ -48,12 +48,12 @@ def check_place(path: Path) -> None:
 
 
 def save(calibration: Calibration, path: Path) -> None:
-    """Write a file at once or not at all. Raises `InputError` where it cannot be written."""
+    """Write a file atomically. Raises `InputError` where it cannot be written."""
     save_text(json.dumps({"learncost_calibration": SCHEMA, **asdict(calibration)}), path)
 
 
 def save_text(text: str, path: Path) -> None:
-    """Write a text into a file at once or not at all. Raises `InputError` where it cannot be written."""
+    """Write a text to a file atomically. Raises `InputError` where it cannot be written."""
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,32 +69,32 @@ def save_text(text: str, path: Path) -> None:
 
 
 def load(path: Path) -> Calibration:
-    """A calibration from its file. Raises `InputError` with what is wrong and where."""
+    """Read a calibration from its file. Raises `InputError` with the error and its position."""
     return calibration(read_path(str(path)), shown(str(path)))
 
 
 def is_calibration(row: Mapping[str, Any]) -> bool:
-    """Whether a file says that it is one."""
+    """Whether a file claims to be a calibration."""
     return "learncost_calibration" in row
 
 
 def calibration(row: Mapping[str, Any], where: str) -> Calibration:
-    """A calibration from what a file says; every value is checked."""
+    """Return the calibration of a file's data; every value is validated."""
     if row.get("learncost_calibration") != SCHEMA:
-        raise InputError(f"{where} is no calibration of this version; `learncost calibrate` makes one")
+        raise InputError(f"{where} is not a calibration of this version: run `learncost calibrate`")
     texts = {key: _text(row.get(key), key, where) for key in ("name", "measured", "library")}
     threads = _whole(row.get("threads"), "threads", where)
     source = f"measured on {texts['measured']} with {texts['library']}, {threads} thread{'s' if threads > 1 else ''}"
     engines = {}
     for engine, types in _table(row, "rates", where).items():
         if engine not in ENGINES:
-            raise InputError(f"{where}: rates are of {' or '.join(ENGINES)}, not {shown(engine)}")
+            raise InputError(f"{where}: rates must be of {' or '.join(ENGINES)}, not {shown(engine)}")
         engine_rates = _table(row["rates"], engine, where)
         engines[engine] = {
             dtype: _rates(_table(engine_rates, dtype, where), where, texts["name"], dtype, source) for dtype in types
         }
     if "operators" not in engines or not engines["operators"]:
-        raise InputError(f"{where} has no rates of operators; `learncost calibrate` measures them")
+        raise InputError(f"{where} has no rates of operators: run `learncost calibrate`")
     return Calibration(**texts, rates=engines, threads=threads)
 
 
@@ -107,7 +107,7 @@ def _rates(row: Mapping[str, Any], where: str, name: str, dtype: str, source: st
     bandwidth = _table(row, "bandwidth", where)
     places, values = (_several(bandwidth, key, where) for key in ("places", "values"))
     if len(places) != len(values) or len(places) > MOST or sorted(set(places)) != list(places):
-        raise InputError(f"{where}: bandwidth needs as many values as places, and places in rising order")
+        raise InputError(f"{where}: bandwidth needs one value per size, with sizes in rising order")
     small = {
         key: _number(row.get(key), key, where, 0.0)
         for key in ("launch", "launch_backward", "optimizer", "fresh", "step", "low", "high")

@@ -1,4 +1,4 @@
-"""Clusters: devices in nodes, the links inside of a node and the network between them, from clusters.toml or a file."""
+"""Clusters: devices in nodes, links within a node and the network between nodes, from clusters.toml or a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPOLOGIES = ("switch", "full", "torus", "network")
 
 @dataclass(frozen=True)
 class Reduces(Displayed):
-    """A switch that reduces: the busbw of an all_reduce as a share of the speed of the link, from so many devices."""
+    """In-network reduction: the busbw of an all_reduce as a share of the link speed, from a number of devices on."""
 
     share: float
     devices: int
@@ -30,28 +30,28 @@ class Reduces(Displayed):
 
 @dataclass(frozen=True)
 class Link(Displayed):
-    """What joins devices.
+    """A link between devices.
 
     Attributes
     ----------
     name
-        What it is called.
+        Its name.
     gbs
         10^9 bytes a second of one link, one way.
     links
-        How many a device has.
+        The number of links per device.
     latency_us
         Microseconds of one step of a collective.
     topology
         switch, full, torus or network.
     dimensions
-        Of a torus.
+        The dimensions of a torus.
     attained
         The share of its speed that large collectives attain.
     reduces
-        Where the switch itself reduces: what that attains.
+        The in-network reduction of the switch, if it has one.
     sources
-        Who says so, by the number.
+        The source of each number.
     """
 
     name: str
@@ -66,14 +66,14 @@ class Link(Displayed):
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second out of a device, all its links together, as data sheets have it."""
+        """Return the bytes per second out of a device over all its links, as data sheets give it."""
         return self.gbs * 1e9 * self.links
 
     def speed(self, devices: int) -> float:
-        """Bytes a second that a device sends to its neighbours in a ring of so many devices, as attained.
+        """Return the attained bytes per second that a device sends to its neighbours in a ring of devices.
 
-        Two of a full mesh have one link, eight have seven; a mesh axis lies along one dimension of a torus, where it
-        has a link each way.
+        In a full mesh two devices share one link, eight have seven each; a mesh axis follows one dimension of a torus,
+        with a link each way.
         """
         peak = self.bandwidth
         if self.topology == "full":
@@ -92,32 +92,32 @@ class Link(Displayed):
 
 
 COMMUNICATING = 20 / 132
-"""Of a GPU's multiprocessors those whose kernels send: 20 of the 132 of an H800 saturate its links (DeepSeek-AI 2024,
-DeepSeek-V3, arXiv 2412.19437, section 3.5.1). TPUs send beside their cores."""
+"""The multiprocessors of a GPU that run communication kernels: 20 of the 132 of an H800 saturate its links
+(DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.5.1). TPUs send without their cores."""
 
 
 @dataclass(frozen=True)
 class Cluster(Displayed):
-    """Devices in nodes with the links between them.
+    """A cluster: devices in nodes with the links between them.
 
     Attributes
     ----------
     name
-        What it is called.
+        Its name.
     device
-        The device, of which all are.
+        The type of all devices.
     devices
-        How many are in a node.
+        The number of devices per node.
     inside
         The link within a node.
     between
-        The link between nodes; None where there is one node only.
+        The link between nodes; None for a single node.
     source
-        Who says so.
+        The source.
     names
-        What else it is called.
+        Other names.
     note
-        What else is to be known.
+        A note.
 
     Examples
     --------
@@ -137,7 +137,7 @@ class Cluster(Displayed):
 
     @property
     def shared(self) -> float:
-        """Of a device's multiprocessors, the share that collectives take from what is computed beside them."""
+        """Return the share of a device's multiprocessors that overlapping collectives take from compute."""
         return 0.0 if self.device.family == "TPU" else COMMUNICATING
 
     def to_dict(self) -> dict[str, Any]:
@@ -155,20 +155,20 @@ class Cluster(Displayed):
 
 @cache
 def links() -> Mapping[str, Link]:
-    """The published links by name."""
+    """Return the published links by name."""
     rows = tomllib.loads(FILE.read_text(encoding="utf-8"))["link"]
     return {row["name"]: _link(row, "clusters.toml") for row in rows}
 
 
 @cache
 def clusters() -> Mapping[str, Cluster]:
-    """The published clusters by name, in the order of the file."""
+    """Return the published clusters by name, in the order of the file."""
     rows = tomllib.loads(FILE.read_text(encoding="utf-8"))["cluster"]
     return {row["name"]: _cluster(row, "clusters.toml") for row in rows}
 
 
 def cluster(name: object) -> Cluster:
-    """A published cluster by its name, or one that a file describes.
+    """Return a published cluster by its name, or the cluster of a file.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def cluster(name: object) -> Cluster:
     Raises
     ------
     InputError
-        For an unknown name, with the nearest; for a file, with the key that is wrong.
+        For an unknown name, with the nearest; for a file, with the wrong key.
 
     Examples
     --------
@@ -197,23 +197,23 @@ def cluster(name: object) -> Cluster:
             return known
         if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
             if Path(name).is_dir():
-                raise InputError(f"{shown(name)} is a folder; a cluster is described by a file in TOML or JSON")
+                raise InputError(f"{shown(name)} is a folder: give a TOML or JSON file that describes the cluster")
             row = {"name": Path(name).stem, "source": f"the file {Path(name).name}", **read_path(name)}
             return _cluster(row, shown(name))
     spellings = [spelling for each in clusters().values() for spelling in (each.name, *each.names)]
     hint = nearest(name, spellings) if isinstance(name, str) else ""
-    more = "; `learncost list clusters` shows those that are known, and a file in TOML or JSON may describe another"
+    more = ": see `learncost list clusters`, or give a TOML or JSON file that describes it"
     raise InputError(f"no cluster is called {shown(name)}{hint or more}")
 
 
 def known_cluster(name: str) -> Cluster | None:
-    """The published cluster of that name, whatever its case and whatever joins its words; None where there is none."""
+    """Return the published cluster of that name, ignoring case and separators; None if there is none."""
     squeezed = {_squeeze(spelling): each for each in clusters().values() for spelling in (*each.names[::-1], each.name)}
     return squeezed.get(_squeeze(name))
 
 
 def cluster_of(on: object) -> Cluster | None:
-    """The cluster that a name or a file means; None where it means a device, or nothing that is known."""
+    """Return the cluster of a name or a file; None if it is a device or unknown."""
     if isinstance(on, Cluster):
         return on
     if not isinstance(on, str) or _names_a_device(on):
@@ -228,18 +228,18 @@ def cluster_of(on: object) -> Cluster | None:
 def _names_a_device(name: str) -> bool:
     try:
         return known_device(name) is not None
-    except InputError:  # several devices have these words
+    except InputError:  # several devices match
         return True
 
 
 def cluster_with(device: Device) -> Cluster:
-    """The first published cluster of a device. Raises `InputError` where there is none."""
+    """Return the first published cluster of a device. Raises `InputError` where there is none."""
     for each in clusters().values():
         if each.device.name == device.name:
             return each
     raise InputError(
-        f"links of {device.name} are not known: give a cluster with --on (`learncost list clusters`), or a file that "
-        "describes one"
+        f"the links of {device.name} are not known: give a cluster with --on (see `learncost list clusters`), or "
+        f"a file that describes one"
     )
 
 
@@ -248,8 +248,8 @@ def _squeeze(name: str) -> str:
 
 
 def _link(row: object, where: str) -> Link:
-    """A link as a file has it: the name of a published one, the path of a file (learncost calibrate --processes writes
-    one), or a table of its own; every key is checked."""
+    """Return the link of a file's entry: the name of a published link, the path of a file (as `learncost calibrate
+    --processes` writes it), or a table; every key is validated."""
     if isinstance(row, str):
         if row in links():
             return links()[row]
@@ -266,7 +266,7 @@ def _link(row: object, where: str) -> Link:
         if key in checked:
             checked[key] = _whole(key, checked[key], where)
     if checked.get("attained", 1) > 1:
-        raise InputError(f"{where}: attained is a share, above 0 and at most 1, not {shown(checked['attained'])}")
+        raise InputError(f"{where}: attained must be above 0 and at most 1, not {shown(checked['attained'])}")
     if checked.get("topology", "switch") not in TOPOLOGIES:
         kinds = ", ".join(TOPOLOGIES)
         raise InputError(f"{where}: topology must be one of {kinds}, not {shown(checked['topology'])}")
@@ -276,13 +276,13 @@ def _link(row: object, where: str) -> Link:
         checked["reduces"] = Reduces(share, devices)
     said = checked.get("sources", {})
     if not isinstance(said, dict) or not all(isinstance(text, str) for text in said.values()):
-        raise InputError(f"{where}: sources must be a table of lines of text, by the number that they are of")
+        raise InputError(f"{where}: sources must be a table with one line of text per number")
     _checked({"name": "", "gbs": 1, **said}, Link, where, "link")
     return Link(**checked)
 
 
 def _cluster(row: Mapping[str, Any], where: str) -> Cluster:
-    """A cluster of what a file says; every key is checked."""
+    """Return the cluster of a file's data; every key is validated."""
     checked = _checked(row, Cluster, where, "cluster")
     for key in ("source", "note"):
         if key in checked and (not isinstance(checked[key], str) or not checked[key].isprintable()):
@@ -300,7 +300,7 @@ def _cluster(row: Mapping[str, Any], where: str) -> Cluster:
 
 
 def _checked(row: object, kind: type, where: str, called: str) -> dict[str, Any]:
-    """The keys of a table, none of them unknown and none that is needed absent."""
+    """Return the keys of a table. Raises `InputError` for unknown and missing ones."""
     if not isinstance(row, Mapping):
         raise InputError(f"{where}: a {called} must be a name or a table, not {shown(row)}")
     options = {option.name: option for option in fields(kind)}

@@ -1,4 +1,4 @@
-"""What a collective sends and how long it takes, as a named algorithm has it: latency terms and bytes over a link."""
+"""The traffic and time of a collective by a named algorithm: latency terms and bytes over a link."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from learncost.ir.errors import InputError, named_one
 from learncost.ir.polynomial import Polynomial
 
 WORDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-"""The kinds of communication; other words of tables are one of these."""
+"""The kinds of communication; every other collective op is one of these."""
 
 KINDS = {
     "all_reduce_max": "all_reduce",
@@ -26,17 +26,17 @@ KINDS = {
     "pass_on": "send",
     "shard": "",
 }
-"""Words of placed tables by the kind that moves as much; a shard is a free slice."""
+"""Ops of sharded tables by the kind with the same traffic; a shard is a free slice."""
 
 CALL = 5e-6
-"""Seconds to begin a collective, assumed: the launch of its kernel, as of any other (devices/rates.py)."""
+"""The assumed seconds to start a collective: the launch of its kernel, as for any other (devices/rates.py)."""
 
 USUAL = "ring"
 
 
 @dataclass(frozen=True)
 class Algorithm(Displayed):
-    """Who sends how much: by the word, the share of the payload a device sends (times p), and the steps."""
+    """A collective algorithm: by op, the share of the payload that a device sends (times p), and the steps."""
 
     name: str
     title: str
@@ -45,14 +45,14 @@ class Algorithm(Displayed):
     steps_by_op: Mapping[str, Polynomial]
 
     def sent(self, op: str, devices: int) -> Fraction:
-        """The share of the payload that one device sends."""
+        """Return the share of the payload that one device sends."""
         kind = kind_of(op)
         if devices == 1 or not kind:
             return Fraction(0)
         return Fraction(self.sent_by_op[kind].at(_sizes(devices)), devices)
 
     def steps(self, op: str, devices: int) -> int:
-        """How often a device waits for another."""
+        """Return the number of steps in which a device waits for another."""
         kind = kind_of(op)
         return 0 if devices == 1 or not kind else int(self.steps_by_op[kind].at(_sizes(devices)))
 
@@ -62,16 +62,16 @@ def _sizes(devices: int) -> dict[str, int]:
 
 
 def kind_of(op: str) -> str:
-    """Which of the five kinds of communication a word is; nothing where it moves nothing."""
+    """Return the kind of communication of an op; nothing if it moves no data."""
     kind = KINDS.get(op, op)
     if kind and kind not in WORDS:
-        raise InputError(f"no word of communication is called {op!r} (there are {', '.join((*WORDS, *KINDS))})")
+        raise InputError(f"no collective is called {op!r} (there are {', '.join((*WORDS, *KINDS))})")
     return kind
 
 
 @cache
 def algorithms() -> Mapping[str, Algorithm]:
-    """The algorithms by name."""
+    """Return the algorithms by name."""
     rows = tomllib.loads(Path(__file__).with_name("collectives.toml").read_text(encoding="utf-8"))
     return {
         name: Algorithm(
@@ -86,13 +86,13 @@ def algorithms() -> Mapping[str, Algorithm]:
 
 
 def algorithm(name: str) -> Algorithm:
-    """An algorithm by its name. Raises `InputError`."""
+    """Return an algorithm by its name. Raises `InputError`."""
     return named_one("algorithm", name, algorithms())
 
 
 @dataclass(frozen=True)
 class MeshGroup(Displayed):
-    """The devices of one mesh axis that talk to each other: how many, and how many of them are in the same node."""
+    """A communication group of one mesh axis: its number of devices, and how many share a node."""
 
     devices: int
     inside: int
@@ -103,7 +103,7 @@ class MeshGroup(Displayed):
 
 
 def groups(mesh: Mapping[str, int], node: int) -> dict[str, MeshGroup]:
-    """The group of every mesh axis, the last axis of the mesh on neighbouring devices.
+    """Return the group of every mesh axis; the last axis is innermost.
 
     node  devices of a node
     """
@@ -116,7 +116,7 @@ def groups(mesh: Mapping[str, int], node: int) -> dict[str, MeshGroup]:
 
 @dataclass(frozen=True)
 class Transfer(Displayed):
-    """One collective on a cluster: bytes that a device sends, the link that bounds it, the algorithm, its seconds."""
+    """The time of a collective on a cluster: bytes sent per device, the limiting link, the algorithm, seconds."""
 
     op: str
     group: MeshGroup
@@ -133,22 +133,22 @@ class Transfer(Displayed):
 
     @property
     def busbw(self) -> float:
-        """10^9 bytes a second, as nccl-tests prints it."""
+        """Return 10^9 bytes per second, as nccl-tests prints it."""
         ring = algorithm("ring").sent(self.op, self.group.devices)
         return float(ring) * self.payload / self.seconds / 1e9 if self.seconds else 0.0
 
 
 def transfer(op: str, payload: float, group: MeshGroup, cluster: Cluster, name: str = "", copies: int = 0) -> Transfer:
-    """How long one collective takes on a mesh axis of a cluster.
+    """Return the time of one collective on a mesh axis of a cluster.
 
-    payload  bytes of the whole array, as `collectives.toml` counts them
+    payload  bytes of the global array, as `collectives.toml` counts them
     group    the devices of the axis
-    name     the algorithm; by default the switch where it reduces and attains more, else a ring. Between nodes a ring
+    name     the algorithm; by default in-network reduction if it is faster, else a ring. Between nodes a ring
              enters and leaves a node over the adapters of all its devices in the group.
-    copies   of every row that goes to several devices, where it goes to each node once and is handed on inside: as many
-             as there are, and drawn evenly
+    copies   of every row for several devices, if it is sent once per node and forwarded inside; copies are uniformly
+             random
 
-    Raises `InputError` for an axis that leaves the node of a cluster without a network.
+    Raises `InputError` for an axis beyond the node of a cluster without a network.
     """
     kind = kind_of(op)
     if group.devices == 1 or not kind:
@@ -166,21 +166,21 @@ def transfer(op: str, payload: float, group: MeshGroup, cluster: Cluster, name: 
 
 
 def _bounding(kind: str, group: MeshGroup, cluster: Cluster, copies: int = 0) -> tuple[Link, float]:
-    """The link that bounds a collective, and the bytes a second at which a device sends there."""
+    """Return the limiting link of a collective, and a device's bytes per second on it."""
     inside = cluster.inside.speed(group.inside)
     if group.nodes == 1:
         return cluster.inside, inside
     if cluster.between is None:
         raise InputError(
-            f"{cluster.name} has {cluster.devices} devices and no network between nodes, so a mesh axis of "
-            f"{group.devices} devices does not fit"
+            f"{cluster.name} has {cluster.devices} devices and no network between nodes: a mesh axis cannot have "
+            f"{group.devices} devices"
         )
     between = cluster.between.speed(group.nodes)
     if kind == "send":
         return cluster.between, between
-    if kind == "all_to_all":  # what leaves the node goes out over a device's own adapter
+    if kind == "all_to_all":  # traffic out of the node uses the device's network adapter
         leaving = (group.devices - group.inside) / (group.devices - 1)
-        if copies:  # of its copies at `copies` of the nodes a row goes to those that have one
+        if copies:  # a row is sent to the nodes with one of its copies
             leaving *= group.nodes * (1 - (1 - 1 / group.nodes) ** copies) / copies
         return cluster.between, min(inside, between / leaving)
     return (cluster.between, group.inside * between) if group.inside * between < inside else (cluster.inside, inside)

@@ -1,4 +1,4 @@
-"""Devices: what is published of them, from devices.toml or a file of the user's."""
+"""Devices: published properties from devices.toml or a user's file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from learncost.program.regions import Region
 
 
 def regions_of(value: object, where: str) -> tuple[Region, ...]:
-    """The regions that a file lists. Raises `InputError` for a key or a value that none has."""
+    """Return the memory regions of a file. Raises `InputError` for an invalid key or value."""
     if not isinstance(value, list) or not value or not all(isinstance(row, dict) for row in value):
         raise InputError(f'{where}: regions must be a list of {{ name = "SRAM", bytes = 131072 }}, not {shown(value)}')
     regions: list[Region] = []
@@ -42,7 +42,7 @@ def regions_of(value: object, where: str) -> tuple[Region, ...]:
 
 
 def address(key: str, value: object, where: str) -> int:
-    """An address of 32 bits. Raises `InputError`."""
+    """Return a 32-bit address. Raises `InputError`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32 or value % 8:
         raise InputError(f"{where}: {key} must be an address of 32 bits and a multiple of 8, not {shown(value)}")
     return value
@@ -50,70 +50,70 @@ def address(key: str, value: object, where: str) -> int:
 
 FILES = tuple(Path(__file__).with_name(name) for name in ("devices.toml", "microcontrollers.toml"))
 
-LARGEST = 1e9  # of any figure of a device, in its unit
-RATES = (*BYTES, "tf32", *PRODUCTS_ALONE)  # data types that a rate may be of
+LARGEST = 1e9  # the largest value of any device property, in its unit
+RATES = (*BYTES, "tf32", *PRODUCTS_ALONE)  # data types of rates
 
 TRAINED_IN = ("bf16", "fp16", "fp32")
-"""What training runs in, where no data type is named: the first of them that the device has a peak of."""
+"""Data types of training by default: the first with a peak of the device."""
 
 STACK = 4096
 """Bytes of RAM that are left for the stack of a microcontroller, which a linker script asks for too: emitted steps took
 less than 700 in QEMU (docs/microcontrollers.md)."""
 
 _MAKERS = ("nvidia", "tesla", "geforce", "amd", "instinct", "intel", "google", "apple")
-"""Words before a name that may be left out, as drivers of different years do."""
+"""Prefixes of names that may be left out, as drivers of different years do."""
 
 
 @dataclass(frozen=True)
 class Device(Displayed):
-    """What is published of one device. What is not known is empty or None.
+    """The published properties of one device; unknown ones are empty or None.
 
     Attributes
     ----------
     name
-        What it is called.
+        Its name.
     source
-        Who says so.
+        The source.
     confidence
-        How far the source is to be trusted.
+        The trust in the source.
     peak_tflops
         10^12 FLOPs a second of dense matrix products, by data type.
     measured_tflops
-        The best matrix product that the source measured, in the same unit, by data type.
+        The best matrix product measured by the source, in the same unit, by data type.
     memory_gb
-        10^9 bytes of memory, in every size that is sold.
+        10^9 bytes of memory, for every variant.
     flash_gb
-        10^9 bytes of flash, of a small device.
+        10^9 bytes of flash of a microcontroller.
     regions
-        Of a microcontroller, the RAM that the data of a program may have, by its addresses; the first has the stack.
+        The RAM regions of a microcontroller for a program's data; the first holds the stack.
     flash_begin
         The first address of its flash, where a linker script needs it.
     bandwidth_gbs
-        10^9 bytes a second to and from the memory, in every size that is sold.
+        10^9 bytes per second to and from memory, for every variant.
     tdp_w
-        Thermal design power of the device alone, in watts.
+        Thermal design power of the device without host, in watts.
     system_power_w
-        Watts that training runs drew for each device, with its part of the host.
+        Watts per device in training runs, with its share of the host.
     system_power_source
-        Which runs these are.
+        The source of these runs.
     interconnect
-        How devices are linked.
+        The link between devices.
     names
-        What else it is called, as by `torch.cuda.get_device_name()`.
+        Other names, such as that of `torch.cuda.get_device_name()`.
     family
-        Whose published runs say how fast and how hungry it is.
+        The family whose published runs give its MFU and power.
     note
-        What else is to be known.
+        A note.
     torch
         The device type of PyTorch: cuda of a GPU that runs PyTorch's kernels for GPUs, else empty.
     core
-        Of a microcontroller, the processor, whose cycles a MACC are published or assumed (`microcontrollers.toml`).
+        The core of a microcontroller, whose cycles per MACC are published or assumed (`microcontrollers.toml`).
     clock_mhz
         The highest clock of the core, in 10^6 a second.
     ua_per_mhz
         Current of the running core, in 10^-6 ampere for 10^6 cycles a second.
     volts
-        The supply at which that is.
+        The supply voltage of that current.
 
     Examples
     --------
@@ -147,40 +147,40 @@ class Device(Displayed):
 
     @property
     def trained_in(self) -> str:
-        """The data type of training, where none is named."""
+        """Return the default data type of training."""
         return next((dtype for dtype in TRAINED_IN if dtype in self.peak_tflops), TRAINED_IN[0])
 
     @property
     def ram(self) -> int:
-        """Bytes of memory, of the smallest size that is sold; 0 where that is not known."""
+        """Return the bytes of memory of the smallest variant; 0 if unknown."""
         return round(min(self.memory_gb, default=0) * 1e9)
 
     @property
     def data(self) -> int:
-        """Bytes of RAM that the data of a program and its stack may have; 0 where that is not known."""
+        """Return the bytes of RAM for a program's data and stack; 0 if unknown."""
         return sum(region.bytes for region in self.regions) or self.ram
 
     @property
     def free(self) -> tuple[Region, ...]:
-        """Where a program's arrays may lie: its regions without the stack; of others than microcontrollers, memory."""
+        """Return the memory for a program's arrays: its regions without the stack, or the memory of larger devices."""
         first, *others = self.regions or (Region("RAM", self.ram),)
         stack = STACK if self.core else 0
         return replace(first, bytes=max(first.bytes - stack, 0)), *others
 
     @property
     def flash(self) -> int | None:
-        """Bytes of flash on the chip; None where that is not known, or it stands outside."""
+        """Return the bytes of on-chip flash; None if unknown or external."""
         return None if self.flash_gb is None else round(self.flash_gb * 1e9)
 
     @property
     def cited(self) -> str:
-        """The source with how far it is to be trusted."""
+        """Return the source with its trust."""
         return f"{self.source} - {self.confidence}" if self.confidence else self.source
 
 
 @cache
 def devices() -> Mapping[str, Device]:
-    """The published devices by name, in the order of the file."""
+    """Return the published devices by name, in the order of the file."""
     return {
         row["name"]: _device(row, file.name)
         for file in FILES
@@ -189,22 +189,22 @@ def devices() -> Mapping[str, Device]:
 
 
 def device(name: object) -> Device:
-    """A published device by its name, or one that a file describes.
+    """Return a published device by its name, or the device of a file.
 
     Parameters
     ----------
     name
-        A name (`learncost list devices`), words of it that no other device has, or the path of a TOML or JSON file.
+        A name (`learncost list devices`), a unique part of one, or the path of a TOML or JSON file.
 
     Returns
     -------
     Device
-        What is published of it.
+        Its published properties.
 
     Raises
     ------
     InputError
-        For an unknown name, with the nearest ones; for a file, with the key that is wrong.
+        For an unknown name, with the nearest ones; for a file, with the wrong key.
 
     Examples
     --------
@@ -214,20 +214,20 @@ def device(name: object) -> Device:
     if isinstance(name, Device):
         return name
     if not isinstance(name, str) or not name.strip():
-        raise InputError(f"no device is called {shown(name)}; `learncost list devices` shows those that are known")
+        raise InputError(f"no device is called {shown(name)}: see `learncost list devices`")
     if full_name := known_device(name):
         return full_name
     if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
         return _from_file(name)
     hint = nearest(name, [spelling for _, spelling in _spellings()]) or _near_words(name)
-    more = "; `learncost list devices` shows those that are known, and a file in TOML or JSON may describe another"
+    more = ": see `learncost list devices`, or give a TOML or JSON file that describes it"
     raise InputError(f"no device is called {shown(name)}{hint or more}")
 
 
 def known_device(name: str) -> Device | None:
-    """The published device of that name, or of words that no other has; None where there is none. No file is opened.
+    """Return the published device of a name or a unique part of one; None if there is none. No file is opened.
 
-    Raises `InputError` where several have these words.
+    Raises `InputError` if several match.
     """
     if full_name := _squeezed().get(_squeeze(name)):
         return devices()[full_name]
@@ -237,19 +237,19 @@ def known_device(name: str) -> Device | None:
         key=_place,
     )
     if len(several) > 1:
-        raise InputError(f"{shown(name)} may be {' or '.join(map(repr, several))}; name one of them")
+        raise InputError(f"{shown(name)} is ambiguous: choose {' or '.join(map(repr, several))}")
     return devices()[several[0]] if several else None
 
 
 def _near_words(name: str) -> str:
-    """The devices whose one telling word is near to the name, such as H100 to H10."""
+    """Return the devices with a model number near the name, such as H100 for H10."""
     words = {word: full_name for full_name in devices() for word in full_name.split() if any(map(str.isdigit, word))}
     return nearest(name, words)
 
 
 @cache
 def _spellings() -> tuple[tuple[str, str], ...]:
-    """Every device's own name with each of its spellings, that name first."""
+    """Return every device's name with its spellings, the name first."""
     return tuple(
         (full_name, spelling)
         for full_name, device_found in devices().items()
@@ -267,13 +267,13 @@ def _place(name: str) -> int:
 
 
 def _words(name: str) -> list[str]:
-    """The words of a name without case, and without its maker."""
+    """Return the words of a name without case and maker."""
     words = re.findall(r"[a-z0-9.]+", name.lower())
     return [word for word in words if word not in _MAKERS] or words
 
 
 def _squeeze(name: str) -> str:
-    """A name without case, its maker, and whatever joins words: RTX4090 is NVIDIA GeForce RTX 4090."""
+    """Return a name without case, maker and separators: RTX4090 is NVIDIA GeForce RTX 4090."""
     joined = "".join(re.findall(r"[a-z0-9]+", name.lower()))
     while maker_found := next((maker for maker in _MAKERS if joined.startswith(maker) and joined != maker), ""):
         joined = joined.removeprefix(maker_found)
@@ -282,12 +282,12 @@ def _squeeze(name: str) -> str:
 
 def _from_file(name: str) -> Device:
     if Path(name).is_dir():
-        raise InputError(f"{shown(name)} is a folder; a device is described by a file in TOML or JSON")
+        raise InputError(f"{shown(name)} is a folder: give a TOML or JSON file that describes the device")
     return _device({"name": Path(name).stem, "source": f"the file {Path(name).name}", **read_path(name)}, shown(name))
 
 
 def _device(row: Mapping[str, Any], where: str) -> Device:
-    """A device of what a file says; every key is checked."""
+    """Return the device of a file's data; every key is validated."""
     keys = [option.name for option in fields(Device)]
     checked: dict[str, Any] = {}
     for key, value in row.items():
@@ -329,7 +329,7 @@ def _rates(key: str, value: object, where: str) -> Mapping[str, float]:
 
 
 def above_0(key: str, value: object, where: str) -> float:
-    """A number of a file above 0, in its unit. Raises `InputError`."""
+    """Return a positive number of a file, in its unit. Raises `InputError`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
         raise InputError(f"{where}: {key} must be a number above 0 and at most 10^9, not {shown(value)}")
     return float(value)

@@ -1,4 +1,4 @@
-"""Figures: a value with its unit, where it comes from, and how far it may be off."""
+"""Figures: a value with its unit, source and interval."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from learncost.ir.displayed import Displayed
 
 LABELS = {
-    "counted": "read off the model's tables, exactly",
-    "measured": "measured by whoever gives it",
+    "counted": "counted exactly from the model's tables",
+    "measured": "measured by its source",
     "published": "in a publication",
     "given": "typed, and believed",
     "assumed": "a default",
-    "modelled": "computed from something that is assumed or has an interval",
-    "arithmetic": "computed from what is counted, measured, published or given",
+    "modelled": "computed from an assumed or uncertain value",
+    "arithmetic": "computed from counted, measured, published or given values",
 }
 
 
 @dataclass(frozen=True)
 class Figure(Displayed):
-    """A value with its unit, where it comes from, and how far it may be off.
+    """A value with its unit, source and interval.
 
     Attributes
     ----------
@@ -31,15 +31,15 @@ class Figure(Displayed):
     unit
         Its unit; empty for a plain number.
     label
-        How it is known: counted, measured, published, given, assumed, modelled or arithmetic.
+        The kind: counted, measured, published, given, assumed, modelled or arithmetic.
     source
-        Who says so, or the formula.
+        The source or the formula.
     low
-        The lowest that it may be; None where it is taken as it stands.
+        The lower end of its interval; None for an exact value.
     high
-        The highest that it may be; None where it is taken as it stands.
+        The upper end of its interval; None for an exact value.
     computed
-        Whether the source is a formula, of other figures.
+        Whether the source is a formula of other figures.
 
     Examples
     --------
@@ -54,20 +54,20 @@ class Figure(Displayed):
     source: str
     low: float | None = None
     high: float | None = None
-    computed: bool = False  # the source is a formula, of figures that stand above
+    computed: bool = False  # the source is a formula of the figures above
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The lowest and the highest that it may be; None where it is taken as it stands."""
+        """Return the ends of its interval; None for an exact value."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     @property
     def uncertain(self) -> bool:
-        """Whether what is computed from it is modelled."""
+        """Whether values computed from it are modelled."""
         return self.interval is not None or self.label in ("assumed", "modelled")
 
     def to_dict(self) -> dict[str, Any]:
-        """The figure as the JSON has it."""
+        """Return the figure as JSON."""
         result: dict[str, Any] = {"value": self.value, "unit": self.unit, "label": self.label, "source": self.source}
         return result if self.interval is None else result | {"low": self.low, "high": self.high}
 
@@ -75,10 +75,10 @@ class Figure(Displayed):
 def computed(
     unit: str, source: str, times: Sequence[Figure], over: Sequence[Figure] = (), constant: float = 1.0
 ) -> Figure:
-    """The product of figures over that of others. `source` says the formula.
+    """Return the product of figures divided by that of others. `source` is the formula.
 
     Its interval is the outermost one: every figure at the end of its own interval that makes the result smallest, or
-    largest. That is wider than it need be where the figures hang together (a busier device is faster and draws more).
+    largest. It is too wide for correlated figures (a busier device is faster and draws more power).
     """
 
     def at(end: int) -> float:

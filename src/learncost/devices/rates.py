@@ -1,4 +1,4 @@
-"""What a device attains: by a calibration of this machine or another, or by what is published of a device."""
+"""The rates that a device attains, from a calibration or from published properties."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ WORDS = 0.5
 Reference Manual, table of instructions)."""
 
 SPREAD = 8.3 / 4.5
-"""How far the two published figures of the Cortex-M4 lie apart: so far may the cycles of a core lie above the one
-figure that is published of it."""
+"""The ratio of the two published figures of the Cortex-M4; it bounds the cycles of a core with one published figure."""
 
 CYCLES_INTERVAL = (0.4, 1.5)
-"""Factors of the time beside those of the cycles, assumed: published times are those of MACCs alone, which at one
-sample are less than half of a step; memory that waits makes a step longer."""
+"""Assumed factors of the time, in addition to those of the cycles: published times are of MACCs only, less than half of
+a step at one sample, and memory stalls make a step longer."""
 
 
 @dataclass(frozen=True)
 class Cycles:
-    """Cycles of a MACC on a core, as somebody says it: of what, how it follows, and who says so."""
+    """Published cycles per MACC on a core: the workload, the derivation and the source."""
 
     value: float
     of: str
@@ -46,9 +45,9 @@ class Cycles:
 
 @dataclass(frozen=True)
 class ProcessorCore:
-    """A core, and what is published of it.
+    """A core and its published cycles.
 
-    like  the core whose figures stand for it, where none of its own were found
+    like  the core whose figures it uses if it has none
     """
 
     name: str
@@ -59,15 +58,15 @@ class ProcessorCore:
 
     @property
     def published(self) -> tuple[Cycles, ...]:
-        """Its own figures, or those that stand for it."""
+        """Return its figures, or those of the core in `like`."""
         return self.cycles_per_macc or (cores()[self.like].published if self.like else ())
 
     @property
     def cycles(self) -> tuple[float, float, float]:
-        """Of a MACC in fp32: lowest, as modelled, highest. Raises `InputError` where nothing is published."""
+        """Return the lowest, modelled and highest cycles per fp32 MACC. Raises `InputError` if none are published."""
         if not self.published:
-            why = "" if self.fpu else "; it has no floating point, which takes it 75 to 101 instructions a MACC"
-            raise InputError(f"no cycles a MACC are published of {self.name}{why}: its time is not known")
+            why = "" if self.fpu else "; it has no FPU: a floating-point MACC takes 75 to 101 instructions"
+            raise InputError(f"no cycles per MACC are published for {self.name}{why}: its time cannot be predicted")
         values = [figure.value for figure in self.published]
         low, high = min(values), max(values) * (SPREAD if len(values) == 1 else 1)
         return low, sqrt(low * high), high
@@ -75,7 +74,7 @@ class ProcessorCore:
 
 @cache
 def cores() -> Mapping[str, ProcessorCore]:
-    """All cores by name."""
+    """Return all cores by name."""
     rows = [row for file in FILES for row in tomllib.loads(file.read_text(encoding="utf-8")).get("core", ())]
     return {
         row["name"]: ProcessorCore(
@@ -86,18 +85,18 @@ def cores() -> Mapping[str, ProcessorCore]:
 
 
 def core_of(device: Device) -> ProcessorCore:
-    """The core of a microcontroller. Raises `InputError` for one that is not in the file."""
+    """Return the core of a microcontroller. Raises `InputError` for an unknown core."""
     if device.core not in cores():
         raise InputError(f"{device.name}: no core is called {device.core!r}; there are {', '.join(cores())}")
     return cores()[device.core]
 
 
 def rates_of(device: Device) -> Rates:
-    """What a microcontroller attains in fp32: products by the cycles of its core, all else by the words it moves."""
+    """Return a microcontroller's fp32 rates: products by its core's cycles, all else by the words moved."""
     core = core_of(device)
     low, middle, high = core.cycles
     if device.clock_mhz is None:
-        raise InputError(f"{device.name} has no clock, so its time is not known")
+        raise InputError(f"{device.name} has no clock: add clock_mhz to predict its time")
     clock = device.clock_mhz * 1e6
     grid = MatmulGrid((1,), (2 * clock / middle,))
     watts = None
@@ -124,25 +123,25 @@ def rates_of(device: Device) -> Rates:
 HERE = "here"
 
 TILE = 128
-"""Rows or columns of a product for which a published device attains half of its best rate. Its libraries cut products
-into tiles of 128 or 256 (NVIDIA, Matrix Multiplication Background, section 4), which small ones fill badly. Inside of a
-kernel the tiles are its own, and only the narrowest side, such as the width of a head, tells: of its best rate an H100
-attained 0.33 and 0.75 in attention of heads of 64 and 128 in bf16, forward and backward (`benchmarks/on_cuda.py`)."""
+"""Rows or columns of a product at which a published device attains half of its best rate. Its libraries split products
+into tiles of 128 or 256 (NVIDIA, Matrix Multiplication Background, section 4), which small products fill badly. In a
+fused kernel only the narrowest side matters, such as the head width: an H100 attained 0.33 and 0.75 of its best rate
+in bf16 attention with heads of 64 and 128, forward and backward (`benchmarks/on_cuda.py`)."""
 
 BANDWIDTH = 0.85
-"""What a copy attains of the published bandwidth, assumed: from 0.75 to 0.95 is usual of the STREAM benchmark."""
+"""The assumed share of the published bandwidth that a copy attains: 0.75 to 0.95 is usual for STREAM."""
 
 LAUNCH = 5e-6
-"""Seconds to call a kernel on a GPU, assumed: a few microseconds for the launch alone, more from Python."""
+"""The assumed seconds to launch a kernel on a GPU: a few microseconds for the launch, more from Python."""
 
 INTERVAL = (0.7, 2.0)
-"""Factors of the time on a published device, assumed: nothing of it was measured here."""
+"""Assumed factors of the time on a published device, which was not measured here."""
 
 _SIZES = tuple(2**power for power in range(15))
 
 
 def rates(on: str | Device | Rates, dtype: str | None = None, engine: str = "operators") -> Rates:
-    """What a device attains in a data type: products, bytes a second, seconds a call.
+    """Return a device's rates in a data type: products, bytes per second, seconds per kernel launch.
 
     Parameters
     ----------
@@ -150,22 +149,22 @@ def rates(on: str | Device | Rates, dtype: str | None = None, engine: str = "ope
         "here" for this machine after `learncost calibrate`, a file that this command wrote, a published device
         (`learncost list devices`), or a file that describes one.
     dtype
-        The data type of the products. By default that of training on a published device (bf16, fp16 or fp32, the first
-        that it has a peak of), and fp32 on one that was measured.
+        The data type of the products. The default is that of training on a published device (bf16, fp16 or fp32, the
+        first with a peak), and fp32 on a measured one.
     engine
-        operators: the step runs operator by operator, as PyTorch does it with autograd. kernels: it runs as the
-        package's own engine does. A calibration without kernels uses its operators for both.
+        operators: the step runs operator by operator, as PyTorch's autograd does. kernels: it runs on learncost's
+        engine. A calibration without kernels uses its operators for both.
 
     Returns
     -------
     Rates
-        What `lc.cost(..., on=rates)` takes; `name`, `source` and the interval (`low`, `high`: factors of the time) say
-        what it rests on.
+        The rates for `lc.cost(..., on=rates)`, with `name`, `source` and the interval (`low`, `high`: factors of the
+        time).
 
     Raises
     ------
     InputError
-        Where there is no such device, or where it is not known in this type.
+        For an unknown device, or one without rates in this type.
 
     Examples
     --------
@@ -178,20 +177,20 @@ def rates(on: str | Device | Rates, dtype: str | None = None, engine: str = "ope
     """
     if isinstance(on, Rates):
         if dtype and on.dtype and dtype != on.dtype:
-            raise InputError(f"these rates of {on.name} are those of {on.dtype}, not of {shown(dtype)}")
+            raise InputError(f"these rates of {on.name} are for {on.dtype}, not {shown(dtype)}")
         return on
     check_stored(dtype or "")
     return calibrated(on, dtype, engine) or published(find_device(on), dtype, engine)
 
 
 def calibrated(on: object, dtype: str | None = None, engine: str = "operators") -> Rates | None:
-    """What was measured: "here", a calibration's file, or rates; None where `on` is none of these."""
+    """Return measured rates: "here", a calibration's file, or rates; None if `on` is none of these."""
     if isinstance(on, Rates):
         return on
     if on == HERE:
         path = own_file()
         if not path.exists():
-            raise InputError("this machine is not calibrated: run `learncost calibrate`, which takes about a minute")
+            raise InputError("this machine is not calibrated: run `learncost calibrate` (about a minute)")
         return _measured(path, dtype, engine)
     if isinstance(on, str) and looks_like_path(on) and on.lower().endswith(".json") and not Path(on).is_dir():
         row = read_path(on, "; `learncost calibrate --out FILE` makes one")
@@ -211,17 +210,17 @@ def _measured(path: Path, dtype: str | None, engine: str) -> Rates:
 
 
 def published(device: Device, dtype: str | None = None, engine: str = "operators") -> Rates:
-    """The rates of a published device, with what is assumed where nothing is measured."""
+    """Return the rates of a published device, with assumptions where nothing is measured."""
     if device.core:
         if dtype not in (None, "fp32"):
-            raise InputError(f"the cycles of {device.name} are modelled in fp32, not in {dtype}")
+            raise InputError(f"the cycles of {device.name} are modelled only in fp32, not {dtype}")
         return rates_of(device)
     dtype = dtype or device.trained_in
     check_stored(dtype)
     if dtype not in device.peak_tflops or not device.bandwidth_gbs:
         has = ", ".join(device.peak_tflops) or "none"
         lacks = f"no peak in {dtype} (known: {has})" if device.bandwidth_gbs else "no bandwidth"
-        raise InputError(f"{device.name} has {lacks}, so its time is not known; give --dtype, or another device")
+        raise InputError(f"{device.name} has {lacks}, so its time is not known: give --dtype or another device")
     peak = device.peak_tflops[dtype] * 1e12
     best, basis = _best(device, dtype, peak)
     most = highest(device, dtype) * peak
@@ -254,7 +253,7 @@ def published(device: Device, dtype: str | None = None, engine: str = "operators
 
 
 def highest(device: Device, dtype: str) -> float:
-    """The highest share of its peak that a product on the device, or a published training of its family, attained."""
+    """Return the highest share of the peak attained by a product on the device or by a training of its family."""
     measured = device.measured_tflops.get(dtype, 0.0) / device.peak_tflops.get(dtype, float("inf"))
     if measured and not device.family:
         return measured
@@ -263,16 +262,16 @@ def highest(device: Device, dtype: str) -> float:
 
 
 def _best(device: Device, dtype: str, peak: float) -> tuple[float, str]:
-    """The best rate of products: measured by the source, or the mean share that the others' measured ones have."""
+    """Return the best product rate: measured by the source, or by the mean share of measured devices."""
     if dtype in device.measured_tflops:
         best = device.measured_tflops[dtype] * 1e12
         return best, f"products at the {best / 1e12:,.4g} TFLOP/s that the source measured"
     share = _usual_share()
-    return share * peak, f"products at {share:.0%} of the peak, the mean of the devices whose best product is known"
+    return share * peak, f"products at {share:.0%} of the peak, the mean of measured devices"
 
 
 def _usual_share() -> float:
-    """The mean share of the peak of the best products that are known."""
+    """Return the mean share of the peak of the measured best products."""
     ratios = [
         other.measured_tflops[kind] / other.peak_tflops[kind]
         for other in devices().values()

@@ -1,4 +1,4 @@
-"""What devices attain in trainings that go on: products and attention by measured shares of the peak."""
+"""Sustained rates of devices in training: products and attention by measured shares of the peak."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from learncost.timing import MatmulGrid, RateCurve, Rates
 from learncost.timing.rates import ORIENTATIONS
 
 LARGE = 2048
-"""Rows, columns and sums from which on products attain what products of trainings do: those that were measured."""
+"""The smallest measured rows, columns and sums at which products attain the sustained rate of training."""
 
 _SIZES = tuple(2**power for power in range(15))
 
@@ -27,7 +27,7 @@ def _measured() -> dict[str, dict[str, Any]]:
 
 
 def shares(device: Device, dtype: str) -> tuple[float, float, str]:
-    """The shares of its peak that a device attains in products and in attention, and who says so."""
+    """The shares of its peak that a device attains in products and in attention, with the source."""
     known = [(devices()[name], each) for name, each in _measured().items() if name in devices()]
     attention = sum(each["attention"] for _, each in known) / len(known)
     row = _measured().get(device.name) or _measured().get(device.family)
@@ -47,12 +47,12 @@ def shares(device: Device, dtype: str) -> tuple[float, float, str]:
         if "bf16" in other.measured_tflops and "bf16" in other.peak_tflops
     ]
     share = (best or sum(usual) / len(usual)) * sum(ratios) / len(ratios)
-    said = f"assumed: the best product known, times {sum(ratios) / len(ratios):.2f} as of devices that were measured"
+    said = f"assumed: the best known product times {sum(ratios) / len(ratios):.2f}, the mean of measured devices"
     return share, min(attention, 1.0), said
 
 
 def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
-    """The rates of a published device in a training that goes on. Raises `InputError` where its peak is not known.
+    """Return a published device's sustained training rates. Raises `InputError` if its peak is unknown.
 
     engine  operators or kernels, as `rates` has it
     """
@@ -80,12 +80,12 @@ def sustained(device: Device, dtype: str, engine: str = "kernels") -> Rates:
 
 
 def most_of_peak(device: Device, dtype: str) -> float:
-    """The share of the peak that nothing was ever measured above on such a device: a product, or a whole training."""
+    """Return the highest measured share of the peak on such a device, of a product or a full training."""
     return max(highest(device, dtype), shares(device, dtype)[0])
 
 
 def of_experts(device: Device) -> float:
-    """What products of many experts' rows attain, as a share of the other products; the mean where none is known."""
+    """Return the rate of grouped expert products relative to other products; the mean if unknown."""
     rows = {name: row for name, row in _measured().items() if "experts" in row}
     several = [rows[device.name]] if device.name in rows else list(rows.values())
     return float(sum(row["experts"] / row["products"] for row in several) / len(several))

@@ -202,7 +202,7 @@ def _rows(line: Op, operands: list[Array], sizes: Mapping[str, int], exchange: E
 def _part(array: Array, place: int, here: int, size: int, parts: int) -> Array:
     """Return a device's shard of an array along one of its axes, padded with zeros to the shard's size."""
     if size != -(-array.shape[place] // parts):
-        raise InputError(f"an axis of size {array.shape[place]} cannot be sharded over {parts} devices")
+        raise InputError(f"an axis of size {array.shape[place]} is not divisible by {parts} devices")
     return filled_up(array[(*[slice(None)] * place, slice(here * size, (here + 1) * size))], place, size)
 
 

@@ -86,10 +86,10 @@ def _part(size: Any, part: str, name: str, sizes: Mapping[str, Any]) -> Any:
     number = int(part) if part.isdigit() else sizes[part]
     rest = size % number
     if rest.any() if hasattr(rest, "any") else rest:
-        whole = f"{name} is {size} and cannot be cut"
+        whole = f"{name} is {size}, which is not divisible"
         if part.isdigit():
-            raise InputError(f"{whole} in segments of {part}: {part} must divide it")
-        raise InputError(f"{whole} over {part}, which is {number}: the next size that can is {size + number - rest}")
+            raise InputError(f"{whole} into segments of {part}: choose a divisor")
+        raise InputError(f"{whole} by {part} = {number}: the next divisible size is {size + number - rest}")
     return size // number
 
 

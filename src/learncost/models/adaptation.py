@@ -1,7 +1,7 @@
-"""Adaptation: which weights of a model learn, and low-rank paths beside some. A rewriting of the model's table.
+"""Adaptation: rewrite a model's table so that chosen weights learn, and add low-rank paths (LoRA).
 
-What is frozen is simply not wanted when the step is derived: no update of it, and no backward line that nothing trained
-needs. The turns of a repeat share one body, so a repeat is split where its turns differ.
+Frozen weights have no update in the derived step, and no backward line is kept that no trainable weight needs. The
+iterations of a loop share one body, so a loop is split where its iterations differ.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from learncost.passes.rewrite_lora import RANK, with_lora
 from learncost.passes.split import LoopPart, flat, split
 
 RANK_OF_PATHS, ALPHA = 8, 16.0
-"""Where none is given: r = 8 as peft has it, and alpha = 2 r."""
+"""The default rank of peft, r = 8, with alpha = 2 r."""
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What learns, as it was asked for: names of weights, layers, and projections with a low-rank path."""
+    """The requested trainable parameters: names of weights, layers, and projections with a low-rank path."""
 
     train: tuple[str, ...] = ()
     layers: str = ""
@@ -53,9 +53,9 @@ def adaptation(
     alpha: object = None,
     quantizes: bool = False,
 ) -> Adaptation | None:
-    """What `cost` is given about learning, checked; None where all weights learn.
+    """Validate the arguments about trainable parameters; return None if all weights learn.
 
-    train   all, none, head, embeddings, biases, or names of weights and modules, with commas between
+    train   all, none, head, embeddings, biases, or a comma-separated list of weights and modules
     layers  10-11, 0,2,5-7, first 2 or last 2: which blocks learn or have low-rank paths, counted from 0
     lora    projections with a low-rank path: names of modules or weights, attention, feed_forward, all-linear
     quantizes  whether frozen matrices are quantized: a rank alone is then that of paths beside all linear layers
@@ -65,12 +65,10 @@ def adaptation(
         lora = "all-linear"
     if lora is None and (rank is not None or alpha is not None):
         argument = "lora_rank" if rank is not None else "lora_alpha"
-        raise InputError(
-            f"{argument} belongs to low-rank paths: say with lora where they are, such as lora = 'all-linear'"
-        )
+        raise InputError(f"{argument} requires lora, for example lora='all-linear'")
     chosen = _listed("train", train)
     if len(chosen) > 1 and ({"all", "none"} & set(chosen)):
-        raise InputError(f"train is all, none, or names: not {shown(train)}")
+        raise InputError(f"train must be all, none or names, not {shown(train)}")
     paths = _listed("lora", lora)
     where = _layers_text(layers)
     if not paths and not where and chosen in ((), ("all",)):
@@ -85,7 +83,7 @@ def _listed(name: str, value: object) -> tuple[str, ...]:
     items = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else [value]
     names = [item.strip() if isinstance(item, str) else "" for item in items]
     if not names or not all(names):
-        raise InputError(f"{name} must be names with commas between them, not {shown(value)}")
+        raise InputError(f"{name} must be a comma-separated list of names, not {shown(value)}")
     return tuple(dict.fromkeys(names))
 
 
@@ -117,9 +115,9 @@ def _alpha(value: object) -> float:
 
 @dataclass(frozen=True)
 class Learned:
-    """What learns, weight by weight, as a live module has it.
+    """The trainable weights of a live module.
 
-    weights  names of weights; with a number, only in that turn of the repeats, counted through all of them from 0
+    weights  names of weights; with a number, only in that iteration, counted over all loops from 0
     paths    weights with a low-rank path, in the turns of `path_iterations`, of a rank and an alpha
     """
 
@@ -135,13 +133,13 @@ class Learned:
 
 
 _Run = tuple[int, int, frozenset[str]]
-"""From a turn to a turn of the repeats, counted through all of them: what learns there."""
+"""A range of iterations, counted over all loops, and the weights that learn there."""
 
 
 def adapted(model: Model, learned: Adaptation | Learned) -> Model:
-    """The model in which only what is asked for learns: its table rewritten, its `trained` weights named.
+    """Return the model in which only the requested weights learn: its table rewritten, its `trained` weights named.
 
-    Weights of split repeats are named apart by layers: `attn.WQ@0-9` and `attn.WQ@10-11`. Raises `InputError`.
+    Weights of split loops are named by layers: `attn.WQ@0-9` and `attn.WQ@10-11`. Raises `InputError`.
     """
     model = replace(model, table=flat(model.table, model.sizes))
     parts = NamedParts(model)
@@ -162,7 +160,7 @@ def adapted(model: Model, learned: Adaptation | Learned) -> Model:
 
 
 def _runs(learned: Learned, paths: frozenset[str]) -> list[_Run]:
-    """Turns with the same weights in one run."""
+    """Merge consecutive iterations with the same weights."""
     iterations: dict[int, set[str]] = {iteration: set(paths) for iteration in learned.path_iterations}
     for name, iteration in learned.weights:
         if iteration is not None:
@@ -179,7 +177,7 @@ def _runs(learned: Learned, paths: frozenset[str]) -> list[_Run]:
 def _apart(
     model: Model, table: Table, parts: NamedParts, learning: frozenset[str], runs: Iterable[_Run], paths: frozenset[str]
 ) -> Model:
-    """The model with its repeats split where their turns learn other weights. `table` has the paths in every turn."""
+    """Return the model with its loops split where iterations learn different weights. `table` has all paths."""
     reach = GradientPlan(frozenset(table.weights))
     reach.needs(table.lines, {*model.differentiated, *learning})
     split_table, trained, before = table, set(learning - sliced(table)), 0
@@ -188,7 +186,7 @@ def _apart(
         learning_here = learning & ({outer for _, outer in repeat.each} | {*repeat.shared})
         stacks = learning_here & sliced(table)
         inside = [(max(a - before, 0), min(b - before, iterations - 1), weights) for a, b, weights in runs]
-        # Weights that all turns share learn wherever they are read.
+        # Weights shared by all iterations learn in every reader.
         inside = [
             (a, b, (weights | (learning_here - stacks)) & learning_here)
             for a, b, weights in inside
@@ -211,7 +209,7 @@ def _apart(
         trained |= weights & stacks
         body = part.body if weights else plain
         split_table = replace(split_table, lines=tuple(body if line is repeat else line for line in split_table.lines))
-    read = {name for line in split_table.lines for name in line.reads}  # paths may be in no layer of a repeat
+    read = {name for line in split_table.lines for name in line.reads}  # a loop may have no layer with paths
     values = split_table.values
     split_table = replace(
         split_table, weights=tuple(n for n in split_table.weights if n in read or (values[n].group or n) not in paths)
@@ -225,17 +223,17 @@ def _apart(
 
 
 def learned_text(model: Model, learned: Adaptation | Learned) -> str:
-    """What learns, in words; where a matrix is both head and embedding, that training one is training both."""
+    """Return the trainable parameters in words; a tied head and embedding learn together."""
     read = [name for line in model.table.lines for name in line.reads]
     looked_up = {name for name in NamedParts(model).embeddings if read.count(name) > 1}
-    both = "; head and embedding are one matrix, which learns in both places" if looked_up & {*model.learning} else ""
+    both = "; head and embedding are tied, so both learn" if looked_up & {*model.learning} else ""
     return f"{learned}{both}"
 
 
 def _selected(parts: NamedParts, asked_for: Adaptation) -> set[str]:
-    """The weights of the model itself that learn, in the layers that do.
+    """Return the trainable weights of the model without adapters, in the chosen layers.
 
-    Where layers are given, what stands outside of them learns only if `train` names it.
+    With chosen layers, weights outside them learn only if `train` names them.
     """
     everything = set(parts.table.weights)
     if not asked_for.train:
@@ -247,10 +245,10 @@ def _selected(parts: NamedParts, asked_for: Adaptation) -> set[str]:
 
 
 def _pieces(iterations: int, inside: Iterable[_Run], every: bool, alone: bool) -> tuple[_Run, ...]:
-    """The turns in stretches that are alike: first, last, and what learns there.
+    """Return the ranges of identical iterations: first, last, and the weights that learn there.
 
-    every   a value that all turns read has a gradient, so that every turn goes backward
-    alone   nothing below wants a gradient: the first turn that goes backward stands by itself
+    every   a value that all iterations read has a gradient, so that every iteration has a backward pass
+    alone   no earlier line needs a gradient: the first iteration with a backward pass is separate
     """
     inside = tuple(inside)
     cuts = {0, iterations} | {a for a, _, _ in inside} | {b + 1 for _, b, _ in inside}

@@ -1,4 +1,4 @@
-"""From a MODEL argument to the raw keys of a configuration: a preset, a file, a folder, standard input, a mapping.
+"""Read a MODEL argument (preset, file, folder, standard input or mapping) into the keys of a configuration.
 
 Presets are published models by name, each with its source, in presets/MODEL_TYPE.json.
 """
@@ -27,10 +27,9 @@ TABLES = FOLDER / "tables"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A published model: `values` has the keys of a config.json, `source` says where they are printed.
+    """A published model: `values` has the keys of a config.json, `source` is their publication.
 
-    `table` is the file of the whole model as a table, of so many `parameters`; None where its family says how it is
-    built.
+    `table` is the file of the full model as a table, with its `parameters`; None if its family builds it.
     """
 
     name: str
@@ -39,14 +38,14 @@ class Preset:
     values: Mapping[str, object]
     aliases: tuple[str, ...] = ()
     note: str = ""
-    hub: tuple[str, ...] = ()  # the names of repositories of the Hugging Face Hub whose config.json says the same
+    hub: tuple[str, ...] = ()  # Hugging Face Hub repositories with the same config.json
     table: Path | None = None
     parameters: int = 0
-    usual: Mapping[str, object] = field(default_factory=dict)  # what its class says beside `values`
+    usual: Mapping[str, object] = field(default_factory=dict)  # defaults of its class that are not in `values`
 
     @property
     def family(self) -> str:
-        """The model type, such as "gpt2"."""
+        """Return the model type, such as "gpt2"."""
         return str(self.values["model_type"])
 
 
@@ -83,7 +82,7 @@ def _by_hub() -> Mapping[str, Preset]:
 
 
 def preset(name: str) -> Preset | None:
-    """The preset of that name or alias, or of a repository's on the Hub (`openai-community/gpt2`), or None.
+    """Return the preset of a name, an alias or a Hub repository (`openai-community/gpt2`), or None.
 
     Case does not matter.
     """
@@ -92,9 +91,9 @@ def preset(name: str) -> Preset | None:
 
 
 def preset_of(values: Mapping[str, object]) -> Preset | None:
-    """The preset that is a table of the very model that the keys of a config.json describe, or None.
+    """Return the preset table of the model that a config.json describes, or None.
 
-    A file may leave out what the model's class says by itself.
+    A file may leave out defaults of the model's class.
     """
     classes = values.get("id2label")
     said = {"num_labels": len(classes), **values} if isinstance(classes, Mapping) else values
@@ -108,7 +107,7 @@ def _is_of(known: Preset, said: Mapping[str, object]) -> bool:
 
 
 def _agrees(usual: Mapping[str, object], said: Mapping[str, object]) -> bool:
-    """Whether nothing that is said differs from what a class says by itself."""
+    """Whether all given values equal the defaults of a class."""
     for key, value in usual.items():
         other = said.get(key, value)
         if isinstance(value, Mapping) and isinstance(other, Mapping):
@@ -122,14 +121,14 @@ def _agrees(usual: Mapping[str, object], said: Mapping[str, object]) -> bool:
 GENERIC = ("encoder", "decoder", "encoder-decoder")
 
 OF_A_FILE = ".py:"
-"""What stands between the file and the name of a module of a user's own, `FILE.py:NAME`."""
+"""The separator between file and name of a user's module, `FILE.py:NAME`."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A MODEL argument: the name to show, where it comes from, and its keys; `where` stands before them in errors.
+    """A MODEL argument: its name, source and keys; `where` is the prefix of errors about the keys.
 
-    `part` says which part of a larger model the keys are of; `layer` is the model where it is a layer in the notation.
+    `part` is the part of a larger model that the keys describe; `layer` is the model if it is written in the notation.
     """
 
     name: str
@@ -141,9 +140,9 @@ class Argument:
 
 
 class NamedLayer(str):
-    """What was typed for a model that is a layer, with the layer: for what shows and quotes names of models.
+    """The typed name of a model in the notation, with its layer, for screens and messages.
 
-    read_by  of a module, the flags that say how it is read, as they are typed
+    read_by  the flags that decide how a module is read, as typed
     """
 
     layer: Layer
@@ -156,7 +155,7 @@ class NamedLayer(str):
 
 
 def layer_given(model: object) -> Layer | None:
-    """The layer in the notation that a MODEL argument is, itself or by its path. Raises `InputError`."""
+    """Return the layer that a MODEL argument is, directly or by path. Raises `InputError`."""
     if isinstance(model, NamedLayer):
         return model.layer
     if isinstance(model, Layer):
@@ -176,26 +175,26 @@ def _read_once(table: Path) -> Layer:
 
 
 def names_module(argument: str) -> bool:
-    """Whether a MODEL argument is written as a module of a user's own file is, `FILE.py:NAME`."""
+    """Whether a MODEL argument names a module in a user's file, `FILE.py:NAME`."""
     return OF_A_FILE in argument
 
 
 def names_own_sizes(argument: str) -> bool:
-    """Whether a MODEL argument has sizes of its own names, which are known once it is read."""
+    """Whether a MODEL argument has size names that are known only after reading it."""
     known = preset(argument)
     is_table = argument.endswith(NOTATION) or (known is not None and known.table is not None)
     return is_table or names_module(argument) or described_elsewhere(argument) is not None
 
 
 def described_elsewhere(model: str) -> Mapping[str, Any] | None:
-    """The keys of a configuration file whose model type no family here has, but another package may; None otherwise."""
+    """Return the keys of a configuration file with an unknown model type; None otherwise."""
     if not model.endswith(".json") and not (
         looks_like_path(model) and os.path.isfile(os.path.join(model, "config.json"))
     ):
         return None
     try:
         values = read_path(model)
-    except InputError:  # which is said where the file is needed
+    except InputError:  # the error is raised where the file is needed
         return None
     is_class = isinstance(values.get("_class_name"), str)
     model_type = _nested(Argument(model, model, values)).values.get("model_type")
@@ -203,13 +202,13 @@ def described_elsewhere(model: str) -> Mapping[str, Any] | None:
 
 
 def unknown_type(kind: object, more: Iterable[str] = ()) -> str:
-    """What is said of an unknown model type: the nearest names, here and among `more`, and how own modules are read."""
+    """Return the error for an unknown model type: the nearest names, also of `more`, and how to read modules."""
     own = "a module of your own is given as FILE.py:NAME (learncost import --help), in Python by lc.from_module"
     return f"model_type {shown(kind)} is unknown{nearest(kind, (*family_names(), *more))}; {own}"
 
 
 def find(model: object, stdin: TextIO | None = None) -> Argument:
-    """What a MODEL argument names. A known name goes before a file of that name: `./gpt2` is the folder.
+    """Return the keys of a MODEL argument. A known name has precedence over a file: `./gpt2` is the folder.
 
     Raises InputError.
     """
@@ -225,7 +224,7 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
     if hasattr(model, "__fspath__"):
         model = model.__fspath__()
     if not isinstance(model, str):
-        read = "; lc.from_module(module, inputs) makes one of it" if hasattr(model, "named_parameters") else ""
+        read = "; lc.from_module(module, inputs) reads a PyTorch module" if hasattr(model, "named_parameters") else ""
         raise InputError(f"a model is a preset's name, a path or a generic name, or a layer, not {shown(model)}{read}")
     if model == "-":
         return _nested(Argument(model, "standard input", read_stream(stdin or sys.stdin), "standard input"))
@@ -252,7 +251,7 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
 
 
 def _no_module(model: str) -> str:
-    """What is said of `FILE.py:NAME` where no file is run, or of what is not written so."""
+    """Return the error for `FILE.py:NAME` where no file is run, or for a malformed one."""
     file, _, name = model.partition(OF_A_FILE)
     word = re.match(r"[^\W\d]\w*|", name)
     first = word[0] if word and word[0] else "build"
@@ -268,14 +267,14 @@ def _no_module(model: str) -> str:
 
 
 def _is_hub_name(model: str) -> bool:
-    """Whether it is written as the Hugging Face Hub names models: an organization and a name, no file's ending."""
+    """Whether it looks like a Hugging Face Hub name: an organization and a name without file ending."""
     return model.count("/") == 1 and not model.startswith(".") and not model.endswith((".json", ".toml", "/"))
 
 
 def layer_or_model(name: str | Layer) -> Layer | str:
-    """The layer of that name or in that file of the notation, or the name again where it is a model's.
+    """Return the layer of a name or a file in the notation, or the name itself if it is a model's.
 
-    A module that was read is a layer already. Raises `InputError` where it is neither's.
+    An imported module is already a layer. Raises `InputError` for an unknown name.
     """
     if isinstance(name, Layer):
         return name
@@ -292,10 +291,10 @@ def layer_or_model(name: str | Layer) -> Layer | str:
 
 
 def _nested(argument: Argument) -> Argument:
-    """The `text_config` of a model of several modalities, whose own type is not one that can be counted.
+    """Return the `text_config` of a multimodal model whose type is not supported.
 
-    A class that is named beside it is that of the whole and says nothing about the text model; whether head and
-    embedding are one may stand beside it. Older files have the keys of the text model among those of the whole.
+    An architecture next to it belongs to the full model and is ignored; tied embeddings may be given next to it. Older
+    files have the keys of the text model among those of the full model.
     """
     model_type = argument.values.get("model_type")
     text_type = f"{model_type}_text"

@@ -1,10 +1,10 @@
-"""From a family and a configuration to the lines of the model's table, slots filled, blocks of several kinds laid out.
+"""Compose the lines of a model's table from its family and configuration: fill slots, arrange blocks by kind.
 
-A line `repeat num_hidden_layers carry X:` stands for as many blocks as that size says. Where what is in a slot depends
-on the block's number i, blocks of one kind are put together: equal ones in a row are one repeat, a pattern that comes
-again, such as local and global attention by turns, is a repeat of several blocks, whose weights have the names of their
-kinds before them. What a block of one kind makes and blocks of others read, such as keys that later layers share, is
-kept by a repeat of that kind alone, and read from there.
+A line `repeat num_hidden_layers carry X:` stands for that number of blocks. If a slot depends on the block's number i,
+blocks of one kind are grouped: consecutive equal blocks are one loop, and a periodic pattern, such as alternating local
+and global attention, is a loop of several blocks, whose weights are prefixed by their kinds. A value that one kind of
+block computes and others read, such as keys shared by later layers, is stacked by a loop of that kind and read from
+there.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from learncost.models.expression import evaluate, names
 from learncost.models.families import BaseLayer, Family
 from learncost.models.sizes import MODEL_SIZES
 
-MOST_LAYERS = 2000  # where each may be of its own kind
-MOST_KINDS = 128  # blocks that are written out
-LONGEST_PATTERN = 64  # blocks after which a pattern may come again
+MOST_LAYERS = 2000  # where each may be of a different kind
+MOST_KINDS = 128  # unrolled blocks
+LONGEST_PATTERN = 64  # the longest period of a pattern
 
 SYMBOLS = {size.name: size.symbol for size in MODEL_SIZES}
 
@@ -35,7 +35,7 @@ _SLOT = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """A layer that a model calls: its name there, the shipped one, and its rewritings with their arguments as JSON."""
+    """A layer that a model calls: its name, the shipped layer, and its rewritings with arguments as JSON."""
 
     name: str
     base: str
@@ -46,8 +46,8 @@ class PlannedLayer:
 
 @dataclass(frozen=True)
 class CompositionPlan:
-    """A model's lines, the layers that it calls, how often its repeats turn, in which side each of them stands,
-    and the layers outside of them that stand in one, too."""
+    """A model's lines, the layers that it calls, the iterations of its loops, the side (encoder or decoder) of each
+    loop, and the side of layers outside of loops."""
 
     header: Header
     lines: tuple[Parsed, ...]
@@ -58,7 +58,7 @@ class CompositionPlan:
 
 
 def plan(configuration: Configuration) -> CompositionPlan:
-    """The lines and the layers of a configuration. Raises `InputError` for kinds of blocks that do not exist."""
+    """Return the lines and layers of a configuration. Raises `InputError` for unknown kinds of blocks."""
     family = family_of(configuration)
     values = configuration.values
     head = family.heads[configuration.head]
@@ -79,7 +79,7 @@ def plan(configuration: Configuration) -> CompositionPlan:
 
 
 def making(configuration: Configuration, names_needed: Iterable[str]) -> tuple[Header, tuple[Parsed, ...]]:
-    """The lines that make some of these inputs of the model's table, and their header. Raises `InputError`."""
+    """Return the lines that compute these inputs of the model's table, with their header. Raises `InputError`."""
     family = family_of(configuration)
     composition, names_needed = _Composition(family, configuration.values, ""), tuple(names_needed)
     texts = [text for names, text in family.made.items() if set(names.split()) & set(names_needed)]
@@ -100,7 +100,7 @@ def _planned(name: str, layer: BaseLayer, values: Mapping[str, Any]) -> PlannedL
 
 
 def _evaluated(argument: Any, values: Mapping[str, Any]) -> Any:
-    """The argument of a rewriting; a text that begins with = is an expression."""
+    """Return the argument of a rewriting; a text that begins with = is an expression."""
     if isinstance(argument, str) and argument.startswith("="):
         return evaluate(argument[1:], values)
     if isinstance(argument, dict):
@@ -109,7 +109,7 @@ def _evaluated(argument: Any, values: Mapping[str, Any]) -> Any:
 
 
 class _Composition:
-    """One model's lines while they are put together; `stacks` are the inputs that were given a name for each kind."""
+    """The lines of a model during composition; `stacks` are the inputs with a name for each kind."""
 
     def __init__(self, family: Family, values: Mapping[str, Any], head: str) -> None:
         self.family = family
@@ -121,7 +121,7 @@ class _Composition:
         self.kinds: dict[str, int] = {}
 
     def lines(self) -> tuple[Parsed, ...]:
-        """The lines of the whole table."""
+        """Return the lines of the full table."""
         template = self.family.table.rstrip("\n").splitlines()
         sides = iter(self.family.blocks)
         result: list[Parsed] = []
@@ -138,7 +138,7 @@ class _Composition:
         return tuple(result)
 
     def filled(self, text: str, **more: Any) -> str:
-        """The text with what its slots stand for; a slot that is a line of its own hands its indent to its lines."""
+        """Return the text with its slots filled; a slot on a separate line indents its lines."""
 
         def fill(line: str) -> str:
             while match := _SLOT.search(line):
@@ -150,14 +150,14 @@ class _Composition:
         return "\n".join(map(fill, text.splitlines()))
 
     def slot(self, name: str, more: Mapping[str, Any]) -> str:
-        """What stands in a slot."""
+        """Return the text of a slot."""
         if name == "head":
             return self.head
         slot = self.family.slots[name]
         return slot.texts[self.choice(name, more)] if slot.choose else slot.texts[""]
 
     def choice(self, name: str, more: Mapping[str, Any]) -> str:
-        """The name of the text that is chosen for a slot."""
+        """Return the name of the text chosen for a slot."""
         slot = self.family.slots[name]
         chosen = evaluate(slot.choose, {**self.values, **more})
         key = str(chosen).lower() if isinstance(chosen, bool) else str(chosen)
@@ -169,7 +169,7 @@ class _Composition:
         return key
 
     def slots(self, text: str) -> set[str]:
-        """The slots that a text has, those inside of them included."""
+        """Return the slots of a text, nested ones included."""
         slots_seen: set[str] = set()
         left = [text]
         while left:
@@ -179,7 +179,7 @@ class _Composition:
         return slots_seen - {"head"}
 
     def repeats(self, head: str, body: str, side: str, made: Container[str]) -> list[Parsed]:
-        """The repeats that stand for the blocks of one stack; `made` are the values that lines before them make."""
+        """Return the loops for the blocks of one stack; `made` are the values of earlier lines."""
 
         def block(**more: Any) -> ParsedLoop:
             (parsed,) = parse_lines([self.filled(head), *self.filled(body, **more).splitlines()])
@@ -193,7 +193,8 @@ class _Composition:
         number = self.values[size]
         if number > MOST_LAYERS:
             raise InputError(
-                f"{size} {number:,} is too much: blocks of different kinds are told apart up to {MOST_LAYERS:,}"
+                f"{size} {number:,} is too large: models with different kinds of blocks may have at most "
+                f"{MOST_LAYERS:,}"
             )
         every = [tuple(self.choice(name, {"i": i}) for name in varying) for i in range(number)]
         blocks = {kind: block(i=every.index(kind)) for kind in dict.fromkeys(every)}
@@ -216,7 +217,7 @@ class _Composition:
         return result
 
     def own_name(self, kind: tuple[str, ...]) -> str:
-        """A name for one block that is written out: its kinds, numbered where there are several."""
+        """Return the name of an unrolled block: its kinds, numbered if there are several."""
         name = "_".join(filter(None, dict.fromkeys(kind)))
         self.kinds[name] = self.kinds.get(name, 0) + 1
         return name if self.kinds[name] == 1 else f"{name}_{self.kinds[name]}"
@@ -224,7 +225,7 @@ class _Composition:
     def segment(
         self, blocks: list[tuple[str, ParsedLoop]], side: str, count: tuple[str, int] | None = None
     ) -> ParsedLoop:
-        """One repeat of blocks: their names ("" where there is only one kind) and lines; `count` where not theirs."""
+        """Return one loop of blocks: their names ("" for a single kind) and lines; `count` replaces their number."""
         symbol = self.counted(blocks[0][1], count)
         self.blocks.append(side)
         lines: list[Parsed] = []
@@ -241,12 +242,12 @@ class _Composition:
         return replace(blocks[0][1], count=symbol, each=tuple(each), lines=tuple(lines))
 
     def counted(self, block: ParsedLoop, count: tuple[str, int] | None = None) -> str:
-        """The symbol of a block's size, which says how often it turns."""
+        """Return the symbol of a block's size, the number of its iterations."""
         self.counts.append(count or (SYMBOLS.get(block.count, block.count), self.values[block.count]))
         return self.counts[-1][0]
 
     def line_renamed(self, line: Parsed, name: str, names: Mapping[str, str]) -> Parsed:
-        """A line of a block: its own weights have the block's name before theirs, and slices are called by `names`."""
+        """Return a line of a block: its weights are prefixed by the block's name, and `names` renames slices."""
         if isinstance(line, ParsedLoop):
             symbol = self.counted(line)
             return replace(
@@ -264,7 +265,7 @@ class _Composition:
 
 
 def _read_first(block: ParsedLoop) -> Iterator[str]:
-    """What a block reads before it makes it, and is not handed from turn to turn."""
+    """Return the names that a block reads before computing them and that are not loop-carried."""
     made = {handed.start for handed in block.carry}
     for line in block.lines:
         yield from (name for name in names_of(line) if name not in made)
@@ -272,16 +273,15 @@ def _read_first(block: ParsedLoop) -> Iterator[str]:
 
 
 def _handed_on(block: ParsedLoop, read: Container[str]) -> dict[str, str]:
-    """What a block makes of the names that are `read` elsewhere, with its axes."""
+    """Return the results of a block that are `read` elsewhere, with their axes."""
     terms = [term for line in block.lines if not isinstance(line, ParsedLoop) for term in line.left]
     return {term.name: " ".join(term.declared) for term in terms if term.name in read}
 
 
 def segments(kinds: list[Any], alone: Container[Any] = ()) -> list[tuple[list[Any], int]]:
-    """A sequence as patterns with the number of times that each comes in a row.
+    """Split a sequence into patterns, each with its number of repetitions.
 
-    From the left the pattern that covers most is taken, the shortest of those that cover as much. Kinds that stand
-    `alone` are in no pattern with others.
+    The pattern that covers most is chosen from the left, the shortest on ties. Kinds in `alone` share no pattern.
     """
     if ends := [place for place, kind in enumerate(kinds) if kind in alone]:
         parts = (kinds[: ends[0]], kinds[ends[0] : ends[0] + 1], kinds[ends[0] + 1 :])
@@ -299,6 +299,9 @@ def segments(kinds: list[Any], alone: Container[Any] = ()) -> list[tuple[list[An
                 best = (pattern, iterations)
         result.append(best)
         if sum(len(pattern) for pattern, _ in result) > MOST_KINDS:
-            raise InputError(f"the kinds of the {len(kinds):,} blocks follow no pattern: over {MOST_KINDS} stand apart")
+            raise InputError(
+                f"the kinds of the {len(kinds):,} blocks follow no pattern: at most {MOST_KINDS} "
+                f"separate blocks are supported"
+            )
         at += len(best[0]) * best[1]
     return result

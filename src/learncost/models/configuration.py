@@ -1,4 +1,4 @@
-"""From the MODEL argument and size flags to a validated configuration; what is wrong is an InputError of one line."""
+"""Validate a MODEL argument and size flags into a configuration; errors are one-line InputErrors."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ SETTINGS = {
     "tie_word_embeddings": "tie_word_embeddings",
     "pruned_heads": "pruned_heads",
 }
-"""The spellings of what is not a size, in all families."""
+"""The spellings of settings other than sizes, in all families."""
 
 PROJECTED = "projected"
-"""The setting of a table that says what PEPITA adds the output's error to, where that is not the one-hot tokens."""
+"""The setting of a table with the inputs to which PEPITA adds the output error instead of the one-hot tokens."""
 
 TIED = "LM head tied to the token embedding (counted once)"
 
@@ -43,15 +43,15 @@ TIED = "LM head tied to the token embedding (counted once)"
 class Configuration(Displayed):
     """A validated model configuration. Sizes are integers from 1 to 10^12 under their canonical names.
 
-    sizes       those of the family; optional ones that nobody gave are absent
-    settings    what else the family reads: activation, epsilons, booleans, layer types, under the family's names
-    counted     says in words which parameters and operations the architecture has
+    sizes       those of the family; optional ones without a value are absent
+    settings    other settings of the family: activation, epsilons, booleans, layer types, under the family's names
+    counted     the parameters and operations of the architecture in words
     tied        whether head and embedding (of an encoder-decoder: both embeddings too) are one matrix
     dropout     keeps the probabilities under the family's own names
-    unread      parameters that are stored with the model, and that nothing reads
+    unread      stored parameters that no line reads
     derived     sizes that followed from others, each with its expression
-    learned     what learns, where a live module says so (`Learned`)
-    layer       the whole table, where a layer in the notation is the model
+    learned     the trainable weights of a live module (`Learned`)
+    layer       the full table, if a layer in the notation is the model
     """
 
     name: str
@@ -74,17 +74,17 @@ class Configuration(Displayed):
 
     @property
     def activation(self) -> str:
-        """The word of the feed-forward network's activation."""
+        """Return the op of the feed-forward network's activation."""
         return str(self.settings.get("activation", ""))
 
     @property
     def layer_norm_epsilon(self) -> float:
-        """What normalizations add under the root."""
+        """Return the epsilon of normalizations."""
         return float(self.settings.get("layer_norm_epsilon", 0.0))
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the family's expressions may read; optional sizes that nobody gave are 0."""
+        """Return the names for the family's expressions; optional sizes without a value are 0."""
         if self.layer is not None:
             return dict(self.sizes)
         optional = dict.fromkeys(FAMILIES[self.family].optional, 0)
@@ -93,12 +93,12 @@ class Configuration(Displayed):
 
 
 def family_of(configuration: Configuration) -> Family:
-    """What its family's file says, or the layer that is the model."""
+    """Return its family, or the family of the layer that is the model."""
     return family_of_layer(configuration.layer) if configuration.layer else FAMILIES[configuration.family]
 
 
 def adds_paths(configuration: Configuration) -> bool:
-    """Whether a live module has low-rank paths beside the weights of its config."""
+    """Whether a live module has low-rank paths in addition to its config's weights."""
     return configuration.learned is not None and bool(configuration.learned.paths)
 
 
@@ -109,18 +109,17 @@ def configure(
     exact: bool = True,
     lengths: Mapping[str, int] | None = None,
 ) -> Configuration:
-    """Return the configuration that `model` names, with `overrides` in place of what it says.
+    """Return the configuration that `model` names, changed by `overrides`.
 
     model       a preset, a path to a configuration file or to a folder with a config.json, `-` for standard input, one
                 of the generic names encoder, decoder, encoder-decoder, a mapping with the keys of a config.json, or a
                 layer in the notation: a `Layer`, or a path that ends in .table
     overrides   sizes and settings (activation, layer_norm_epsilon, tie_word_embeddings, architecture, dropout
-                probabilities) in any accepted spelling; numbers may be text, as flags are. What follows from an
-                overridden size follows the override: gpt2 with another hidden_size has a feed-forward network of four
-                times that
+                probabilities) in any accepted spelling; numbers may be text, as in flags. Derived sizes follow the
+                override: gpt2 with another hidden_size has a feed-forward network of four times that
     stdin       stands in for sys.stdin
-    exact       else sizes that follow by a division that leaves a rest are rounded down
-    lengths     those of a run, where it is known: what a layer leaves open is then refused at once
+    exact       whether derived sizes must be whole; otherwise they are rounded down
+    lengths     the lengths of a run, if known: open sizes of a layer are then refused at once
     Raises InputError.
     """
     argument = find(model, stdin)
@@ -169,7 +168,7 @@ def configure(
 def of_layer(
     layer: Layer, sizes: Mapping[str, int], name: str = "", source: str = "", projected: Iterable[str] = ()
 ) -> Configuration:
-    """The configuration of a layer that is the model, with these sizes of its axes and counts.
+    """Return the configuration of a layer that is the model, with these sizes of its axes and counts.
 
     projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix
     Raises `InputError` for a name that the layer does not have.
@@ -202,28 +201,28 @@ def of_layer(
 
 
 def _left_out(layer: Layer) -> Iterator[str]:
-    """What a module computes, of which its table says that nothing reads it."""
+    """Return the note about unused computation of a module."""
     if layer.unused.terms:
         flops = layer.unused.with_sizes(layer.sizes)
         constant = flops.terms.get(()) if flops.terms.keys() == {()} else None
         number = f"{constant:,}" if isinstance(constant, int) else str(flops)
-        yield f"{number} FLOPs of the forward pass are left out, since nothing reads what they make"
+        yield f"{number} FLOPs of the forward pass are excluded, since their results are unused"
 
 
 def _names(given: GivenValue | None) -> tuple[str, ...]:
-    """Names with commas between them, or a row of them."""
+    """Return the names of a comma-separated list or a sequence."""
     if given is None or given.value is None:
         return ()
     several = given.value.split(",") if isinstance(given.value, str) else given.value
     if not isinstance(several, list | tuple) or not all(isinstance(each, str) and each.strip() for each in several):
-        raise InputError(f"{given.label} must be names with commas between them, not {shown(given.value)}")
+        raise InputError(f"{given.label} must be a comma-separated list of names, not {shown(given.value)}")
     return tuple(each.strip() for each in several)
 
 
 def _with_unread(configuration: Configuration, unread: int) -> Configuration:
     if not unread:
         return configuration
-    counted = f"{configuration.counted}; {unread:,} of the parameters are never read"
+    counted = f"{configuration.counted}; {unread:,} of the parameters are unused"
     return replace(configuration, unread=unread, counted=counted)
 
 
@@ -239,9 +238,9 @@ def _family(model_type: GivenValue) -> Family:
 
 
 def _collect(family: Family, values: Mapping[str, GivenValue], strict: bool) -> dict[str, GivenValue]:
-    """Return the values under canonical names; `strict` refuses those that the family does not have.
+    """Return the values under canonical names; `strict` refuses names that the family does not have.
 
-    Files are read leniently, because Hugging Face's hold dozens of keys that say nothing about the structure.
+    Files are read leniently, because Hugging Face's hold dozens of keys unrelated to the structure.
     """
     collected: dict[str, GivenValue] = {}
     for spelling, entry in _flat(family, values):
@@ -266,7 +265,7 @@ def _collect(family: Family, values: Mapping[str, GivenValue], strict: bool) -> 
 
 
 def _flat(family: Family, values: Mapping[str, GivenValue]) -> Iterator[tuple[str, GivenValue]]:
-    """The keys, both of a list of two and, under `key.inner`, those of nested objects that the family knows so."""
+    """Return the keys, also of lists of two and, under `key.inner`, of nested objects that the family knows."""
     for spelling, entry in values.items():
         if spelling in family.pairs and isinstance(entry.value, list | tuple) and len(entry.value) == 2:
             for name, value in zip((spelling, family.pairs[spelling]), entry.value, strict=True):
@@ -285,7 +284,7 @@ def _flat(family: Family, values: Mapping[str, GivenValue]) -> Iterator[tuple[st
 
 
 def size_meant(family: Family, spelling: str) -> str:
-    """The canonical name of what may be a size of the family or of a run; letters of a layer are taken as they are."""
+    """Return the canonical name of a size of the family or of a run; letters of a layer stay as they are."""
     name = spelling.replace("-", "_") if family.layer else spelled(spelling)
     if family.layer is None:
         name = family.spellings.get(name, name)
@@ -309,7 +308,7 @@ def _canonical(family: Family, spelling: str) -> str | None:
 def _no_such_key(family: Family, spelling: str) -> str:
     if family.layer is not None:
         sizes = ", ".join(letters(family.layer))
-        return f"{family.name} has no size {shown(spelling)}; its sizes are {sizes}, and nothing else here is called so"
+        return f"{family.name} has no size {shown(spelling)}; its sizes are {sizes}"
     if spelled(spelling) in CANONICAL:
         return f"{family.name} has no {spelling}; its sizes are {', '.join(family.sizes)}"
     spellings = [*(name for name in CANONICAL if CANONICAL[name] in family.sizes), *SETTINGS, *family.dropout]
@@ -322,7 +321,7 @@ def _says(entry: GivenValue | None) -> bool:
 
 
 def _settings(family: Family, entries: Mapping[str, GivenValue]) -> dict[str, Any]:
-    """The family's settings: given ones checked, then defaults. Null, or -1 for a number, turns off what can be."""
+    """Return the family's settings: validated, then defaults. Null, or -1 for a number, disables a setting."""
     settings = {}
     for name, default in family.settings.items():
         entry = entries.get(name)
@@ -344,7 +343,7 @@ def _sizes(
         if size not in entries:
             continue
         if entries[size].value is None and size in family.derived.keys() | family.optional:
-            continue  # null says nothing, and these have no default that it could take away
+            continue  # null is ignored for sizes without a default
         null = family.nulls.get(size) if entries[size].value is None else None
         sizes[size] = evaluate(null, sizes) if null else entries[size].size()
     missing = [s for s in family.sizes if s not in sizes and s not in family.derived.keys() | family.optional]
@@ -355,7 +354,7 @@ def _sizes(
         try:
             value = evaluate(family.derived[size], {**dict.fromkeys(family.optional, 0), **settings, **sizes}, exact)
         except NotWholeError as error:
-            raise InputError(f"{error}; change one, or give {size}") from None
+            raise InputError(f"{error}: change one of them, or give {size}") from None
         if not (isinstance(value, int) and 1 <= value <= LARGEST):
             raise InputError(f"{size} would be {shown(value)} ({family.derived[size]}); give {size}")
         sizes[size] = value
@@ -363,7 +362,7 @@ def _sizes(
 
 
 def in_order(family: Family) -> list[str]:
-    """The sizes that follow from others, each after those that it follows from."""
+    """Return the derived sizes in order of their dependencies."""
     order: list[str] = []
     left = list(family.derived)
     while left:
@@ -373,7 +372,7 @@ def in_order(family: Family) -> list[str]:
 
 
 def _architecture(family: Family, entries: Mapping[str, GivenValue]) -> Architecture | None:
-    """The class that `architectures` names first, if it names one."""
+    """Return the first class in `architectures`, if any."""
     by_name = {
         name: architecture for architecture in family.architectures for name in (architecture.name, *architecture.also)
     }
@@ -398,7 +397,7 @@ def _architecture(family: Family, entries: Mapping[str, GivenValue]) -> Architec
 
 
 def _usual_architecture(family: Family, values: Mapping[str, Any]) -> Architecture:
-    """What the family's published size speaks of."""
+    """Return the description of the family's published size."""
     place = evaluate(family.default, values) if family.default else 0
     return family.architectures[place]
 

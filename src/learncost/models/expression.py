@@ -1,8 +1,8 @@
-"""Small expressions of the families' data files: sizes that follow from others, choices, conditions.
+"""Evaluate the small expressions of the families' data files: derived sizes, choices, conditions.
 
 `hidden_size / num_attention_heads`, `4 * hidden_size`, `'sliding' if i % 2 else 'full'`. They are Python's own syntax,
 read by Python's parser and evaluated here: names, numbers, texts, arithmetic, comparisons, and/or/not, if/else,
-subscripts and the functions below; nothing else has a meaning. Sizes may be arrays, element by element.
+subscripts and the functions below; anything else is refused. Sizes may be arrays, element by element.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 from learncost.ir.errors import InputError, shown
 
 MOST = 10**5  # entries of a list that a configuration repeats
-BITS = 10**4  # of a power: a size has forty
+BITS = 10**4  # the most bits of a power; a size has forty
 
 
 class NotWholeError(InputError):
-    """A quotient that is not a whole number: `numerator / denominator` as they were written, and their values."""
+    """A quotient that is not a whole number: `numerator / denominator` as written, and their values."""
 
     def __init__(self, numerator: str, denominator: str, values: tuple[Any, Any]) -> None:
         below = denominator if denominator == str(values[1]) else f"{denominator} {values[1]}"
@@ -29,26 +29,26 @@ class NotWholeError(InputError):
 
 
 def names(text: str) -> frozenset[str]:
-    """The names that an expression reads."""
+    """Return the names that an expression reads."""
     return frozenset(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)) - FUNCTIONS.keys()
 
 
 def evaluate(text: str, values: Mapping[str, Any], exact: bool = True) -> Any:
-    """The value of an expression. Raises `InputError` where a quotient is not whole or a list is too short.
+    """Return the value of an expression. Raises `InputError` where a quotient is not whole or a list is too short.
 
-    exact   else quotients of whole numbers are rounded down, and none is below 1
+    exact   whether quotients must be whole; otherwise they are rounded down, to at least 1
     """
     try:
         return _Evaluation(values, exact).of(_parsed(text))
     except InputError:
         raise
-    except (ArithmeticError, TypeError, ValueError, RecursionError):  # values that make no sense together
+    except (ArithmeticError, TypeError, ValueError, RecursionError):  # incompatible values
         numbers = ", ".join(f"{name} = {shown(values[name])}" for name in sorted(names(text)) if name in values)
         raise InputError(f"{text} has no value{f' where {numbers}' if numbers else ''}") from None
 
 
 def quotients(text: str) -> tuple[tuple[str, str], ...]:
-    """Numerators and denominators of an expression, as text."""
+    """Return the numerators and denominators of an expression, as text."""
     divisions = [n for n in ast.walk(_parsed(text)) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
     return tuple((ast.unparse(node.left), ast.unparse(node.right)) for node in divisions)
 
@@ -63,10 +63,9 @@ _SIGNS: Mapping[type[ast.AST], str] = {
 
 
 def tree(text: str, values: Mapping[str, Any], free: Container[str]) -> Tree:
-    """An expression as data in the names that are `free`, all others having their values.
+    """Return an expression as data in the `free` names; all others are replaced by their values.
 
-    A program that is not Python evaluates it: the page of a report. Raises `InputError` where what is left is no
-    arithmetic of whole numbers.
+    A report's page evaluates it in JavaScript. Raises `InputError` if the result is not integer arithmetic.
     """
     return _tree(_parsed(text), values, free)
 
@@ -77,7 +76,7 @@ def _tree(node: ast.expr, values: Mapping[str, Any], free: Container[str]) -> Tr
         value = evaluate(written, values)
         if isinstance(value, int):
             return int(value)
-        raise InputError(f"{written} is no whole number")
+        raise InputError(f"{written} is not a whole number")
     match node:
         case ast.Name(name):
             return name
@@ -90,7 +89,7 @@ def _tree(node: ast.expr, values: Mapping[str, Any], free: Container[str]) -> Tr
         case ast.BoolOp(kind, operands):
             sign = "and" if isinstance(kind, ast.And) else "or"
             return [sign, *(_tree(operand, values, free) for operand in operands)]
-    raise InputError(f"{written} is no arithmetic of whole numbers")
+    raise InputError(f"{written} is not integer arithmetic")
 
 
 @cache
@@ -98,11 +97,11 @@ def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise InputError(f"{shown(text)} is no expression of sizes") from None
+        raise InputError(f"{shown(text)} is not an expression of sizes") from None
 
 
 def _expanded(groups: Any) -> list[Any]:
-    """[[["global", "local"], 12]] as the list of 24 that it stands for: GPT-Neo's `attention_types`."""
+    """Expand [[["global", "local"], 12]] into a list of 24: GPT-Neo's `attention_types`."""
     result: list[Any] = []
     for group in groups:
         if not (isinstance(group, list) and len(group) == 2 and isinstance(group[0], list) and type(group[1]) is int):
@@ -114,7 +113,7 @@ def _expanded(groups: Any) -> list[Any]:
 
 
 def _least(left: Any, right: Any) -> Any:
-    """The smaller of two, element by element where one is an array: one is at most two in 0 or 1 of the cases."""
+    """Return the smaller of two values, elementwise for arrays."""
     if isinstance(left, int | float) and isinstance(right, int | float):
         return min(left, right)
     return left * (left <= right) + right * (left > right)
@@ -125,27 +124,27 @@ def _most(left: Any, right: Any) -> Any:
 
 
 def _last(entries: list[Any], value: Any, count: int) -> int:
-    """The last place of a value among the first entries of a list; -1 where it is not there."""
+    """Return the last position of a value among the first entries of a list; -1 if it is absent."""
     return max((place for place, entry in enumerate(entries[: max(count, 0)]) if entry == value), default=-1)
 
 
 def _only(entries: list[Any]) -> Any:
-    """The one value of a list beside zeros."""
+    """Return the single nonzero value of a list."""
     values = {entry: None for entry in entries if entry}
     if len(values) > 1:
-        raise InputError(f"one value beside 0 is counted, not {', '.join(map(str, values))}")
+        raise InputError(f"only one nonzero value is supported, not {', '.join(map(str, values))}")
     return next(iter(values), 0.0)
 
 
 def _quantile(share: float) -> float:
-    """Below which value that share of a normal distribution lies."""
-    from statistics import NormalDist  # which few models need, and which takes long to load
+    """Return the quantile of the normal distribution."""
+    from statistics import NormalDist  # few models need it, and it loads slowly
 
     return NormalDist().inv_cdf(share)
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """The power; of whole numbers one whose digits would not end is an OverflowError."""
+    """Return the power; a huge power of integers is an OverflowError."""
     if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > BITS:
         raise OverflowError
     return base**exponent
@@ -161,7 +160,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "quantile": _quantile,
     "log": math.log,
 }
-"""What an expression may call."""
+"""The functions of expressions."""
 
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -182,7 +181,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 def _operator(kind: ast.AST) -> Callable[[Any, Any], Any]:
-    """What an operator does. Raises `ValueError` for one that has no meaning here."""
+    """Return the function of an operator. Raises `ValueError` for an unsupported one."""
     if type(kind) not in _OPERATORS:
         raise ValueError(f"no meaning: {type(kind).__name__}")
     return _OPERATORS[type(kind)]
@@ -234,5 +233,5 @@ class _Evaluation:
     def _entry(self, value: ast.expr, index: int) -> Any:
         entries = self.of(value)
         if not index < len(entries):
-            raise InputError(f"{ast.unparse(value)} has {len(entries)} entries, and entry {index + 1} is needed")
+            raise InputError(f"{ast.unparse(value)} has {len(entries)} entries: entry {index + 1} is missing")
         return entries[index]

@@ -1,8 +1,8 @@
-"""The model families that a configuration can name: one data file each, `families/MODEL_TYPE.toml`.
+"""The model families of configurations: one data file each, `families/MODEL_TYPE.toml`.
 
 A family is a base table with slots, the layers that it calls with their rewritings, its sizes and settings with their
-defaults, and the classes that can be built of it. A file `like = "llama"` starts from another one and says what
-differs. A name that begins with an underscore is only there to start from. families/README.md says what each key means.
+defaults, and the classes that can be built of it. A file `like = "llama"` extends another one. A name with a leading
+underscore is only a base. families/README.md describes each key.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_tanh": "gelu_tanh",
-    # The four write one function: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); gelu_fast rounds sqrt(2/pi) to
+    # The four names are one function: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); gelu_fast rounds sqrt(2/pi) to
     # ten digits.
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -49,15 +49,15 @@ ACTIVATIONS = {
     "swish": "silu",
     "tanh": "tanh",
 }
-"""Hugging Face's names of activations (transformers.activations.ACT2CLS) and the words of the vocabulary."""
+"""Hugging Face's names of activations (transformers.activations.ACT2CLS) and the ops of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What can be built of a family: its class's name at Hugging Face ("" for the generic ones), its head, its pooler.
+    """A class of a family: its name at Hugging Face ("" for generic ones), its head, its pooler.
 
-    `head` names the lines under `heads` that stand on the last block; `counted` says in words what is there; `also` are
-    older names of the class.
+    `head` names the lines under `heads` that follow the last block; `counted` describes its parts; `also` are older
+    names of the class.
     """
 
     name: str
@@ -69,9 +69,9 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSlot:
-    """A place `{name}` in the table's text: `choose` is an expression whose value names one of the texts.
+    """A slot `{name}` in the table's text: the value of `choose`, an expression, names one of the texts.
 
-    A slot that is always the same has no choice, and its text is called "".
+    A constant slot has no choice, and the name of its text is "".
     """
 
     choose: str
@@ -80,7 +80,7 @@ class TemplateSlot:
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """One rewriting of a layer, by its name, with its argument; `when` is an expression, "" for always."""
+    """One rewriting of a layer with its argument; `when` is an expression, "" for always."""
 
     name: str
     argument: Any
@@ -89,7 +89,7 @@ class Rewriting:
 
 @dataclass(frozen=True, slots=True)
 class BaseLayer:
-    """A layer that the table calls: which shipped layer it is, and its rewritings in their order."""
+    """A layer that the table calls: the shipped layer and its rewritings in order."""
 
     base: str
     rewritings: tuple[Rewriting, ...] = ()
@@ -99,7 +99,7 @@ class BaseLayer:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A model type. Sizes without a default are required, except the optional ones and those that follow from others.
+    """A model type. Sizes without a default are required, except optional and derived ones.
 
     `default` is an expression for the number of the architecture that is meant where a configuration names none, the
     first by default. `refused` are keys that change the mathematics, each with the one value that is supported.
@@ -163,12 +163,12 @@ class Family:
 
     @property
     def makes(self) -> frozenset[str]:
-        """The inputs of its tables that its own lines make."""
+        """Return the inputs of its tables that its lines compute."""
         return frozenset(name for names in self.made for name in names.split())
 
     @property
     def taken_by_all(self) -> str:
-        """The class with one loss that every procedure takes: its error is over the vocabulary or projected; or ""."""
+        """Return the class whose loss every procedure supports (over the vocabulary or projected); or ""."""
         lines = {
             architecture.name: self.heads[architecture.head].get("lines", "") for architecture in self.architectures
         }
@@ -177,40 +177,40 @@ class Family:
 
     @property
     def derived(self) -> Mapping[str, str]:
-        """The sizes that follow from others where a configuration says nothing or null, each with its expression."""
+        """Return the derived sizes of absent or null entries, each with its expression."""
         return {name: value for name, value in self.sizes.items() if isinstance(value, str)}
 
 
 def names() -> tuple[str, ...]:
-    """Every model type that can be counted."""
+    """Return every supported model type."""
     return tuple(sorted(file.stem for file in FOLDER.glob("*.toml") if not file.stem.startswith("_")))
 
 
 @cache
 def family(name: str) -> Family:
-    """The family of a model type; KeyError where there is none."""
+    """Return the family of a model type. Raises KeyError for an unknown one."""
     if name.startswith("_") or not name.replace("-", "_").isidentifier() or not (FOLDER / f"{name}.toml").is_file():
         raise KeyError(name)
     return _family(name, _read(name))
 
 
 TABLE = "table"
-"""What a configuration has for the name of its family where a layer is the model."""
+"""The family name of a configuration whose model is a layer."""
 
 
 def instead(name: str) -> str:
-    """The end of a refusal of a class that a procedure does not take: which one of the family has what it needs.
+    """Return the advice of an error for a class without a loss: the class of the family that has one.
 
-    Of a layer that is the model, what gives it a loss.
+    For a layer that is the model, how to add a loss.
     """
     if name == TABLE:
-        return "; a module has a loss where its forward takes the answers and returns it"
+        return "; let the module's forward take the targets and return the loss"
     other = family(name).taken_by_all if name in names() else ""
     return f"; --architecture {other} has one" if other else ""
 
 
 def _read(name: str) -> dict[str, Any]:
-    """A family's file, over those that it is like, of which a later one goes over an earlier one."""
+    """Return a family's file merged over its bases; later ones override earlier ones."""
     table = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     likes = table.pop("like", [])
     base: dict[str, Any] = {}
@@ -220,7 +220,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged key by key, everything else is replaced; `~key` takes the base's key away."""
+    """Merge tables key by key and replace everything else; `~key` removes the base's key."""
     merged = dict(base)
     for key, value in changes.items():
         if key.startswith("~"):
@@ -257,7 +257,7 @@ def _family(name: str, table: dict[str, Any]) -> Family:
 
 
 def _place(size: str) -> int:
-    """Where a size stands among those of a family: the usual ones first."""
+    """Return the sort position of a size: the usual ones first."""
     return _ORDER.index(size) if size in _ORDER else len(_ORDER)
 
 
@@ -279,12 +279,12 @@ def _slot(values: Mapping[str, str] | str) -> TemplateSlot:
 
 
 def _text(text: str) -> str:
-    """Lines without the indent that they have in the file; what stands on one line is as it is."""
+    """Return lines without their indent in the file; a single line is unchanged."""
     return dedent(text).strip("\n") if "\n" in text else text
 
 
 class _Families(Mapping[str, Family]):
-    """Every family by its name; a file is read when it is asked for."""
+    """All families by name; a file is read on first use."""
 
     def __getitem__(self, name: str) -> Family:
         return family(name)

@@ -1,6 +1,6 @@
-"""Configuration files: a path, a folder or standard input in, one mapping of keys to values out.
+"""Read configuration files: a path, a folder or standard input, into a mapping of keys to values.
 
-Whatever is wrong with a file is said in one line that names it.
+Every error is one line that names the file.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import NoReturn, TextIO
 from learncost.ir.errors import InputError, printable, shown
 from learncost.layers.layer import Layer, layer
 
-LARGEST_FILE = 16 * 2**20  # bytes; published configurations take a few thousand, and /dev/zero never ends
+LARGEST_FILE = 16 * 2**20  # bytes; published configurations have a few thousand, and /dev/zero never ends
 
 
 NOTATION = ".table"
-"""What a file in the notation ends in."""
+"""The suffix of files in the notation."""
 
 
 def user_folder(what: str) -> Path:
-    """Where something is kept for this user: in $XDG_CACHE_HOME or ~/.cache, under learncost."""
+    """Return the user's cache folder: $XDG_CACHE_HOME or ~/.cache, under learncost."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "learncost" / what
 
 
@@ -125,7 +125,7 @@ def parse_toml(text: str, where: str) -> dict[str, object]:
 
 
 def read_layer(path: Path) -> Layer:
-    """The layer that a file in the notation holds. Raises `InputError`."""
+    """Return the layer of a file in the notation. Raises `InputError`."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -139,5 +139,5 @@ def read_layer(path: Path) -> Layer:
 
 @lru_cache(maxsize=16)
 def _of_text(text: str) -> Layer:
-    """The layer of a text, kept: an answer to several questions reads its file for each of them."""
+    """Return the layer of a text, cached because several questions read the same file."""
     return layer(text)

@@ -1,8 +1,8 @@
-"""What learns in a live module: its parameters, their `requires_grad`, and peft's low-rank paths, as weights of ours.
+"""Map the trainable parameters of a live module (`requires_grad`, peft's LoRA) to the weights of its table.
 
-A parameter is found by the module that holds it: projections by the families' `[modules]`, embeddings and a head by
-what the table does with them, and what is left of a block (norms, single biases) by whether it is a gain or a shift.
-What is left and is frozen in part, so that names would decide, is refused.
+A parameter is found by its module: projections by the families' `[modules]`, embeddings and a head by their use in the
+table, and the rest of a block (norms, single biases) by being a gain or a shift. A partly frozen rest is refused as
+ambiguous.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATHS = ("lora_A", "lora_B")
 
 @dataclass(frozen=True)
 class LiveParameter:
-    """A parameter: the path of the module that holds it, its own name there, its size, whether it learns."""
+    """A parameter: the path of its module, its name there, its size, whether it is trainable."""
 
     path: str
     leaf: str
@@ -35,13 +35,13 @@ class LiveParameter:
 
     @property
     def block(self) -> int | None:
-        """The first number in its path."""
+        """Return the first number in its path."""
         return next((int(part) for part in self.path.split(".") if part.isdigit()), None)
 
 
 @dataclass(frozen=True)
 class Path:
-    """A low-rank path of peft: the module that it is beside, its rank, what its result is multiplied by."""
+    """A low-rank path of peft: the adapted module, its rank and its scale."""
 
     path: str
     rank: int
@@ -49,14 +49,14 @@ class Path:
 
 
 def parameters_of(module: Any) -> tuple[list[LiveParameter], list[Path]]:
-    """The parameters as they are without adapters, each once, and peft's paths. Raises `InputError` for others."""
+    """Return the distinct parameters without adapters, and peft's paths. Raises `InputError` for other adapters."""
     plain: list[LiveParameter] = []
     paths: dict[str, Path] = {}
     for name, parameter in module.named_parameters():
         path, _, leaf = name.rpartition(".")
         steps = [step for step in path.split(".") if step != "base_layer"]
         if "original_module" in steps:
-            continue  # beside it stands the copy that learns
+            continue  # its trainable copy is listed too
         adapter_place = next(
             (place for place, step in enumerate(steps) if step.startswith(("lora_", "modules_to_save"))), None
         )
@@ -65,12 +65,10 @@ def parameters_of(module: Any) -> tuple[list[LiveParameter], list[Path]]:
         elif adapter_place is not None:
             beside = ".".join(steps[:adapter_place])
             if steps[adapter_place] not in _PATHS or leaf != "weight":
-                raise InputError(
-                    f"{beside} has a {steps[adapter_place]}: of peft's adapters only LoRA on projections is known"
-                )
+                raise InputError(f"{beside} has a {steps[adapter_place]}: only peft's LoRA on projections is supported")
             if steps[adapter_place] == "lora_A":
                 if beside in paths:
-                    raise InputError(f"{beside} has several adapters: keep the one that is to be counted")
+                    raise InputError(f"{beside} has several adapters: keep one")
                 scaling = module.get_submodule(path.partition(".lora_A")[0]).scaling[steps[adapter_place + 1]]
                 paths[beside] = Path(beside, int(parameter.shape[0]), float(scaling))
             continue
@@ -79,13 +77,11 @@ def parameters_of(module: Any) -> tuple[list[LiveParameter], list[Path]]:
 
 
 def learned(model: Model, plain: list[LiveParameter], paths: list[Path]) -> Learned | None:
-    """What learns of a model, of a module whose parameters these are; None where all do. Raises `InputError`."""
+    """Return the trainable weights of a module's model; None if all learn. Raises `InputError`."""
     if all(parameter.learns for parameter in plain) and not paths:
         return None
     if any(isinstance(line, Loop) for repeat in model.table.repeats for line in repeat.lines):
-        raise InputError(
-            "a module whose blocks share weights is counted as a whole: say with train and lora what learns"
-        )
+        raise InputError("the module's blocks share weights: give train and lora instead of requires_grad")
     reader = _WeightsReader(model)
     try:
         weights = frozenset(reader.weights(plain))
@@ -96,9 +92,9 @@ def learned(model: Model, plain: list[LiveParameter], paths: list[Path]) -> Lear
 
 
 def _call(paths: list[Path]) -> str:
-    """The call that is nearest to a module's low-rank paths, for the end of a refusal."""
+    """Return the call that is nearest to a module's low-rank paths, for an error."""
     if not paths:
-        return "; lc.cost(module.config.to_dict(), train=..., train_layers=...) says in words what learns"
+        return "; lc.cost(module.config.to_dict(), train=..., train_layers=...) names the trainable parameters"
     names = ",".join(dict.fromkeys(path.path.rpartition(".")[2] for path in paths))
     ranks = f"lora_rank={paths[0].rank}, lora_alpha={paths[0].rank * paths[0].scale:g}"
     return f"; the nearest call is lc.cost(module.config.to_dict(), lora='{names}', {ranks})"
@@ -111,7 +107,7 @@ class _WeightsReader:
         self.blocks = tuple(self._blocks())
 
     def _blocks(self) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-        """Side, turn through all repeats and weights of every block, in order."""
+        """Return side, iteration over all loops and weights of every block, in order."""
         before = 0
         for repeat in self.model.table.repeats:
             iterations = self.parts.iterations(repeat)
@@ -124,7 +120,7 @@ class _WeightsReader:
             before += iterations
 
     def place(self, path: str) -> tuple[int, tuple[str, ...]] | None:
-        """The turn and the weights of the block that a path is in."""
+        """Return the iteration and the weights of a path's block."""
         number = LiveParameter(path, "", 0, False).block
         if number is None:
             return None
@@ -136,14 +132,14 @@ class _WeightsReader:
         return module_of(path, self.family, among)
 
     def weights(self, plain: list[LiveParameter]) -> Iterator[tuple[str, int | None]]:
-        """The weights that learn, in which turn."""
+        """Return the trainable weights with their iterations."""
         inside: dict[int, list[LiveParameter]] = {}
         places: dict[int, tuple[int, tuple[str, ...]]] = {}
         outside = []
         stacked = {name for _, _, weights in self.blocks for name in weights}
         others = [name for name in self.model.table.weights if name not in stacked]
         for parameter in plain:
-            # What T5's first blocks hold for all blocks of their stack stands outside of ours.
+            # T5's first blocks hold weights for all blocks of their stack, which are outside of our blocks.
             if (place := self.place(parameter.path)) is None or self.weights_of_path(parameter.path, others):
                 outside.append(parameter)
             else:
@@ -152,10 +148,10 @@ class _WeightsReader:
                 places[key] = place
         for key, (iteration, weights) in places.items():
             yield from ((name, iteration) for name in self.matched(inside[key], weights, f"block {key}"))
-        yield from ((name, None) for name in self.matched(outside, others, "what stands outside of the blocks"))
+        yield from ((name, None) for name in self.matched(outside, others, "the part outside of the blocks"))
 
     def matched(self, theirs: list[LiveParameter], ours: Iterable[str], where: str) -> Iterator[str]:
-        """Of our weights those that learn as theirs do."""
+        """Return our weights that learn as the module's do."""
         left = dict.fromkeys(ours)
         shifts = set(self.parts.biases())
         rest = []
@@ -182,7 +178,7 @@ class _WeightsReader:
             size = self.size(name)
             key = (name in shifts, size)
             if key not in group_keys and (not key[0], size) in group_keys:
-                key = (not key[0], size)  # learned positions are added like a bias and called otherwise, as in ViT
+                key = (not key[0], size)  # learned positions are added like a bias under another name, as in ViT
             groups.setdefault(key, ([], []))[1].append(name)
         for learns, names in groups.values():
             if not names or not any(learns):
@@ -193,20 +189,20 @@ class _WeightsReader:
                 yield from (name for name, is_learning in zip(names, learns, strict=True) if is_learning)
             else:
                 raise InputError(
-                    f"some of {where} is frozen and some is not, and which of our weights those are is not known"
+                    f"{where} is partly frozen, and its weights cannot be identified: freeze all or none of it"
                 )
 
     def check(self, weights: Iterable[tuple[str, int | None]], plain: list[LiveParameter]) -> None:
-        """As many elements must learn as do there; what nothing reads may do as it likes."""
+        """Check that the number of trainable elements is equal, ignoring unused ones."""
         ours, theirs = (
             sum(self.size(name) for name, _ in weights),
             sum(parameter.size for parameter in plain if parameter.learns),
         )
         if not ours <= theirs <= ours + self.model.configuration.unread:
-            raise InputError(f"{theirs:,} parameters learn, and of our weights {ours:,} were found to")
+            raise InputError(f"{theirs:,} parameters are trainable, but only {ours:,} could be identified")
 
     def size(self, name: str) -> int:
-        """The elements of a weight, of one turn where it is a stack."""
+        """Return the elements of a weight, for a stack those of one iteration."""
         axes = self.model.table.axes[name]
         counts = {repeat.count for repeat in self.model.table.repeats}
         return int(Polynomial.of(axis for axis in axes if axis not in counts).at(self.model.sizes))
@@ -219,7 +215,7 @@ class _WeightsReader:
             among = place[1] if place else [w for w in self.model.table.weights if w not in self.parts.in_blocks]
             adapted = self.weights_of_path(path.path, among) or (("head",) if not place and _is_head(path.path) else ())
             if not adapted:
-                raise InputError(f"{path.path} has a low-rank path, and which of our weights it is beside is not known")
+                raise InputError(f"{path.path} has a low-rank path whose weight cannot be identified")
             for name in adapted:
                 if place:
                     iterations.setdefault(name, set()).add(place[0])
@@ -227,34 +223,36 @@ class _WeightsReader:
                     outside[name] = None
         shapes = {(path.rank, path.scale) for path in paths}
         if len(shapes) > 1:
-            raise InputError(f"low-rank paths of different ranks or scales are not counted together: {sorted(shapes)}")
+            raise InputError(f"low-rank paths with different ranks or scales are not supported: {sorted(shapes)}")
         if not paths:
-            return Learned("as the live module's requires_grad says", weights)
+            return Learned("from the live module's requires_grad", weights)
         ((rank, scale),) = shapes
         alpha = scale * rank
         self.identical(iterations)
         names = (*dict.fromkeys(iterations), *outside)
         blocks = frozenset(iteration for path_iterations in iterations.values() for iteration in path_iterations)
-        text = f"LoRA of rank {rank} and alpha {alpha:g} on {', '.join(names)}, as the live module has it"
-        more = "; and what its requires_grad says" if weights else ""
+        text = f"LoRA of rank {rank} and alpha {alpha:g} on {', '.join(names)}, from the live module"
+        more = "; and its requires_grad" if weights else ""
         return Learned(f"{text}{more}", weights, names, blocks, rank, alpha)
 
     def identical(self, iterations: Mapping[str, set[int]]) -> None:
-        """Every adapted weight must have its path in all of the adapted turns in which it stands."""
+        """Check that every adapted weight has its path in all adapted iterations."""
         every = {iteration for path_iterations in iterations.values() for iteration in path_iterations}
         for name, path_iterations in iterations.items():
             stands = {iteration for _, iteration, weights in self.blocks if name in weights}
             if path_iterations != every & stands:
-                raise InputError(f"{name} has a low-rank path in other blocks than others have theirs: not known")
+                raise InputError(
+                    f"{name} has a low-rank path in different blocks than other weights, which is not supported"
+                )
 
 
 def _is_head(path: str) -> bool:
-    """Whether a module is the matrix of the logits: lm_head, embed_out, or the decoder inside of an lm_head."""
+    """Whether a module is the output projection: lm_head, embed_out, or the decoder inside of an lm_head."""
     return "head" in path.rpartition(".")[2] or path.endswith(("lm_head.decoder", "predictions.decoder", "embed_out"))
 
 
 def _kinds(lines: list[Line], stacks: list[str]) -> tuple[tuple[str, ...], ...]:
-    """The weights of each block of a turn: with several blocks, by the name of the kind in front of theirs."""
+    """Return the weights of each block of an iteration; several blocks are distinguished by their kinds' names."""
     if sum(map(weighs_tokens, lines)) < 2:
         return (tuple(stacks),)
     kinds: dict[str, list[str]] = {}

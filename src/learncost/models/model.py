@@ -33,7 +33,7 @@ RUN_AXES = frozenset({"B", "M", "N"})
 
 @dataclass(frozen=True)
 class Model:
-    """A model's forward table, with the sizes of its axes but those of a run (B, M, N).
+    """A model's forward table, with the sizes of its axes except those of a run (B, M, N).
 
     `table.constants` are inputs without gradients; `masks` among them are the drawn masks of dropout and the padding.
     `projected` are inputs or embeddings to which PEPITA adds the output's error through a fixed random matrix; without
@@ -47,26 +47,26 @@ class Model:
     projected: tuple[str, ...] = ()
     rules: Mapping[str, str] = field(default_factory=dict)
     trained: tuple[str, ...] | None = None  # the weights that learn; None: all
-    differentiated: tuple[str, ...] = ()  # inputs whose gradients are made, too
-    quantized: tuple[Quantized, ...] = ()  # those that are stored as codes and scales
-    plain: Table | None = None  # with the weights that the codes stand for
+    differentiated: tuple[str, ...] = ()  # inputs with gradients
+    quantized: tuple[Quantized, ...] = ()  # weights stored as codes and scales
+    plain: Table | None = None  # with the dequantized weights
     whole: bool = False  # whether matrix products are of codes
-    integers: bool = False  # whether all numbers of its steps are whole ones
-    kept: str = ""  # the type of activations while they wait for the backward pass, where that is another one
+    integers: bool = False  # whether its steps are integer-only
+    kept: str = ""  # the type of saved tensors, if it differs
 
     @property
     def learning(self) -> tuple[str, ...]:
-        """The weights that learn."""
+        """Return the trainable weights."""
         return self.table.weights if self.trained is None else self.trained
 
     @property
     def parameters(self) -> Polynomial:
-        """How many there are, in the table's sizes: those of the table, and those that are stored and never read."""
+        """Return the number of parameters: those of the table, and stored unused ones."""
         return parameters(self.table) + Polynomial.of((), self.configuration.unread)
 
     @property
     def quantized_widths(self) -> dict[str, int]:
-        """Bytes of an element of the arrays that replace quantized weights, by name: none.
+        """Return the bytes per element of the arrays that replace quantized weights, by name: none.
 
         The packed arrays are counted by `Quantized.bytes`; the positions of blocks and levels stay inside of kernels.
         """
@@ -75,7 +75,7 @@ class Model:
 
     @property
     def padded(self) -> bool:
-        """Whether a mask of the keys comes in, for sequences of unequal length."""
+        """Whether it has a padding mask as input, for sequences of unequal length."""
         return any(self.table.values[name].role == "padding" for name in self.masks)
 
     @property
@@ -85,7 +85,7 @@ class Model:
 
     @property
     def causal(self) -> bool:
-        """Whether it says the next token: its last stack is a decoder."""
+        """Whether it predicts the next token: its last stack is a decoder."""
         return family_of(self.configuration).blocks[-1] == "decoder"
 
     @property
@@ -96,7 +96,7 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """A model by its table, one object for equal structures, and what learns: what is made of it is remembered by."""
+    """A cache key of a model: its table, one object for equal structures, and its trainable weights."""
 
     model: Model
 
@@ -114,23 +114,23 @@ class Structure:
 
 @lru_cache(maxsize=64)
 def _build(plan_: CompositionPlan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
-    """The table of a plan, and its axes."""
+    """The table of a plan with its axes."""
     layers = {planned.name: _rewritten(planned, dropout, padding) for planned in plan_.layers}
     table = _with_blocks(defined(plan_.header, plan_.lines, layers).table, plan_.blocks, plan_.sided)
     return table, axes_of(table)
 
 
 def build(configuration: Configuration, dropout: bool = False, padding: bool = False) -> Model:
-    """The model that a configuration describes.
+    """Return the model that a configuration describes.
 
     dropout   with drawn masks where the family has them
-    padding   with a mask of the keys, for batches of sequences of unequal length
-    Raises `InputError` for one of a live module of which a part is frozen or adapted: `adapted` builds on it without.
+    padding   with a padding mask, for batches of sequences of unequal length
+    Raises `InputError` for a partly frozen or adapted live module; `adapted` handles those.
     """
     if configuration.learned is not None:
         raise InputError(
-            f"{configuration.name} is frozen in part or adapted ({configuration.learned}), which cost, compare, memory "
-            "and conventions follow; give its config here"
+            f"{configuration.name} is partly frozen or adapted ({configuration.learned}), which only cost, "
+            f"compare, memory and conventions support: give its config here"
         )
     family = family_of(configuration)
     if family.layer is not None:
@@ -148,14 +148,14 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
 
 
 def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Model:
-    """The model that a layer in the notation is: its inputs that learn have gradients, as its weights have."""
+    """Return the model of a layer in the notation: its trainable inputs have gradients, as its weights do."""
     if dropout:
         raise InputError(f"dropout does not apply to {configuration.name}: the table defines its own dropout")
     table, sizes = marked(layer), dict(configuration.sizes)
     along = {axis for name in table.weights for axis in table.axes[name]}
     sizes |= {axis: size for axis, size in layer.sizes.items() if axis in RUN_AXES & along}  # of learned positions
     stated = {name: sizes.get(name, size) for name, size in table.sizes.items()}
-    matter = read_place_by_place(table.lines, stated)  # with others the step is the same table, so they are not stated
+    matter = read_place_by_place(table.lines, stated)  # other sizes give the same table, so they are not shown
     table = replace(table, sizes={name: size for name, size in stated.items() if name in matter})
     fixed = table.indices | table.constants
     inputs = tuple(name for name in table.inputs if name not in fixed)
@@ -169,12 +169,14 @@ def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:
     size = evaluate(rule, values)
     if not isinstance(size, int) or size < 1:
         numbers = ", ".join(f"{name} {values[name]}" for name in sorted(names(rule)) if name in values)
-        raise InputError(f"the axis {axis} would have the size {size} ({rule}) with {numbers}; it must be 1 at least")
+        raise InputError(
+            f"the axis {axis} would have the size {size} ({rule}) with {numbers}, but it must be at least 1"
+        )
     return size
 
 
 def axes_of(table: Table) -> tuple[str, ...]:
-    """The axes of a table, and the sizes that only its numbers and its windows read."""
+    """Return the axes of a table and the sizes in its numbers and windows."""
     axes: set[str] = set()
     for line, _ in walk(table.lines):
         axes.update(base(axis) for axis in line.loops)
@@ -197,12 +199,12 @@ def _rewritten(planned: PlannedLayer, dropout: bool, padding: bool) -> Layer:
 
 
 def masks_of(table: Table) -> tuple[str, ...]:
-    """The masks among its inputs: those of dropout, and of padded keys."""
+    """Return the masks among its inputs: those of dropout and padding."""
     return tuple(name for name in table.inputs if table.values[name].role in DRAWN)
 
 
 def _with_blocks(table: Table, blocks: tuple[str, ...], sided: tuple[str, ...]) -> Table:
-    """Every line says whether it stands in an encoder or a decoder block; with both, `sided` layers do so too."""
+    """Set the side (encoder or decoder) of every line in blocks and, with both sides, of `sided` layers."""
     two_sided = len(set(blocks)) > 1
     stack = iter(blocks)
     lines: list[Statement] = []
@@ -225,13 +227,13 @@ def _in_block(line: Statement, block: str) -> Statement:
 
 
 def lengths_open(configuration: Configuration, seq_len: int, target_len: int) -> tuple[int | None, int | None]:
-    """These lengths for a run; None for one that the model fixes, such as an image's, and where it has no decoder."""
+    """Return the lengths of a run; None for a length that the model fixes, such as an image's, or does not have."""
     fixed = family_of(configuration).fixed
     return None if fixed else seq_len, target_len if configuration.two_sided else None
 
 
 def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_len: int | None) -> dict[str, int]:
-    """The sizes of all axes: the model's, and B, M, N of a run. Lengths are checked against learned positions.
+    """Return the sizes of all axes: the model's, and B, M, N of a run. Lengths are checked against learned positions.
 
     An encoder-decoder reads seq_len tokens on the encoder's side (N) and target_len on the decoder's (M); every other
     model has seq_len tokens (M). A layer that is a model has the lengths that its axes M and N say. Raises
@@ -239,9 +241,11 @@ def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_
     """
     configuration = model.configuration
     family, values = family_of(configuration), configuration.values
-    if family.layer is not None and not model.two_sided:  # its one length, by whatever name
+    if family.layer is not None and not model.two_sided:  # its one length, under any name
         if None not in (seq_len, target_len) and seq_len != target_len:
-            raise InputError(f"{configuration.name} has one length, not {seq_len} and {target_len}")
+            raise InputError(
+                f"{configuration.name} has one length: give --seq-len or --target-len, not {seq_len} and {target_len}"
+            )
         seq_len, target_len = seq_len or target_len, None
     longest = evaluate(family.limit, values) if family.limit and family.layer is None else 0
     fixed = evaluate(family.fixed, values) if family.fixed else 0
@@ -254,7 +258,7 @@ def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_
     if seq_len is None:
         raise InputError(f"{configuration.name} has no default length: give --seq-len")
     if target_len is not None and not model.two_sided:
-        raise InputError(f"{configuration.name} has no decoder beside an encoder: --target-len does not apply")
+        raise InputError(f"{configuration.name} is not an encoder-decoder: remove --target-len")
     target = evaluate(family.target_length, values) if family.target_length else seq_len
     lengths = {"seq_len": 0 if fixed else seq_len} | ({"target_len": target_len or target} if model.two_sided else {})
     for name, length in lengths.items():
@@ -271,17 +275,17 @@ def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_
 
 
 def _check_run(configuration: Configuration, layer: Layer, lengths: Mapping[str, int | None]) -> None:
-    """Refuse a run that leaves an axis of a layer open, or says the size of one that it does not have."""
+    """Refuse a run that leaves an axis of a layer open, or gives the size of a missing one."""
     axes, given = letters(layer), {name for name, length in lengths.items() if length is not None}
     if {"seq_len", "target_len"} & given and not {"M", "N"} & axes.keys():
-        raise InputError(f"{configuration.name} has no sequences: none of its axes is called M or N")
+        raise InputError(f"{configuration.name} has no sequence dimension (axis M or N)")
     if lengths["batch_size"] not in (None, 1) and "B" not in axes:
-        raise InputError(f"{configuration.name} has no batch: none of its axes is called B")
+        raise InputError(f"{configuration.name} has no batch dimension (axis B)")
     check_open(layer, configuration.name, {*configuration.sizes, *given})
 
 
 def from_layer(layer: Layer, projected: Iterable[str] = ()) -> Model:
-    """The model that a layer is, to be trained: no gradient of an input is made. From `loss` alone it can learn.
+    """Return the model of a layer for training, without gradients of inputs. It needs the output `loss` to learn.
 
     projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix: the
                 training's input `X.F` for X

@@ -1,4 +1,4 @@
-"""Which code of transformers trains a model: what its family's file says in `[module]`."""
+"""The transformers code of a model's eager training, from `[module]` in its family's file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from learncost.program.autograd.module import MODULES, USUAL_MODULE, Itself, Mod
 
 
 def usual_module(model: Model, recomputes: bool = False) -> str:
-    """Whose code is assumed where nobody is named: of a layer of one's own that of its lines, of one that was read its
-    module's."""
+    """The default code of a model without a family: a layer's lines, or an imported module."""
     if model.configuration.layer is None:
         return USUAL_MODULE
     return Module.name if recomputes or runs_otherwise(model) else Itself.name
 
 
 def runs_otherwise(model: Model) -> str:
-    """Why a module that was read does not run itself; "" where it does."""
+    """Return why an imported module cannot run; "" if it can."""
     layer = model.configuration.layer
     if layer is None or layer.steps is None:
         return "is of a module that is in memory, or is named as FILE.py:NAME"
@@ -28,13 +27,13 @@ def runs_otherwise(model: Model) -> str:
 
 
 def learns_otherwise(model: Model) -> bool:
-    """Whether other weights learn than those of the module that was read."""
+    """Whether other weights are trainable than in the imported module."""
     layer = model.configuration.layer
     return layer is not None and {*model.learning} != {*layer.table.weights} - {*layer.frozen}
 
 
 def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 4) -> Module:
-    """The module of a name for a model with weights of so many bytes; under checkpoints no cache is kept."""
+    """Return the module code for a model, given the bytes of its weights; checkpointing disables its KV cache."""
     family = FAMILIES.get(model.configuration.family)
     if family is None or name == "plain":
         return MODULES[name]()

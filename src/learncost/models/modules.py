@@ -1,4 +1,4 @@
-"""The names that users know projections by, and our weights that they hold. Data, and one rule of matching."""
+"""Map users' names of projections to our weights: data and one matching rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from learncost.models.families import FAMILIES
 
 Modules = Mapping[str, tuple[str, ...]]
 
-# What projections are called where a family's file does not say it: ends of our names.
+# Default names of projections: suffixes of our names.
 _ANY: Modules = {
     "q_proj": ("WQ",),
     "k_proj": ("WK",),
@@ -28,7 +28,7 @@ _ANY: Modules = {
 
 
 def modules_of(family: str) -> Modules:
-    """The `[modules]` of a family: the end of a module's path in transformers -> our weights that it holds.
+    """The `[modules]` of a family: a suffix of a module's path in transformers -> our weights in it.
 
     A module with several weights of one layer is one matrix there: its low-rank path has one A.
     """
@@ -36,11 +36,11 @@ def modules_of(family: str) -> Modules:
 
 
 def weights_named(name: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
-    """The weights that a name stands for: of the family's modules as peft matches them, of any model's, or our own.
+    """Return the weights of a name: of the family's modules as peft matches them, of any model's, or ours.
 
-    A module is meant by the end of its path: dense is attention.output.dense too. Ours are meant in full, by the end
-    of the name, or by a pattern with *; a part of the model whose name stands in front of its weights' own, as
-    classifier in classifier.dense.W, is meant by the end of its path, with all that it holds.
+    A module matches by a suffix of its path: dense is attention.output.dense too. Our weights match in full, by a
+    suffix of the name, or by a pattern with *; a part of the model whose name is a prefix of its weights, as classifier
+    in classifier.dense.W, matches by a suffix of its path, with all its weights.
     """
     endings = [
         weight for path, ours in modules_of(family).items() if f".{path}".endswith(f".{name}") for weight in ours
@@ -57,7 +57,7 @@ def weights_named(name: str, family: str, weights: Iterable[str]) -> tuple[str, 
 
 
 def _holders(weight: str) -> list[str]:
-    """The paths of what holds a weight, the nearest first.
+    """Return the paths of the modules that contain a weight, innermost first.
 
     >>> _holders("decoder.attn.WQ")
     ['decoder.attn', 'decoder']
@@ -66,24 +66,24 @@ def _holders(weight: str) -> list[str]:
 
 
 def module_of(path: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
-    """The weights that the module of a whole path holds: by the longest end that the family names, else by any's."""
+    """Return the weights of a module's full path: by the family's longest suffix, else by any family's."""
     ends = [end for end in modules_of(family) if f".{path}".endswith(f".{end}")]
     endings = modules_of(family)[max(ends, key=len)] if ends else _ANY.get(path.rpartition(".")[2], ())
     return tuple(w for w in weights if any(w == ending or w.endswith(f".{ending}") for ending in endings))
 
 
 def joint(family: str, weights: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Of the weights, those that one module holds together where all of them are there: a name, and the weights.
+    """Group weights that one module holds together: a name and its weights.
 
-    A name stands for several modules too, `q_proj` for those of an encoder and of a decoder: they are told apart by
-    what stands in front of the weights' own names.
+    One name may mean several modules, `q_proj` those of an encoder and of a decoder; they differ by the prefix of the
+    weights' names.
     """
     chosen = set(weights)
     joined = []
     for path, ours in modules_of(family).items():
         for group in _by_module(ours):
             for first in sorted(chosen):
-                # In front of the names of a module's weights stands the same: nothing, or a kind of block.
+                # A module's weights have the same prefix: nothing, or a kind of block.
                 front = first.removesuffix(group[0])
                 together = tuple(f"{front}{weight}" for weight in group)
                 if len(group) > 1 and first == f"{front}{group[0]}" and chosen.issuperset(together):
@@ -99,7 +99,7 @@ def _by_module(weights: Iterable[str]) -> Iterable[list[str]]:
 
 
 def names(family: str, weights: Iterable[str]) -> tuple[str, ...]:
-    """Every name that stands for a weight."""
+    """Return every name that matches a weight."""
     weights = tuple(weights)
     paths = [path for path, ours in modules_of(family).items() if weights_named(path, family, weights)]
     ends = (path[place:] for path in paths for place in (0, path.rfind(".") + 1))

@@ -1,4 +1,4 @@
-"""What the names of users mean in a model's table: head, embeddings, biases, projections, layers."""
+"""Resolve users' names in a model's table: head, embeddings, biases, projections, layers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from learncost.passes.rewrite_lora import LoraTarget, is_linear, is_lookup
 
 _HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
 _LINEAR, _GROUPS = ("all-linear", "linear"), ("attention", "feed_forward")
-_MOST_NAMES = 40  # of what is known, in one line that refuses another
+_MOST_NAMES = 40  # known names in one error message
 _PARTS = ("all", "none", "head", "embeddings", "biases")
 
 
 def sliced(table: Table) -> set[str]:
-    """The stacks that turns of repeats read slices of."""
+    """Return the stacks of which loop iterations read slices."""
     return {outer for repeat in table.repeats for _, outer in repeat.each}
 
 
 def spans(text: str, count: int) -> tuple[tuple[int, int], ...]:
-    """The layers that a text means, of `count` ones counted from 0: stretches from a first to a last one, in order.
+    """Return the layers that a text means, of `count` layers from 0: ranges from first to last, in order.
 
     >>> spans("0,2,5-7", 12), spans("last 2", 12)
     (((0, 0), (2, 2), (5, 7)), ((10, 11),))
@@ -61,7 +61,7 @@ def _is_number(text: str) -> bool:
 
 
 class NamedParts:
-    """What the names of a user mean in one model's table."""
+    """Resolves a user's names in one model's table."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.table = model, model.table
@@ -72,7 +72,7 @@ class NamedParts:
         places = [place for place, line in enumerate(self.table.lines) if isinstance(line, Loop)]
         outside = [line for line in self.table.lines if isinstance(line, Line)]
         after = self.table.lines[places[-1] + 1 :] if places else self.table.lines
-        # The head is what stands after the last block, norms aside: also BERT's transformation, and a pooler. A network
+        # The head is everything after the last block except norms: also BERT's transformation, and a pooler. A network
         # without blocks ends with its last product with a weight.
         if not places:
             last = max((n for n, line in enumerate(after) if self._multiplies(line)), default=0)
@@ -82,11 +82,11 @@ class NamedParts:
         self.embeddings = tuple(w for w in self.table.weights if any(_looks_up(line, w) for line in outside))
         linear = linear_layers(model)
         self.linear = tuple(weight for weight in self.table.weights if weight in linear)
-        if model.configuration.layer and model.learns:  # whose output layer has no name of its own
+        if model.configuration.layer and model.learns:  # without a separate name for the output layer
             self.linear = tuple(weight for weight in self.linear if weight not in self.head)
 
     def read_by(self, lines: Iterable[Line]) -> tuple[str, ...]:
-        """The weights that lines read."""
+        """Return the weights that lines read."""
         read = {name for line in lines for name in line.reads}
         return tuple(weight for weight in self.table.weights if weight in read)
 
@@ -97,7 +97,7 @@ class NamedParts:
         return int(size_of(repeat.count, self.model.sizes))
 
     def biases(self) -> tuple[str, ...]:
-        """What is only ever added to values, and not looked up; not a gain that is kept as its distance from one."""
+        """Return the biases: weights that are only added and not looked up, and no gains stored as offsets from one."""
 
         def adds(line: Line, weight: str) -> bool:
             values = [term for term in line.right if isinstance(term, Term) and term.name != weight]
@@ -107,20 +107,20 @@ class NamedParts:
         return tuple(weight for weight, lines in readers.items() if all(adds(line, weight) for line in lines))
 
     def stretches(self, layers: str) -> tuple[tuple[int, int], ...] | None:
-        """The layers that learn, counted through all repeats; None where nothing is said."""
+        """Return the trainable layers, counted over all loops; None if not given."""
         if not layers:
             return None
         name = self.model.configuration.name
         iterations = sum(map(self.iterations, self.table.repeats))
         counted = self.model.configuration.sizes.get("num_hidden_layers", iterations)
         if self.model.two_sided or counted != iterations or not iterations:
-            raise InputError(f"train_layers: {name} has no single stack of layers, one after the other; use train")
+            raise InputError(f"train_layers: {name} has no single stack of layers: use train")
         if common := [n for repeat in self.table.repeats for n in repeat.shared if n in self.table.weights]:
             raise InputError(f"train_layers: all layers of {name} share {common[0]}; use train")
         return spans(layers, counted)
 
     def weights_meant(self, name: str) -> tuple[str, ...]:
-        """The weights that one name of `train` means: of a module, its biases too."""
+        """Return the weights of one name in `train`; of a module, its biases too."""
         if name in ("all", "none"):
             return self.table.weights if name == "all" else ()
         if named := self._of_module(name):
@@ -141,11 +141,11 @@ class NamedParts:
         return self.with_biases(self.weights_for("train", name, (*_PARTS, "attention", "feed_forward", "all-linear")))
 
     def _of_module(self, name: str) -> tuple[str, ...]:
-        """What a module of a layer that is the model holds: there, names are its own."""
+        """Return the weights of a module in a layer that is the model; the names are the layer's."""
         return weights_named(name, self.family, self.table.weights) if self.model.configuration.layer else ()
 
     def _side(self, name: str) -> tuple[str, ...]:
-        """The weights of an encoder or a decoder where there are both; what both read is neither's."""
+        """Return the weights of an encoder or a decoder; shared weights belong to neither."""
         first = next((place for place, line in enumerate(self.lines) if line.meta.block), 0)
         stem = self.lines[:first] if self.lines[first].meta.block == name else ()  # convolutions before the blocks
         inside = {*self.read_by((*stem, *(line for line in self.lines if line.meta.block == name)))}
@@ -163,7 +163,7 @@ class NamedParts:
         return weights
 
     def with_biases(self, weights: Iterable[str]) -> tuple[str, ...]:
-        """The weights, and what is added to their products straight after; an embedding has no product of its own."""
+        """Return the weights with the biases of their products; an embedding has no product."""
         chosen = set(weights)
         multiplied = chosen - set(self.embeddings)
         products = {line.name for line in self.lines for weight in multiplied if is_linear(line, weight)}
@@ -181,13 +181,15 @@ class NamedParts:
         return weights
 
     def projections(self, lora_names: Iterable[str]) -> tuple[LoraTarget, ...]:
-        """The low-rank paths of the names of `lora`; weights that one module holds share one where all are meant."""
+        """Return the low-rank paths of `lora`; weights of one module share a path if all are named."""
         weights: dict[str, None] = {}
         others: dict[str, LoraTarget] = {}
         for name in lora_names:
             if name in _HEAD and not self._of_module(name):
                 for weight in self._some(self.multiplied("head"), "lora", name, "head"):
-                    path = weight if weight.startswith("head") else f"head.{weight}"  # tied: apart from the embedding's
+                    path = (
+                        weight if weight.startswith("head") else f"head.{weight}"
+                    )  # tied: separate from the embedding's
                     others["head"] = LoraTarget(path, (weight,), ("head",))
                 continue
             projected = self._projected(name)
@@ -204,7 +206,7 @@ class NamedParts:
         return (*others.values(), *groups, *(LoraTarget(weight, (weight,)) for weight in weights))
 
     def multiplied(self, layer: str = "") -> tuple[str, ...]:
-        """The weights that something is multiplied by as matrices, in the layers whose names have this part."""
+        """Return the matrices of products in the layers whose names contain this part."""
         layer_lines = [line for line in self.lines if layer in line.meta.layer]
         matrices = {name for line in layer_lines for name in line.reads if is_linear(line, name)}
         return tuple(weight for weight in self.table.weights if weight in matrices)
@@ -223,11 +225,11 @@ class NamedParts:
         weights = self.weights_for("lora", name, (word for word, there in words.items() if there))
         matrices = {*self.multiplied(), *tables}
         fit = tuple(weight for weight in weights if weight in matrices)
-        if len(fit) < len(weights) and ("*" in name or not fit):  # experts are parameters, and no modules as peft wants
+        if len(fit) < len(weights) and ("*" in name or not fit):  # experts are parameters, not modules as peft needs
             other = next(weight for weight in weights if weight not in fit)
             raise InputError(
-                f"lora: {shown(name)} means {other}, which is no matrix of a product; LoRA is for projections, "
-                f"such as {', '.join(self.linear[:4])}"
+                f"lora: {shown(name)} means {other}, which is not a matrix of a product: name a projection, such "
+                f"as {', '.join(self.linear[:4])}"
             )
         return fit
 

@@ -1,4 +1,4 @@
-"""What the layers of a model are for, told by their lines and not by what they are called."""
+"""Identify the purpose of a model's layers by their lines, not by their names."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from learncost.passes.rewrite_lora import is_linear
 
 
 def layers_that(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozenset[str]:
-    """The layers of which a line does something."""
+    """Return the layers with a line that satisfies a condition."""
     return frozenset(line.meta.layer for line in lines if does(line))
 
 
 def normalizes(line: Line) -> bool:
-    """Whether it makes numbers of one scale."""
+    """Whether it is a normalization."""
     return isinstance(line, Op) and entry(line.op).makes == "normal"
 
 
 def activates(line: Line) -> bool:
-    """Whether it is a function of each element, as an activation."""
+    """Whether it is elementwise, as an activation."""
     return isinstance(line, Op) and entry(line.op).pointwise and len(line.right) == 1
 
 
 def weighs_tokens(line: Line) -> bool:
-    """Whether it is the softmax of a block's attention among its own tokens, of which there is one in every block."""
+    """Whether it is the softmax of self-attention, one per block."""
     if not isinstance(line, Op) or not makes_shares(line):
         return False
     others = {base(axis) for axis in line.left[0].loops if axis not in line.axes}
@@ -38,7 +38,7 @@ def weighs_tokens(line: Line) -> bool:
 
 
 def attentions(lines: Collection[Line]) -> tuple[frozenset[str], frozenset[str]]:
-    """The layers in which the tokens of a sequence weigh each other, and those in which they weigh another's."""
+    """Return the layers with self-attention, and those with cross-attention."""
     made = {line.name for line in lines if makes_shares(line) and not weighs_tokens(line)}
 
     def sums_values(line: Line) -> bool:
@@ -49,12 +49,12 @@ def attentions(lines: Collection[Line]) -> tuple[frozenset[str], frozenset[str]]
 
 
 def makes_shares(line: object) -> bool:
-    """Whether it is a softmax, of whatever kind."""
+    """Whether it is a softmax of any kind."""
     return isinstance(line, Op) and entry(line.op).makes == "shares"
 
 
 def linear_layers(model: Model) -> frozenset[str]:
-    """The weights of linear layers as peft's all-linear has them: no output layer, no convolution, no router."""
+    """Return the weights of peft's all-linear: no output layer, no convolution, no router."""
     lines = [line for line, _ in walk(model.table.lines)]
     chosen_by = _chosen_by(lines)
     left_out = family_of(model.configuration).output_layers
@@ -69,7 +69,7 @@ def linear_layers(model: Model) -> frozenset[str]:
 
 
 def _chosen_by(lines: Iterable[Line]) -> set[str]:
-    """The values that a choice among experts is made of, up to the products that make them."""
+    """Return the router's values, back to the products that compute them."""
     chosen_by: set[str] = set()
     for line in reversed(tuple(lines)):
         chooses = isinstance(line, Op) and entry(line.op).kind == "choice"
@@ -79,12 +79,12 @@ def _chosen_by(lines: Iterable[Line]) -> set[str]:
 
 
 def _sums(line: Line) -> bool:
-    """Whether a product of two values sums an axis."""
+    """Whether a product of two values sums over an axis."""
     return isinstance(line, Product) and len(line.right) == 2 and bool(line.sides.sums)
 
 
 def _convolves(line: Line, inputs: Collection[str]) -> bool:
-    """Whether a product reads a stretch at each of its places: of a window, or of an input in pieces."""
+    """Whether a product reads a window at each position, as a convolution or a patch embedding does."""
     terms = [term for term in line.right if isinstance(term, Term)]
     if any(isinstance(axis, Read) for term in terms for axis in term.axes):
         return True

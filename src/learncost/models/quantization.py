@@ -1,4 +1,4 @@
-"""Quantization: the frozen matrices of a model's blocks as codes and scales, by a rewriting of its table."""
+"""Quantization: rewrite a model's table so that the frozen matrices of its blocks are codes and scales."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from learncost.passes.split import flat
 
 
 def changed(model: Model, learned: Adaptation | Learned | None, precision: Precision, learns: bool = True) -> Model:
-    """The model in which only what is asked for learns, in a precision. Raises `InputError`.
+    """Return the model with the requested trainable parameters, in a precision. Raises `InputError`.
 
-    learns  whether weights are trained at all: in inference none are
+    learns  whether any weights are trained; none are in inference
     """
     if learned is not None:
         model = adapted(model, learned)
@@ -28,13 +28,12 @@ def changed(model: Model, learned: Adaptation | Learned | None, precision: Preci
 
 
 def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
-    """The model with its matrices that are frozen, or that learn, in the type that the precision has for them; itself
-    where it has none.
+    """Return the model with its frozen or trainable matrices in the types of the precision, if it has any.
 
-    Meant are the linear layers inside of blocks, as bitsandbytes has it: embeddings, norms, biases, the head, routers
-    and convolutions stay as they are. Where the scale stands behind the product, it is every matrix that products alone
-    read, wherever it stands. Raises `InputError` where none of them is frozen.
-    learns  whether weights are trained at all: in inference none are
+    These are the linear layers inside of blocks, as in bitsandbytes: embeddings, norms, biases, the head, routers and
+    convolutions are unchanged. If the scale follows the product, every matrix that only products read is quantized.
+    Raises `InputError` if none of them is frozen.
+    learns  whether any weights are trained; none are in inference
     """
     kind = precision.quantized
     if kind is None:
@@ -44,20 +43,20 @@ def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
     every, linear = kind.behind, linear_layers(model)
 
     def chosen(line: Line, inside: str, outer: str) -> bool:
-        # Where all numbers are whole, those that are frozen are codes too.
+        # In integer-only steps, frozen matrices are codes, too.
         meant = kind.powers or (outer in learning) == (kind.learns and learns)
         return meant and (every or inside in linear)
 
     table, stored = with_quantized(model.table, chosen, kind)
     if not stored and kind.learns:
         raise InputError(
-            f"the precision {precision.name} stores matrices that learn and that products alone read, and in "
-            f"{model.configuration.name} there is none"
+            f"the precision {precision.name} needs trainable matrices that only products read, which "
+            f"{model.configuration.name} does not have"
         )
     if not stored:
         raise InputError(
-            f"the precision {precision.name} stores frozen matrices{'' if every else ' of blocks'} as {kind.name}, and "
-            f"in {model.configuration.name} none is frozen: say what learns, such as lora all-linear"
+            f"the precision {precision.name} stores frozen matrices{'' if every else ' of blocks'} as "
+            f"{kind.name}, but {model.configuration.name} has none: freeze some, for example with lora all-linear"
         )
     block_counts = {axis: size for weight in stored for axis, size in weight.sizes(model.sizes).items()}
     codes = {weight.weight: weight.codes.name for weight in stored}

@@ -2,7 +2,7 @@
 
 Canonical names are Hugging Face's. The spellings of nanoGPT and GPT-2 (`n_embd`, `block_size`), of Pau & Aymone's
 table 1 (`d_model`, `voc_size`, `M`, `N`), of DistilBERT (`dim`, `hidden_dim`) and of encoder-decoder configurations
-(`encoder_layers`) lead to them. This table is the only place that knows a spelling.
+(`encoder_layers`) are aliases. This table is the only place with spellings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from learncost.ir.polynomial import LARGEST as LARGEST
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """One size: its canonical name, its symbol in formulas, what it counts, and its other spellings."""
+    """One size: its canonical name, its symbol in formulas, its meaning, and its other spellings."""
 
     name: str
     symbol: str
@@ -39,7 +39,7 @@ MODEL_SIZES = (
     ModelSize(
         "max_position_embeddings",
         "max_len",
-        "positions that the model has",
+        "positions of the model",
         ("n_positions", "n_ctx", "block_size", "max_len"),
     ),
     ModelSize("type_vocab_size", "n_type", "token types"),
@@ -55,13 +55,13 @@ RUN_SIZES = (
     ModelSize("target_len", "M", "tokens in a sequence of the decoder", ("M", "target_length")),
     ModelSize("batch_size", "B", "sequences in a batch", ("B",)),
 )
-"""The sizes of one step, which no configuration holds."""
+"""The sizes of one step, which are not in configurations."""
 
 CANONICAL = {spelling: size.name for size in MODEL_SIZES + RUN_SIZES for spelling in (size.name, *size.spellings)}
 """Every accepted spelling and its canonical name."""
 
 OF_A_RUN = {spelling: size.name for size in RUN_SIZES for spelling in (size.name, *size.spellings)}
-"""Those of the sizes of one step."""
+"""The spellings of the sizes of one step."""
 
 
 def spelled(name: str) -> str:
@@ -83,7 +83,7 @@ def resolve(name: str) -> str:
 
 
 def check_size(name: str, value: object) -> int:
-    """Return `value` as the integer that it is: a whole number from 1 to 10^12, or as text, also as 1e3 or 512k.
+    """Return `value` as an integer from 1 to 10^12; text may also be 1e3 or 512k.
 
     `name` is the spelling that the user gave; the message of the InputError names it.
     """
@@ -99,7 +99,7 @@ LONGEST = 10**5  # entries of a list, nested ones included
 
 @dataclass(frozen=True, slots=True)
 class GivenValue:
-    """A value as it was given: under which spelling, and where; "" is a flag, whose numbers may be text."""
+    """A given value with its spelling and source; "" is a flag, whose numbers may be text."""
 
     spelling: str
     value: object
@@ -107,7 +107,7 @@ class GivenValue:
 
     @property
     def label(self) -> str:
-        """What an error calls it."""
+        """Return its name in errors."""
         return f"{self.where}: {self.spelling}" if self.where else self.spelling
 
     @property
@@ -176,7 +176,7 @@ class GivenValue:
         return value
 
     def text(self) -> str:
-        """A word, or several with bars between them, which may come as a list; an empty one is no word."""
+        """Return a name, or several joined by bars, also from a list; an empty one is no name."""
         if isinstance(self.value, list) and all(isinstance(word, str) for word in self.value):
             return "|".join(self.value)
         if not isinstance(self.value, str):
@@ -199,7 +199,7 @@ class GivenValue:
         return self.value
 
     def one_of(self, names: Mapping[str, str]) -> str:
-        """What a known name stands for."""
+        """Return the value of a known name."""
         meaning = names.get(self.value) if isinstance(self.value, str) else None
         if meaning is None:
             raise InputError(
@@ -210,7 +210,7 @@ class GivenValue:
 
 
 def setting(entry: GivenValue, name: str, default: object, activations: Mapping[str, str]) -> Any:
-    """A setting's value, checked as the type of its default wants it."""
+    """Return a setting's value, validated by the type of its default."""
     if name == "activation":
         return entry.one_of(activations)
     if isinstance(default, bool):

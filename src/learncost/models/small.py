@@ -1,4 +1,4 @@
-"""A small model of every family, for what is run over all of them."""
+"""A small model of every family, for runs over all of them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SIZES: Mapping[str, Any] = {
 
 
 def learning(family: Family) -> Architecture:
-    """The class of a family that learns from answers: its usual one, or the first that does."""
+    """Return the class of a family that learns from targets: its usual one, or the first such class."""
     every = family.architectures
     return next(
         (architecture for architecture in every if family.heads[architecture.head]["outputs"] == "loss"), every[0]
@@ -69,7 +69,7 @@ def learning(family: Family) -> Architecture:
 
 
 def small(name: str, **more: Any) -> Configuration:
-    """A small model of the family with the head that it learns by. `more` are other sizes and settings."""
+    """Return a small model of the family with a trainable head. `more` are other sizes and settings."""
     try:
         return configure(contents(name, **more))
     except InputError as error:
@@ -80,7 +80,7 @@ def contents(name: str, **more: Any) -> dict[str, Any]:
     """The same as the contents of a config.json."""
     family = FAMILIES[name]
     usual_sizes = {**SIZES, **more}
-    # What follows from another size stays as it follows, but for the number of heads of keys and values.
+    # Derived sizes stay derived, except the number of key and value heads.
     sizes = {
         key: usual_sizes[key] for key, usual in family.sizes.items() if key in usual_sizes and not _follows(key, usual)
     }

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all: written under another name, brought to the disk, then renamed."""
+"""Write files atomically: under a temporary name, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from learncost.ir.errors import InputError, shown
 Arrays = Mapping[str, Any]
 
 TEMPORARY = ".partial"
-"""How the names of files end that are being written; one that is found later is what a killed run left."""
+"""The suffix of files that are being written; a killed run may leave one."""
 
 
 @dataclass(frozen=True)
 class WriteAdvice:
-    """What a message about a file that cannot be written ends with: what is still there, and what goes on from it."""
+    """The advice in an error about a file that cannot be written: what remains and how to continue from it."""
 
     what: str = ""
     again: str = ""
 
     def after(self, advice: str) -> str:
-        """Both, with what to do in between."""
+        """Return both, with the action between them."""
         then = ", then ".join(part for part in (advice, self.again) if part)
         sentence = ": ".join(part for part in (self.what, then) if part)
         return f"; {sentence}" if sentence else ""
@@ -40,7 +40,7 @@ NOTHING = WriteAdvice()
 
 
 def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
-    """Where a trace or a figure goes. Raises InputError for a name that ends otherwise, and without its folder."""
+    """Return the path of a trace or a figure. Raises InputError for another suffix or a missing folder."""
     file = Path(path)
     if file.suffix not in endings:
         names = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
@@ -52,9 +52,9 @@ def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
 
 @contextmanager
 def written(path: Path, kept: WriteAdvice = NOTHING) -> Iterator[Path]:
-    """A temporary path to write to, which takes the place of `path` when everything is on the disk.
+    """Yield a temporary path that replaces `path` after it has been written to disk.
 
-    Raises InputError; what was at `path` stays then.
+    Raises InputError and leaves `path` unchanged.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     try:
@@ -82,16 +82,16 @@ _ADVICE: Mapping[int, str] = {
     errno.EEXIST: "move it away",
     errno.ENOTDIR: "move it away",
 }
-"""What helps against an error of the system."""
+"""Return the advice for an operating system error."""
 
 
 def cannot_write(path: Path, error: OSError, kept: WriteAdvice = NOTHING) -> InputError:
-    """The message about a file or a folder that cannot be written: why, and what helps against it."""
+    """Return the error for a file or a folder that cannot be written: the cause and the advice."""
     return InputError(f"cannot write {path}: {_reason(path, error)}{kept.after(_ADVICE.get(error.errno or 0, ''))}")
 
 
 def _reason(path: Path, error: OSError) -> str:
-    """In words where the system's own say too little: which name is a file that should be a folder."""
+    """Return the cause of an operating system error, in clearer words for some errors."""
     if error.errno == errno.EROFS:
         return "the disk is mounted read-only"
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -107,7 +107,7 @@ def _reason(path: Path, error: OSError) -> str:
 
 @contextmanager
 def alone(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold the folder's lock, which the system lets go when this process ends, however it ends.
+    """Hold the folder's lock, which the operating system releases when this process ends.
 
     Raises InputError(said) where another process holds it. Where there are no such locks - on Windows, on some file
     systems of networks - nobody is kept out.
@@ -119,7 +119,7 @@ def alone(folder: Path, refusal: str) -> Iterator[None]:
         return
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # no folder, no run: whoever reads it says so
+    except OSError:  # without a folder there is no run: its reader raises the error
         yield
         return
     try:
@@ -135,7 +135,7 @@ def alone(folder: Path, refusal: str) -> Iterator[None]:
 
 
 def _to_disk(path: Path) -> None:
-    """What was written there survives the machine's end too; a system that cannot open folders is left alone."""
+    """Flush a folder to disk, on systems that can open folders."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -149,23 +149,23 @@ def _to_disk(path: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes, kept: WriteAdvice = NOTHING) -> None:
-    """A whole file."""
+    """Write a file atomically."""
     with written(path, kept) as temporary:
         temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str, kept: WriteAdvice = NOTHING) -> None:
-    """A whole file of text."""
+    """Write a text file atomically."""
     write_bytes(path, text.encode(), kept)
 
 
 def write_json(path: Path, value: Mapping[str, Any], kept: WriteAdvice = NOTHING) -> None:
-    """A whole JSON file, readable by people."""
+    """Write an indented JSON file atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n", kept)
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any]:
-    """The object that a JSON file holds; `advice` ends the message where it is damaged."""
+    """Return the object of a JSON file; `advice` ends the error for a damaged one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -183,7 +183,7 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
 
 
 def safetensors() -> Any:
-    """The package safetensors, which a plain installation does not have. Raises InputError."""
+    """Import the optional package safetensors. Raises InputError."""
     try:
         import safetensors
     except ImportError:
@@ -192,9 +192,9 @@ def safetensors() -> Any:
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: WriteAdvice = NOTHING) -> str:
-    """Arrays by name, with metadata and a digest of all of them, as a file in the format safetensors; the digest.
+    """Write named arrays with metadata and a digest of all of them to a safetensors file; return the digest.
 
-    One array after the other: none but the one that is being written is copied.
+    Arrays are written in sequence, so only one is copied at a time.
     """
     fingerprint = digest(arrays)
     header: dict[str, Any] = {"__metadata__": {**metadata, "digest": fingerprint}}
@@ -226,14 +226,14 @@ _WRITTEN: Mapping[str, str] = {
     "<i8": "I64",
     "|b1": "BOOL",
 }
-"""NumPy's types as the format calls them."""
+"""NumPy's types by their names in the format."""
 
 
 def read_arrays(path: Path, advice: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The arrays and the metadata of a file in the format safetensors; bfloat16 becomes float32.
+    """Read the arrays and the metadata of a safetensors file; bfloat16 becomes float32.
 
-    Raises InputError, which `advice` ends, for a file that is absent, damaged or something else. Where the file has a
-    digest, as ours have, not a bit may differ.
+    Raises InputError, ending in `advice`, for an absent, damaged or foreign file. If the file has a digest, it is
+    checked.
     """
     try:
         content = path.read_bytes()
@@ -254,7 +254,7 @@ def read_arrays(path: Path, advice: str) -> tuple[dict[str, Any], dict[str, str]
 
 
 def metadata(path: Path) -> dict[str, str]:
-    """The metadata of a file in the format safetensors, alone. Raises OSError, and ValueError for another file."""
+    """Read only the metadata of a safetensors file. Raises OSError, and ValueError for another file."""
     with path.open("rb") as file:
         text = file.read(int.from_bytes(file.read(8), "little"))
     return dict(json.loads(text).get("__metadata__", {}))
@@ -277,20 +277,20 @@ _READ: Mapping[str, Callable[[bytes], Any]] = {
 
 
 def _array(dtype: str, shape: list[int], data: bytes) -> Any:
-    """An array; of a type that NumPy does not have, such as fp8, its bytes."""
+    """Return an array; for types that NumPy does not have, such as fp8, its bytes."""
     read = _READ.get(dtype)
     return np.frombuffer(data, np.uint8) if read is None else read(data).reshape(shape)
 
 
 def check_finite(arrays: Arrays, where: str, advice: str) -> None:
-    """Refuse arrays with infinities or what is no number: nothing can be learned from there. Raises InputError."""
+    """Refuse arrays with infinities or NaN, from which training cannot continue. Raises InputError."""
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise InputError(f"{where}: {name} holds numbers that are not finite; {advice}")
 
 
 def digest(arrays: Arrays) -> str:
-    """A fingerprint of arrays, their names, types and shapes."""
+    """Return a fingerprint of arrays, their names, types and shapes."""
     fingerprint = blake2b(digest_size=16)
     for name in sorted(arrays):
         array = arrays[name]

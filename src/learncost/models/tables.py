@@ -1,4 +1,4 @@
-"""A layer in the notation as a model family of its own: its letters are the family's sizes."""
+"""Turn a layer in the notation into a model family: its letters are the family's sizes."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from learncost.models.expression import names as names_in
 from learncost.models.families import Family
 
 RUN = ("batch_size", "seq_len", "target_len")
-"""The sizes that a run says."""
+"""The sizes of a run."""
 
 LENGTHS = ("N", "M")
-"""Axes whose lengths a run says: `seq_len` and `target_len`; where there is one alone it is `seq_len`."""
+"""Return the axes whose lengths a run gives: `seq_len` and `target_len`; a single one is `seq_len`."""
 
 
 def letters(layer: Layer) -> Mapping[str, None]:
-    """The names of all sizes of a layer: those of its table, and those from which alone one of these follows."""
+    """Return all size names of a layer: those of its table and those that determine them."""
     others = (name for rule in layer.follows.values() for name in sorted(names_in(rule)))
     return {**size_names(layer.table), **dict.fromkeys(others)}
 
 
 def family_of_layer(layer: Layer) -> Family:
-    """The family that has this layer as its one table.
+    """Return the family whose single table is this layer.
 
-    Sizes that the layer fixes are defaults, the others are required. B, M and N are the run's: the number of sequences
-    and the lengths, which a run has to say where the layer leaves them open.
+    Sizes that the layer fixes are defaults, the others are required. B, M and N belong to the run: the number of
+    sequences and the lengths, which a run has to give if the layer leaves them open.
     """
     return _family(IdentityKey(layer))
 
 
 def check_open(layer: Layer, name: str, given: Container[str]) -> None:
-    """Refuse a run of a layer that leaves sizes open; `given` are those that it says, by their names."""
+    """Refuse a run of a layer that leaves sizes open; `given` are its sizes by name."""
     names = letters(layer)
     said = {"B": ("batch_size",), "M": ("seq_len", "target_len"), "N": ("seq_len", *(() if "M" in names else RUN))}
     known = {*layer.sizes, *layer.follows}
@@ -55,20 +55,20 @@ def check_open(layer: Layer, name: str, given: Container[str]) -> None:
 
 
 def passed(letter: str, size: int, limit: Limit, name: str) -> str:
-    """What is said of a size that passes a limit."""
+    """Return the error for a size beyond a limit."""
     takes = f"at least {limit.least:,}" if size < limit.least else f"at most {limit.most:,}"
     return f"{letter} is {size:,}, and {name} takes {takes}"
 
 
 def check_limits(layer: Layer, name: str, sizes: Mapping[str, int]) -> None:
-    """Refuse sizes that the lines of a layer are not written for."""
+    """Refuse sizes that contradict the lines of a layer."""
     for letter, limit in layer.limits.items():
         if letter in sizes and not limit.least <= sizes[letter] <= limit.most:
             raise InputError(passed(letter, sizes[letter], limit, name))
 
 
 def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:
-    """The sizes of a run as a layer that is the model calls them, `B = 2, M = 16`; "" for another model."""
+    """Return the sizes of a run under a layer's names, `B = 2, M = 16`; "" for another model."""
     if layer is None:
         return ""
     names, usual = letters(layer), ("B", *LENGTHS)
@@ -78,7 +78,7 @@ def letters_of(layer: Layer | None, axes: Mapping[str, int]) -> str:
 
 
 def addable(table: Table) -> tuple[str, ...]:
-    """What PEPITA may add an error to: rows of embeddings, and inputs that are no index."""
+    """Return the targets of PEPITA's error: rows of embeddings, and inputs that are no index."""
     from learncost.passes.rewrite_lora import is_lookup  # only where it is asked for: start-up counts
 
     rows = (line for line in table.lines if isinstance(line, Line) and any(is_lookup(line, w) for w in table.weights))
@@ -92,7 +92,7 @@ def _family(same: IdentityKey[Layer]) -> Family:
     lengths = [axis for axis in LENGTHS if axis in names and axis not in layer.follows]
 
     def usual(axis: str) -> str:
-        """The size that a run has where it says nothing: 0 where it has to, 1 of what the layer does not have."""
+        """Return the default size of a run: 0 if it is required, 1 if the layer does not have it."""
         return str(layer.sizes.get(axis, 0 if axis in names else 1))
 
     is_causal = any(condition.ordered for line, _ in walk(layer.table.lines) for condition in line.where)
@@ -121,14 +121,14 @@ def _family(same: IdentityKey[Layer]) -> Family:
 
 
 def has_batch(table: Table) -> bool:
-    """Whether the batch is open, as B: a module that was read at sizes that are numbers is one step of its samples."""
+    """Whether the batch is symbolic, as B; a module read at numeric sizes is one step of its samples."""
     return any("B" in axes for axes in table.axes.values())
 
 
 def check_batch(table: Table, name: str) -> None:
-    """Raise `InputError` where a number of tokens says no number of steps."""
+    """Raise `InputError` where a number of tokens does not determine a number of steps."""
     if not has_batch(table):
         raise InputError(
-            f"no axis of {name} is called B, so that tokens say no number of steps: leave its batch open by that name, "
-            "as in --input 'x: float B 64' with --B 8"
+            f"{name} has no batch dimension (axis B), so tokens do not determine the steps: make the batch "
+            f"symbolic, for example --input 'x: float B 64' with --B 8"
         )

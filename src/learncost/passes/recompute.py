@@ -109,7 +109,7 @@ class _LoopPair:
         if not count.isdigit():
             return f"{count}/{self.iterations}"
         if int(count) % self.iterations:
-            raise InputError(f"a loop of {count} iterations cannot be cut in segments of {self.iterations}")
+            raise InputError(f"a loop of {count} iterations is not divisible into segments of {self.iterations}")
         return str(int(count) // self.iterations)
 
 

@@ -62,8 +62,8 @@ def even(iterations: int, stages: int) -> tuple[int, ...]:
         parts = [number for number in range(1, iterations + 1) if iterations % number == 0]
         larger = next((number for number in parts if number > stages), iterations)
         raise InputError(
-            f"{iterations} blocks cannot be cut into {stages} equal stages: the next number of stages that divides "
-            f"them is {larger}; or give the number of blocks of each stage"
+            f"{iterations} blocks are not divisible into {stages} equal stages: use {larger} stages, or give the "
+            f"number of blocks of each stage"
         )
     return (iterations // stages,) * stages
 
@@ -156,7 +156,7 @@ class _Cut:
         if len(pieces) > 1 and repeat.keep:  # since each stage would have only its own iterations
             raise InputError(
                 f"the stack {', '.join(stack for _, stack in repeat.keep)} of {count} blocks is read by later lines, "
-                "so these blocks cannot be cut: begin a stage before or after them"
+                "so these blocks cannot be split: begin a stage before or after them"
             )
         for place, (stage, iterations, begun) in enumerate(pieces):
             last = place == len(pieces) - 1

@@ -1,7 +1,7 @@
-"""A step in microbatches: a table that adds gradients to what was gathered before, and one that updates with the sums.
+"""Gradient accumulation: one table adds a microbatch's gradients to their sums, another updates with the sums.
 
-What is kept between the microbatches is a gradient of every weight that learns; activations are those of one
-microbatch. The loss's share, -1/count, counts the targets of the whole batch, so that sums are its gradients.
+Between microbatches one gradient of every trainable weight is stored, and the activations of one microbatch. The loss's
+share, -1/count, counts the targets of the whole batch, so that sums are its gradients.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Accumulated:
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """The names of the gathered gradients; they begin as zeros."""
+        """Return the names of the accumulated gradients, which begin as zeros."""
         return tuple(name for name in self.gather.renewed if self.gather.values[name].role == "gathered")
 
     @property
     def kept(self) -> Mapping[str, str]:
-        """What every microbatch makes anew beside them: running statistics, with their new names."""
+        """Return the running statistics that every microbatch updates, with their new names."""
         return {name: new for name, new in self.gather.renewed.items() if name not in self.sums}
 
 
 def accumulated(step: Table) -> Accumulated:
-    """A step with an optimizer in two halves. One addition an element of a gradient and microbatch comes in."""
+    """Split a step into gradient accumulation and update; each microbatch adds one addition per gradient element."""
     last = tuple(line for line in step.lines if isinstance(line, Line) and line.meta.phase == "optimizer_step")
     first: list[Statement] = [line for line in step.lines if line not in last]
     read = {name for line in last for name in line.reads}

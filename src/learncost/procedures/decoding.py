@@ -1,4 +1,4 @@
-"""Decode: a forward table rewritten so that new tokens read the keys of earlier ones from a cache."""
+"""Rewrite a forward table into decoding, where new tokens read earlier keys and values from the KV cache."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from learncost.ir.value import Value
 from learncost.ops import entry
 from learncost.procedures.needed import needed
 
-TOKENS = "M"  # the axis of the tokens that a model reads and predicts: those of a decoder's side
+TOKENS = "M"  # the axis of the tokens that a model reads and predicts, on the decoder's side of an encoder-decoder
 
 
 def refusal(name: str, why: str) -> InputError:
-    """What is said of a model that cannot decode."""
+    """Return the error for a model that cannot decode."""
     return InputError(f"{name} has no decoder to sample from: {why}")
 
 
 class Keys:
-    """An axis runs over keys where a `where` bounds it by the tokens, and in all values that share it.
+    """Find the axes that run over keys: a `where` bounds them by the tokens; values that share them follow.
 
     windows   by name of a value and place of its axis, the window of the keys there: a size or a number, "" for all
     places    of the values that are cached, the place of the keys' positions
@@ -59,33 +59,33 @@ class Keys:
                     if any(name == carry.start for name, _ in self.windows):
                         raise refusal(
                             self.name,
-                            f"earlier values of {carry.start} are read again, and no layer says that it keeps them",
+                            f"earlier values of {carry.start} are read again, but no layer caches them",
                         )
         if any(name in table.outputs for name, _ in self.windows):
-            raise refusal(self.name, "earlier positions are read again, and no layer says that it keeps them")
+            raise refusal(self.name, "earlier positions are read again, but no layer caches them")
 
     def _slots(self, line: Line) -> Iterator[tuple[str, int, str]]:
-        """The axes of a line that have the same window wherever a value of theirs has one."""
+        """Return the axes of a line with the window that all of its values have there."""
         yield from _slots(line.right)
         for term in line.left:
             for slot in _slots((term,)):
-                # What is made for the cache has the new positions, what reads it all of them.
+                # Lines that write the cache have the new positions; lines that read it have all positions.
                 if slot[:2] != (line.name, self.places.get(line.name)):
                     yield slot
 
     def of(self, line: Line) -> dict[str, str]:
-        """The axes of a line that run over keys, with their windows."""
+        """Return the axes of a line that run over keys, with their windows."""
         windows: dict[str, str] = {}
         for condition in line.where:
             if not condition.ordered and TOKENS in map(base, condition.axes):
-                raise refusal(self.name, f"it tells positions by number, in line: {line}")
+                raise refusal(self.name, f"it compares positions by number, in line: {line}")
             if base(condition.lower) == base(condition.upper) == TOKENS:
                 windows[condition.lower] = condition.window or windows.get(condition.lower, "")
         for name, place, axis in self._slots(line):
             if (name, place) in self.windows:
                 window = self.windows[name, place]
                 if windows.setdefault(axis, window) != window:
-                    raise refusal(self.name, f"keys are seen through two windows, in line: {line}")
+                    raise refusal(self.name, f"keys have two different windows, in line: {line}")
         return windows
 
     def _share(self, line: Line, keys: Mapping[str, str]) -> None:
@@ -100,7 +100,7 @@ class Keys:
 
 
 def _slots(terms: Iterable[Operand | Affine]) -> Iterator[tuple[str, int, str]]:
-    """Every axis of the terms and of their indices: the value's name, the place, and what the line calls it."""
+    """Yield every axis of the terms and of their indices: the value's name, the position and the axis."""
     for term in terms:
         for place, axis in enumerate(term.axes):
             yield term.name, place, axis if isinstance(axis, str) else axis.axis
@@ -108,17 +108,17 @@ def _slots(terms: Iterable[Operand | Affine]) -> Iterator[tuple[str, int, str]]:
                 yield from _slots((axis.at,))
 
 
-CACHED, ALL = "C", "T"  # the axes of the positions in the cache, and of these with the new ones
+CACHED, ALL = "C", "T"  # the axes of the cached positions, and of cached and new positions together
 
 Values: TypeAlias = dict[str, Value]
 
 
 @dataclass(frozen=True)
 class CachedValue:
-    """A value of the cache as decode is given it, a stack where a repeat makes it.
+    """A value of the KV cache; it is a stack where a loop makes it.
 
-    `tokens` says whether it grows with the tokens decoded; if not, it has a position for every one of the encoder's.
-    `window` is the number of keys that a token sees at most, or a size's name; then the last window - 1 are kept.
+    `tokens` says whether it grows with the decoded tokens; otherwise it has one position for each encoder position.
+    `window` is the largest number of keys that a token sees, or a size's name; then the last window - 1 are cached.
     """
 
     name: str
@@ -128,29 +128,30 @@ class CachedValue:
 
     @property
     def elements(self) -> Polynomial:
-        """Elements of a position of a sequence, turns of repeats included."""
+        """Return the elements per position of a sequence, over all iterations of loops."""
         return Polynomial.of(axis for axis in self.axes if axis != "B" and axis != self.positions)
 
     @property
     def positions(self) -> str:
-        """The axis of its positions."""
+        """Return the axis of its positions."""
         return axis_of(CACHED, self.window) if self.tokens else next(a for a in self.axes if base(a) == "N")
 
 
 def cache(name: str) -> str:
-    """What the cached positions of a value are called."""
+    """Return the axis name of a value's cached positions."""
     return f"{name}.cache"
 
 
 def axis_of(axis: str, window: str) -> str:
-    """An axis of positions, for each window one of its own."""
+    """Return an axis of positions; every window has a different one."""
     return f"{axis}.{window}" if window else axis
 
 
 class Decoding:
-    """Decode's table, rewritten line by line.
+    """Build the decoding table, line by line.
 
-    lines of a cached value run over the new tokens, what they make is appended to the cache, its readers read all of it
+    Lines of a cached value run over the new tokens, their results are appended to the cache, and readers read all of
+    it.
     """
 
     def __init__(self, table: Table, name: str, several: bool) -> None:
@@ -161,10 +162,10 @@ class Decoding:
         self.outputs: list[str] = []
         self.cached: list[tuple[str, bool, str]] = []  # name, whether it grows, window
         self.seen: Values = {}
-        self.settled: set[str] = set()  # values that are zero where a token does not see
+        self.settled: set[str] = set()  # values that are zero where a token does not attend
 
     def table(self) -> tuple[Table, tuple[CachedValue, ...]]:
-        """Decode's table and its cache."""
+        """Return the decoding table and its cache."""
         table = self.prefill
         values = self.declared(table.values)
         lines = self.statements(table.lines, values)
@@ -172,17 +173,17 @@ class Decoding:
         inputs = (*table.inputs, *(name for name, _, _ in self.cached), *self.seen)
         grown_table = replace(table, lines=lines, values=values, inputs=inputs)
         decode = needed(grown_table, (*table.outputs, *self.outputs))
-        # The cache of an encoder's own attention grows with no token, and nothing of a decoder reads it.
+        # The keys of an encoder's self-attention grow with no decoded token, and the decoder never reads them.
         read = needed(decode, table.outputs).inputs
         every = (CachedValue(name, values[name].axes, grows, window) for name, grows, window in self.cached)
         caches = tuple(array for array in every if array.name in read)
         if not caches:
-            raise refusal(self.name, "nothing in it keeps keys of earlier tokens")
+            raise refusal(self.name, "none of its layers caches keys of earlier tokens")
         self.check(decode)
         return decode, caches
 
     def declared(self, values: Mapping[str, Value]) -> Values:
-        """Every value, keys under their new name; those of a cached value are of the new positions."""
+        """Return every value with renamed key axes; cached values have the new positions."""
         return {
             name: value.along(
                 axis_of(ALL, self.keys.windows[name, i])
@@ -217,12 +218,12 @@ class Decoding:
         return replace(line, lines=lines, values=values, each=(*line.each, *each), keep=(*line.keep, *keep))
 
     def appended(self, line: Line, values: Values) -> Line:
-        """The new positions of a value behind those in the cache."""
+        """Append the new positions of a value to those in the cache."""
         name, place = line.name, self.keys.places[line.name]
         if (name, place) not in self.keys.windows:
-            raise refusal(self.name, f"the tokens of its {line.meta.layer.replace('_', ' ')} see later ones")
+            raise refusal(self.name, f"the tokens of its {line.meta.layer.replace('_', ' ')} attend to later ones")
         if set(self.keys.of(line)) & {line.left[0].axes[place]}:
-            raise refusal(self.name, f"what it caches is made of what it caches, in line: {line}")
+            raise refusal(self.name, f"a cached value depends on another cached value, in line: {line}")
         window = self.keys.windows[name, place]
         axes = values[name].axes
         cached, all_axes = ((*axes[:place], axis_of(axis, window), *axes[place + 1 :]) for axis in (CACHED, ALL))
@@ -249,7 +250,7 @@ class Decoding:
             yield new
 
     def seeing(self, line: Line, window: str, tokens: str, values: Values) -> Iterator[Line]:
-        """Each of several new tokens sees the earlier ones alone: all else is minus infinity to a softmax."""
+        """Mask several new tokens so that each attends to earlier ones: other scores are minus infinity."""
         key = axis_of(ALL, window)
         if isinstance(line, Op) and key in line.axes and entry(line.op).outside is not None:
             term, mask = line.right[0], axis_of("seen", window)
@@ -265,13 +266,15 @@ class Decoding:
         elif isinstance(line, Product) and any(term.name in self.settled for term in line.right):
             self.settled.add(line.name)
         elif isinstance(line, Product) and key not in line.left[0].loops:
-            raise refusal(self.name, f"several new tokens need a softmax over what they see, in line: {line}")
+            raise refusal(
+                self.name, f"several new tokens need a softmax over the keys that they attend to, in line: {line}"
+            )
         yield line
 
     # What cannot be decoded.
 
     def check(self, table: Table) -> None:
-        """A token reads nothing of another one but what is cached."""
+        """Refuse lines through which a token reads more of another token than its cached values."""
         for line, iterations in walk(table.lines):
             if isinstance(line, Op) and line.op == "append":
                 continue
@@ -281,4 +284,4 @@ class Decoding:
             at = any(base(axis.axis) == TOKENS for term in line.right for axis in term.axes if isinstance(axis, Read))
             if acts or at or len(tokens) > 1 or tokens - left or TOKENS in iterations:
                 layer = line.meta.layer.replace("_", " ") or "it"
-                raise refusal(self.name, f"{layer} reads other positions and keeps nothing of them, in line: {line}")
+                raise refusal(self.name, f"{layer} reads other positions and caches nothing of them, in line: {line}")

@@ -1,8 +1,9 @@
-"""Updates by differences: the deltas of PEPITA and MEMPEPITA are differences of two forward passes.
+"""Update weights by differences: the deltas of PEPITA and MEMPEPITA are differences of two forward passes.
 
 A plain pass gives the error; it is added to the input (modulation.py); a modulated pass follows, whose differences to
-the plain one stand for gradients in the update lines (difference_updates.py). Where the plain pass runs again beside
-the modulated one, nothing of the first is kept. Pau & Aymone 2024, Algorithms 1 and 2, table 2, sections 5.1.2 and 5.7.
+the plain one replace gradients in the update lines (difference_updates.py). Where the plain pass runs again with the
+modulated one, no activation of the first pass is saved. Pau & Aymone 2024, Algorithms 1 and 2, table 2, sections 5.1.2
+and 5.7.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from learncost.procedures.procedure import PROCEDURES, Mode, Procedure
 
 
 class DifferenceUpdates:
-    """What is made of the update lines of one model's backward pass.
+    """The update lines of one model's backward pass, rewritten to read differences.
 
-    known  what there is to know of every value of the step, to which whoever goes through the passes adds
+    known  the Value of every name in the step; each pass adds its own
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class DifferenceUpdates:
     def of_scope(
         self, forward: Iterable[Statement], reverse: Iterable[Statement], mirror: Mapping[str, str]
     ) -> list[Line]:
-        """The update lines of a scope, each after the difference that it needs: delta = (a - a_mod)/count.
+        """Return the update lines of a scope, each after the difference that it needs: delta = (a - a_mod)/count.
 
         mirror  the names of the plain pass, and of the modulated one
         """
@@ -54,7 +55,7 @@ class DifferenceUpdates:
             names = dict(mirror) if self.mode.modulated_inputs else {}
             for name in update.reads:
                 role, source = self.about(name)
-                if name in self.of_weights:  # of a value that both passes make of weights alone: it has no difference
+                if name in self.of_weights:  # a value that both passes compute from weights alone has no difference
                     continue
                 if role == "gradient" and source in lines and name not in {e.name for e in self.modulation.error}:
                     compared = self.followed(source, forward)
@@ -64,7 +65,7 @@ class DifferenceUpdates:
                     names[name] = differences[compared][-1].name
                 elif role == "gradient" and source in mirror and source not in lines:
                     raise InputError(
-                        f"{source} is read by the turns of a repeat inside of a block, not by a product, which "
+                        f"{source} is read by a loop inside a block, not by a product, which "
                         f"{identical()} do not support; bp does"
                     )
                 elif role == "unsummed":
@@ -82,7 +83,7 @@ class DifferenceUpdates:
         return result
 
     def difference(self, line: Line, mirror: Mapping[str, str]) -> list[Line]:
-        left = Term(line.left[0].name, line.left[0].declared)  # whole, also where the line fills a part of it
+        left = Term(line.left[0].name, line.left[0].declared)  # the full axis, also where the line fills a part of it
         undivided, delta = Term(f"difference.{left.name}", left.axes), Term(f"delta.{left.name}", left.axes)
         meta = Meta(
             line.meta.layer, line.meta.block, "weight_update", local=f"{line.meta.local} - {line.meta.local}_mod"
@@ -103,7 +104,7 @@ class DifferenceUpdates:
         return term
 
     def dense_update(self, read: Read, update: Line) -> list[Line]:
-        """The embedding: rows of its tokens as derived, and every row from the error, (strength e)^T delta."""
+        """Update the embedding: its tokens' rows as derived, and every row from the error, (strength e)^T delta."""
         delta, declared = update.right[0], update.left[0].declared
         assert isinstance(delta, Term)
         total, rows, dense = (Term(f"{update.name}{part}", declared) for part in ("", "^rows", "^dense"))
@@ -117,7 +118,7 @@ class DifferenceUpdates:
         ]
 
     def followed(self, name: str, scope: tuple[Statement, ...]) -> str:
-        """The value that stands for a product's output: after biases and pointwise words, while it has one reader."""
+        """Return a product's output after its bias and pointwise ops, while each value has one reader."""
         constant = {*self.model.table.weights, *self.model.table.inputs}
         while True:
             readers = [line for line in scope if name in line.reads]
@@ -132,13 +133,13 @@ class DifferenceUpdates:
             name = reader.name
 
     def about(self, name: str) -> tuple[Role, str]:
-        """What backpropagation has a value for, and of which other one."""
+        """Map each gradient of backpropagation to the value that it belongs to."""
         value = self.known.get(name, Value(()))
         return value.role, value.of
 
 
 def _updated(lines: Iterable[Statement]) -> frozenset[str]:
-    """What lines of the weight update make, and what repeats hand out of it."""
+    """Return what the lines of the weight update compute, and the loop outputs made of it."""
     names: set[str] = set()
     for line in lines:
         if isinstance(line, Loop):
@@ -150,7 +151,7 @@ def _updated(lines: Iterable[Statement]) -> frozenset[str]:
 
 
 def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, Mapping[str, str]]:
-    """One step as a table whose outputs are the weights' updates, and what these are called.
+    """Return one step as a table whose outputs are the weights' updates, and the names of these.
 
     Raises `InputError` for a model of which a part is frozen, or without an output to learn from.
     """
@@ -176,7 +177,7 @@ class _Differences:
         reverse = self.derived.reverse.lines
         self.known = dict(self.derived.step.known)
         self.plain_again = any(move.form == "forward" for move in chosen.sweeps[-1])
-        # Of what the modulation reaches, the names in the modulated pass; those of the scope that is gone through.
+        # The names in the modulated pass of the values that the modulation reaches, in the current scope.
         self.mirror = {name: f"{name}^" for name in model.projected if name in model.table.inputs}
         self.modulation = Modulation(model, chosen, reverse)
         self.updates = DifferenceUpdates(model, mode, self.modulation, self.known, reverse)
@@ -209,9 +210,9 @@ class _Differences:
         )
 
     def modulated(self, line: Line) -> list[Line]:
-        """A line of the modulated pass.
+        """Emit a line of the modulated pass.
 
-        What the standard pass chose holds here too: a difference is of one expert's outputs.
+        Choices of the standard pass are kept, so that a difference compares outputs of the same expert.
         """
         if isinstance(line, Op) and entry(line.op).kind == "choice":
             return []
@@ -219,9 +220,10 @@ class _Differences:
         return self.modulation.with_input(line, line.renamed(self.mirror))
 
     def repeat(self, line: Loop, reverse: Iterable[Statement]) -> tuple[Loop, list[Statement]]:
-        """A repeat of the standard pass, and of the modulated one, after the zeros of the totals that it carries.
+        """Emit a loop of the standard pass, and of the modulated one, after the zeros of its carried totals.
 
-        Every turn of the latter: the standard lines again where nothing is kept, modulated lines, differences, updates.
+        An iteration of the latter has the standard lines again if nothing was saved, the modulated lines, differences,
+        updates.
         """
         reverse = tuple(reverse)
         back = self.backwards(line, reverse)
@@ -269,7 +271,7 @@ class _Differences:
     def iteration(
         self, lines: Iterable[Statement], reverse: Iterable[Statement]
     ) -> tuple[list[Statement], list[Statement]]:
-        """The lines of a turn in the standard pass, and in the modulated one."""
+        """Return the lines of an iteration in the standard pass, and in the modulated one."""
         first: list[Statement] = []
         second: list[Statement] = []
         modulated: list[Statement] = []
@@ -286,9 +288,9 @@ class _Differences:
         return first, [*second, *modulated]
 
     def backwards(self, line: Loop, reverse: Iterable[Statement]) -> Loop | None:
-        """The backward repeat of a forward one, among the lines backwards of its scope; None where it needs none.
+        """Return the backward loop of a forward one, among the backward lines of its scope; None if there is none.
 
-        What comes out of the last turn is whose gradient goes into the first turn backwards.
+        The gradient of the last iteration's output enters the first backward iteration.
         """
         finals = {carry.final for carry in line.carry}
         for back in reverse:
@@ -299,7 +301,7 @@ class _Differences:
         return None
 
     def declared(self, lines: Iterable[Statement], values: Mapping[str, Value]) -> dict[str, Value]:
-        """All names of a scope, with their axes as its lines and repeats show them."""
+        """Return all names of a scope with their axes, taken from its lines and loops."""
         result = dict(values)
         for line in lines:
             if isinstance(line, Loop):

@@ -1,7 +1,7 @@
-"""Directions that are drawn: signs that follow from a number of the step, so that they are drawn again, never kept.
+"""Draw random directions: signs that follow from a number of the step, so that they are drawn again, never stored.
 
-Every entry of a direction is 1 or -1, made of the step's number, of whose direction it is, and of the entry's places
-(the words `hashed` and `coin`). It costs one operation an entry, and one more for every place before the last axis.
+Every entry of a direction is 1 or -1, from the step's number, the tensor's number and the entry's positions
+(the ops `hashed` and `coin`). It costs one operation per entry, and one more for every position before the last axis.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from learncost.layers.gradient_plan import Scope
 from learncost.procedures.places import LinePlace, places
 
 NUMBER = "draw"
-"""The number of a step that all directions follow from."""
+"""The number of a step from which all directions follow."""
 
 _META = Meta("directions", local="draw")
 
 
 @dataclass
 class Directions:
-    """The lines that all directions of a step begin with, and what is drawn so far.
+    """The lines with which all directions of a step begin, and the directions drawn so far.
 
-    of      what that number is: one of every step, or `draw/200`: the same one for so many steps
+    of      the name of that number: a new one every step, or `draw/200`: the same one for 200 steps
     lines   of the table's own scope: places along axes, and a number for everything that has a direction
-    values  what is known of what they make
-    slices  by the scope of a repeat, the numbers that its turns have of stacks of the same names
+    values  the Value of each result
+    slices  by the scope of a loop, the slices that its iterations read of the stacks of numbers
     """
 
     drawn_by: str = NUMBER
@@ -45,11 +45,11 @@ class Directions:
         self.values[self.drawn_by] = Value((), "number", self.of)
 
     def seed(self, of: str, counts: Axes = (), scope: Scope = ()) -> str:
-        """The number that a direction follows from, in a stack where every turn of repeats has its own."""
+        """Return the number that a direction follows from, a stack with one entry per iteration inside loops."""
         name = f"{of}.seed"
         if name not in self.values:
             whose = Term(f"{name}:whole" if counts else name, ())
-            # With itself, no place: a step's number is as small as a place is, and would draw the same signs again.
+            # Hash it with itself, not with a position: a step's number is as small as one and would repeat signs.
             self.add(_word("hashed", whose, self.last, self.last))
             self.last = whose
             self.lines += self._chain(whose, counts, name, "hashed")
@@ -58,11 +58,11 @@ class Directions:
         return name
 
     def signs(self, seed: Term, axes: Axes, name: str, meta: Meta = _META) -> tuple[list[Line], dict[str, Value]]:
-        """The lines that make a direction along axes from a number, and what is known of what they make."""
+        """Return the lines that draw a direction along axes from a number, and the Values of their results."""
         return self._drawn(seed, axes, name, "coin", meta)
 
     def numbers(self, seed: Term, axes: Axes, name: str, meta: Meta = _META) -> tuple[list[Line], dict[str, Value]]:
-        """As `signs`, of whole numbers below 2^24."""
+        """Draw whole numbers below 2^24, as `signs` draws signs."""
         return self._drawn(seed, axes, name, "hashed", meta)
 
     def _drawn(self, seed: Term, axes: Axes, name: str, op: str, meta: Meta) -> tuple[list[Line], dict[str, Value]]:
@@ -92,7 +92,7 @@ class Directions:
         return lines
 
     def places(self, axis: str) -> str:
-        """The places along an axis, counted from 1."""
+        """Return the positions along an axis, counted from 1."""
         name = f"places.{axis}"
         if name not in self.values:
             ones = Term(f"{name}:ones", (axis,))
@@ -107,19 +107,19 @@ def _word(op: str, left: Term, first: Term, second: Term, meta: Meta = _META) ->
 
 @dataclass(frozen=True)
 class Site:
-    """Where lines read a weight: in which scope, and what it is called there."""
+    """Return the scopes whose lines read a weight, and its name there."""
 
     place: LinePlace
     name: str
 
     @property
     def counts(self) -> Axes:
-        """The turns around that have weights of their own."""
+        """Return the surrounding loops whose iterations have separate weights."""
         return self.place.iterations(())
 
 
 def sites(table: Table, weight: str) -> Iterator[Site]:
-    """The scopes in which a weight is read as it is: of a stack those that read slices."""
+    """Return the scopes that read a weight; for a stack, those that read its slices."""
     by_scope = {place.scope: place for place in places(table)}
 
     def within(place: LinePlace, name: str) -> Iterator[Site]:
@@ -138,7 +138,7 @@ def sites(table: Table, weight: str) -> Iterator[Site]:
 
 
 def layer_metas(table: Table, weights: Iterable[str]) -> dict[str, Meta]:
-    """For every weight the tag of an update, of the layer whose line reads it first."""
+    """Map every weight to the Meta of its update, in the layer that reads it first."""
     metas: dict[str, Meta] = {}
     for weight in weights:
         for site in sites(table, weight):

@@ -1,4 +1,4 @@
-"""Feedback: matrix products of the backward pass read another matrix in the place of a weight."""
+"""Feedback alignment: matrix products of the backward pass read another matrix in place of a weight."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from learncost.ir.value import Value
 from learncost.ops import entry
 
 WEIGHT = "W"
-"""What lines call the weight in whose place something is read."""
+"""The name in these lines of the weight that is replaced."""
 
 
 def with_feedback(table: Table, name: str, lines: Sequence[str] = ()) -> Table:
-    """The step in which every backward product that sums over an axis of a weight W reads `W.name` in its place.
+    """Return the step in which every backward product that sums over an axis of a weight W reads `W.name` instead.
 
-    Lines make that of W and of other matrices of its shape, as `V[_] = S[_] F[_]`; what they do not make is a fixed
-    random matrix, an input of the step. What multiplies element by element, such as the gain of a norm, is read as it
-    is.
+    Lines compute it from W and other matrices of its shape, as `V[_] = S[_] F[_]`; a name without a line is a fixed
+    random matrix, an input of the step. Elementwise weights, such as the gain of a norm, are read unchanged.
     """
     return _Feedback(name, lines).step(table)
 
 
 def matrix_lines(texts: Sequence[str]) -> tuple[Line, ...]:
-    """The lines that make a matrix of a weight entry by entry, as `F[_] = sign(W[_])`, where `[_]` is its shape.
+    """Parse the lines that compute a matrix entry by entry, as `F[_] = sign(W[_])`, where `[_]` is the weight's shape.
 
     Raises `InputError` for other lines.
     """
@@ -40,8 +39,8 @@ def matrix_lines(texts: Sequence[str]) -> tuple[Line, ...]:
         terms = (*line.left, *line.right) if isinstance(line, Line) else ()
         if not by_entry or any(term.axes != ("_",) for term in terms if not isinstance(term, Literal)):
             raise InputError(
-                f"{text.strip()}: a matrix is made entry by entry, of matrices [_], numbers such as 0.5[] and "
-                "words that act on each entry, as in F[_] = sign(W[_])"
+                f"{text.strip()}: a matrix must be computed entry by entry, from matrices [_], numbers such as "
+                f"0.5[] and elementwise ops: write F[_] = sign(W[_])"
             )
         assert isinstance(line, Line)
         lines.append(line)
@@ -49,12 +48,12 @@ def matrix_lines(texts: Sequence[str]) -> tuple[Line, ...]:
 
 
 def _pointwise(line: Op) -> bool:
-    op = entry(line.op)  # refuses one that nobody knows
+    op = entry(line.op)  # refuses an unknown one
     return op.pointwise and not line.axes and len(line.left) == 1
 
 
 class _Feedback:
-    """What is read for a weight: `made` by lines, or `drawn`."""
+    """The names of what is read for a weight: computed by lines (`made`), or `drawn`."""
 
     def __init__(self, name: str, lines: Sequence[str]) -> None:
         self.name = name
@@ -72,7 +71,7 @@ class _Feedback:
     def scope(
         self, lines: Iterable[Statement], weights: frozenset[str]
     ) -> tuple[tuple[Statement, ...], dict[str, Line]]:
-        """The lines of a scope, and of which weights around it they read something else, first in which line."""
+        """Return the lines of a scope, and the outer weights that they replace with the first line of each."""
         statements: list[Statement] = []
         read: dict[str, Line] = {}
         for line in lines:
@@ -87,7 +86,7 @@ class _Feedback:
         return tuple(statements), read
 
     def repeat(self, line: Loop, weights: frozenset[str]) -> tuple[Loop, dict[str, Line]]:
-        """A repeat, whose turns have slices of the stacks of what is drawn."""
+        """Return a loop whose iterations read slices of the stacks of what is drawn."""
         slices = dict(line.each)
         inside = frozenset(slice_name for slice_name, outer in slices.items() if outer in weights)
         lines, read = self.scope(line.lines, inside | (weights - line.inside))
@@ -104,7 +103,7 @@ class _Feedback:
     def with_made(
         self, lines: Iterable[Statement], read: dict[str, Line], values: dict[str, Value]
     ) -> tuple[Statement, ...]:
-        """The lines of the scope in which weights are, with those that make what is read for them where it is."""
+        """Return the lines of the scope that owns the weights, with the lines of their replacements."""
         statements: list[Statement] = []
         waiting = dict(read)
         for line in lines:
@@ -120,7 +119,7 @@ class _Feedback:
         return [f"{weight}.{name}" for weight in weights for name in names]
 
     def making(self, weight: str, axes: tuple[str, ...], reader: Line) -> Iterator[Line]:
-        """The lines that make what is read for a weight, in the layer that reads it."""
+        """Return the lines that compute the replacement of a weight, in the layer that reads it."""
         for line in self.lines:
             left, *right = (
                 term
@@ -139,7 +138,7 @@ class _Feedback:
 
 
 def _summed(line: Line) -> frozenset[str]:
-    """The factors of a backward product that have an axis which it sums over."""
+    """Return the factors of a backward product that have a summed axis."""
     if not isinstance(line, Product) or line.meta.phase != "backward":
         return frozenset()
     remaining = set(line.left[0].loops)
@@ -149,7 +148,7 @@ def _summed(line: Line) -> frozenset[str]:
 
 
 def with_following(table: Table, name: str, decay: float) -> Table:
-    """The step in which every `W.name` takes the step that the optimizer takes with W, and both lose a share of theirs.
+    """Return the step in which every `W.name` takes the optimizer's step of W, and both decay by a share.
 
     So their difference shrinks by that share in every step, whatever the gradients are: Kolen & Pollack 1994,
     Backpropagation without weight transport. The optimizer has one state for both.
@@ -162,7 +161,7 @@ def with_following(table: Table, name: str, decay: float) -> Table:
     }
     for other, weight in followed.items():
         new = table.renewed.get(weight)
-        if new is None:  # no optimizer steps here, or the weight does not learn
+        if new is None:  # there is no optimizer step here, or the weight is frozen
             continue
         axes = values[weight].axes
         left, left_there, step = (Term(f"{weight}.{part}", axes) for part in ("left", f"{name}.left", "step"))

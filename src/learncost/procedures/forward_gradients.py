@@ -1,4 +1,4 @@
-"""Gradients by forward passes: the loss's tangent along a drawn direction, or its difference between two passes."""
+"""Estimate gradients by forward passes: the loss's tangent along a random direction, or a finite difference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from learncost.procedures.signals import Signals
 
 
 def by_tangents(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, str]]:
-    """One step: forward beside the tangents along a direction of all weights, which is then scaled by the loss's.
+    """Return a step: the forward pass with tangents along a direction of all weights, scaled by the loss's tangent.
 
     Baydin et al. 2022, Gradients without backpropagation, algorithm 1; directions of signs.
     """
@@ -40,13 +40,15 @@ def by_tangents(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, st
             )
     moved, outputs = tangent(table, along, directions.slices)
     if "loss" not in outputs:
-        raise InputError(f"{chosen.name} needs a loss that moves with a weight, which {model.configuration.name} lacks")
+        raise InputError(
+            f"{chosen.name} needs a loss that depends on a weight, which {model.configuration.name} does not have"
+        )
     updates, values = _updates(model, directions, Term(outputs["loss"], ()))
     return _step(model, directions, (*directions.lines, *moved.lines, *updates), {**moved.values, **values})
 
 
 def by_two_sides(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, str]]:
-    """One step: the loss with all weights moved to one side and to the other along a direction, several times.
+    """Return a step: the loss with all weights moved to both sides along a direction, several times.
 
     Spall 1992 with directions of signs; Malladi et al. 2023, algorithm 1; several pairs: Salimans et al. 2017.
     """
@@ -79,28 +81,28 @@ def by_two_sides(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, s
 
 
 def with_tangents(model: Model, derived: Derived, made: Signals) -> tuple[Table, Mapping[str, str]]:
-    """One step: forward beside the tangents along directions of what linears make, then what is given there.
+    """Return a step: the forward pass with tangents along directions of linear outputs, then local signals there.
 
     Ren et al. 2023, Scaling forward gradient with local losses, section 3: activities moved, a slope a sequence.
     """
     assert made.directions is not None
     last = next(line for line in reversed(model.table.lines) if "loss" in line.makes)
     rows: Axes = ("B",) if isinstance(last, Product) and "B" in last.loops else ()
-    # What derivation keeps is handed out, too, so that a repeat's scope goes by another name there.
+    # Saved tensors are loop outputs, too, so that a loop's scope has another name there.
     pairs = zip(places(model.table), places(derived.forward), strict=True)
     scopes = {place.scope: forward.scope for place, forward in pairs}
     along = {scopes[scope]: sources for scope, sources in made.along.items()}
     slices = {scopes[scope]: known for scope, known in made.directions.slices.items()}
     moved, outputs = tangent(derived.forward, along, slices, {"loss": rows} if rows else {})
     if "loss" not in outputs:
-        raise InputError(f"{model.configuration.name} has no loss that moves with what its linear layers make")
+        raise InputError(f"{model.configuration.name} has no loss that depends on the outputs of its linear layers")
     directions, table = made.directions, derived.step
     gradients = {name: gradient for name, gradient in derived.gradients.items() if name in model.table.weights}
     lines = (*directions.lines, *moved.lines, *derived.reverse.lines)
     values = {**table.values, **moved.values, **directions.values}
     step = replace(table, lines=lines, values=values, inputs=(*table.inputs, NUMBER))
     step = replace(step, outputs=(*model.table.outputs, *gradients.values()))
-    reached = needed(step, step.outputs)  # its inputs stay, also those that frozen weights alone would have needed
+    reached = needed(step, step.outputs)  # all inputs are kept, also those that only frozen weights read
     known = {name: step.values[name] for name in step.inputs if name in step.values}
     return replace(reached, weights=step.weights, inputs=step.inputs, values={**known, **reached.values}), gradients
 
@@ -108,7 +110,7 @@ def with_tangents(model: Model, derived: Derived, made: Signals) -> tuple[Table,
 def _several(
     model: Model, directions: Directions, several: int, lines: list[Statement], values: dict[str, Value]
 ) -> tuple[Table, Mapping[str, str]]:
-    """The two sides so many times, each along a direction of its own; the mean of what they say, which turns add up."""
+    """Return a loop over pairs of sides, each along a new direction, which sums the mean of their differences."""
     table, share = model.table, Literal(1 / several)
     meta, update = Meta("loss", local="mean"), Meta("directions", phase="weight_update", local="merge")
     updates, known = _updates(model, directions, Term("loss.slope.share", ()))
@@ -142,7 +144,7 @@ def _several(
 
 
 def _next(name: str, drawn: str, last: Term) -> Op:
-    """The number that the next pair of sides is drawn by: of the one before and its last seed, as no seed is made."""
+    """Return the number for the next pair's directions, from the one before and its last seed."""
     meta = Meta("directions", local="draw")
     return Op((Term(name, ()),), (Term(drawn, ()), last), (), meta, "hashed", given=("X", "Z"), gives=("Y",))
 
@@ -151,11 +153,14 @@ def check(model: Model, chosen: Procedure) -> None:
     """Refuse a model without a loss, and one whose weights are stored as codes."""
     check_learns(model, chosen.name)
     if model.quantized:
-        raise InputError(f"{chosen.name} moves weights, which quantized ones have no room for")
+        raise InputError(
+            f"{chosen.name} moves weights by small steps, which quantized weights cannot represent: choose a "
+            f"precision without quantization"
+        )
 
 
 def _updates(model: Model, directions: Directions, slope: Term) -> tuple[list[Line], dict[str, Value]]:
-    """For every weight its direction again, times a number."""
+    """Return every weight's direction, drawn again and multiplied by a number."""
     lines: list[Line] = []
     values: dict[str, Value] = {}
     metas = layer_metas(model.table, model.learning)
@@ -191,7 +196,7 @@ def _step(
 def _moved(
     model: Model, directions: Directions, side: str, distance: float
 ) -> tuple[list[Statement], dict[str, Value]]:
-    """The forward pass with W + distance x direction in the place of every weight that learns."""
+    """Return the forward pass with W + distance x direction in place of every trainable weight W."""
     table = model.table
     making: dict[Scope, dict[str, tuple[list[Line], dict[str, Value]]]] = {}
     for weight in model.learning:

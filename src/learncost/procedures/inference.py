@@ -1,8 +1,8 @@
-"""Inference as a rewriting of the forward table: prefill writes a cache of keys and values, decode reads it.
+"""Rewrite the forward table for inference: prefill writes the KV cache, decode reads it.
 
-A layer says which of its values are kept for a key's position (`cache: K V`). In decode the lines that make such a
-value run over the M new positions alone, what they make is appended to the C positions of the cache, and every line
-that reads it sees T = C + M keys. What is cached along other positions, such as the encoder's, is read and never made
+A layer declares which of its values are cached for a key's position (`cache: K V`). In decode the lines that compute
+such a value run over the M new positions only, their results are appended to the C positions of the cache, and every
+reader sees T = C + M keys. Values cached along other positions, such as the encoder's, are read and never computed
 again.
 """
 
@@ -28,7 +28,7 @@ from learncost.procedures.needed import needed
 
 @dataclass(frozen=True)
 class Inference(Displayed):
-    """The tables of prefill and decode, and what is cached between them.
+    """The tables of prefill and decode, and the KV cache between them.
 
     Attributes
     ----------
@@ -57,13 +57,13 @@ class Inference(Displayed):
 
     @property
     def remade(self) -> bool:
-        """Whether decode multiplies what is cached with weights, for all positions again in every step."""
+        """Whether decode multiplies cached values with weights, for all positions again in every step."""
         all_axes = {axis_of(ALL, array.window) for array in self.cache if array.tokens}
         lines = (line for line, _ in walk(self.decode.lines) if isinstance(line, Product))
         return any(all_axes & set(line.left[0].loops) and set(line.reads) & set(self.decode.weights) for line in lines)
 
     def lengths(self, sizes: Mapping[str, Any], context: int, new: int) -> dict[str, int]:
-        """The sizes of the axes of positions: C and T, and those of every window."""
+        """Return the sizes of the axes of positions: C and T, and those of every window."""
         lengths = {TOKENS: new}
         for window in {array.window for array in self.cache if array.tokens}:
             most = context if not window else min(context, _number(window, sizes) - 1)
@@ -72,17 +72,17 @@ class Inference(Displayed):
 
 
 def inference(model: Layer | Table, name: str = "", several: bool = False) -> Inference:
-    """Prefill and decode of a model's forward table, whose tokens have the axes B and M.
+    """Return prefill and decode of a model's forward table, whose tokens have the axes B and M.
 
     Parameters
     ----------
     model
         The layer or the table.
     name
-        What to call the model in a message.
+        The model's name in messages.
     several
         Whether decode runs several new tokens of a sequence at once. Its inputs `seen[M T]` (and `seen.w` for a window
-        of w) then say which keys each of them sees. One new token sees all that is in the cache.
+        of w) then say which keys each of them attends to. One new token attends to the full cache.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def _number(window: str, sizes: Mapping[str, Any]) -> int:
     return int(size_of(window, sizes))
 
 
-# What both have: the forward pass up to the logits.
+# Both share the forward pass up to the logits.
 
 
 def to_logits(table: Table) -> Table:
@@ -138,7 +138,7 @@ def to_logits(table: Table) -> Table:
 
 
 def scored(table: Table) -> str:
-    """The scores of classes that a loss compares with its first answers: logits, or logarithms of probabilities."""
+    """Return the class scores that a loss compares with its first targets: logits, or log-probabilities."""
     answers = {value.of for value in table.values.values() if value.role == "share"}
     answers |= {name for name in table.inputs if table.values[name].role == "sign"}
     for line, _ in walk(table.lines):
@@ -148,7 +148,7 @@ def scored(table: Table) -> str:
 
 
 def _last_only(table: Table) -> Table:
-    """The head on the last position of each sequence alone: its layer reads there, and has no axis of positions."""
+    """Return the head on the last position of each sequence only, without an axis of positions."""
     head_values = {line.name for line in table.lines if isinstance(line, Line) and of_part(line, "head")}
     if not head_values:
         return table
@@ -175,14 +175,14 @@ def _last_only(table: Table) -> Table:
 
 
 def _prefill(table: Table, cached: Iterable[CachedValue]) -> Table:
-    """The forward pass that also gives what decode will read."""
+    """Return the forward pass that also outputs the KV cache for decode."""
     names = tuple(array.name for array in cached)
     lines, cached_values = _keeping(table.lines, names)
     return needed(replace(table, lines=lines, values={**table.values, **cached_values}), (*table.outputs, *names))
 
 
 def _keeping(lines: Iterable[Statement], names: Container[str]) -> tuple[tuple[Statement, ...], dict[str, Value]]:
-    """The lines with a second name for what is cached, which repeats hand out as stacks; and what these are."""
+    """Return the lines that output cached values under a second name, stacked by loops, and these values."""
     result: list[Statement] = []
     cached: dict[str, Value] = {}
     for line in lines:

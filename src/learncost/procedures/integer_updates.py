@@ -1,4 +1,4 @@
-"""Updates in whole numbers: codes of 8 bits are stepped by codes, rounded at random; others have 32 bits.
+"""Update integer weights: 8-bit codes step by codes with stochastic rounding; other weights have 32 bits.
 
 For a matrix W of codes, of which one is 2^w, whose gradient for codes is G 2^g, and a rate r 2^k, by SGD:
 
@@ -30,14 +30,14 @@ from learncost.procedures.inference import scored
 _META = Meta("optimizer", phase="optimizer_step", local="rounding")
 
 ROOM = 30
-"""The most bits that a step is shifted by: of what is shifted by more, nothing is left but chance."""
+"""The largest shift of a step in bits; a larger shift would leave only the random bits."""
 
 DRAWN = 24
-"""Bits of what is drawn."""
+"""The number of random bits."""
 
 
 def forward_in_integers(model: Model) -> Model:
-    """The model whose own table, of a pass that learns nothing, is in whole numbers."""
+    """Return the model with its forward table in integers."""
     table = model.table
     if table.outputs == ("loss",):
         table = replace(table, outputs=("loss", scored(table)))
@@ -45,12 +45,14 @@ def forward_in_integers(model: Model) -> Model:
 
 
 def in_integers(table: Table, model: Model) -> Table:
-    """A step in whole numbers alone. Raises `InputError` for a line that has no such form."""
+    """Return an integer-only step. Raises `InputError` for a line without an integer form."""
     updates = [line for line in table.lines if isinstance(line, Op) and line.op in OPTIMIZERS]
     if any(line.op != "sgd" for line in updates):
-        raise InputError(f"{updates[0].op} has no form in whole numbers: integer-only learns by sgd")
+        raise InputError(f"{updates[0].op} has no integer form: use --optimizer sgd with integer-only")
     if NUMBER in table.inputs:
-        raise InputError("updates of codes are rounded at random, and this procedure draws already: take another")
+        raise InputError(
+            "updates of codes use stochastic rounding, and this procedure already draws random numbers: choose another"
+        )
     others = tuple(line for line in table.lines if line not in updates)
     renewed = {term.name for line in updates for term in line.left}
     outputs = tuple(name for name in table.outputs if name not in renewed)
@@ -76,13 +78,13 @@ def _powers(model: Model) -> list[str]:
 
 
 def _codes(work: Integers, line: Op, gradient: Term, rate: Term, scale: Power, directions: Directions) -> None:
-    """The lines of one matrix of codes."""
+    """Return the update lines of one matrix of codes."""
     codes, new = line.right[0], line.left[0]
     assert isinstance(codes, Term)
     axes, name = codes.declared, codes.name.removesuffix(".codes")
     found, rated = work.read(gradient), _rate(work, rate)
     amount = work.scalar(scale.times(2) - found.power - rated.power, _META)
-    # Shifted by ROOM at most; what is too much for that is taken off the rate.
+    # The shift is at most ROOM; any excess reduces the rate.
     away = work.op(f"{name}.away", "minimum", (), (amount, Literal(float(ROOM))), _META)
     many = Term(f"{name}.many", ())
     work.emit(Sum((many,), (amount, away), (), _META, (1, -1)))
@@ -110,7 +112,7 @@ def _codes(work: Integers, line: Op, gradient: Term, rate: Term, scale: Power, d
 
 
 def _fixed(work: Integers, line: Op, gradient: Term, rate: Term) -> None:
-    """The lines of a weight of 32 bits: to the nearest, and below 2^29."""
+    """Return the update lines of a 32-bit weight, rounded to the nearest and kept below 2^29."""
     weight, new = line.right[0], line.left[0]
     assert isinstance(weight, Term)
     axes, number = weight.declared, work.read(weight)

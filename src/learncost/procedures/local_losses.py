@@ -1,8 +1,8 @@
-"""Local losses: every block has a loss of its own, and no gradient comes to it from later ones.
+"""Local losses: every block has a separate loss and gets no gradient from later blocks.
 
-So a block's backward pass and update stand right behind its forward pass, and nothing of it is kept for later. What is
-before the first block learns from that block's loss. Either all blocks read the model's own head, and the loss of the
-last one is the model's, or every block has a head of its own beside it, a copy of the model's with weights that learn.
+A block's backward pass and update directly follow its forward pass, so none of its activations is saved for later.
+Layers before the first block learn from that block's loss. Either all blocks use the model's head, and the last block's
+loss is the model's, or every block has a separate trainable copy of the head.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from learncost.procedures.places import check_learns, stacks
 from learncost.procedures.procedure import Procedure
 
 HEADS = ("model", "own")
-"""Whose head a block's loss is made by."""
+"""The head that computes a block's loss."""
 
 
 def by_local_losses(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str, str]]:
-    """One step, and what the gradients of weights are called, those of the blocks' own heads among them."""
+    """Return one step and the names of the weights' gradients, including those of the blocks' heads."""
     check_learns(model, chosen.name)
     if model.quantized:
-        raise InputError(f"{chosen.name} has no room for quantized weights")
+        raise InputError(f"{chosen.name} does not support quantized weights: choose a precision without quantization")
     head = chosen.moves["loss at blocks by HEAD"]
     named_one("head", head, dict.fromkeys(HEADS))
     return _Local(model, chosen, head == "own").step()
@@ -40,15 +40,15 @@ def by_local_losses(model: Model, chosen: Procedure) -> tuple[Table, Mapping[str
 
 @dataclass
 class _Local:
-    """The parts of a model's table - before the blocks, blocks, head - and what is made of them so far."""
+    """The parts of a model's table (before the blocks, blocks, head) and the lines made of them so far."""
 
     model: Model
     chosen: Procedure
     has_own_heads: bool
-    inputs: dict[str, Value] = field(default_factory=dict)  # weights of the blocks' own heads
+    inputs: dict[str, Value] = field(default_factory=dict)  # weights of the blocks' separate heads
     values: dict[str, Value] = field(default_factory=dict)
     parts: dict[str, list[str]] = field(default_factory=dict)  # of every gradient
-    whole: dict[str, str] = field(default_factory=dict)  # parts that stand alone, each with the gradient that it is
+    whole: dict[str, str] = field(default_factory=dict)  # gradients of one part only, each with its gradient
 
     def __post_init__(self) -> None:
         lines = self.model.table.lines
@@ -61,7 +61,9 @@ class _Local:
             first -= 1
         repeats = [line for line in lines[first : last + 1] if isinstance(line, Loop)]
         if not repeats:
-            raise InputError(f"{self.chosen.name} needs blocks that hand a value on, one to the next: {name} has none")
+            raise InputError(
+                f"{self.chosen.name} needs blocks that pass a value from one to the next, which {name} does not have"
+            )
         if several := self.chosen.moves.get("groups of NUMBER"):
             repeats = [in_groups(repeat, int(several), self.model.table.values) for repeat in repeats]
             lines = (*lines[:first], *repeats, *lines[last + 1 :])
@@ -71,7 +73,9 @@ class _Local:
         made = defined(self.before) | {other for repeat in repeats for other in repeat.makes if other != self.final}
         read = {other for line in self.after for other in line.reads}
         if made & read or self.final not in read:
-            raise InputError(f"{self.chosen.name} needs a head that reads the last block alone, which {name} has not")
+            raise InputError(
+                f"{self.chosen.name} needs a head that reads only the last block, which {name} does not have"
+            )
         self.head_weights = [weight for weight in self.model.table.weights if weight in read]
         reach = GradientPlan(frozenset(self.model.table.weights))
         reach.needs(lines, set(self.model.learning))
@@ -115,7 +119,7 @@ class _Local:
         return replace(result, weights=table.weights, inputs=(*table.inputs, "dloss", *self.inputs)), gradients
 
     def total(self, name: str, phase: str) -> list[Line]:
-        """The sum of all parts of a gradient, under the gradient's name, which a part that stands alone gets itself."""
+        """Emit the sum of a gradient's parts under its name; a single part is renamed instead."""
         axes = self.axes(name)
         self.values[f"d{name}"] = Value(axes, "gradient", name)
         if len(self.parts[name]) == 1:
@@ -131,7 +135,7 @@ class _Local:
     def part(
         self, table: Table, wanted: Iterable[str], mark: str
     ) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
-        """The forward lines of a part of the table, with what they keep, and the lines backwards and of the update."""
+        """Return the forward lines of a part with their saved tensors, and its backward and update lines."""
         derived = derive(table, wanted=tuple(wanted))
         renamed = {gradient: f"{gradient}:{mark}" for gradient in derived.gradients.values()}
         for name in derived.gradients:
@@ -140,7 +144,7 @@ class _Local:
         return derived.forward.lines, tuple(line.renamed(renamed) for line in derived.reverse.lines)
 
     def blocks(self, repeat: Loop, number: int) -> list[Statement]:
-        """The repeat whose turns each have a loss, go backwards and hand out updates, after what it begins with."""
+        """Emit the loop whose iterations compute a loss, run backward and output updates, after its initial values."""
         table, (carry,) = self.model.table, repeat.carry
         lines, loss, head_weights = self.head(repeat, number)
         learning = {*self.model.learning, *head_weights}
@@ -203,7 +207,7 @@ class _Local:
         before: list[Statement],
         inner: dict[str, Value],
     ) -> Carry:
-        """The gradient of what all turns read: a carried total."""
+        """Return the gradient of a value that all iterations read: a loop-carried total."""
         axes = self.axes(name)
         phase = "weight_update" if name in self.model.table.weights else "backward"
         meta = Meta(phase=phase, local="merge")
@@ -223,7 +227,7 @@ class _Local:
         before: list[Statement],
         inner: dict[str, Value],
     ) -> list[Carry]:
-        """The gradient of what the first turn was handed: a total to which every other turn adds nothing."""
+        """Return the gradient of the first iteration's input: a total to which other iterations add zero."""
         (carry,) = repeat.carry
         axes, meta = inner[carry.start].axes, Meta(phase="backward", local="first")
         zero, start, end, part, final = (
@@ -244,7 +248,7 @@ class _Local:
         return [Carry(start, end, zero, final), Carry("first", not_first.name, first_iteration.name, "first:last")]
 
     def head(self, repeat: Loop, number: int) -> tuple[list[Statement], str, dict[str, Value]]:
-        """The head's lines on what a turn hands on, their loss, and the weights that the blocks' own heads have."""
+        """Return the head's lines on an iteration's output, their loss, and the weights of the blocks' heads."""
         (carry,) = repeat.carry
         names = {name: f"local.{name}" for line in self.after for name in line.makes} | {self.final: carry.end}
         of_head: dict[str, Value] = {}
@@ -258,13 +262,13 @@ class _Local:
         return [line.renamed(names) for line in self.after], names["loss"], of_head
 
     def head_values(self, lines: Iterable[Statement]) -> dict[str, Value]:
-        """What is known of the values of a copied head."""
+        """Return the Values of a copied head."""
         values = self.model.table.values
         return {name: values[name.removeprefix("local.")] for line in lines for name in line.makes}
 
 
 def _hands_on(first: Statement, second: Statement) -> bool:
-    """Whether a repeat begins with what another one hands on."""
+    """Whether a loop's initial value is another loop's result."""
     if not isinstance(first, Loop) or not isinstance(second, Loop) or len(first.carry) != 1:
         return False
     return second.carry[0].initial == first.carry[0].final

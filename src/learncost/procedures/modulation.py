@@ -1,4 +1,4 @@
-"""The error of a plain pass, and the input of a modulated one: the error is added to what comes in.
+"""Compute the error of a plain pass and add it to the input of a modulated pass.
 
 An embedding's input is a one-hot token, to which the error over the vocabulary is added as it is, or brought to the
 positions of another input by an attention; any other input gets it through a fixed random matrix. Pau & Aymone 2024,
@@ -26,9 +26,9 @@ from learncost.procedures.optimizer import names_of_numbers, values_of_numbers
 from learncost.procedures.procedure import ELSEWHERE, LEARNING, Procedure
 
 NUMBERS = ("count", "strength", "inverse_count")
-"""Of a step: how many targets there are, and sign x scale of the modulation.
+"""Inputs of a step: the number of targets, and sign x scale of the modulation.
 
-Beside them comes one over the count, `inverse_count`; with a padding mask it is an array, `inverse_count.M` for the
+A third input is one over the count, `inverse_count`; with a padding mask it is an array, `inverse_count.M` for the
 decoder's rows (or the only ones) and `inverse_count.N` for the encoder's, 0 at padded ones.
 """
 
@@ -36,8 +36,8 @@ decoder's rows (or the only ones) and `inverse_count.N` for the encoder's, 0 at 
 class Modulation:
     """The error of one model's plain pass, and the lines that add it to the input of the modulated one.
 
-    error  the lines that make the error, the last of which makes `e`
-    given  what these lines, and those that read them, take beside the model's own inputs
+    error  the lines that compute the error; the last one computes `e`
+    given  the inputs of these lines and their readers that the model does not have
     """
 
     def __init__(self, model: Model, chosen: Procedure, reverse: tuple[Statement, ...]) -> None:
@@ -53,7 +53,7 @@ class Modulation:
 
     @property
     def strength(self) -> Term:
-        """Sign x scale of what is added."""
+        """Return sign x scale of the added error."""
         return Term(self.numbers["strength"], ())
 
     def error_lines(self, reverse: tuple[Statement, ...]) -> tuple[Line, ...]:
@@ -77,7 +77,7 @@ class Modulation:
         return (*in_phase(lines, "forward"), e)
 
     def one_hot(self, line: Statement) -> Read | None:
-        """Where a line looks up rows of a weight at an index that comes in, along the axis of the error's classes."""
+        """Return where a line looks up rows of a weight at an input index, along the axis of the error's classes."""
         if not isinstance(line, Product) or len(line.right) > 1 or line.right[0].name not in self.model.table.weights:
             return None
         reads = [axis for axis in line.right[0].axes if isinstance(axis, Read)]
@@ -86,7 +86,7 @@ class Modulation:
         return lookups[0] if len(lookups) == len(reads) == 1 else None
 
     def brought(self) -> Iterator[Line]:
-        """The error brought to inputs at other positions than the output's, where there are some: equation (48)."""
+        """Return the error at the positions of inputs that differ from the output's: equation (48)."""
         reads = [read for read in map(self.one_hot, self.model.table.lines) if read]
         same_places = [read for read in reads if {*read.at.loops, read.axis} == set(self.e.axes)]
         if not same_places and not self.model.projected:
@@ -113,11 +113,11 @@ class Modulation:
             yield from (line.renamed(names, axes) for line in lines)
 
     def error_at(self, read: Read) -> Term:
-        """The error at the positions of an index."""
+        """Return the error at the positions of an index."""
         return Term(self.elsewhere.get(read.at.name, self.e.name), (*read.at.loops, read.axis))
 
     def with_input(self, line: Line, again: Line) -> list[Line]:
-        """A line run again, with the error in it where it brings an input.
+        """Emit a line of the modulated pass, with the error added where it reads an input.
 
         The embedding's input is dense: (T + strength e) W = rows + strength (e W).
         """
@@ -132,7 +132,7 @@ class Modulation:
         return [again, *self.with_error(left, rows, (self.error_at(read), weight), left.axes, line.meta, "e W")]
 
     def projection(self, value: Term, plain: Term, meta: Meta) -> list[Line]:
-        """A value of the modulated pass to which the error is added through a fixed random matrix, x + strength e F.
+        """Add the error to a value of the modulated pass through a fixed random matrix, x + strength e F.
 
         It is the same in every sequence and at every position, and has all other axes of the value: an image's pixels.
         """
@@ -148,7 +148,7 @@ class Modulation:
     def with_error(
         self, value: Term, plain: Term, by: tuple[Term, Term], axes: tuple[Axis, ...], meta: Meta, local: str
     ) -> list[Line]:
-        """A value of the modulated pass: the plain one, and the error times a matrix and the strength."""
+        """Return a value of the modulated pass: the plain value plus the error times a matrix and the strength."""
         dense, scaled = (Term(f"{value.name}^{part}", axes) for part in ("dense", "scaled"))
         meta = replace(meta, local="F e", equation="", locals=())
         modulated = Term(f"{value.name}^", value.axes)
@@ -159,12 +159,12 @@ class Modulation:
         ]
 
     def positions(self, role: Role) -> frozenset[str]:
-        """The axes along which inputs of a role come."""
+        """Return the axes of the inputs of a role."""
         values = self.model.table.values
         inputs = (name for name in self.model.table.inputs if values[name].role == role)
         return frozenset(base(axis) for name in inputs for axis in values[name].axes)
 
 
 def identical() -> str:
-    """All procedures of this kind, in a message."""
+    """Return the names of all procedures of this kind, for a message."""
     return " and ".join(name for name, procedure in LEARNING.items() if procedure.compares)

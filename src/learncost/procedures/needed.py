@@ -1,4 +1,4 @@
-"""A table without the lines, inputs and weights that its outputs do not need."""
+"""Dead code elimination: remove the lines, inputs and weights that a table's outputs do not need."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from learncost.ir.table import Table
 
 
 def needed(table: Table, outputs: Iterable[str]) -> Table:
-    """The lines that the outputs need, in their order, with the inputs, weights and axes of what these read."""
+    """Return the lines that the outputs need, in order, with their inputs, weights and axes."""
     outputs = tuple(outputs)
     needed_names = set(outputs)
     lines = _lines(table.lines, needed_names)
     names = needed_names | {name for line, _ in walk(lines) for name in _names(line)}
-    names |= {name for line in lines for name in line.makes}  # a repeat hands out what nobody reads too
+    names |= {name for line in lines for name in line.makes}  # a loop may have outputs without readers
     return replace(
         table,
         lines=lines,
@@ -32,7 +32,7 @@ def _names(line: Line) -> set[str]:
 
 
 def _lines(lines: Iterable[Statement], needed_names: set[str]) -> tuple[Statement, ...]:
-    """The lines that make what is wanted; `wanted` receives what they read."""
+    """Return the lines that compute the wanted names; `wanted` receives the names that they read."""
     result: list[Statement] = []
     for line in reversed(tuple(lines)):
         if isinstance(line, Loop):

@@ -1,4 +1,4 @@
-"""The optimizer's step as lines, one operator a weight, and what comes before it: clipping, weight decay.
+"""Write the optimizer step as lines, one op per weight, after clipping and weight decay.
 
 An operator reads the weight, its gradient, its state and the numbers of the step, such as a learning rate, which are
 inputs beside a batch under names that no value of the table has.
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 
 
 def names_of_numbers(table: Table, numbers: Iterable[str], owner: str) -> dict[str, str]:
-    """What each number is called in a table: by its own name, or behind its owner's where a value has that already."""
+    """Map each number to its name in a table, with its owner's name in front if a value already has that name."""
     names = {number: f"{owner}.{number}" if number in table.known else number for number in numbers}
     if clashes := [name for name in names.values() if name in table.known]:
-        raise InputError(f"{clashes[0]} is a value of the table and a number of {owner}: call the value otherwise")
+        raise InputError(f"{clashes[0]} is a value of the table and a number of {owner}: rename the value")
     return names
 
 
 def values_of_numbers(names: dict[str, str]) -> dict[str, Value]:
-    """The numbers as inputs of a table, by their names there."""
+    """Return the numbers as inputs of a table, by their names there."""
     return {name: Value((), "number", number) for number, name in names.items()}
 
 
 DEFAULT = "adamw"
-"""Of a model, where no optimizer is named; a layer has none."""
+"""The default optimizer of a model; a layer has none."""
 
 
 def default_optimizer(book: Book | None = None) -> str:
-    """The optimizer of a model where none is named: that of who wrote the price book, where the book says it."""
+    """Return the default optimizer of a model: that of the cost model, if it names one."""
     return (book.optimizer if book else "") or DEFAULT
 
 
 def optimizer(name: str) -> Optimizer:
-    """An optimizer by its name; an unknown one is refused with those that exist."""
+    """Return an optimizer by its name. An unknown name is refused with the known ones."""
     if name not in OPTIMIZERS:
         name = state_of(name).name
         others = ", ".join(OPTIMIZERS)
@@ -57,16 +57,16 @@ def optimizer(name: str) -> Optimizer:
 
 
 def state_of(name: str) -> OptimizerState:
-    """What an optimizer remembers; an unknown one is refused with all that exist."""
+    """Return an optimizer's state by its name. An unknown name is refused with the known ones."""
     return named_one("optimizer", name, STATES)
 
 
 def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer) -> Table:
-    """The step with the optimizer's lines at its end: `W.new` and the new state, from `W` and its gradient."""
+    """Append the optimizer's lines to a step: `W.new` and the new state, from `W` and its gradient."""
     op = entry(chosen.op)
     state_names = [f"{weight}.{name}" for weight in gradients for name in chosen.state]
     if clashes := [name for name in state_names if name in table.known]:
-        raise InputError(f"{clashes[0]} is a value of the table and one of {chosen.op}: call the value otherwise")
+        raise InputError(f"{clashes[0]} is a value of the table and one of {chosen.op}: rename the value")
     numbers = names_of_numbers(table, chosen.scalars, chosen.op)
     values = dict(table.values) | values_of_numbers(numbers)
     lines, states, results = [], [], []
@@ -96,16 +96,16 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
 
 
 def stepped(table: Table) -> Mapping[str, Axes]:
-    """What the optimizer makes a step of, by weight: its axes, which are the weight's where nothing is projected."""
+    """Map each weight to the axes of its optimizer step; they are the weight's axes without projection."""
     lines = (line for line, _ in walk(table.lines) if isinstance(line, Op) and line.op in OPTIMIZERS)
     seen = (term for line in lines for name, term in zip(line.given, line.right, strict=True) if name == "G")
     return {table.values[term.name].of: table.values[term.name].axes for term in seen if isinstance(term, Term)}
 
 
 def without_gradients(table: Table) -> Table:
-    """The step whose results are what a training goes on with: a gradient that only the optimizer reads is none.
+    """Return the step whose outputs are those that the next step needs: no gradient that only the optimizer reads.
 
-    So it need not be kept.
+    Such a gradient need not be kept.
     """
     values = table.values
     outputs = (
@@ -118,18 +118,18 @@ EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_: clip_coef = max_norm / (total_
 
 
 def with_clipping(table: Table) -> Table:
-    """The step with clipped gradients, as `clipped` has it."""
+    """Return the step with clipped gradients, as `clipped` does."""
     return clipped(table)[0]
 
 
 def clipped(table: Table, shared: Mapping[str, int] = {}) -> tuple[Table, str]:
-    """The step with `factor dW` in the place of every `dW` that the optimizer reads, as torch clips by the norm.
+    """Return the step whose optimizer reads `factor dW` instead of every `dW`, as torch clips by the norm.
 
     factor = min(1, clip / (norm + 1e-6)), with the norm over the gradients of all weights together and the bound
     `clip`, a scalar input; written as 1 / max(1, (norm + 1e-6) / clip). It costs a MACC and a FLOP a parameter. The
     table's own gradients stay as they are. A table without an optimizer has nothing to clip.
-    shared  of a table that is one of several: how many have the same gradient, each of which counts its share of it
-    Beside the step it gives the name of the sum of all squares, which several tables have to add up; "" without one.
+    shared  for one of several tables: how many of them have the same gradient; each counts its share
+    Also return the name of the sum of all squares, which several tables have to add up; "" without one.
     """
     updates = [line for line in table.lines if isinstance(line, Line) and line.meta.phase == "optimizer_step"]
     gradients = defined(line for line in table.lines if line not in updates)
@@ -157,7 +157,7 @@ def clipped(table: Table, shared: Mapping[str, int] = {}) -> tuple[Table, str]:
 
 
 def _scaling(gradients: tuple[Term, ...], bound: str, shared: Mapping[str, int]) -> tuple[list[Line], str]:
-    """From the gradients to the clipped gradients, whose norm is at most the bound; the name of the sum of squares."""
+    """Return the gradients clipped to a global norm, and the name of the sum of squares."""
 
     def scalar(name: str) -> Term:
         return Term(f"{bound}.{name}", ())
@@ -190,9 +190,9 @@ def _scaling(gradients: tuple[Term, ...], bound: str, shared: Mapping[str, int])
 
 
 def with_weight_decay(table: Table) -> Table:
-    """The step with `dW + weight_decay W` in the place of `dW`, as torch.optim.SGD has it; two FLOPs a parameter.
+    """Return the step with `dW + weight_decay W` instead of `dW`, as torch.optim.SGD does; two FLOPs per parameter.
 
-    AdamW is left as it is: its own decay stands in its word.
+    AdamW is unchanged: its decay is part of its op.
     """
     numbers = names_of_numbers(table, ("weight_decay",), "optimizer")
     values = dict(table.values) | values_of_numbers(numbers)
@@ -216,7 +216,7 @@ def _decayed(line: Line, values: dict[str, Value], share: str) -> list[Line]:
         weight.axes != gradient.axes
         or values[gradient.name].axes != values.get(values[gradient.name].of, Value(())).axes
     ):
-        raise InputError("weight decay is added to gradients, which are projected here: leave it out, or take AdamW")
+        raise InputError("weight decay is added to gradients, which are projected here: remove it, or use AdamW")
     assert isinstance(gradient, Term)
     pull, decayed = (Term(f"{gradient.name}.{part}", gradient.axes) for part in ("decay", "decayed"))
     values |= {pull.name: Value(pull.loops), decayed.name: values[gradient.name]}
@@ -230,7 +230,7 @@ def _decayed(line: Line, values: dict[str, Value], share: str) -> list[Line]:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What an optimizer remembers of a weight of some shape: so many bytes, given the type of its states."""
+    """The bytes of an optimizer's state for a weight of some shape, given the type of its states."""
 
     name: str
     bytes: Callable[[Sequence[int], str], int]
@@ -242,18 +242,18 @@ def _times(count: int) -> Callable[[Sequence[int], str], int]:
 
 
 def _eight_bits(shape: Sequence[int], kind: str) -> int:
-    """Two states in 8 bits, whatever the type of states is."""
+    """Return two states in 8 bits for any type of states."""
     return 2 * bytes_of_type("int8-2048", prod(shape))
 
 
 def _factored(shape: Sequence[int], kind: str) -> int:
-    """The sums of rows and of columns of a matrix; of a vector, every element."""
+    """Return the row and column sums of a matrix; of a vector, every element."""
     arrays = shape if len(shape) == 2 else (prod(shape),)
     return sum(bytes_of_type(kind, size) for size in arrays)
 
 
 def _muon(shape: Sequence[int], kind: str) -> int:
-    """Momentum of matrices; of vectors AdamW's two states."""
+    """Return momentum for matrices, and AdamW's two states for vectors."""
     return (1 if len(shape) == 2 else 2) * bytes_of_type(kind, prod(shape))
 
 

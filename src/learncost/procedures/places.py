@@ -1,4 +1,4 @@
-"""Places of a model, told by its structure and never by names: blocks, linears, the stream, the scores."""
+"""Find the parts of a model by its structure, not by names: blocks, linears, the residual stream, the scores."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from learncost.ops import entry
 
 @dataclass(frozen=True)
 class LinePlace:
-    """Lines of one scope: those of a table, or of a repeat's turns.
+    """The lines of one scope: of a table, or of a loop's body.
 
-    scope    what the repeats around make
-    repeats  these repeats, the outermost first
+    scope    the results of the surrounding loops
+    repeats  these loops, the outermost first
     lines    the statements
-    values   what is known of every name that they see
+    values   the Value of every visible name
     weights  the names that are weights there
     """
 
@@ -36,16 +36,16 @@ class LinePlace:
 
     @property
     def lines_of_scope(self) -> tuple[Line, ...]:
-        """The lines that stand in no repeat inside."""
+        """Return the lines that are in no inner loop."""
         return tuple(line for line in self.lines if isinstance(line, Line))
 
     def iterations(self, axes: Iterable[str]) -> tuple[str, ...]:
-        """The axes of what every turn has for itself, in one stack."""
+        """Return the axes of a stack with one slice per iteration."""
         return (*(repeat.count for repeat in self.repeats), *axes)
 
 
 def places(table: Table) -> Iterator[LinePlace]:
-    """The table's own scope, and that of every repeat."""
+    """Return the table's scope and the scope of every loop."""
 
     def inside(around: LinePlace) -> Iterator[LinePlace]:
         yield around
@@ -60,9 +60,9 @@ def places(table: Table) -> Iterator[LinePlace]:
 
 
 def stacks(table: Table) -> tuple[LinePlace, ...]:
-    """The turns of repeats that hand a value on from block to block, those of blocks of blocks among them.
+    """Return the loop scopes that carry a value from block to block, nested ones included.
 
-    Each has weights of its own, or nothing: turns that have slices of values alone are the positions of a scan.
+    Each iteration has separate weights, or nothing: iterations over slices of values only are positions of a scan.
     """
     carrying = (place for place in places(table) if place.repeats and place.repeats[-1].carry)
     return tuple(
@@ -73,21 +73,21 @@ def stacks(table: Table) -> tuple[LinePlace, ...]:
 
 
 def blocks(model: Model, doing: str) -> tuple[LinePlace, ...]:
-    """The turns of the innermost stacks: what a model has of the same form, one after another.
+    """Return the innermost loops over blocks: the identical blocks of a model, one after another.
 
-    Raises `InputError`, which says what is done, where there are none.
+    Raises `InputError`, which names the action, where there are none.
     """
     stacked = stacks(model.table)
     around = {place.scope[:depth] for place in stacked for depth in range(len(place.scope))}
     innermost = tuple(place for place in stacked if place.scope not in around)
     if not innermost:
         name = model.configuration.name
-        raise InputError(f"{doing} needs blocks that hand a value on, one to the next: {name} has no such repeat")
+        raise InputError(f"{doing} needs blocks that pass a value from one to the next, which {name} does not have")
     return innermost
 
 
 def linears(place: LinePlace) -> Iterator[tuple[Product, int]]:
-    """Products of a scope with one weight that sum over an axis of it or look its rows up, and the weight's place."""
+    """Return the products with one weight that sum over its axis or look up its rows, and the weight's position."""
     for line in place.lines_of_scope:
         if not isinstance(line, Product):
             continue
@@ -101,12 +101,12 @@ def linears(place: LinePlace) -> Iterator[tuple[Product, int]]:
 
 
 def sums(line: Line) -> bool:
-    """Whether a product sums over an axis: what such a line makes stands in another space than its factors."""
+    """Whether a product sums over an axis; its result then has another feature space than its factors."""
     return isinstance(line, Product) and not set(line.left[0].loops).issuperset(line.loops)
 
 
 def followed(name: str, place: LinePlace, constant: frozenset[str]) -> str:
-    """The value that stands for a product's output: after its shift and pointwise word, while it has one reader."""
+    """Return a product's output after its bias and pointwise op, while each value has one reader."""
     while True:
         readers = [line for line in place.lines if name in line.reads]
         if len(readers) != 1 or not isinstance(reader := readers[0], Line):
@@ -121,9 +121,9 @@ def followed(name: str, place: LinePlace, constant: frozenset[str]) -> str:
 
 
 def stream(place: LinePlace, model: Model) -> frozenset[str]:
-    """The values on the way from what a block is handed to what it hands on that no product that sums lies on.
+    """Return the residual stream of a block: the values from its input to its output without a summing product.
 
-    Raises `InputError` where there is no such way.
+    Raises `InputError` where there is no such path.
     """
     repeat = place.repeats[-1]
     after = {carry.start for carry in repeat.carry}
@@ -137,12 +137,12 @@ def stream(place: LinePlace, model: Model) -> frozenset[str]:
     between = frozenset(after & before)
     if any(carry.end not in between for carry in repeat.carry):
         name = model.configuration.name
-        raise InputError(f"{name} has no stream: its blocks hand nothing on that they were handed but through weights")
+        raise InputError(f"{name} has no residual stream: its blocks pass their input on only through weights")
     return between
 
 
 def scores(model: Model, doing: str) -> str:
-    """The value that backpropagation reaches from the loss before it meets a weight: what a head makes.
+    """Return the value that backpropagation reaches from the loss before any weight: the scores of the head.
 
     Raises `InputError` where there is no loss, or nothing between it and the weights.
     """
@@ -161,7 +161,7 @@ def scores(model: Model, doing: str) -> str:
 
 
 def targets(model: Model, doing: str) -> Line:
-    """The line backwards from the loss that makes a gradient of one class at every position, that of the target.
+    """Return the backward line whose gradient is that of the target class at every position.
 
     Raises `InputError` where no loss looks its targets up.
     """
@@ -172,7 +172,7 @@ def targets(model: Model, doing: str) -> Line:
         if isinstance(line, Product) and len(line.right) == 1 and line.left[0].indexed:
             return line
     name = model.configuration.name
-    raise InputError(f"{doing} needs targets that are classes, which the loss looks up: {name} has none")
+    raise InputError(f"{doing} needs class targets that the loss looks up, which {name} does not have")
 
 
 def check_learns(model: Model, doing: str) -> None:

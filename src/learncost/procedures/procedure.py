@@ -1,4 +1,4 @@
-"""The procedures, as procedures.toml or a file of one's own has them: schedules of a step's moves."""
+"""Learning procedures, read from procedures.toml or a user's file: schedules of a step's moves."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MOVES: Mapping[str, str] = {
     "update by tangents": "weight_update",
     "update by both sides": "weight_update",
 }
-"""What a schedule may say, in capitals what is named there, and the macro-operation that it is a pass of."""
+"""The moves of a schedule, with arguments in capitals, and the phase that each belongs to."""
 
 
 _BACK = {"forward", "backward", "backward reading NAME for weights", "update"}
@@ -69,7 +69,7 @@ TOGETHER: tuple[frozenset[str], ...] = tuple(
         ),
     )
 )
-"""The moves that one schedule may have together: what none of these has would be passed over."""
+"""The moves that a schedule may combine; any other combination would be ignored."""
 
 
 NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -79,11 +79,11 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "times NUMBER": ("forward at plus",),
     "forward again from outputs": ("forward in two streams",),
 }
-"""The moves that say nothing without another one, or one of some."""
+"""The moves that require another move, or one of several."""
 
 
 def fault(forms: Collection[str]) -> str:
-    """What is wrong with the moves of a schedule together; empty where nothing is."""
+    """Return what is wrong with a combination of moves; empty if nothing is."""
     if not any(together.issuperset(forms) for together in TOGETHER):
         pairs = combinations(dict.fromkeys(forms), 2)
         wrong = next((pair for pair in pairs if not any(each.issuperset(pair) for each in TOGETHER)), forms)
@@ -94,20 +94,20 @@ def fault(forms: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class StepMove:
-    """A move as `MOVES` has it, with what is named in it."""
+    """A move of `MOVES` with its arguments."""
 
     form: str
     names: tuple[str, ...] = ()
 
     @property
     def named(self) -> str:
-        """The first that is named in it, or nothing."""
+        """Return its first argument, or nothing."""
         return self.names[0] if self.names else ""
 
 
 @cache
 def move(text: str) -> StepMove:
-    """The move that a text of a schedule says."""
+    """Return the move that a text of a schedule names."""
     for form in MOVES:
         pattern = re.sub("[A-Z]+", r"(\\S+)", form.replace("NUMBER", "([1-9][0-9]*)"))
         if match := re.fullmatch(pattern, text.strip()):
@@ -127,7 +127,7 @@ MACRO_OPERATIONS = (
 
 @dataclass(frozen=True)
 class Mode:
-    """Which pass an update reads its inputs from, how far values are followed, and how the input is modulated."""
+    """The pass from which an update reads its inputs, how far values are followed, and how the input is modulated."""
 
     sign: float
     scale: float
@@ -140,15 +140,15 @@ class Mode:
 class Procedure:
     """A row of procedures.toml.
 
-    schedule  sweeps over the model, each with its moves as they are written, with commas between
-    usual     whether commands that take several have it unasked
-    equals    the procedure that gives the same weights, where what is read for a weight is that weight
-    modes     those of its differences
-    lines     that make what its backward pass reads for a weight W, in the notation
-    decay     where that follows the weights: the share that both lose in a step
-    distance  how far weights are moved to either side, where they are
-    held      for how many steps the same directions are drawn or kept, or the same block learns
-    scale     of what is made in directions that were found, the share that a step takes
+    schedule  sweeps over the model, each with its comma-separated moves as written
+    usual     whether commands that compare procedures include it by default
+    equals    the procedure with the same weights, if every replaced weight is read itself
+    modes     the modes of its differences
+    lines     the lines, in the notation, of what its backward pass reads for a weight W
+    decay     if that follows the weights: the share by which both decay in a step
+    distance  how far weights are moved to either side
+    held      the number of steps with the same directions, or with the same learning block
+    scale     the share of an update in found directions that a step takes
     """
 
     name: str
@@ -170,12 +170,12 @@ class Procedure:
 
     @property
     def all_moves(self) -> tuple[StepMove, ...]:
-        """The moves of all sweeps, in their order."""
+        """Return the moves of all sweeps, in order."""
         return tuple(move_of for sweep in self.sweeps for move_of in sweep)
 
     @property
     def moves(self) -> Mapping[str, str]:
-        """The moves of all sweeps, with what is named in each."""
+        """Return the moves of all sweeps with their arguments."""
         return {move_of.form: move_of.named for move_of in self.all_moves}
 
     @property
@@ -184,22 +184,22 @@ class Procedure:
 
     @property
     def compares(self) -> bool:
-        """Whether it takes differences of two forward passes for gradients."""
+        """Whether it uses differences of two forward passes as gradients."""
         return "update by differences" in self.moves
 
     @property
     def differentiates(self) -> bool:
-        """Whether its gradients are those of the loss, by all that is to learn: what any autograd gives."""
+        """Whether its gradients are those of the loss for all trainable weights, as autograd computes them."""
         return self.moves.keys() <= {"forward", "forward again", "backward", "update"}
 
     @property
     def overrides(self) -> bool:
-        """Whether its backward pass stops somewhere, or is given something else than gradients."""
+        """Whether its backward pass stops somewhere, or gets other signals than gradients."""
         return not self.moves.keys().isdisjoint(("stopped at PLACE", "given SIGNAL at PLACE"))
 
     @property
     def part(self) -> str:
-        """The part of a model that it updates; empty: all that is to learn."""
+        """Return the part of a model that it updates; empty: all trainable weights."""
         return self.moves.get("update of PART", "")
 
     @property
@@ -209,29 +209,29 @@ class Procedure:
 
     @property
     def projected_to(self) -> int:
-        """In how many directions of a matrix the optimizer sees its gradient; 0: in all."""
+        """Return the number of directions to which a matrix's gradient is projected; 0: no projection."""
         forms = ("projected to NUMBER", "projected to NUMBER singular vectors")
         return next((int(self.moves[form]) for form in forms if form in self.moves), 0)
 
     @property
     def finds(self) -> bool:
-        """Whether these directions are found, in one step of so many as they are held."""
+        """Whether these directions are singular vectors, computed once in `held` steps."""
         return "projected to NUMBER singular vectors" in self.moves
 
     @property
     def chooses(self) -> bool:
-        """Whether it says itself what learns."""
+        """Whether it fixes the trainable parameters."""
         return bool(self.part) or self.by_iterations
 
     @property
     def passes(self) -> dict[str, int]:
-        """How often each macro-operation passes; an optimizer steps once after the updates."""
+        """Return the number of passes of each phase; an optimizer steps once after the updates."""
         passes_made = [MOVES[move_of.form] for sweep in self.sweeps for move_of in sweep]
         passes_made += ["optimizer_step"] if "weight_update" in passes_made else []
         return {name: passes_made.count(name) for name in MACRO_OPERATIONS if name in passes_made}
 
     def passes_over(self, model: Model) -> dict[str, int]:
-        """Passes of every macro-operation; an error is projected only where there is an encoder and a decoder (E15)."""
+        """Return the passes of every phase; an error is projected only with an encoder and a decoder (E15)."""
         passes = {name: self.passes.get(name, 0) for name in MACRO_OPERATIONS}
         if not model.two_sided:
             passes["error_projection"] = 0
@@ -241,56 +241,56 @@ class Procedure:
 _TABLE = tomllib.loads((files("learncost.procedures") / "procedures.toml").read_text(encoding="utf-8"))
 
 MODES: Mapping[str, Mode] = {name: Mode(**row) for name, row in _TABLE["modes"].items()}
-"""Of procedures that compare two passes."""
+"""The modes of procedures that compare two passes."""
 
 PAPER = next(iter(MODES))
-"""Their mode where none is named."""
+"""Their default mode."""
 
 
 _ALL = [Procedure(name, **row) for name, row in _TABLE["procedures"].items()]
 
 LEARNING: Mapping[str, Procedure] = {procedure_of.name: procedure_of for procedure_of in _ALL if procedure_of.learns}
-"""Those that learn."""
+"""The procedures that learn."""
 
 _READ: dict[str, tuple[str, Procedure]] = {}
-"""Those of files, by path, each with the text that it was read from."""
+"""The procedures of files, by path, each with the text of its file."""
 
 PROCEDURES: Mapping[str, Procedure] = {procedure_of.name: procedure_of for procedure_of in _ALL if procedure_of.usual}
-"""Those that are compared unasked."""
+"""The procedures that are compared by default."""
 
 INFERENCE: Mapping[str, Procedure] = {
     procedure_of.name: procedure_of for procedure_of in _ALL if not procedure_of.learns
 }
-"""Those of a model that does not learn."""
+"""The procedures of a model that does not learn."""
 
 
 def several(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
-    """The names of several procedures, given as a list or with commas between."""
+    """Return the names of several procedures, given as a list or comma-separated."""
     names = procedures.split(",") if isinstance(procedures, str) else procedures or ()
     return tuple(str(name).strip() for name in names)
 
 
 def procedure(name: str | Procedure, also: Mapping[str, Procedure] | None = None) -> Procedure:
-    """A procedure that learns by its name, or one of `also`; an unknown one is refused with all of them."""
+    """Return a learning procedure by its name, or one of `also`. An unknown name is refused with the known ones."""
     if isinstance(name, Procedure):
         return name
     if name.endswith(".toml"):
         return _of_file(name)
     if "," in name:
-        raise InputError(f"one procedure goes here, not {name!r}: compare, memory, fit, sweep and contest take several")
+        raise InputError(f"give one procedure, not {name!r}; compare, memory, fit, sweep and contest take several")
     return named_one("procedure" if also else "learning procedure", name, {**LEARNING, **(also or {})})
 
 
 _FIELDS = ("title", "source", "schedule", "lines", "decay", "distance", "held", "scale")
-"""What a file of one's own may say of a procedure."""
+"""The keys of a procedure in a user's file."""
 
 
 def _of_file(path: str) -> Procedure:
-    """The procedure that a file has. What was answered of it is remembered by its path: it may not change meanwhile."""
+    """Return the procedure of a file. Results are cached by its path, so a changed file is refused."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no file with a procedure: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{path} is not a procedure file: {str(error).splitlines()[0]}") from None
     if path not in _READ:
         _READ[path] = text, _read(path, text)
     text_read, procedure_read = _READ[path]
@@ -300,44 +300,44 @@ def _of_file(path: str) -> Procedure:
 
 
 def _read(path: str, text: str) -> Procedure:
-    """The procedure of a file's text: a title, a source, a schedule, and what procedures.toml says besides.
+    """Return the procedure of a file's text: a title, a source, a schedule, and the other keys of procedures.toml.
 
     Raises `InputError` in one line for a text that is none.
     """
     try:
         row = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is no file with a procedure: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{path} is not a procedure file: {str(error).splitlines()[0]}") from None
     if unknown := sorted(set(row) - set(_FIELDS)):
-        raise InputError(f"{path} says {unknown[0]}; a procedure has {', '.join(_FIELDS)}")
+        raise InputError(f"{path} has the unknown key {unknown[0]}; a procedure has {', '.join(_FIELDS)}")
     for name in ("schedule", "lines"):
         if not isinstance(row.get(name, []), list) or not all(isinstance(text, str) for text in row.get(name, [])):
-            raise InputError(f"{path}: {name} is a list of texts")
+            raise InputError(f"{path}: {name} must be a list of texts")
     decay = row.get("decay", 0.0)
     if not isinstance(decay, (int, float)) or not 0 <= decay < 1:
-        raise InputError(f"{path}: decay is a number from 0 to below 1")
+        raise InputError(f"{path}: decay must be a number from 0 to below 1")
     held = row.get("held", 1)
     if isinstance(held, bool) or not isinstance(held, int) or held < 1:
-        raise InputError(f"{path}: held is a whole number of steps from 1")
+        raise InputError(f"{path}: held must be a whole number of steps from 1")
     distance = row.get("distance", 1.0)
     if isinstance(distance, bool) or not isinstance(distance, (int, float)) or not 0 < distance < float("inf"):
-        raise InputError(f"{path}: distance is a number above 0")
+        raise InputError(f"{path}: distance must be a number above 0")
     scale = row.get("scale", 1.0)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
-        raise InputError(f"{path}: scale is a number above 0")
+        raise InputError(f"{path}: scale must be a number above 0")
     if not row.get("schedule"):
         raise InputError(f"{path} needs a schedule, such as {json_of(LEARNING['bp'].schedule)}")
     read = Procedure(path, **{"title": path, "source": path, **row})
-    forms = [move_of.form for move_of in read.all_moves]  # refuses a move that nobody knows
+    forms = [move_of.form for move_of in read.all_moves]  # refuses an unknown move
     if not read.learns or "update by differences" in forms:
-        raise InputError(f"{path}: a schedule of one's own ends in update, update by tangents or by both sides")
+        raise InputError(f"{path}: a schedule must end in update, update by tangents or update by both sides")
     if wrong := fault(forms) or _fault_of_names(read):
         raise InputError(f"{path}: its schedule {wrong}")
     return read
 
 
 def _fault_of_names(read: Procedure) -> str:
-    """What is wrong with what a schedule names, and its lines make; empty where nothing is."""
+    """Return what is wrong with the names of a schedule and its lines; empty if nothing is."""
     from learncost.procedures.feedback import matrix_lines  # only where it is asked for: start-up counts
 
     reading, following = (
@@ -353,12 +353,15 @@ def _fault_of_names(read: Procedure) -> str:
     if following in made:
         return f"has {following} follow weights, so that no line makes it"
     if made and reading not in made:
-        needed = f"they make {', '.join(made)}" if reading else "it reads nothing that they make"
-        return f"needs no lines, or such as make what it reads for weights{f', {reading}' if reading else ''}: {needed}"
+        needed = f"they make {', '.join(made)}" if reading else "it does not read their results"
+        return (
+            f"needs no lines, or lines that compute what it reads for "
+            f"weights{f', {reading}' if reading else ''}: {needed}"
+        )
     twice = next((place for place in places if places.count(place) > 1), "")
     return f"gives {twice} two signals" if twice else ""
 
 
 def json_of(texts: Sequence[str]) -> str:
-    """A list of texts as TOML and JSON have it."""
+    """Return a list of texts in TOML or JSON syntax."""
     return "[" + ", ".join(f'"{text}"' for text in texts) + "]"

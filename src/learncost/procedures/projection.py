@@ -1,4 +1,4 @@
-"""Projected gradients: the optimizer sees a matrix's gradient in a few directions, and has its state there."""
+"""Project gradients: the optimizer steps a matrix's gradient in a few directions and keeps its state there."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _FILE = "singular_vectors.table"
 def singular_vectors(
     matrix: Term, stack: Axes, rows: str, side: Axes, made: Term, meta: Meta
 ) -> tuple[list[Statement], dict[str, Value]]:
-    """The lines that make `made`, [stack, side, rank], of a matrix: its singular vectors along a side, largest first.
+    """Return the lines for a matrix's singular vectors along a side, largest first: `made`, [stack, side, rank].
 
     stack  the axes of a stack of matrices
     rows   the axis whose entries are rows that are rotated: that side, or all of the other one
-    side   the axes along which the vectors lie
+    side   the axes of the vectors
     """
     others = tuple(axis for axis in matrix.declared if axis not in (*stack, rows))
     again = f"{rows}'"
@@ -69,7 +69,7 @@ _RANK = "rank"
 
 @cache
 def _table(stack: Axes, rows: str, again: str, others: Axes, wanted: str) -> Table:
-    """The table with these axes for its letters, and the lines that the vectors of one side need."""
+    """Return the table with these axes for its letters, and only the lines for the vectors of one side."""
     _, header, body = re.split(r"^(singular_vectors.*\n)", _text(), maxsplit=1, flags=re.MULTILINE)
     letters = {"_": " ".join(stack), "d": rows, "c": again, "f": " ".join(others), "r": _RANK}
     table = layer(header + re.sub(r"(?<![\w.'])(_|d|c|f|r)(?![\w.'])", lambda found: letters[found[1]], body)).table
@@ -82,7 +82,7 @@ def _text() -> str:
 
 
 def _of(owner: str, repeat: Loop, meta: Meta) -> Loop:
-    """The repeat with names of its own, which no other matrix has: what is executed is told by a line's name."""
+    """Return the loop with names that no other matrix has: execution identifies a line by its name."""
     iterations = repeat.with_own({name: f"{owner}:{name}" for name in repeat.inside})
     lines = (
         _of(owner, line, meta) if isinstance(line, Loop) else replace(line, meta=meta) for line in iterations.lines
@@ -94,17 +94,19 @@ _META = Meta("optimizer", phase="optimizer_step", local="projection")
 
 
 def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = False) -> Table:
-    """The step in which every matrix of the blocks is stepped as P U, of what the optimizer makes of P^T G and zeros.
+    """Return the step in which every block matrix changes by P U, the optimizer's update U of P^T G from zeros.
 
-    P is drawn: signs over the root of the rank, drawn again where they are read, others every so many steps (`held`):
-    Hao et al. 2024, Flora, section 2. Or it is found: the leading singular vectors of G along the smaller side of the
-    matrix, found in one step (`anew`) and kept for so many: Zhao et al. 2024, GaLore, algorithm 2, which takes a share
-    (`scale`) of P U. So the optimizer's state has the rank in the place of a side. A share that the optimizer takes off
-    weights by itself, as AdamW does, is that of the whole weight.
-    Raises `InputError` where nothing is projected, and where more directions are drawn than there are entries.
+    P is random: signs over the root of the rank, drawn again where they are read and redrawn every `held` steps:
+    Hao et al. 2024, Flora, section 2. Or it is computed: the leading singular vectors of G along the smaller side of
+    the matrix, computed in one step (`anew`) and kept for `held` steps: Zhao et al. 2024, GaLore, algorithm 2, which
+    takes a share (`scale`) of P U. The optimizer's state has the rank in place of a side. Decoupled weight decay, as
+    AdamW has it, applies to the full weight. Raises `InputError` where nothing is projected, and where more directions
+    are drawn than there are entries.
     """
     if NUMBER in table.inputs:
-        raise InputError(f"{chosen.name} projects gradients of a backward pass: directions are drawn already")
+        raise InputError(
+            f"{chosen.name} projects the gradients of a backward pass: random directions cannot be combined with it"
+        )
     projecting = _Projecting(table, model, chosen, anew)
     lines: list[Statement] = []
     for line in table.lines:
@@ -112,7 +114,7 @@ def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = 
         lines += [line] if matrix is None or not isinstance(line, Op) else projecting.stepped(line, matrix)
     if not projecting.done:
         name = model.configuration.name
-        raise InputError(f"{chosen.name} needs matrices that blocks have for themselves: {name} has none that learn")
+        raise InputError(f"{chosen.name} needs trainable matrices in blocks, one per block, which {name} does not have")
     values, inputs = {**table.values, **projecting.values}, (*table.inputs, *projecting.states)
     outputs = (*table.outputs, *(f"{name}.new" for name in projecting.states if anew))
     if not chosen.finds:
@@ -127,7 +129,7 @@ def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = 
 
 @dataclass(frozen=True)
 class _ProjectedMatrix:
-    """A weight of blocks that is a matrix: the places of the axes that a product sums, and of the others.
+    """A matrix of blocks: the positions of the axes that a product sums, and of the others.
 
     One side at least is a single axis.
     """
@@ -138,12 +140,12 @@ class _ProjectedMatrix:
 
     @property
     def alone(self) -> tuple[int, ...]:
-        """The side of one axis: the summed one, where both are."""
+        """Return the side with one axis: the summed one if both have one."""
         return self.summed if len(self.summed) == 1 else self.others
 
 
 class _Projecting:
-    """The matrices of a model's blocks, and what is made of their optimizer's lines."""
+    """The matrices of a model's blocks, and their rewritten optimizer lines."""
 
     def __init__(self, table: Table, model: Model, chosen: Procedure, anew: bool) -> None:
         self.table, self.model, self.chosen, self.anew = table, model, chosen, anew
@@ -157,12 +159,12 @@ class _Projecting:
         }
 
     def matrix_of(self, line: Statement) -> _ProjectedMatrix | None:
-        """The matrix of blocks that a line of the optimizer steps."""
+        """Return the block matrix that a line of the optimizer updates."""
         stepped = isinstance(line, Op) and line.op in OPTIMIZERS and line.meta.phase == "optimizer_step"
         return self.places.get(line.right[0].name) if stepped and isinstance(line, Op) else None
 
     def stepped(self, line: Op, matrix: _ProjectedMatrix) -> list[Statement]:
-        """The lines of one matrix: P, P^T G, the optimizer's own, and the weight with P U."""
+        """Return the lines of one matrix: P, P^T G, the optimizer's lines, and the weight with P U."""
         operands = dict(zip(line.given, line.right, strict=True))
         weight, gradient = operands["W"], operands["G"]
         assert isinstance(weight, Term)
@@ -212,7 +214,7 @@ class _Projecting:
         ]
 
     def _drawn(self, name: str, axes: Axes, matrix: _ProjectedMatrix) -> tuple[list[Statement], Term]:
-        """P of signs, drawn where it is read."""
+        """Return the lines for a random P of signs, drawn where it is read."""
         counts = matrix.site.counts
         axis = axes[len(counts) + matrix.alone[0]]
         there = self._size((axis,))
@@ -228,9 +230,10 @@ class _Projecting:
         return [*lines], made
 
     def _found(self, name: str, gradient: Term, matrix: _ProjectedMatrix) -> tuple[list[Statement], Term]:
-        """P as it was found last, or where it is found anew: no more vectors than the smaller side has entries.
+        """Return the lines for the last computed P, or for a new one.
 
-        Of sides alike the summed one is projected, as the authors' code has it.
+        It has at most as many vectors as the smaller side has entries.
+        If both sides have the same size, the summed one is projected, as in the authors' code.
         """
         counts, axes = matrix.site.counts, gradient.declared
 
@@ -255,18 +258,18 @@ class _Projecting:
         return lines, found
 
     def _size(self, axes: Axes) -> int | None:
-        """How many entries there are along axes; None where the model does not say it."""
+        """Return the number of entries along axes; None if the model leaves it open."""
         sizes = [self.model.sizes.get(base(axis)) for axis in axes]
         return None if None in sizes else prod(size or 0 for size in sizes)
 
 
 def _factor(share: Literal) -> tuple[Literal, ...]:
-    """A factor of a product: none where it is 1."""
+    """Return a factor of a product, nothing for 1."""
     return () if share == Literal() else (share,)
 
 
 def _matrix(table: Table, weight: str) -> Iterator[_ProjectedMatrix]:
-    """Where a weight of blocks is a factor of a product that sums."""
+    """Find the block weights that are factors of summing products."""
     for site in sites(table, weight):
         for line, i in linears(site.place):
             term = line.right[i]

@@ -1,4 +1,4 @@
-"""Weights that learn as codes of 8 bits: the optimizer steps the codes, and what it makes is rounded at random.
+"""Train weights as 8-bit codes: the optimizer steps the codes and rounds the result stochastically.
 
 For a matrix W = s c of codes c and a scale s for each of its results, by SGD:
 
@@ -37,13 +37,15 @@ _META = Meta("optimizer", phase="optimizer_step", local="rounding")
 
 
 def with_rounded(table: Table, model: Model) -> Table:
-    """The step whose optimizer makes codes of the matrices that learn as such. Raises `InputError`."""
+    """Return the step whose optimizer updates the codes of trainable quantized matrices. Raises `InputError`."""
     stored = {weight.codes.name: weight for weight in model.quantized if weight.kind.learns}
     learned = {new: stored[name] for name, new in table.renewed.items() if name in stored}
     if not learned:  # the procedure changes none of them
         return table
     if NUMBER in table.inputs:
-        raise InputError("updates of codes are rounded at random, and this procedure draws already: take another")
+        raise InputError(
+            "updates of codes use stochastic rounding, and this procedure already draws random numbers: choose another"
+        )
     directions, values = Directions(), dict(table.values)
     lines: list[Statement] = []
     for line in table.lines:
@@ -56,7 +58,7 @@ def with_rounded(table: Table, model: Model) -> Table:
 
 
 def _rounded(line: Op, weight: Quantized, directions: Directions, values: dict[str, Value]) -> Iterator[Line]:
-    """The lines of the optimizer for one matrix."""
+    """Return the optimizer lines of one matrix."""
     codes, (scale,) = line.right[0], weight.scales
     assert isinstance(codes, Term)
     axes, new = codes.declared, line.left[0]

@@ -1,4 +1,4 @@
-"""What a backward pass has in the place of gradients: stopped at places, or given another signal there."""
+"""Gradient overrides and stops of a backward pass at chosen parts of a model."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from learncost.procedures.procedure import Procedure
 
 @dataclass(frozen=True)
 class Signals:
-    """The cuts of a derivation, and the inputs that the step reads for them beside the model's.
+    """The gradient overrides of a derivation, and the extra inputs that the step reads for them.
 
-    directions  that what is moved in the forward pass is moved along, where something is
-    along       by scope, what is moved, and what makes its direction
+    directions  the directions along which activities move in the forward pass, if any
+    along       by scope, the moved value and the number of its direction
     """
 
     overrides: GradientOverrides
@@ -45,7 +45,7 @@ class Signals:
 
 
 def signals(model: Model, chosen: Procedure) -> Signals:
-    """The cuts that a procedure's backward pass makes of a model. Raises `InputError` where it has no such place."""
+    """Return the gradient overrides of a procedure for a model. Raises `InputError` for a missing part."""
     making = _SignalsBuilder(model, chosen)
     for move in chosen.all_moves:
         if move.form == "stopped at PLACE":
@@ -60,18 +60,18 @@ def signals(model: Model, chosen: Procedure) -> Signals:
 
 
 def _stops(model: Model, chosen: Procedure, place: str) -> set[tuple[IdentityKey[Line], int]]:
-    """The operands that get no gradient, the lines by themselves."""
+    """Return the operands that get no gradient, by line."""
     places_of = named_one("place", place, _STOPS)
     return {(IdentityKey(line), i) for block in blocks(model, chosen.name) for line, i in places_of(block, model)}
 
 
 def _block_inputs(block: LinePlace, model: Model) -> Iterator[tuple[Line, int]]:
-    """What reads that which the block was handed, but for the stream."""
+    """Return the readers of a block's input outside the residual stream."""
     yield from _off(block, stream(block, model), frozenset(carry.start for carry in block.repeats[-1].carry))
 
 
 def _branch_inputs(block: LinePlace, model: Model) -> Iterator[tuple[Line, int]]:
-    """What reads the stream, but for the stream."""
+    """Return the readers of the residual stream outside it."""
     on_stream = stream(block, model)
     yield from _off(block, on_stream, on_stream)
 
@@ -83,7 +83,7 @@ def _off(block: LinePlace, on_stream: frozenset[str], names: frozenset[str]) -> 
 
 
 def _linear_inputs(block: LinePlace, model: Model) -> Iterator[tuple[Line, int]]:
-    """What products with weights read beside them."""
+    """Return the other operands of products with weights."""
     for line, weight in linears(block):
         yield from ((line, i) for i, term in enumerate(line.right) if i != weight and isinstance(term, Term))
 
@@ -93,15 +93,15 @@ _STOPS: Mapping[str, Callable[[LinePlace, Model], Iterator[tuple[Line, int]]]] =
     "branch-inputs": _branch_inputs,
     "linear-inputs": _linear_inputs,
 }
-"""Where a backward pass may be stopped."""
+"""The parts of a model where a backward pass may stop."""
 
 
-# What is given in the place of gradients.
+# Signals in place of gradients.
 
 
 @dataclass
 class _SignalsBuilder:
-    """The cuts of one model by one procedure, on the way."""
+    """The gradient overrides of one model under one procedure, while they are collected."""
 
     model: Model
     chosen: Procedure
@@ -112,12 +112,12 @@ class _SignalsBuilder:
     inputs: dict[str, Value] = field(default_factory=dict)
     directions: Directions | None = None
     along: dict[Scope, dict[str, GradientSource]] = field(default_factory=dict)
-    follows: dict[Scope, set[str]] = field(default_factory=dict)  # what a repeat is handed by another one
-    e: str = ""  # the gradient that matrices bring to a place
-    at_targets: Line | None = None  # where targets are given, what makes it: it is 0 but at one class of every position
+    follows: dict[Scope, set[str]] = field(default_factory=dict)  # loop inputs from other loops
+    e: str = ""  # the gradient at a part, projected by matrices
+    at_targets: Line | None = None  # for targets, the line of the gradient: it is 0 except at one class
 
     def give(self, signal: str, place: str) -> None:
-        """Give values of a place a signal: gradient (that of the last block's output), error, targets or tangent."""
+        """Set the signal of a part's values: gradient (of the last block's output), error, targets or tangent."""
         named_one("signal", signal, dict.fromkeys(("gradient", "error", "targets", "tangent")))
         named_one("place", place, dict.fromkeys(("blocks", "linears")))
         if signal == "error":
@@ -127,15 +127,15 @@ class _SignalsBuilder:
             self.e = self.at_targets.name
         if place == "blocks":
             if signal == "tangent":
-                raise InputError(f"{self.chosen.name}: a tangent is given at linears, not at blocks")
+                raise InputError(f"{self.chosen.name}: give the tangent at linears, not at blocks")
             self.at_blocks(signal)
         elif signal == "gradient":
-            raise InputError(f"{self.chosen.name}: the last gradient is given at blocks, not at linears")
+            raise InputError(f"{self.chosen.name}: give the last gradient at blocks, not at linears")
         else:
             self.at_linears(signal)
 
     def at_blocks(self, signal: str) -> None:
-        """Between the turns of repeats, and between repeats that follow one another."""
+        """Set the signal between iterations of loops, and between consecutive loops."""
         blocks(self.model, self.chosen.name)
         for place in places(self.model.table):
             repeats = [line for line in place.lines if isinstance(line, Loop)]
@@ -149,12 +149,12 @@ class _SignalsBuilder:
                 self.between.setdefault(place.scope, {})[carry.start] = source
 
     def at_linears(self, signal: str) -> None:
-        """What products with weights make, followed through their shift and pointwise word; but the scores."""
+        """Set the signal of products with weights, after their bias and pointwise op, except the scores."""
         constant = frozenset(self.model.table.inputs)
         exact, before = self.exact(), self.before_scores()
         if signal == "tangent":
             if "tangents along PLACE" not in self.chosen.moves:
-                raise InputError(f"{self.chosen.name} gives a tangent, so it needs tangents along linears before")
+                raise InputError(f"{self.chosen.name} gives a tangent: put tangents along linears before it")
             self.directions = Directions()
         for place in places(self.model.table):
             for line, weight in linears(place):
@@ -163,7 +163,9 @@ class _SignalsBuilder:
                     continue
                 if signal != "tangent" and before.isdisjoint(place.repeats[0].makes if place.repeats else {name}):
                     doing, of = self.chosen.name, self.model.configuration.name
-                    raise InputError(f"{doing} needs scores that all of the loss is made of: of {of} {name} is in none")
+                    raise InputError(
+                        f"{doing} needs scores on which all of the loss depends: {name} of {of} is not among them"
+                    )
                 source = self.tangent(place, name) if signal == "tangent" else self.error(place, name)
                 self.given.setdefault(place.scope, {})[name] = source
                 self.stopped |= {
@@ -173,10 +175,12 @@ class _SignalsBuilder:
                 }
         if not self.given:
             name = self.model.configuration.name
-            raise InputError(f"{self.chosen.name} needs products with weights below the head: {name} has none")
+            raise InputError(
+                f"{self.chosen.name} needs products with weights below the head, which {name} does not have"
+            )
 
     def tangent(self, place: LinePlace, name: str) -> GradientSource:
-        """The loss's tangent times the direction along which a value was moved, in the place of its gradient."""
+        """Use the loss's tangent times a value's direction as its gradient."""
         assert self.directions is not None
         axes, label = self.axes(place, name), f"{name}{len(place.scope) or ''}"
         seed = self.directions.seed(label, place.iterations(()), place.scope)
@@ -194,12 +198,12 @@ class _SignalsBuilder:
 
     @property
     def rows(self) -> Axes:
-        """The axis of the sequences, where the loss's last line sums over it."""
+        """Return the batch axis if the loss's last line sums over it."""
         last = next((line for line in reversed(self.model.table.lines) if "loss" in line.makes), None)
         return ("B",) if isinstance(last, Product) and "B" in last.loops else ()
 
     def exact(self) -> frozenset[str]:
-        """The values from which the scores are made without a product that sums: their gradients are exact."""
+        """Return the values that lead to the scores without a summing product; their gradients are exact."""
         gradient = scores(self.model, self.chosen.name)
         names = {gradient.removeprefix("d")}
         for line in reversed(self.model.table.lines):
@@ -211,7 +215,7 @@ class _SignalsBuilder:
         return frozenset(names)
 
     def before_scores(self) -> frozenset[str]:
-        """The scores, and the values of the table's own scope of which they are made."""
+        """Return the scores and the values of the table's scope on which they depend."""
         names = {scores(self.model, self.chosen.name).removeprefix("d")}
         for line in reversed(self.model.table.lines):
             if not names.isdisjoint(line.makes):
@@ -222,12 +226,12 @@ class _SignalsBuilder:
         return place.values[name].axes
 
     def error(self, place: LinePlace, name: str, handed: str = "") -> GradientSource:
-        """The gradient at the scores through a fixed random matrix, e F, in the place of a value's gradient.
+        """Use the scores' gradient through a fixed random matrix, e F, as a value's gradient.
 
-        Of targets it is the gradient at the shares of the classes, which is the target alone: Frenkel et al. 2021.
+        For targets it is the target itself: Frenkel et al. 2021.
 
         It is summed over the positions that the value does not have, and is the same at those that the scores lack.
-        A position whose embedding is learned is no feature: it shares one random matrix with the others.
+        Positions with learned embeddings are no features: they share one random matrix.
         """
         errors = self.model.table.axes[self.e.removeprefix("d")]
         axes = self.axes(place, name)
@@ -259,12 +263,12 @@ class _SignalsBuilder:
 
     @property
     def wide(self) -> frozenset[str]:
-        """The axes of features, not of positions: those of the weights that are multiplied."""
+        """Return the feature axes: those of the weights in products."""
         multiplied = (line.right[at] for place in places(self.model.table) for line, at in linears(place))
         return frozenset(base(axis) for weight in multiplied for axis in weight.declared)
 
     def factors(self, matrix: Term, errors: Axes) -> tuple[Term, Term]:
-        """The error and a matrix; of targets, whose error is of one class alone, the matrix's row of that class."""
+        """Return the product of error and matrix; for targets, the matrix's row of the target class."""
         if self.at_targets is None:
             return Term(self.e, errors), matrix
         (weight,) = (term for term in self.at_targets.right if isinstance(term, Term))

@@ -1,6 +1,6 @@
-"""The steps of a pipeline's stages: of each its forward pass, its backward pass, its update, as a table of its own.
+"""Build a table for each pipeline stage: its forward pass, its backward pass and its update.
 
-What is sent forward comes in as an input, and its gradient goes out: a stage's step is that of any table.
+A received activation is an input and its gradient is an output, so a stage's step is derived like any table's.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from learncost.procedures.optimizer import optimizer as find_optimizer
 class StageStep(Displayed):
     """The step of one stage.
 
-    sends, receives  what goes to other stages and comes from them: forward, and gradients on the way back
-    tied             what several stages sum before they update, with the numbers of these stages: gradients of weights
-                     that all of them have
+    sends, receives  the values sent to and received from other stages: activations forward, gradients backward
+    tied             gradients of shared weights, summed over several stages before the update, with the stages' numbers
     """
 
     stage: Stage
@@ -37,9 +36,9 @@ class StageStep(Displayed):
 
 
 def staged(model: Model, sizes: Mapping[str, int], layers: Sequence[int], optimizer: str) -> tuple[StageStep, ...]:
-    """The steps of backpropagation of a model's stages, of as many blocks each as `layers` says.
+    """Return the backpropagation steps of a model's stages; `layers` gives the blocks of each.
 
-    Raises `InputError` where that is not all the blocks that there are, and for an optimizer without lines.
+    Raises `InputError` if these are not all blocks, and for an optimizer without lines.
     """
     parts, chosen = cut(model.table, sizes, layers), find_optimizer(optimizer)
     learning, active = {*model.learning}, set[tuple[int, str]]()
@@ -85,7 +84,7 @@ def staged(model: Model, sizes: Mapping[str, int], layers: Sequence[int], optimi
 
 
 def clipped_together(steps: Sequence[StageStep]) -> tuple[StageStep, ...]:
-    """The steps with clipped gradients, by the norm of those of all stages: the stages sum their squares."""
+    """Return the steps with gradients clipped by the norm over all stages, which sum their squares."""
     changed = []
     for step in steps:
         table, squares = clipped(step.table, {name: len(stages) for name, stages in step.tied.items()})
@@ -98,7 +97,7 @@ def clipped_together(steps: Sequence[StageStep]) -> tuple[StageStep, ...]:
 
 
 def staged_forward(table: Table, sizes: Mapping[str, int], layers: Sequence[int]) -> tuple[StageStep, ...]:
-    """The stages of a forward pass alone, as `staged` has those of a step."""
+    """Return the stages of a forward pass, as `staged` does for a step."""
     parts = cut(table, sizes, layers)
     return tuple(
         StageStep(
@@ -113,7 +112,7 @@ def staged_forward(table: Table, sizes: Mapping[str, int], layers: Sequence[int]
 
 
 def _receiving(table: Table, sent: Iterable[StageValue], number: int) -> Table:
-    """The table of a stage in which what comes from other stages is no input of the batch."""
+    """Return a stage's table in which received values are no inputs of the batch."""
     values = dict(table.values)
     for each in sent:
         if each.target == number and values[each.read].role == "value":
@@ -122,7 +121,7 @@ def _receiving(table: Table, sent: Iterable[StageValue], number: int) -> Table:
 
 
 def _summed(table: Table, sent: Iterable[StageValue]) -> Table:
-    """The step in which the gradient of what is sent is the sum of those that come back from who reads it."""
+    """Return the step in which a sent value's gradient is the sum over its receivers."""
     back: dict[str, list[str]] = {}
     for each in sent:
         back.setdefault(f"d{each.made}", []).append(f"d{each.made}.{each.target}")

@@ -1,4 +1,4 @@
-"""The running statistics of normalizations as lines: mean and unbiased variance of a batch, moved into what is kept.
+"""Write running statistics of normalizations as lines: moving averages of a batch's mean and unbiased variance.
 
 They are those of `torch.nn.BatchNorm` (Ioffe & Szegedy 2015, algorithm 2) and `torch.nn.InstanceNorm`, whose are the
 means over its instances.
@@ -18,7 +18,7 @@ from learncost.ir.term import Literal, Operand, Term
 from learncost.ir.value import Value
 
 BEGIN = {"mean": 0.0, "variance": 1.0, "count": 0.0}
-"""What statistics are before the first batch: `torch.nn.modules.batchnorm`, reset_running_stats."""
+"""The statistics before the first batch: `torch.nn.modules.batchnorm`, reset_running_stats."""
 
 
 def has_statistics(table: Table) -> bool:
@@ -27,15 +27,15 @@ def has_statistics(table: Table) -> bool:
 
 
 def statistics_of(table: Table) -> tuple[str, ...]:
-    """The names of the running statistics that the lines of a table keep, those of a repeat as stacks."""
+    """Return the names of the running statistics in a table; those of a loop are stacks."""
     every = (line.meta.running for line, _ in walk(table.lines))
     return tuple(dict.fromkeys(name for running in every if running for name in running.names))
 
 
 def with_statistics(table: Table, forward: Table) -> Table:
-    """Return the step with lines that update running statistics: inputs of the role running, and what becomes of them.
+    """Return the step with lines that update running statistics: inputs of the role running, and their updates.
 
-    forward  the model's own pass: of a procedure with several passes the one that has its names updates them
+    forward  the model's forward pass; in a procedure with several passes, the pass with its names updates them
     """
     if not has_statistics(forward):
         return table
@@ -54,15 +54,15 @@ def with_statistics(table: Table, forward: Table) -> Table:
 
 @dataclass
 class _Added:
-    """What lines bring into a scope: values that they make, and the statistics that they are given."""
+    """Return the names in a scope: results of its lines and the statistics that they read."""
 
     values: dict[str, Value] = field(default_factory=dict)
     given: dict[str, Value] = field(default_factory=dict)
-    latest: dict[str, Term] = field(default_factory=dict)  # what each has become so far
+    latest: dict[str, Term] = field(default_factory=dict)  # the current name of each
 
     @property
     def results(self) -> dict[str, Value]:
-        """What statistics are after the lines."""
+        """Return the names of the statistics after the lines."""
         return {term.name: Value(self.given[name].axes, "new", name) for name, term in self.latest.items()}
 
 
@@ -92,7 +92,7 @@ def _with_lines(lines: Iterable[Statement], added: _Added, names: set[str]) -> I
 
 
 class _NormalizationLines:
-    """The lines behind one normalization."""
+    """Emit the lines after one normalization."""
 
     def __init__(self, line: Line, running: RunningStatistics, added: _Added) -> None:
         assert isinstance(line, Op)
@@ -139,12 +139,12 @@ class _NormalizationLines:
         return term
 
     def _old(self, name: str, axes: tuple[str, ...], kind: str) -> Term:
-        """A statistic as it is so far."""
+        """Return the current term of a statistic."""
         self.added.given.setdefault(name, Value(axes, "running", kind))
         return replace(self.added.latest.get(name, Term(name, ())), axes=axes)
 
     def _moved(self, name: str, axes: tuple[str, ...], kind: str, by: Operand) -> Generator[Line, None, Term]:
-        """The line that moves a statistic by something; what a second one in a step makes has another name."""
+        """Emit the update of a statistic; a second update in a step gets another name."""
         old = self._old(name, axes, kind)
         new = Term(f"{old.name}.new", axes)
         if name in self.added.latest:
@@ -164,7 +164,7 @@ class _NormalizationLines:
 
 
 def over_batch(table: Table) -> str:
-    """The name of the first result that a pass normalizes over its batch; "" where none is."""
+    """Return the first result that is normalized over the batch; "" if there is none."""
     lines = (line for line, _ in walk(table.lines) if isinstance(line, Op))
     found = (line.name for line in lines if line.op == "normalize" and "B" in map(base, map(str, line.axes)))
     return next(found, "")

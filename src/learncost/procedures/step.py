@@ -1,4 +1,4 @@
-"""The tables of a step: a schedule's moves over a model's table, one after the other."""
+"""Build the table of a step by applying a schedule's moves to a model's table in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def adaptation(chosen: Procedure, iteration: int = 0) -> Adaptation | None:
 
 
 def iterations_of(model: Model, chosen: Procedure) -> int:
-    """How many blocks take turns; 1 where none do. Raises `InputError` where a model has none."""
+    """Return the number of blocks that alternate, else 1. Raises `InputError` where a model has no blocks."""
     if not chosen.by_iterations:
         return 1
     from learncost.models.parts import NamedParts
@@ -41,13 +41,13 @@ def iterations_of(model: Model, chosen: Procedure) -> int:
 
 def _without_blocks(model: Model, chosen: Procedure) -> InputError:
     name = model.configuration.name
-    return InputError(f"{chosen.name} needs one stack of blocks with weights of their own, which {name} does not have")
+    return InputError(f"{chosen.name} needs one stack of blocks with separate weights, which {name} does not have")
 
 
 def trained_by(model: Model, name: str | Procedure, iteration: int = 0) -> Model:
-    """The model with the weights that learn under a procedure: itself, but for one that updates a part.
+    """Return the model with the trainable weights of a procedure; it is unchanged if all of it learns.
 
-    turn  where blocks take turns, the number of the one that learns
+    iteration  the number of the trainable block if blocks alternate
     """
     chosen = procedure(name)
     if chosen.overrides:
@@ -56,7 +56,7 @@ def trained_by(model: Model, name: str | Procedure, iteration: int = 0) -> Model
         return model if learning == model.learning else replace(model, trained=learning)
     part = adaptation(chosen, iteration)
     is_split = any(model.table.values[weight].group for weight in model.table.weights)
-    if part is None or (chosen.by_iterations and is_split):  # it is the model of a turn already
+    if part is None or (chosen.by_iterations and is_split):  # it already is the model of one block
         return model
     from learncost.models.adaptation import adapted
 
@@ -72,7 +72,7 @@ def trained_by(model: Model, name: str | Procedure, iteration: int = 0) -> Model
 
 
 def run_by(model: Model, name: str | Procedure) -> Model:
-    """The model whose forward pass a procedure runs: itself, but for one that has other blocks."""
+    """Return the model whose forward pass a procedure runs; some procedures replace its blocks."""
     chosen = procedure(name)
     if "forward in two streams" not in chosen.moves:
         return model
@@ -83,7 +83,7 @@ def run_by(model: Model, name: str | Procedure) -> Model:
 
 @lru_cache(maxsize=64)
 def _reached(structure: Structure, chosen: Procedure) -> frozenset[str]:
-    """The weights that get something for a gradient."""
+    """Return the weights that get a gradient or a substitute for one."""
     return frozenset(_by_gradients(structure.model, chosen, False)[1])
 
 
@@ -95,15 +95,13 @@ def step(
     mode: str = PAPER,
     iteration: int = 0,
 ) -> Table:
-    """One training step as a table: passes, updates and, where one is named, the optimizer.
+    """Return one training step as a table: passes, updates and, if one is named, the optimizer.
 
-    Its inputs are the model's, the gradients of its outputs where nothing else says what to learn, and the scalars of
-    the procedure and the optimizer; its outputs the model's, the weights' updates and, with an optimizer, the new
-    weights and states.
+    Its inputs are the model's, the gradients of its outputs if it has no loss, and the scalars of the procedure and the
+    optimizer; its outputs are the model's, the weights' updates and, with an optimizer, the new weights and states.
     jacobian   backward through explicit Jacobians, as the paper prices it
-    mode       of a procedure that has several: "paper", or "stable"
-    turn       where blocks take turns, the number of the one that learns; where directions are found and kept, 1 in the
-               step that finds them
+    mode       "paper" or "stable", for a procedure with several modes
+    iteration  the number of the trainable block if blocks alternate; 1 in the step that computes kept directions
     """
     chosen, stepping = procedure(name), optimizer(optimizer_name) if optimizer_name else None
     model = run_by(trained_by(model, name, iteration), name)
@@ -162,19 +160,22 @@ def _in_integers(table: Table, model: Model) -> Table:
 
 
 def _kept(table: Table, chosen: Procedure) -> Table:
-    """The step with codes of what waits for its backward pass."""
+    """Return the step that stores saved tensors as codes until the backward pass."""
     from learncost.passes.rewrite_kept import with_kept  # only where it is asked for: start-up counts
 
     if set(chosen.schedule) - set(LEARNING["bp"].schedule) - set(LEARNING["recompute"].schedule):
-        raise InputError(f"activations in int8 wait for the backward pass of bp and recompute, not of {chosen.name}")
+        raise InputError(f"int8 activations work with the procedures bp and recompute, not {chosen.name}")
     return with_kept(table)
 
 
 def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Table, Mapping[str, str]]:
-    """The step of a schedule with a backward pass: nothing is derived that no weight that learns needs."""
+    """Return the step of a schedule with a backward pass; only what trainable weights need is derived."""
     reading = chosen.moves.get("backward reading NAME for weights")
     if reading and model.quantized:
-        raise InputError(f"{chosen.name} reads other matrices for weights, which quantized ones have no room for")
+        raise InputError(
+            f"{chosen.name} replaces weights in the backward pass, which quantized weights do not "
+            f"support: choose another precision"
+        )
     drawn, made = {}, None
     wanted = (*model.differentiated, *model.learning)
     if chosen.overrides:
@@ -191,7 +192,7 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
 
         return with_tangents(model, derived, made)
     read = {name for statement in table.lines for name in statement.reads} | {*table.outputs}
-    unread = {*table.inputs} - read - {*model.table.inputs}  # gradients of outputs that nothing which learns needs
+    unread = {*table.inputs} - read - {*model.table.inputs}  # gradients of outputs that no trainable weight needs
     table = replace(table, inputs=tuple(name for name in table.inputs if name not in unread))
     drawn = {name: value for name, value in drawn.items() if name in read}
     if drawn:

@@ -1,9 +1,9 @@
-"""Reversible blocks: a stream in two, so that the backward pass makes a block's inputs again of its outputs.
+"""Reversible blocks with two streams: the backward pass recomputes a block's inputs from its outputs.
 
 A block's branches, each added to the stream, add by turns to one of two streams and read the other: y1 = x1 + f(x2),
-y2 = x2 + g(y1). So x2 = y2 - g(y1) and x1 = y1 - f(x2), and nothing of a block is kept for its backward turn. Both
-streams begin as what the first block is handed, and their mean is what the last one hands on.
-Gomez et al. 2017, The reversible residual network, equations 6 to 8; Kitaev et al. 2020, Reformer, section 3.
+y2 = x2 + g(y1). Therefore x2 = y2 - g(y1) and x1 = y1 - f(x2), and a block saves no tensor for its backward pass. Both
+streams begin as the first block's input, and their mean is the last block's output. Gomez et al. 2017, The reversible
+residual network, equations 6 to 8; Kitaev et al. 2020, Reformer, section 3.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from learncost.procedures.places import LinePlace, blocks, stream
 
 
 def in_two_streams(model: Model, doing: str) -> Model:
-    """The model whose blocks have two streams. Raises `InputError` where a block is not of branches in turn."""
+    """Return the model with two-stream blocks. Raises `InputError` where a block is no sequence of branches."""
     chains = {place.repeats[-1].makes: _branches(model, place, doing) for place in blocks(model, doing)}
     lines, values = list[Statement](), dict(model.table.values)
     for line in model.table.lines:
         chain = chains.pop(line.makes, None) if isinstance(line, Loop) else None
         lines += [line] if chain is None or not isinstance(line, Loop) else _twice(line, chain, values)
     if chains:
-        raise InputError(f"{doing} needs blocks that stand in no loop, as those of {model.configuration.name} do")
+        raise InputError(f"{doing} needs blocks outside of loops, which {model.configuration.name} does not have")
     return replace(model, table=replace(model.table, lines=tuple(lines), values=values))
 
 
 def _branches(model: Model, place: LinePlace, doing: str) -> Chain:
-    """The sums by which branches are added to the stream: an even number of them, one after the other."""
+    """Return the sums that add branches to the stream: an even number in sequence."""
     repeat, on_stream = place.repeats[-1], stream(place, model)
     chain = chain_of(place.lines, repeat.carry[0].start, repeat.carry[0].end) or []
     alone = {line.name for line, _ in chain} | {repeat.carry[0].start} == on_stream
@@ -44,14 +44,14 @@ def _branches(model: Model, place: LinePlace, doing: str) -> Chain:
         )
     if any(isinstance(line, Loop) for line in place.lines):
         raise InputError(
-            f"{doing} needs blocks that keep nothing for their backward turns: those of {model.configuration.name} "
-            "keep what a repeat inside of them makes, such as the states of a scan"
+            f"{doing} needs blocks without saved tensors: those of {model.configuration.name} save the results "
+            f"of an inner loop, such as the states of a scan"
         )
     return chain
 
 
 def _twice(repeat: Loop, chain: Chain, values: dict[str, Value]) -> list[Statement]:
-    """The repeat with both streams, and their mean after it; `values` receives what is new."""
+    """Return the loop with both streams, and their mean after it; `values` receives the new names."""
     (carry,) = repeat.carry
     second, names = f"{carry.start}|2", [line.name for line, _ in chain]
     summed = {line.name: (at, of) for (line, at), of in zip(chain, (carry.start, second, *names), strict=False)}

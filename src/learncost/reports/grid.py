@@ -180,7 +180,7 @@ def _complete(
             columns[name] = value
             del fixed[name]
     if "target_len" in columns and not configuration.two_sided:
-        raise InputError(f"{configuration.name} has no decoder beside an encoder: --target-len does not apply")
+        raise InputError(f"{configuration.name} is not an encoder-decoder: remove --target-len")
     everything = {**configuration.values, **fixed, **columns}
     if "seq_len" not in columns:
         longest = evaluate(family.fixed or family.length, everything)

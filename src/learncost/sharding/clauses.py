@@ -399,6 +399,6 @@ def _not_dividing(axis: str, size: int, cut: Iterable[str], clause: Clause, mesh
     over = " and ".join((*cut, clause.mesh))
     following = -(-size // number) * number
     return (
-        f"{axis} is {size:,} and cannot be sharded over {over}, {number:,} devices: the next size that can is "
+        f"{axis} is {size:,}, which is not divisible by the {number:,} devices of {over}: the next divisible size is "
         f"{following:,} (clause {str(clause)!r})"
     )

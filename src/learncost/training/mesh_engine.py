@@ -79,8 +79,8 @@ class MeshEngine(NumPyEngine):
         batch = options.batch_size or 1
         if batch % number:
             raise InputError(
-                f"--batch-size {batch} is of all processes together and cannot be cut over {number}: the next that can "
-                f"is {-(-batch // number) * number}"
+                f"the global --batch-size {batch} is not divisible by {number} data parallel processes: the next "
+                f"divisible size is {-(-batch // number) * number}"
             )
 
     def _own(self, arrays: Mapping[str, Any]) -> Arrays:

@@ -66,8 +66,8 @@ class StagesRunner(MeshRunner):
         if batch % (number * parts):
             following = -(-batch // (number * parts)) * number * parts
             raise InputError(
-                f"--batch-size {batch} cannot be cut into {number} microbatches for each of {parts} processes: the "
-                f"next that can is {following}"
+                f"--batch-size {batch} is not divisible into {number} microbatches for each of {parts} "
+                f"processes: the next divisible size is {following}"
             )
         return schedule(self._kind, self.pipeline.stages, number, self._chunks)
 

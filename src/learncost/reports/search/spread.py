@@ -108,8 +108,8 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     if batch % shares:
         larger = -(-batch // shares) * shares
         raise InputError(
-            f"{batch:,} sequences cannot be sharded over {' and '.join(account.sizes.batch_axes)}, {shares:,} shards: "
-            f"the next batch_size that can is {larger:,}"
+            f"{batch:,} sequences are not divisible by the {shares:,} shards of "
+            f"{' and '.join(account.sizes.batch_axes)}: the next divisible batch_size is {larger:,}"
         )
     each = batch // shares
     if each % asked.microbatch:

@@ -110,7 +110,7 @@ def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapp
 
 
 def _usual(name: str, step: Cost, values: Mapping[str, Any], free: Container[str]) -> Tree | None:
-    """What a size of the run is where nobody gives it: lengths follow the positions that the model has."""
+    """What a size of the run is where nobody gives it: lengths follow the positions of the model."""
     assert step.built is not None
     family = family_of(step.built.configuration)
     rule = {"seq_len": family.fixed or family.length, "target_len": family.target_length or "seq_len"}.get(name)

@@ -104,7 +104,7 @@ function sizeOf(axis, axes) {
   const dividend = /^\d+$/.test(name) ? BigInt(name) : axes[name];
   if (!over) return dividend;
   if (dividend % BigInt(over))
-    throw new NotWhole(`${name} is ${dividend} and cannot be cut in segments of ${over}: ${over} must divide it`);
+    throw new NotWhole(`${name} is ${dividend}, which is not divisible into segments of ${over}: choose a divisor`);
   return dividend / BigInt(over);
 }
 

@@ -1,6 +1,7 @@
 """The search for a mesh: what it shows fits, is right where it was read exactly, and says why the next is worse."""
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -295,3 +296,35 @@ def test_it_recommends_nothing_that_run_cost_refuses(model):
     best = found.best.step.way
     mesh = ",".join(f"{axis}={size}" for axis, size in best.mesh.items())
     assert lc.run_cost(model, "1e9", "DGX H100", mesh=mesh, **sizes, microbatch=best.microbatch).days > 0
+
+
+CASES = {
+    "small": ("llama-2-7b", "DGX H100", 8, {"batch_size": 32, "seq_len": 64, **SMALL}),
+    "qwen": ("qwen2.5-32b", "DGX H100", 32, {"batch_size": 256, "seq_len": 4096}),
+    "experts": ("mixtral-8x7b", "DGX H100", 16, {"batch_size": 64, "seq_len": 4096}),
+    "long": ("llama-3-8b", "DGX H100", 16, {"batch_size": 16, "seq_len": 32768, "budget": "60GB"}),
+}
+
+
+@pytest.mark.parametrize(
+    "case", ["small", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "small")]
+)
+def test_fewer_rows_are_the_first_of_an_exhaustive_exact_evaluation(case):
+    model, cluster, devices, asked = CASES[case]
+
+    def rows(top):
+        answer = lc.search(model, cluster, devices, top=top, **asked)
+        return [(each.step.seconds, each.step.peak, each.command) for each in answer.found]
+
+    every = rows(10**6)
+    assert len(every) > 20
+    for top in (1, 2, 4, 8):
+        assert rows(top) == every[:top]
+
+
+def test_each_row_has_the_command_that_gives_its_bytes_and_time(found, capsys):
+    for each in found.found:
+        assert main([*shlex.split(each.command)[1:], "--json"]) == 0
+        figures = json.loads(capsys.readouterr().out)["figures"]
+        assert figures["step"]["value"] == each.step.seconds
+        assert figures["memory"]["value"] == each.step.peak / 1e9

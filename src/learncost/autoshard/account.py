@@ -104,11 +104,7 @@ class MeshAccount:
 
     def _at(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> Iterator[tuple[SegmentPass, Any, Any]]:
         """Return the kernels: key, matrix-product FLOPs in one iteration of the segment, and seconds."""
-        walker = Walker(self.blocks)
-        places = [
-            walker.segment(row.macro_operation, [name for term in row.repeat.terms for name in term])
-            for row in self._rows
-        ]
+        places = self._segments
         key = dtype, rates.operators, tuple(rates.ops)
         if key not in self._works:
             self._works[key] = tuple(works_axes(self._rows, dtype, rates.operators, rates.ops))
@@ -123,6 +119,15 @@ class MeshAccount:
             )
             flops = work.iterations * work.share * sum(product.flops for product in work.products)
             yield where, flops / max(1, iterations), seconds.total / max(1, iterations)
+
+    @cached_property
+    def _segments(self) -> list[int]:
+        """Return the segment of every priced line."""
+        walker = Walker(self.blocks)
+        return [
+            walker.segment(row.macro_operation, [name for term in row.repeat.terms for name in term])
+            for row in self._rows
+        ]
 
     @cached_property
     def _works(self) -> dict[tuple[str, bool, tuple[str, ...]], tuple[WorkAxes, ...]]:

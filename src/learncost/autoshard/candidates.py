@@ -433,6 +433,11 @@ def _moves(way: ParallelConfig) -> tuple[Any, ...]:
     return way.microbatch, tuple(way.mesh.items())
 
 
+LEAST, MOST = 0.75, 1.03
+"""The least and the largest share of its closed form's bytes that the fullest device of a step, evaluated exactly,
+takes: tests/test_search.py measures them."""
+
+
 def candidates(
     readings: Sequence[StructureCost],
     shapes: Sequence[Mapping[str, int]],
@@ -441,9 +446,10 @@ def candidates(
     room: float,
     kept: set[tuple[Any, ...]],
 ) -> tuple[list[Candidate], int, Candidate | None]:
-    """Return the configurations that fit, fastest first, the number that do not, and the smallest of those.
+    """Return the configurations that may fit, fastest first, the number that do not, and the smallest of those.
 
-    kept  configurations that fit under a plan that saves more, which is never slower; those that fit here are added
+    kept  configurations that surely fit under a plan that saves more, which is never slower; those that surely fit here
+          are added
     """
     fitting: list[Candidate] = []
     others = 0
@@ -457,6 +463,7 @@ def candidates(
             if size > room:
                 others += 1
                 nearest = candidate if nearest is None or size < nearest.memory else nearest
+            if size * LEAST > room:
                 continue
             key = (
                 reading.structure.zero,
@@ -469,7 +476,8 @@ def candidates(
             )
             if key not in kept:
                 fitting.append(candidate)
-                kept.add(key)
+                if size * MOST <= room:
+                    kept.add(key)
     by_structure = {reading.structure: reading for reading in readings}
     for reading in readings:
         mine = [each.way for each in fitting if each.structure == reading.structure]

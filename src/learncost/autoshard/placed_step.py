@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from learncost.ir.displayed import Displayed
@@ -13,8 +14,8 @@ from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
-from learncost.models.model import Model
-from learncost.passes.plan import planned
+from learncost.models.model import Model, Structure
+from learncost.passes.plan import check_segments, planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.step import step
 from learncost.sharding.clauses import Clause, ShardSpecs
@@ -156,6 +157,12 @@ class ShardedStep:
         )
 
 
+@lru_cache(maxsize=16)
+def _stepped(structure: Structure, procedure: str, optimizer: str, plan: str) -> Table:
+    """The step of one device, under a plan, which is placed in several ways."""
+    return planned(without_gradients(step(structure.model, procedure, optimizer)), plan)
+
+
 def placed_step(
     model: Model,
     sizes: Mapping[str, int],
@@ -172,7 +179,8 @@ def placed_step(
     filled_up = paddable(model.table)
     sizes = {**sizes, "B": mesh.devices * sizes["B"]}
     sizes |= {axis: sizes[axis] + -sizes[axis] % mesh.devices for axis in filled_up & sizes.keys()}
-    stepped = planned(without_gradients(step(model, procedure, optimizer)), plan, sizes)
+    stepped = _stepped(Structure(model), procedure, optimizer, plan)
+    check_segments(stepped, sizes)
     specs = ShardSpecs(stepped, mesh, clauses, sizes)
     for name, value in stepped.known.items():
         specs.winners(name, value)  # refuses sizes that are not divisible

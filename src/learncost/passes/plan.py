@@ -129,10 +129,16 @@ def planned(table: Table, text: str, sizes: Mapping[str, int] | None = None) -> 
     """
     for plan, parts in plan_of(text):
         table = plan.apply(table, parts)
-    for line in table.lines:
-        if sizes is not None and isinstance(line, Loop) and "/" in line.count:
-            size_of(line.count, sizes)
+    if sizes is not None:
+        check_segments(table, sizes)
     return table
+
+
+def check_segments(table: Table, sizes: Mapping[str, int]) -> None:
+    """Raise `InputError` where blocks do not divide into segments."""
+    for line in table.lines:
+        if isinstance(line, Loop) and "/" in line.count:
+            size_of(line.count, sizes)
 
 
 def plan_of(text: str) -> tuple[tuple[Plan, tuple[str, ...]], ...]:

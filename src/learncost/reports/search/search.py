@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +54,7 @@ class Found:
     days: float | None
     worse: str
     context: str = WHOLE
+    command: str = ""  # the command line that asks about this step alone
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -76,6 +78,7 @@ class Found:
             "tokens_per_second_per_device": step.tokens_per_second,
             "days": self.days,
             "worse": self.worse,
+            "command": self.command,
         }
 
 
@@ -203,6 +206,7 @@ class Search(Shown):
         why = [f"{place + 1} is {each.worse}." for place, each in enumerate(self.found) if each.worse]
         return (
             f"Time of 1: {_why(self.found[0].step)}.",
+            f"1 alone: {self.found[0].command}",
             *why,
             *dict.fromkeys(f"{padded}." for each in self.found for padded in each.step.padded),
             *self.refused,
@@ -313,10 +317,11 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
     if {"ep", "tp"} <= {*first.structure.axes}:
         refused += ("Meshes with both ep and tp are not modelled.",)
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
-    readings, candidates_known, others, nearest = _look(first, kinds, number_of, batch, rates, memory)
-    shown_ways = _exact(readings, candidates_known, run.axes, cluster, rates, length, few, memory)
+    candidates_known, others, nearest = _look(first, kinds, number_of, batch, rates, memory)
+    shown_ways = _exact(first, candidates_known, rates, length, few, memory)
     per_day = None if total is None else total / (batch * length) / DAY
     best = shown_ways[0][1] if shown_ways else None
+    asked = replace(request, batch_size=batch, seq_len=length, tokens=total or batch * length, budget=None)
     return Search(
         run.model.configuration.name,
         cluster,
@@ -334,10 +339,11 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
                 None if per_day is None else step.seconds * per_day,
                 "" if step is best or best is None else _worse(step, best),
                 each.structure.context,
+                _alone(asked, each, cluster).command("run-cost"),
             )
             for each, step in shown_ways
         ),
-        len(candidates_known),
+        sum(each.memory <= memory for each in candidates_known),
         others,
         rates[kinds[0].values].source,
         None if nearest is None else (nearest.memory, f"{nearest.way} with {nearest.structure.zero}"),
@@ -372,6 +378,22 @@ def of_one(request: Request) -> Request:
     )
 
 
+def _alone(request: Request, found: Candidate, cluster: Cluster) -> Request:
+    """Return the request of a configuration that was found alone, which `run-cost` answers."""
+    way, structure = found.way, found.structure
+    mesh = ",".join(f"{axis}={size}" for axis, size in way.mesh.items())
+    pipeline: dict[str, Any] = {"schedule": way.schedule, "chunks": way.chunks if way.chunks > 1 else None}
+    return replace(
+        request.in_precision(structure.kind.name),
+        on=cluster.name,
+        mesh=mesh,
+        place=structure.text,
+        plan=structure.plan,
+        microbatch=way.microbatch,
+        **(pipeline if way.stages > 1 else {}),
+    )
+
+
 def _whole(name: str, value: object) -> int:
     count = counted(value) or 0
     if not 1 <= count <= 10**7:
@@ -389,10 +411,9 @@ def batch_of(batch_size: object, length: int, devices: int) -> int:
 
 def _look(
     first: StructureCost, kinds: Sequence[Any], devices: int, batch: int, rates: Mapping[str, Rates], room: float
-) -> tuple[list[StructureCost], list[Candidate], int, Candidate | None]:
+) -> tuple[list[Candidate], int, Candidate | None]:
     """Ways that keep what a backward pass needs; and ways that make some of it again, where these do not fit."""
     model, sizes, cluster, axes = first.model, first.sizes, first.cluster, first.structure.axes
-    every: list[StructureCost] = []
     candidates_known: list[Candidate] = []
     kept: set[tuple[Any, ...]] = set()
     others, nearest = 0, None
@@ -411,11 +432,14 @@ def _look(
                 f"{devices:,}"
             )
         more_candidates, others, near = candidates(readings, shapes, batch, rates, room, kept)
-        every += readings
         candidates_known = sorted([*candidates_known, *more_candidates], key=lambda each: each.seconds)
         if near is not None and (nearest is None or near.memory < nearest.memory):
             nearest = near
-    return every, candidates_known, others, nearest
+    return candidates_known, others, nearest
+
+
+FASTEST = 0.78
+"""The least share of its closed form's time that an exactly evaluated step takes: tests/test_search.py measures it."""
 
 
 def _readings(first: StructureCost, several: Sequence[ShardedStructure]) -> Iterator[StructureCost]:
@@ -430,33 +454,33 @@ def _readings(first: StructureCost, several: Sequence[ShardedStructure]) -> Iter
 
 
 def _exact(
-    readings: Sequence[StructureCost],
-    candidates_known: Sequence[Candidate],
-    sizes: Mapping[str, int],
-    cluster: Cluster,
+    first: StructureCost,
+    candidates_known: Iterable[Candidate],
     rates: Mapping[str, Rates],
     length: int,
     few: int,
     room: float,
 ) -> list[tuple[Candidate, StepUsage]]:
-    """The first of the ways read exactly: stages with the blocks that they have, and their orders run."""
-    model = readings[0].model
-    placed = {each.structure: each for each in readings}
-    result: list[tuple[Candidate, StepUsage]] = []
-    for each in candidates_known[: 2 * few]:
+    """The fastest that fit, evaluated exactly: stages with the blocks that they have, and their orders run.
+
+    Candidates are evaluated in the order of their closed forms, until none that is left can be faster than those found.
+    """
+    model, sizes, cluster = first.model, first.sizes, first.cluster
+    placed = {first.structure: first}
+    found: list[tuple[Candidate, StepUsage]] = []
+    for each in candidates_known:
+        if len(found) >= few and each.seconds * FASTEST > found[few - 1][1].seconds:
+            break
         shape = {axis: size for axis, size in each.way.mesh.items() if size > 1} or {"dp": 1}
         axes = tuple(axis for axis in each.structure.axes if axis in shape) or ("dp",)
         structure = each.structure.over(model, axes)
         try:
             if structure not in placed:
-                placed[structure] = StructureCost(model, readings[0].sizes, structure, cluster)
-            way = replace(each.way, mesh=shape)
-            kind = rates[each.structure.kind.values]
+                placed[structure] = StructureCost(model, sizes, structure, cluster, first.times)
+            way, kind = replace(each.way, mesh=shape), rates[each.structure.kind.values]
             step = step_of(placed[structure].account, way, sizes, cluster, kind, length)
         except InputError:
             continue
         if step.peak <= room:
-            result.append((each, step))
-        if len(result) == few:
-            break
-    return sorted(result, key=lambda pair: pair[1].seconds)
+            insort(found, (replace(each, structure=structure, way=way), step), key=lambda pair: pair[1].seconds)
+    return found[:few]

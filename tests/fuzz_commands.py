@@ -40,7 +40,7 @@ CHOICES = {
     "procedure": "bp recompute pepita mempepita head-only prefill decode all bp,pepita bp,bp inference",
     "procedures": "bp,recompute pepita,mempepita bp bp,head-only bp,bp decode",
     "price_book": "run matmul paper paper-corrected causal-half flash kaplan gpt3 chinchilla palm nanogpt all run,run",
-    "optimizer": "sgd momentum adamw adam8bit adafactor lion muon none",
+    "optimizer": "sgd momentum adamw adamw8bit adam8bit adafactor lion muon none",
     "dtype": "fp64 fp32 tf32 bf16 bf16-masters bf16-true fp16 fp8 int8 int4",
     "by": "layer macro-operation equation kind total",
     "format": "table json csv md latex text markdown mathml yaml",

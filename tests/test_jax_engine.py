@@ -91,6 +91,6 @@ def test_what_it_does_not_have():
     with pytest.raises(InputError, match="--engine jax keeps weights in fp32, and bf16-true has them in bf16"):
         engine(MODELS["gpt2"], options(engine="jax", dtype="bf16-true"))
     with pytest.raises(InputError, match="--engine jax keeps states as they are"):
-        engine(MODELS["gpt2"], options(engine="jax", dtype="fp32-8bit-states"))
+        engine(MODELS["gpt2"], options(engine="jax", optimizer="adamw8bit"))
     with pytest.raises(InputError, match="leave --plan out"):
         engine(MODELS["gpt2"], options(engine="jax", plan="flash"))

@@ -87,7 +87,8 @@ def test_bytes_of_blocks_are_those_of_the_sources(name, count, size):
 
 
 def test_states_in_eight_bits_take_a_quarter_and_their_scales():
-    narrow, wide = (lc.memory("gpt2", precision=name, engine="graph", **SMALL) for name in ("bf16-8bit-states", "fp32"))
+    narrow = lc.memory("gpt2", precision="bf16-true", optimizer="adamw8bit", engine="graph", **SMALL)
+    wide = lc.memory("gpt2", precision="fp32", engine="graph", **SMALL)
     assert "master weights" not in {name for name, size in narrow.split.items() if size}
     assert narrow.split["optimizer state"] < wide.split["optimizer state"] / 2
     assert 2 * narrow.split["weights"] == wide.split["weights"]
@@ -207,3 +208,48 @@ def test_a_narrow_type_alone_is_taken_where_the_choices_agree(name, kind):
         tuple(map(numbers, asked(f"{kind}-masters"))),
         tuple(map(numbers, asked(f"{kind}-true"))),
     } == {tuple(map(numbers, asked(kind)))}
+
+
+@pytest.mark.parametrize(("old", "new"), [("bf16-8bit-states", "bf16-true"), ("fp32-8bit-states", "fp32")])
+def test_a_precision_of_states_is_refused_with_the_precision_and_the_optimizer(old, new):
+    with pytest.raises(InputError, match=f"{old} is now --precision {new} --optimizer adamw8bit"):
+        lc.memory("gpt2", precision=old, **SMALL)
+    assert lc.memory("gpt2", precision=new, optimizer="adamw8bit", **SMALL).peak
+
+
+def test_states_of_eight_bits_are_read_and_written_in_a_byte():
+    """Over a mesh, what the optimizer moves has its own types; in differences the time of launches cancels."""
+    sizes = {"mesh": "dp=2", "placement": "ddp", "seq_len": 16, "batch_size": 2, "on": "DGX H100"}
+
+    def seconds(precision, optimizer):
+        rows = lc.cost("gpt2", precision=precision, optimizer=optimizer, by="macro-operation", **sizes).rows
+        return next(row.seconds for row in rows if row.macro_operation == "optimizer_step")
+
+    masters, narrow, eight = (
+        seconds("bf16-masters", "adamw"),
+        seconds("bf16-true", "adamw"),
+        seconds("bf16-true", "adamw8bit"),
+    )
+    # Bytes a weight: gradient 2; masters in 4, out 4, weight out 2, two moments in and out 4 x 4; or weights in and out
+    # 2 + 2, moments 4 x 2; or moments 4 x 1.
+    assert (masters - narrow) / (narrow - eight) == pytest.approx((28 - 14) / (14 - 10), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("ask", "why"),
+    [
+        (lambda: lc.emit("gpt2", "torch", optimizer="adamw8bit", **SMALL), "emit does not support adamw8bit"),
+        (lambda: lc.emit("gpt2", "c99", optimizer="adamw8bit", **SMALL), "emit does not support adamw8bit"),
+        (lambda: lc.memory("gpt2", engine="torch", optimizer="adamw8bit", **SMALL), "supports only the optimizers sgd"),
+        (lambda: lc.memory("gpt2", engine="c99", optimizer="adamw8bit", **SMALL), "supports only the optimizers sgd"),
+        (
+            lambda: lc.memory(
+                "gpt2", engine="eager", optimizer_implementation="foreach", optimizer="adamw8bit", **SMALL
+            ),
+            "has only a fused adamw8bit",
+        ),
+    ],
+)
+def test_states_of_eight_bits_are_refused_where_nothing_rounds_them(ask, why):
+    with pytest.raises(InputError, match=why):
+        ask()

@@ -29,7 +29,7 @@ WAYS = [
     {"dtype": "nf4", "lora": "all-linear", "train_layers": "last 1", "accumulate": 2, "clip": 1.0},
     {"dtype": "bf16-masters"},
     {"dtype": "bf16-true"},
-    {"dtype": "bf16-8bit-states"},
+    {"dtype": "bf16-true", "optimizer": "adamw8bit"},
 ]
 
 
@@ -65,8 +65,6 @@ TRAINED = [
         "fp64",
         "bf16-masters",
         "bf16-true",
-        "bf16-8bit-states",
-        "fp32-8bit-states",
         "int8-frozen",
         "int8-frozen-fp32",
     ),
@@ -77,7 +75,8 @@ TRAINED = [
 ELSEWHERE = {"int8-learned", "int8-learned-products", "integer-only"}
 """These train networks without repeated blocks, by lc.Training, which saves nothing."""
 
-REFUSED = {("jax", "bf16-true"), ("jax", "bf16-8bit-states"), ("jax", "fp32-8bit-states")}
+RESUMED = [(name, "adamw") for name in TRAINED] + [("bf16-true", "adamw8bit"), ("fp32", "adamw8bit")]
+REFUSED = {("jax", "bf16-true", "adamw"), ("jax", "bf16-true", "adamw8bit"), ("jax", "fp32", "adamw8bit")}
 
 
 def test_every_precision_that_programs_compute_in_is_resumed_below():
@@ -90,16 +89,18 @@ def test_every_precision_that_programs_compute_in_is_resumed_below():
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), sampled(product(("numpy", "torch", "jax"), TRAINED), 14, kind=lambda case: case[0])
+    ("kind", "case"), sampled(product(("numpy", "torch", "jax"), RESUMED), 14, kind=lambda case: case[0])
 )
-def test_every_engine_resumes_every_precision_bit_for_bit(kind, name, text, tmp_path):
+def test_every_engine_resumes_every_precision_bit_for_bit(kind, case, text, tmp_path):
     """Llama's checkpoint has its matrices the other way round; twenty kills: `benchmarks/kills.py --engine`."""
     if kind != "numpy":
         pytest.importorskip(kind)
+    name, optimizer = case
     frozen = PRECISIONS[name].quantized is not None
     paths = {"lora": "all-linear", "lora_rank": "2"} if frozen else {}
-    how = asked(text, {"model": "llama", "dtype": name, "engine": kind, **paths}, seq_len=24, batch_size=4)
-    if (kind, name) in REFUSED:
+    way = {"model": "llama", "dtype": name, "optimizer": optimizer, "engine": kind, **paths}
+    how = asked(text, way, seq_len=24, batch_size=4)
+    if (kind, *case) in REFUSED:
         with pytest.raises(InputError, match="choose torch or numpy"):
             start(how, tmp_path / "whole", Silent())
         return
@@ -154,11 +155,21 @@ def test_a_merged_checkpoint_is_one_of_the_plain_model(text, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "accumulate"), [("nf4", 1), ("bf16-true", 1), ("fp32-8bit-states", 1), ("bf16-true", 2), ("nf4", 2)]
+    ("name", "accumulate", "optimizer"),
+    [
+        ("nf4", 1, "adamw"),
+        ("bf16-true", 1, "adamw"),
+        ("bf16-true", 1, "adamw8bit"),
+        ("fp32", 1, "adamw8bit"),
+        ("bf16-true", 2, "adamw"),
+        ("bf16-true", 2, "adamw8bit"),
+        ("nf4", 2, "adamw"),
+    ],
 )
-def test_torch_takes_the_steps_of_numpy(name, accumulate, text):
+def test_torch_takes_the_steps_of_numpy(name, accumulate, optimizer, text):
     pytest.importorskip("torch")
     way = {"dtype": name, "lora": "all-linear" if name == "nf4" else None, "plan": None, "accumulate": accumulate}
+    way["optimizer"] = optimizer
     configuration = configure("gpt2", {**NARROW, "vocab_size": 20, "num_hidden_layers": 1})
     rng = np.random.default_rng(0)
     batch = {name: rng.integers(0, 20, (2, 8)) for name in ("tokens", "targets")}
@@ -221,7 +232,7 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even():
 @pytest.mark.parametrize(
     ("way", "said"),
     [
-        ({"dtype": "nf4"}, "none is frozen"),
+        ({"dtype": "nf4"}, "gpt2 has none: freeze some"),
         ({"dtype": "fp16-masters"}, "programs have fp32, fp64, bf16, and no fp16"),
         ({"lora_rank": "4"}, "lora_rank requires lora"),
         (

@@ -17,13 +17,14 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Condition, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.polynomial import base
-from learncost.ir.precision import BLOCKS, Precision, check_trained, precision_of
+from learncost.ir.precision import Precision, check_trained, precision_of
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
 from learncost.ir.value import Value
 from learncost.layers.active import of_part
 from learncost.layers.names import scores, written_once
 from learncost.layers.spelling import condition_names
+from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.rewrite_quantized import makes_scales
 
 COMPUTED = ("fp32", "fp64", "bf16")
@@ -86,8 +87,7 @@ def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Tab
 def check_runs(kind: Precision) -> None:
     """Raise `InputError` for a precision with types that programs do not compute in or keep."""
     check_trained(kind)
-    states = "" if kind.states in BLOCKS else kind.states  # those of blocks are rounded between the steps
-    types = (kind.weights, kind.gradients, kind.values, states, kind.masters, kind.loss)
+    types = (kind.weights, kind.gradients, kind.values, kind.states, kind.masters, kind.loss)
     if not kind.is_whole and (wrong := next((name for name in types if name and name not in COMPUTED), None)):
         known = "memory, fit and cost" if kind.is_stored else "cost"
         raise InputError(f"programs have {', '.join(COMPUTED)}, and no {wrong}: {kind.name} is known to {known} alone")
@@ -99,10 +99,19 @@ def _pure(table: Table, kind: Precision) -> set[str]:
     wide = scores(table) | (table.constants - states)
     if kind.states != "bf16":
         wide |= states | {table.renewed[name] for name in states}
+    elif rounds_states(table):  # to 8 bits, from fp32
+        rounded = {name for name in states if table.values[name].role == "state"}
+        wide |= rounded | {table.renewed[name] for name in rounded}
     for line, _ in walk(table.lines):
         if of_part(line, "loss") or makes_scales(line):
             wide |= {*line.makes}
     return {name for name, value in table.known.items() if value.axes and name not in wide}
+
+
+def rounds_states(table: Table) -> bool:
+    """Return whether the optimizer's states are rounded between steps to a type that it has instead of a precision."""
+    operators = {line.meta.operator for line, _ in walk(table.lines) if isinstance(line, Op)}
+    return any(optimizer.states and name in operators for name, optimizer in OPTIMIZERS.items())
 
 
 def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:

@@ -15,7 +15,7 @@ from learncost.backends.precision import check_runs
 from learncost.cli.emit_c99 import Freestanding, freestanding, parameters_of_alone
 from learncost.cli.emit_mesh import MeshRequest, pipelined, refuse_filled, refuse_zigzag
 from learncost.ir.errors import InputError, nearest, shown
-from learncost.ir.precision import BLOCKS, either, precision_of
+from learncost.ir.precision import either, precision_of
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer, shipped
 from learncost.models.argument import layer_or_model, names_own_sizes
@@ -23,7 +23,7 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.passes.plan import planned
-from learncost.procedures.optimizer import DEFAULT, with_optimizer, without_gradients
+from learncost.procedures.optimizer import DEFAULT, check_unrounded, with_optimizer, without_gradients
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
@@ -141,6 +141,7 @@ def emit(
         )
     if precision is not None:
         dtype = either(dtype, precision, counts_alone=True).name
+    check_unrounded(optimizer, "emit")
     of_mesh = {"mesh": mesh, "place": place, "placement": placement}
     of_stages = {"schedule": schedule, "microbatches": microbatches}
     is_placed = any(of_mesh.values())
@@ -175,10 +176,6 @@ def emit(
             else "frozen quantized weights (use learncost train)"
         )
         raise InputError(f"emit supports steps that train {what}; {kind.name} has {held}")
-    if dtype is not None and precision_of(dtype).states in BLOCKS:
-        raise InputError(
-            f"emit does not support {dtype}, which rounds optimizer states between steps: use learncost train"
-        )
     if dtype is not None:
         check_runs(precision_of(dtype))
     rounds = dtype is not None and precision_of(dtype).values == "bf16"

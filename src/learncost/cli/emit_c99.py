@@ -41,7 +41,7 @@ from learncost.passes.rewrite_integers import check_room
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.inference import scored
 from learncost.procedures.needed import needed
-from learncost.procedures.optimizer import DEFAULT, without_gradients
+from learncost.procedures.optimizer import DEFAULT, check_unrounded, without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.statistics import check_batches, over_batch, statistics_of
 from learncost.procedures.step import trained_by
@@ -234,6 +234,7 @@ def program_of(
               the state_dict has that they are from
     Raises `InputError`.
     """
+    check_unrounded(learning.get("optimizer"), "--backend c99")
     if settings.dtype not in DTYPES:
         raise InputError(f"--backend c99 supports {' or '.join(DTYPES)}, not {settings.dtype}")
     configuration = _with_lengths(configuration, settings)

@@ -264,7 +264,7 @@ class Core(Displayed):
                 part[...] = new[name]
         self.weights = self._keep({name: new.get(name, array) for name, array in self.weights.items()})
         self.state = self._keep({name: new.get(name, array) for name, array in self.state.items()})
-        if (kind := BLOCKS.get(self.precision.states)) is not None:
+        if (kind := BLOCKS.get(find_optimizer(self.settings.optimizer).states)) is not None:
             stacks = {outer for line in table.repeats for _, outer in line.each}
             for name, array in self.state.items():  # in place: a tensor may lie there
                 array[...] = eight_bits(array, kind, len(array) if table.values[name].of in stacks else 1)

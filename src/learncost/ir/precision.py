@@ -274,14 +274,6 @@ PRECISIONS: dict[str, Precision] = {
             "torch.nn.Module.half(): every parameter in fp16, no copy beside it",
         ),
         Precision(
-            "bf16-8bit-states", "bf16 throughout, the optimizer's states in 8 bits",
-            "bf16", "bf16", "bf16", "int8-256", "", "fp32", BLOCKS["int8-256"].source,
-        ),
-        Precision(
-            "fp32-8bit-states", "fp32, the optimizer's states in 8 bits",
-            "fp32", "fp32", "fp32", "int8-256", "", "fp32", BLOCKS["int8-256"].source,
-        ),
-        Precision(
             "int8-frozen", "bf16, frozen matrices of the blocks in int8 with a scale a row",
             "bf16", "bf16", "bf16", "fp32", "", "fp32", BLOCKS["int8-rows"].source, "int8-rows",
         ),
@@ -351,8 +343,14 @@ PRECISIONS: dict[str, Precision] = {
 """The precisions by their names; a new one needs only a row."""
 
 
+SPLIT = {"bf16-8bit-states": "bf16-true", "fp32-8bit-states": "fp32"}
+"""Precisions of earlier versions that also gave the type of optimizer states, each with the precision."""
+
+
 def precision_of(name: str) -> Precision:
     """Return a precision by its name. Raises `InputError` for an unknown one, with those that exist."""
+    if name in SPLIT:
+        raise InputError(f"{name} is now --precision {SPLIT[name]} --optimizer adamw8bit")
     by_name = {**PRECISIONS, **{other: precision for precision in PRECISIONS.values() for other in precision.also}}
     return named_one("precision", name, by_name)
 

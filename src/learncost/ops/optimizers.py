@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from learncost.ir.precision import BLOCKS
 from learncost.ops.op_def import OpDef, define
 
 
@@ -12,15 +13,20 @@ from learncost.ops.op_def import OpDef, define
 class Optimizer:
     """An optimizer, defined by the operator of its step.
 
+    name     the name in --optimizer
+    op       the operator
     state    operands that are stored between steps: `M2` is the new value of `M`
     scalars  operands that are numbers, the same for all weights
     kept     a description of the state, with its source
+    states   the type in which the states are stored, rounded after every step; "": that of the precision
     """
 
+    name: str
     op: str
     state: tuple[str, ...]
     scalars: tuple[str, ...]
     kept: str
+    states: str = ""
 
 
 OPTIMIZERS: dict[str, Optimizer] = {}
@@ -35,7 +41,7 @@ def _optimizer(name: str, state: Sequence[str], scalars: Sequence[str], body: st
     """
     outputs = ("U", *(f"{state_name}2" for state_name in state))
     define(OpDef(name, ("W", "G", *state, *scalars), outputs, body, pointwise=True, source=source))
-    OPTIMIZERS[name] = Optimizer(name, tuple(state), tuple(scalars), kept)
+    OPTIMIZERS[name] = Optimizer(name, name, tuple(state), tuple(scalars), kept)
 
 
 _optimizer(
@@ -103,6 +109,9 @@ _optimizer(
     """,
     kept="torch.optim.RMSprop: one average of squares",
     source="Tieleman & Hinton 2012, lecture 6.5, as torch.optim.RMSprop writes it; its alpha is the second beta",
+)
+OPTIMIZERS["adamw8bit"] = replace(
+    OPTIMIZERS["adamw"], name="adamw8bit", states="int8-256", kept=f"AdamW, {BLOCKS['int8-256'].source}"
 )
 
 define(

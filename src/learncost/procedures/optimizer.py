@@ -56,6 +56,14 @@ def optimizer(name: str) -> Optimizer:
     return OPTIMIZERS[name]
 
 
+def check_unrounded(name: str | None, what: str) -> None:
+    """Raise `InputError` for an optimizer whose states are rounded between steps, which `what` does not do."""
+    if name in OPTIMIZERS and OPTIMIZERS[name].states:
+        raise InputError(
+            f"{what} does not support {name}, which rounds optimizer states between steps: use learncost train"
+        )
+
+
 def state_of(name: str) -> OptimizerState:
     """Return an optimizer's state by its name. An unknown name is refused with the known ones."""
     return named_one("optimizer", name, STATES)
@@ -83,7 +91,8 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
         states += own_states
         results += [term.name for term in left]
         right = tuple(operands[name] for name in op.inputs)
-        meta = Meta("optimizer", phase="optimizer_step", local=chosen.op, locals=op.inputs)
+        operator = chosen.name if chosen.states else ""
+        meta = Meta("optimizer", phase="optimizer_step", local=chosen.op, locals=op.inputs, operator=operator)
         meta = replace(meta, module=modules.get(weight, ""))
         lines.append(Op(tuple(left), right, (), meta, chosen.op, (), "body", op.inputs, op.outputs))
     return replace(
@@ -237,8 +246,8 @@ class OptimizerState:
     source: str
 
 
-def _times(count: int) -> Callable[[Sequence[int], str], int]:
-    return lambda shape, kind: count * bytes_of_type(kind, prod(shape))
+def _times(count: int, states: str = "") -> Callable[[Sequence[int], str], int]:
+    return lambda shape, kind: count * bytes_of_type(states or kind, prod(shape))
 
 
 def _eight_bits(shape: Sequence[int], kind: str) -> int:
@@ -260,7 +269,10 @@ def _muon(shape: Sequence[int], kind: str) -> int:
 STATES: Mapping[str, OptimizerState] = {
     state.name: state
     for state in (
-        *(OptimizerState(name, _times(len(optimizer.state)), optimizer.kept) for name, optimizer in OPTIMIZERS.items()),
+        *(
+            OptimizerState(name, _times(len(optimizer.state), optimizer.states), optimizer.kept)
+            for name, optimizer in OPTIMIZERS.items()
+        ),
         OptimizerState("adam8bit", _eight_bits, BLOCKS["int8-2048"].source),
         OptimizerState("adafactor", _factored, "Shazeer & Stern 2018, Adafactor, Algorithm 4 without momentum"),
         OptimizerState(

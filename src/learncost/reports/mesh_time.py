@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.backends.precision import rounds_states
 from learncost.cost_models import Book, PricedLine
 from learncost.devices.cluster import Cluster, cluster_with, known_cluster
 from learncost.devices.cluster import cluster as find_cluster
@@ -176,6 +177,7 @@ def _updated(over: OverMesh, kind: Precision) -> dict[str, int]:
     """Bytes of a number of what an optimizer reads and writes, by array: it updates masters, where there are some."""
     placed, widths = over.placed, dict[str, int]()
     whole = placed.whole
+    states = 1 if rounds_states(whole) else BYTES[kind.states]
     for name in {**placed.table.known, **placed.holds, **dict.fromkeys(whole.weights)}:
         held = placed.holds.get(name, name)
         value = whole.known.get(held)
@@ -184,7 +186,7 @@ def _updated(over: OverMesh, kind: Precision) -> dict[str, int]:
         elif value is None:
             continue
         elif value.role == "state" or (value.role == "new" and whole.known[value.of].role == "state"):
-            widths[name] = BYTES[kind.states]
+            widths[name] = states
         elif value.role == "gradient":
             widths[name] = kind.gradient
         elif value.role == "new":

@@ -15,9 +15,10 @@ from learncost.engines.emitted import Programs
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
 from learncost.ir.errors import InputError
-from learncost.ir.precision import BLOCKS, precision_of
+from learncost.ir.precision import precision_of
 from learncost.models.configuration import Configuration
 from learncost.procedures.accumulation import accumulated
+from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.training.parts import Parts
 
 Arrays = dict[str, Any]
@@ -155,7 +156,7 @@ class NumPyEngine:
 
     @property
     def _states(self) -> str:
-        eight = self._training.precision.states in BLOCKS
+        eight = bool(find_optimizer(self._training.settings.optimizer).states)
         return ", states rounded to 8 bits after every step and kept in fp32" if eight else ""
 
     @property

@@ -13,10 +13,11 @@ from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
 from learncost.ir.errors import InputError
-from learncost.ir.precision import BLOCKS, precision_of
+from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
 from learncost.models.configuration import Configuration
+from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.training.engine import Arrays, NumPyEngine
@@ -76,9 +77,9 @@ class JaxEngine(NumPyEngine):
         except ImportError:
             raise InputError("--engine jax needs JAX: pip install 'learncost[jax]'") from None
         kind = precision_of(options.dtype)
-        if kind.states in BLOCKS:
+        if find_optimizer(options.optimizer).states:
             raise InputError(
-                f"--engine jax keeps states as they are, and {kind.name} rounds them: choose torch or numpy"
+                f"--engine jax keeps states as they are, and {options.optimizer} rounds them: choose torch or numpy"
             )
         if kind.values == "bf16" and not kind.masters:
             raise InputError(

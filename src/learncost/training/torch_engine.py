@@ -15,11 +15,12 @@ from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
 from learncost.ir.errors import InputError
-from learncost.ir.precision import BLOCKS, precision_of
+from learncost.ir.precision import precision_of
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
 from learncost.models.configuration import Configuration
 from learncost.passes.plan import planned
+from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.optimizer import without_gradients
 from learncost.reports.memory.planner import smallest
 from learncost.training.engine import Arrays, NumPyEngine
@@ -103,8 +104,8 @@ class TorchEngine(NumPyEngine):
             raise InputError("--engine torch needs PyTorch: pip install 'learncost[torch]'") from None
         check_device(options)
         check_codes(options)
-        if options.device != "cpu" and precision_of(options.dtype).states in BLOCKS:
-            raise InputError(f"--device {options.device} keeps states as they are, and {options.dtype} rounds them")
+        if options.device != "cpu" and find_optimizer(options.optimizer).states:
+            raise InputError(f"--device {options.device} keeps states as they are, and {options.optimizer} rounds them")
         super().__init__(configuration, options)
         if options.plan is not None:
             planned(self._training.table(), options.plan, self._training.model.sizes)  # what cannot be is said at once

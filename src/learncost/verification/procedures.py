@@ -36,7 +36,7 @@ def verify_procedures(model: Model, name: str, procedures: Iterable[str] = LEARN
         except InputError as refusal:  # such as weights that all turns share, for pepita
             yield Check(f"{name}, {procedure}", "a step", str(refusal), None)
             continue
-        for optimizer in OPTIMIZERS:
+        for optimizer in {each.op: name for name, each in reversed(OPTIMIZERS.items())}.values():
             table = step(model, procedure, optimizer)
             sizes = small_sizes(table)
             arrays = sound_arrays(table, sizes)

@@ -95,7 +95,8 @@ def _optimizers() -> Listed:
     for name, state in STATES.items():
         step = name in OPTIMIZERS
         commands = "every command" if step else "memory and fit: state size only"
-        source = entry(name).source if step else state.source
+        own = step and not OPTIMIZERS[name].states
+        source = entry(name).source if own else state.source
         entries.append({"name": name, "default": name == DEFAULT, "known_to": commands, "source": source})
     return Listed(entries, {"optimizer": cell_of("name"), "supported by": _knowing, "source": cell_of("source")})
 

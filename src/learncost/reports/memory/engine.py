@@ -99,12 +99,14 @@ class Engine:
 def refusal(step: MemoryStep, dtypes: Collection[str], with_flash: bool = False) -> str:
     """Return why no program supports a step: its types, optimizer, microbatches or weights in flash.
 
+    dtypes      those that the program has; none for a module, whose optimizer may also store states of 8 bits
     with_flash  whether frozen weights may be in flash, also quantized
     """
     if dtypes and (step.kind.computed if with_flash else step.kind.name) not in dtypes:
         return f"supports only {' or '.join(dtypes)}"
-    if step.optimizer.name not in OPTIMIZERS:
-        return f"supports only the optimizers {', '.join(OPTIMIZERS)}"
+    supported = [name for name, optimizer in OPTIMIZERS.items() if not (dtypes and optimizer.states)]
+    if step.optimizer.name not in supported:
+        return f"supports only the optimizers {', '.join(supported)}"
     if step.accumulate > 1:
         return "does not support --accumulate"
     return "does not support --flash" if step.in_flash and not with_flash else ""

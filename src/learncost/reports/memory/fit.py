@@ -231,8 +231,7 @@ def fit(
         Tokens in a sequence. Comma-separated list, as 512,1024,2048: shows what fits at each length. The default is the
         model's number of positions.
     optimizer
-        adamw (the default), sgd or momentum; or adam8bit, adafactor, lion, muon (state size only; the update's cost is
-        not modelled).
+        adamw (the default), adamw8bit, sgd or momentum; or adam8bit, adafactor, lion, muon (state size only).
     plan
         Try only this plan (`learncost list plans`). By default several are tried.
     engine

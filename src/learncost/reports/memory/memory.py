@@ -244,8 +244,7 @@ def memory(
     procedure
         The learning procedure: {choices} (`learncost list procedures`). Comma-separated list; results are compared.
     optimizer
-        adamw (the default), sgd or momentum; or adam8bit, adafactor, lion, muon (state size only; the update's cost is
-        not modelled).
+        adamw (the default), adamw8bit, sgd or momentum; or adam8bit, adafactor, lion, muon (state size only).
     dropout
         The dropout probability. With dropout > 0, masks are allocated.
     plan

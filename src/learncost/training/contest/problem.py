@@ -21,6 +21,7 @@ RATES: Mapping[str, tuple[float, ...]] = {
     "sgd": (1e-2, 1e-1, 1.0, 10.0, 100.0),
     "momentum": (1e-3, 1e-2, 1e-1, 1.0, 10.0),
     "adamw": (1e-4, 1e-3, 1e-2, 1e-1),
+    "adamw8bit": (1e-4, 1e-3, 1e-2, 1e-1),
     "rmsprop": (1e-4, 1e-3, 1e-2, 1e-1),
 }
 """The learning rates that are tried where none are given, the same for all procedures. They are as wide as they are

@@ -162,6 +162,8 @@ def _stepping(step: MemoryStep) -> tuple[str, str]:
 def _steps(step: MemoryStep) -> str:
     """Return the optimizer's step in words: AdamW with fused=True."""
     optimizer, how = _stepping(step)
+    if optimizer in BITSANDBYTES:
+        return f"{CLASSES[optimizer]}."
     ops = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "with foreach=False"}
     hooks = ", stepped in the hook of each gradient" if _hooked(step) else ""
     unfused = ", since PyTorch has no fused implementation" if how != (step.eager.implementation or "fused") else ""
@@ -181,8 +183,17 @@ def _rules(step: MemoryStep) -> Mapping[str, str]:
     return RULES | ({"new weights and states": WRITTEN[how]} if how in WRITTEN else {}) | hooked
 
 
-CLASSES = {"sgd": "SGD", "momentum": "SGD with momentum", "adamw": "AdamW", "rmsprop": "RMSprop"}
+CLASSES = {
+    "sgd": "SGD",
+    "momentum": "SGD with momentum",
+    "adamw": "AdamW",
+    "adamw8bit": "AdamW8bit of bitsandbytes",
+    "rmsprop": "RMSprop",
+}
 """The optimizers of `torch.optim`, as it calls them."""
+
+BITSANDBYTES = ("adamw8bit",)
+"""Optimizers that bitsandbytes has instead of PyTorch, with fused kernels only."""
 
 UNFUSED = ("rmsprop",)
 """Those of which PyTorch has no fused step."""
@@ -291,6 +302,8 @@ def _refuses(step: MemoryStep) -> str:
         return why
     if step.plan and not _hooked(step):
         return f"does not support --plan {step.plan}; --procedure recompute is torch.utils.checkpoint"
+    if step.optimizer.name in BITSANDBYTES and step.eager.implementation not in ("", "fused"):
+        return f"has only a fused {step.optimizer.name}, of bitsandbytes"
     if _hooked(step) and step.optimizer.name in UNFUSED:
         return f"requires a fused optimizer in hooks, and PyTorch has no fused {step.optimizer.name}"
     if _hooked(step) and step.over:

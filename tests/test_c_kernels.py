@@ -317,7 +317,7 @@ def test_no_compiler(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     compiler.compiler.cache_clear()
     try:
-        with pytest.raises(InputError, match="CC is no-such-compiler, which is not there"):
+        with pytest.raises(InputError, match="CC is no-such-compiler, which does not exist: set it to a C compiler"):
             compiler.compiled("int one(void) { return 1; }")
     finally:
         monkeypatch.undo()

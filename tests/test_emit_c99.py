@@ -481,9 +481,9 @@ def test_weights_go_in_as_initial_values_and_frozen_ones_as_constants(tmp_path: 
 def test_without_a_compiler_verify_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("learncost.cli.verified_c99.compiler", lambda: None)
     assert main(["verify", "gpt2", "--engine", "c99", "--n-layer", "1", "--n-embd", "8", "--n-head", "2"]) == 0
-    assert "there is no C compiler" in capsys.readouterr().out.replace("\n        ", " ")
+    assert "no C compiler found" in capsys.readouterr().out.replace("\n        ", " ")
     monkeypatch.setattr("learncost.engines.freestanding.compiler", lambda: None)
-    with pytest.raises(InputError, match="there is no C compiler"):
+    with pytest.raises(InputError, match="no C compiler found"):
         alone.c_compiler()
 
 

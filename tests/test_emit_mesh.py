@@ -64,7 +64,7 @@ def test_what_no_program_has_is_refused(backend, flags, message):
 
 
 def test_rows_are_not_sent_by_programs_for_jax():
-    with pytest.raises(InputError, match="dispatch is between devices, which programs of jax do not have yet"):
+    with pytest.raises(InputError, match="dispatch is a collective, which jax programs do not support yet: use torch"):
         lc.emit("mixtral-8x7b", "jax", mesh="ep=2", placement="ep", num_hidden_layers=1)
 
 

@@ -54,7 +54,7 @@ def test_a_stage_sends_what_it_carries_and_waits_for_its_gradient():
         ({"mesh": "pp=2,cp=2", "placement": "pp,cp", "plan": "zigzag"}, "since it reorders positions"),
         (
             {"plan": "fused-update"},
-            "stages update with the gradients of all microbatches: leave the plan fused-update out",
+            "stages update with the gradients of all microbatches: remove the plan fused-update",
         ),
         ({"mesh": "pp=3"}, "4 blocks are not divisible into 3 equal stages"),
     ],

@@ -284,7 +284,7 @@ NARROW = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_position
 def test_without_frozen_weights_only_inference_is_quantized():
     fit = lc.fit("gpt2", "2MB", seq_len=8, precision="nf4", procedures="inference,bp", **NARROW)
     assert {row.procedure for row in fit.rows} == {"inference"}
-    assert "none is frozen" in " ".join(fit.advice)
+    assert "gpt2 has none: freeze some" in " ".join(fit.advice)
     with pytest.raises(InputError, match="has no weights called 'nothing'"):
         lc.fit("gpt2", "2MB", seq_len=8, lora="nothing", **NARROW)
 

@@ -30,7 +30,7 @@ from learncost.verification.sample import random_arrays, small_sizes
 from tiny_models import GPT2, LLAMA
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler found")
 
 ALL = "flash,fused,chunked-loss,fused-update,recompute=gelu+silu+norm"
 
@@ -116,7 +116,7 @@ def test_every_procedure(procedure: str) -> None:
 
 
 def test_feedback_that_follows_weights_made_anew_inside_of_turns_is_refused() -> None:
-    with pytest.raises(InputError, match="made anew in turns, elsewhere than where it lies"):
+    with pytest.raises(InputError, match="is not updated in place in a loop; a copy would be needed"):
         _steps(_training(GPT2, "kolen-pollack", "sgd", np.float64), "fused-update,fused", "fp64")
 
 

@@ -89,7 +89,7 @@ def test_a_weight_read_later_is_read_as_it_was() -> None:
 
 
 @pytest.mark.one_in(every=3)
-@pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+@pytest.mark.skipif(compiler() is None, reason="no C compiler found")
 @pytest.mark.parametrize(
     "line",
     [

@@ -121,13 +121,16 @@ def test_a_role_that_the_lines_deny_is_refused(role: str, says: str) -> None:
         ({"image": np.zeros((2, 2, 8, 8))}, "needs labels [B]"),
         (
             {"image": np.zeros((2, 2, 8, 9)), "labels": np.zeros(2, int)},
-            "image must be [B c i y j x], (2, 2, 2, 4, 2, 4)",
+            "image must have shape [B c i y j x], (2, 2, 2, 4, 2, 4)",
         ),
         ({"image": np.zeros((2, 2, 8, 8)), "labels": np.zeros(3, int)}, "2 rows of image, but 3 of labels"),
         ({"image": np.zeros((2, 2, 8, 8)), "labels": np.full(2, 3)}, "labels must be below 3"),
         ({"image": np.zeros((2, 2, 8, 8)), "labels": np.zeros(2)}, "labels must be integers, not float64"),
-        ({"image": np.zeros((2, 2, 8, 8)), "labels": np.full(2, -1)}, "the batch has no target"),
-        ({"tokens": [[1, 2]]}, "does not take tokens; it takes image, labels"),
+        (
+            {"image": np.zeros((2, 2, 8, 8)), "labels": np.full(2, -1)},
+            "the batch has no target",
+        ),
+        ({"tokens": [[1, 2]]}, "vit has no input tokens; it has image, labels"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(given: dict[str, object], says: str) -> None:
@@ -145,5 +148,5 @@ def test_what_does_not_fill_a_patch_is_left_out() -> None:
     wide, narrow = (lc.Training(configure({**values, "image_size": side}), seed=3) for side in (10, 8))
     whole = float(wide.forward(image=images, labels=labels)["loss"])
     assert whole == float(narrow.forward(image=images[:, :, :8, :8], labels=labels)["loss"])
-    with pytest.raises(lc.InputError, match="image must be"):
+    with pytest.raises(lc.InputError, match="image must have shape"):
         wide.forward(image=images[:, :, :9, :9], labels=labels)

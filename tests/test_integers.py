@@ -155,7 +155,7 @@ def test_no_helper_for_floating_point_is_called(program, tmp_path):
     [
         (NET.replace("relu", "tanh"), {}, "integer-only does not support tanh, in line: .*tanh"),
         (NET, {"optimizer": "adamw"}, "adamw has no integer form"),
-        (NET, {"clip": 1.0}, "no form in whole numbers for clip: "),
+        (NET, {"clip": 1.0}, "no integer form for clip: "),
         (NET, {"procedure": "fa"}, "replaces weights in the backward pass"),
     ],
 )
@@ -166,7 +166,7 @@ def test_what_has_no_form_is_refused(text, learning, said):
 
 def test_what_has_no_room_is_refused():
     training = lc.Training(network(SMALL), **INTEGERS)
-    with pytest.raises(lc.InputError, match="X has numbers up to 16; in whole numbers it is from -1 to 1"):
+    with pytest.raises(lc.InputError, match="X has numbers up to 16, but integer-only steps support -1 to 1: scale it"):
         training.step(X=np.full((2, 16), 16.0), targets=np.zeros(2, int))
     training.step(X=np.ones((2, 16)), targets=np.zeros(2, int))
     with pytest.raises(lc.InputError, match="sum of 600 numbers may exceed 32 bits: reduce it to 512, in line: dW"):

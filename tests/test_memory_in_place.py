@@ -57,7 +57,7 @@ def test_the_predicted_peak_is_that_of_the_allocator(
     if kernels == "idle":
         monkeypatch.setattr(in_place, "CompiledKernels", Idle)
     elif compiler() is None:
-        pytest.skip("there is no C compiler")
+        pytest.skip("no C compiler found")
     needs = lc.memory(model, procedure, batch, length, None, optimizer, 0, dtype, plan=plan, engine="torch", **sizes)
     run = prepare(Request(model, procedure, batch_size=batch, seq_len=length, plan=plan, sizes=sizes))
     table = MemoryStep(run, procedure, precision_of(dtype), optimizer).executed_table()

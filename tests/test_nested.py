@@ -115,7 +115,7 @@ def test_forward_learning_of_weights_that_turns_share(procedure, mode):
     np.testing.assert_allclose(updates[0]["dV"], updates[1]["dV"], 1e-12)
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+@pytest.mark.skipif(compiler() is None, reason="no C compiler found")
 @pytest.mark.parametrize(("dtype", "near"), [("fp64", 1e-12), ("bf16-masters", 4e-3)])
 def test_in_place(dtype, near):
     """In bf16, too, a product that a turn hands on has the type of what the next one is handed."""

@@ -350,7 +350,7 @@ def test_a_layer_without_its_answers_is_refused():
     training = lc.LayerTraining(lc.layer(NETWORK.replace("constants: share", "share: share of targets")), weights)
     with pytest.raises(lc.InputError, match=r"^the array targets\[B\] is missing: give it$"):
         training.step(X=np.ones((2, 6)))
-    with pytest.raises(lc.InputError, match=r"^the batch has no target$"):
+    with pytest.raises(lc.InputError, match=r"^the batch has no target: give at least one that is not negative$"):
         training.step(X=np.ones((2, 6)), targets=np.full(2, -1))
 
 
@@ -361,7 +361,7 @@ def test_a_setting_says_what_the_error_is_added_to():
     step = lc.cost(layer, "pepita", projected="X", **sizes)
     assert step.macro_operations["forward"][1].flops > 2 * lc.cost(layer, **sizes).macro_operations["forward"][1].flops
     assert lc.cost(layer, "pepita", projected=("X",), **sizes) == step
-    with pytest.raises(lc.InputError, match="projected must be names with commas between them"):
+    with pytest.raises(lc.InputError, match="projected must be a comma-separated list of names"):
         lc.cost(layer, "pepita", projected=3, **sizes)
 
 

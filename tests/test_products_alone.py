@@ -92,7 +92,7 @@ def test_no_rate_is_told_in_them(name):
 def test_programs_and_trainings_say_what_they_compute_in(tmp_path, capsys):
     for line in (f"train {tmp_path} --precision fp8", f"train {tmp_path} --dtype fp8", "emit gpt2 --dtype fp8"):
         assert main(line.split()) == 2
-        assert "programs have fp32, fp64, bf16, and no fp8: fp8 is known to cost alone" in capsys.readouterr().err
+        assert "programs have fp32, fp64, bf16, and no fp8: fp8 works only with cost" in capsys.readouterr().err
     with pytest.raises(lc.InputError, match="no fp8"):
         lc.Training("gpt2", precision="fp8", n_layer=1, n_embd=8, n_head=2, vocab_size=8)
 

@@ -16,7 +16,7 @@ from sampling import sampled
 from trainings_on_disk import Silent
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler found")
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
 

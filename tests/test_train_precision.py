@@ -237,7 +237,7 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even():
         ({"lora_rank": "4"}, "lora_rank requires lora"),
         (
             {"dtype": "int8-learned", "lora": "all-linear"},
-            "a low-rank path and a matrix that learns as codes cannot be",
+            "a low-rank path cannot be merged into a trainable quantized matrix",
         ),
         ({"lora": "nothing"}, "has no weights called 'nothing'"),
         ({"lora": "embeddings"}, "it cannot be merged"),

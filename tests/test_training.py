@@ -232,9 +232,9 @@ TOKENS = np.zeros((2, 5), int)
         ("decoder", {"tokens": TOKENS[:, :1]}, "no target"),
         ("decoder", {"tokens": TOKENS, "mask": TOKENS}, "there are no tokens"),
         ("decoder", {"tokens": TOKENS, "mask": np.add(TOKENS, [0, 1, 1, 1, 1])}, "padded on the right"),
-        ("decoder", {"tokens": TOKENS, "mask": TOKENS[:, :3]}, r"mask of tokens is \(2, 3\)"),
+        ("decoder", {"tokens": TOKENS, "mask": TOKENS[:, :3]}, r"mask of tokens has shape \(2, 3\)"),
         ("decoder", {"tokens": [[1], [1, 2]], "mask": TOKENS}, "unequal lengths"),
-        ("decoder", {"tokens": TOKENS, "encoder_tokens": TOKENS}, "does not take encoder_tokens"),
+        ("decoder", {"tokens": TOKENS, "encoder_tokens": TOKENS}, "has no input encoder_tokens"),
         ("decoder", {"tokens": TOKENS, "gradients": {"X": TOKENS}}, "no output X"),
         ("encoder", {"tokens": TOKENS}, "give targets"),
         ("encoder", {"tokens": TOKENS, "targets": TOKENS - 1}, "no target"),
@@ -242,7 +242,7 @@ TOKENS = np.zeros((2, 5), int)
         (
             "encoder",
             {"tokens": TOKENS, "targets": TOKENS[:, :2]},
-            "targets must be \\[B M\\], \\(2, 5\\), but they are \\(2, 2\\)",
+            "targets must have shape \\[B M\\], \\(2, 5\\), not \\(2, 2\\)",
         ),
         ("encoder-decoder", {"tokens": TOKENS}, "needs encoder_tokens"),
         (
@@ -268,7 +268,7 @@ def test_batches_that_do_not_fit_are_refused(model, given, message):
         ({"mode": "wild"}, "no mode"),
         ({"dropout": 1.0}, "dropout"),
         ({"weights": {}}, "wte is missing"),
-        ({"weights": {"wte": np.zeros(3)}}, r"wte is \(3,\)"),
+        ({"weights": {"wte": np.zeros(3)}}, r"wte has shape \(3,\)"),
     ],
 )
 def test_trainings_that_do_not_exist_are_refused(settings, message):

@@ -27,7 +27,7 @@ from tiny_models import GPT2 as SHORT
 from tiny_models import LLAMA
 
 torch = pytest.importorskip("torch")
-compiled = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C compiler")
+compiled = pytest.mark.skipif(compiler.compiler() is None, reason="no C compiler found")
 
 GPT2 = ("gpt2", {**SHORT[1], "n_layer": 2, "n_positions": 80})
 ALL = "flash,fused,chunked-loss,fused-update,recompute=gelu+norm"

@@ -1,4 +1,4 @@
-"""Printers of programs: a table as Python for NumPy, PyTorch or JAX, or as C, that needs nothing of this package."""
+"""Print a table as a program: Python for NumPy, PyTorch or JAX, or C, without a dependency on this package."""
 
 from learncost.backends.backend import BACKENDS
 from learncost.backends.program import Program, program

@@ -1,4 +1,4 @@
-"""What NumPy, PyTorch and JAX call the operations that tables need."""
+"""The operations of tables in NumPy, PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from learncost.backends.expression import ATOM, Code, shape
 from learncost.backends.shard_map import sharded
 from learncost.ir.errors import named_one
 
-# Helpers that a program has on its top where it uses them.
+# Helpers at the top of programs that use them.
 EINSUM = '''\
 def einsum(equation, one, two):
     """np.einsum of two operands as one batched matrix product, which BLAS computes, on copies in its order."""
@@ -40,7 +40,7 @@ def erf(X):
 
 
 def _hashes(whole: str, number: str, constant: str = "{}", kept: str = " & 0xFFFFFFFF") -> dict[str, str]:
-    """The helpers that draw: of two whole numbers one below 2^24, or a sign.
+    """Return the random helpers: a number below 2^24 or a sign from two integers.
 
     whole     a number as an integer of the library
     number    an integer as a number of X's type
@@ -136,17 +136,17 @@ def laid(X, axis, sizes, factors, first, size):
 
 @dataclass(frozen=True)
 class Backend:
-    """A library: its name, its imports, the module of its functions, and what differs in spelling."""
+    """A library: its name, its imports, the module of its functions, and differences in spelling."""
 
     name: str
     imports: tuple[str, ...]
     module: str
     array: str
     keep: str = "keepdims"
-    releases: bool = True  # whether `del` gives memory back: under jax.jit nothing is held
+    releases: bool = True  # whether `del` frees memory; under jax.jit it does not apply
     helpers: Mapping[str, str] = field(default_factory=dict)
     mesh: between.MeshOf = between.TORCH_MESH
-    sharded: Callable[..., str] | None = None  # what gives every device its parts, where the library has that
+    sharded: Callable[..., str] | None = None  # the function that shards arrays over devices, if the library has one
     casts: Mapping[str, str] = field(default_factory=dict)  # methods that give an array's numbers another type
 
     def cast(self, x: Code, dtype: str) -> Code:
@@ -161,7 +161,7 @@ class Backend:
         return Code(f"{self.module}.{name}({', '.join(operands)})", ATOM)
 
     def reduce(self, kind: str, x: Code, axis: str, keep: bool = False) -> Code:
-        """A sum, mean, maximum or minimum over an axis or several; `count` is the sum of a condition, as numbers."""
+        """Return a sum, mean, maximum or minimum over axes; `count` is the numeric sum of a condition."""
         name = f"a{kind}" if self.name == "torch" and kind in ("max", "min") else "sum" if kind == "count" else kind
         arguments = [axis] if axis else []
         arguments += [f"{self.keep}=True"] if keep else []
@@ -169,7 +169,7 @@ class Backend:
         return Code(f"{x.atom}.{name}({', '.join(arguments)})")
 
     def filled(self, sizes: Sequence[str], like: str, value: str = "0.0") -> Code:
-        """An array of one number, with the type of another array."""
+        """Return an array of one number, with the type of another array."""
         if self.name == "torch":
             return Code(f"{like}.new_full({shape(sizes)}, {value})")
         return Code(f"{self.module}.full({shape(sizes)}, {value}, {like}.dtype)")
@@ -180,7 +180,7 @@ class Backend:
         return Code(f"{self.module}.zeros({shape(sizes)}, {like}.dtype)")
 
     def ones_below(self, rows: str, columns: str, place: str, like: str) -> Code:
-        """True where column <= row + place."""
+        """Return a mask that is true where column <= row + place."""
         if self.name == "torch":
             ones = f"torch.ones({rows}, {columns}, dtype=torch.bool, device={like}.device)"
             return Code(f"{ones}.tril({'' if place == '0' else place})")
@@ -195,15 +195,15 @@ class Backend:
         return Code(f"{self.module}.arange({size}{device})")
 
     def devices_along(self, mesh_axis: str) -> str:
-        """How many devices lie along an axis of the mesh."""
+        """Return the number of devices along a mesh axis."""
         return self.mesh.devices.format(mesh_axis)
 
     def place_along(self, mesh_axis: str) -> Code:
-        """Which of the devices along an axis of the mesh this one is."""
+        """Return this device's index along a mesh axis."""
         return Code(self.mesh.place.format(mesh_axis))
 
     def where(self, mask: Code, x: Code, otherwise: str) -> Code:
-        """The array where the mask holds, elsewhere a number."""
+        """Return the array where the mask is true, else a number."""
         return Code(f"{self.module}.where({mask.text}, {x.text}, {otherwise})")
 
     def typed(self, mask: Code, like: str) -> Code:
@@ -216,7 +216,7 @@ class Backend:
 
     @property
     def join(self) -> str:
-        """The function that puts arrays one after another."""
+        """Return the concatenation function."""
         return f"{self.module}.{'cat' if self.name == 'torch' else 'concatenate'}"
 
     def joined(self, parts: Sequence[str], axis: int) -> Code:
@@ -227,7 +227,7 @@ class Backend:
         return Code(f'{function}("{equation}", {left}, {right})')
 
     def along(self, x: str, index: str) -> Code:
-        """One element or several of every row."""
+        """Return one or several elements of every row."""
         if self.name == "torch":
             return Code(f"{x}.gather(-1, {index})")
         return Code(f"{self.module}.take_along_axis({x}, {index}, -1)")
@@ -268,5 +268,5 @@ BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (_NUMPY,
 
 
 def backend(name: str) -> Backend:
-    """A library by its name; an unknown one is refused with those that exist."""
+    """Return a library by its name. An unknown name is refused with the known ones."""
     return named_one("backend", name, BACKENDS)

@@ -1,4 +1,4 @@
-"""Collectives as helpers of a program: PyTorch's functional ones over a DeviceMesh, JAX's by the names of its axes.
+"""Collectives as helpers of a program: PyTorch's functional collectives over a DeviceMesh, JAX's by axis names.
 
 Those on NumPy are in `threads`.
 """
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from learncost.backends import threads
 
 MESH = "mesh"
-"""What programs call the mesh of devices that they run on."""
+"""The name of the device mesh in programs."""
 
 SENT = "sent"
-"""What programs call the list of what they have sent to other stages, which waits until that is received."""
+"""The name in programs of the list of pending sends to other stages."""
 
 
 @dataclass(frozen=True)
 class MeshOf:
-    """A library's mesh of devices: its type, and what it says of an axis, `{}`.
+    """A library's device mesh: its type and its expressions for an axis, `{}`.
 
     imports  what programs import for it
     devices  how many lie along it; place, which of them this one is
@@ -129,7 +129,7 @@ def pass_on(X, mesh, over):
     Y = {_SENT}.all_to_all_single(X.contiguous().view(-1), here, there, group.group_name)
     return {_SENT}.wait_tensor(Y).view(X.shape)''',
     "along": ALONG,
-    # What goes back has a group of its own: NCCL answers in the order of each group, whoever waits for whom.
+    # Backward sends use a separate group: NCCL processes each group in order, which could deadlock otherwise.
     "send": '''\
 def send(X, mesh, over, place, way, sent):
     """An array goes to the device at a place of an axis of the mesh, while this one computes on."""
@@ -178,7 +178,7 @@ def shard(X, mesh, over, place):
     """This device's part of what it has whole."""
     return X.chunk(mesh.size(mesh.mesh_dim_names.index(over)), place)[mesh.get_local_rank(over)]''',
 }
-"""The helper of every collective, by its word, and that of positions in zigzag."""
+"""The helper of every collective, by its op, and that of zigzag positions."""
 
 _JOINED = """\
 def {name}(X, mesh, over):
@@ -231,7 +231,7 @@ def shard(X, mesh, over, place):
     size = X.shape[place] // mesh.shape[over]
     return jax.lax.dynamic_slice_in_dim(X, jax.lax.axis_index(over) * size, size, place)''',
 }
-"""The same of JAX, within `jax.shard_map`. Rows go to experts in numbers that the data give: XLA has none of these."""
+"""The same for JAX, within `jax.shard_map`. XLA has no dispatch to experts, whose sizes depend on the data."""
 
 NUMPY: Mapping[str, str] = {"zigzag": ZIGZAG, **threads.NUMPY}
-"""And of NumPy, over threads."""
+"""The same for NumPy, over threads."""

@@ -1,4 +1,4 @@
-"""A collective as a call of its helper: which axis of the array moves is read off the two terms."""
+"""Print a collective as a call of its helper; the two terms determine the array's axis."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ _ENDS = ("send", "receive")
 
 
 def collected(scope: FunctionScope, line: Op) -> Code:
-    """The call of a collective. Raises `InputError` for a library or a word that has none."""
+    """Return the call of a collective. Raises `InputError` for a library or an op without one."""
     name = f"{line.op}_among" if line.op not in _ENDS and len(line.axes) > 1 + (line.op in _ROWS) else line.op
     if name not in scope.backend.helpers:
-        raise InputError(f"{line.op} is between devices, which programs of {scope.backend.name} do not have yet")
+        raise InputError(
+            f"{line.op} is a collective, which {scope.backend.name} programs do not support yet: use torch"
+        )
     scope.meets = True
     if name != line.op or line.op in _ENDS:
         return _stages(scope, line, name)
@@ -43,13 +45,13 @@ def collected(scope: FunctionScope, line: Op) -> Code:
 
 
 def _place_moved(term: Term, other: Term, mesh_axis: str) -> int | None:
-    """Which axis of a term a mesh axis cuts that does not cut it in the other one."""
+    """Return the axis of a term that a mesh axis shards only in this term."""
     place = place_cut(term.declared, mesh_axis)
     return None if term.declared == other.declared else place
 
 
 def _stages(scope: FunctionScope, line: Op, name: str) -> Code:
-    """What goes from one stage of a pipeline to another one, or is summed between some of them."""
+    """Return the call of a send between pipeline stages, or of a sum over some of them."""
     for helper in ("along", name):
         scope.helpers.library(helper)
     mesh_axis, *places = line.axes
@@ -71,7 +73,7 @@ def _stages(scope: FunctionScope, line: Op, name: str) -> Code:
 
 
 def _part(scope: FunctionScope, line: Op) -> Code:
-    """The places of an axis that a part has."""
+    """Return the positions of an axis in a shard."""
     place = place_changed(line)
     axis, (before,) = line.left[0].declared[place], line.right
     around = before.declared[place]  # cut over other axes of the mesh, it begins where these say
@@ -81,7 +83,7 @@ def _part(scope: FunctionScope, line: Op) -> Code:
 
 
 def _rows(scope: FunctionScope, line: Op) -> Code:
-    """Rows that are sent to who owns what they read at an index: their axes stand first, in the order of the index."""
+    """Return rows dispatched to the owner of their index; their axes come first, in the order of the index."""
     (mesh_axis, read), (before, index), after = line.axes, line.right, line.left[0]
     assert isinstance(before, Term)
     assert isinstance(index, Term)

@@ -1,4 +1,4 @@
-"""The memory of a step as a library executes it: the peak of the very program that `emit` writes of its table."""
+"""Predict the memory of a step in a library: the peak of the program that `emit` writes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LIBRARIES: Mapping[str, Any] = {
     "numpy": (loaded, FakeArray.new, FakeDevice),
     "torch": (loaded_on_torch, ShapeTensor.new, DeviceMesh),
 }
-"""How a library's program is loaded, what it is given, and the mesh of which it is one device."""
+"""A library's program: how it is loaded, its inputs and its mesh."""
 
 
 @dataclass(frozen=True)
 class AllocatedArray:
-    """A room at the worst moment: its bytes, the program's line that took it, and the function that this stands in.
+    """An allocation at the peak: its bytes, the program's line that made it, and that line's function.
 
     Both are empty for what the program was given.
     """
@@ -46,7 +46,7 @@ class AllocatedArray:
 
 @dataclass(frozen=True)
 class Executed:
-    """The most bytes that a program takes, what it was given included; the line that ran then, and who held them."""
+    """The peak bytes of a program, inputs included; the line of the peak and the live allocations."""
 
     peak: int
     line: str
@@ -61,7 +61,7 @@ def executed(
     library: str = "numpy",
     mesh: Mapping[str, int] | None = None,
 ) -> Executed:
-    """What one step of a table takes at its peak when a library runs its emitted program.
+    """Return the peak of one step of a table when a library runs its emitted program.
 
     sizes    of all axes, and the counts of repeats
     rooms    also find what is held at the peak, the largest first, which takes a second run
@@ -117,14 +117,14 @@ def _run(
 
 
 class _Idle:
-    """In the place of compiled kernels, which take nothing."""
+    """A substitute for compiled kernels, which allocate nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *operands: None
 
 
 def beside_the_arena(program: InPlace, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> int:
-    """What a step in place takes beside its arena at most, where it packs what it sends over a mesh in messages."""
+    """Return the communication buckets of a step in place, outside its arena."""
     account = AllocationLog()
     names = loaded_on_torch(program.text, account)
     given = {

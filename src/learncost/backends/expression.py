@@ -24,12 +24,12 @@ class Code:
     level: int = ATOM
 
     def at(self, level: int) -> str:
-        """The text as an operand of an operation of that precedence."""
+        """Return the text as an operand of an operation of that precedence."""
         return self.text if self.level >= level else f"({self.text})"
 
     @property
     def atom(self) -> str:
-        """The text with something to follow: a subscript, a method."""
+        """Return the text with a suffix: a subscript or a method."""
         return self.at(ATOM)
 
 
@@ -89,7 +89,7 @@ _MARKS = {
 
 
 def spelled(name: str) -> str:
-    """The identifier that a name asks for; two names may ask for the same."""
+    """Return the preferred identifier of a name, which may collide with another one."""
     for mark, op in _MARKS.items():
         name = name.replace(mark, op)
     text = re.sub(r"\W+", "_", name.strip(".")) or "_"
@@ -97,7 +97,7 @@ def spelled(name: str) -> str:
 
 
 class Identifiers:
-    """Gives every name of every kind an identifier that no other one has, the same at every question."""
+    """Maps every name of every kind to a stable, unique identifier."""
 
     def __init__(self, reserved: Iterable[str]) -> None:
         self._given: dict[tuple[str, str], str] = {}

@@ -1,4 +1,4 @@
-"""The text of one function: parameters with their axes, then sizes and masks, statements, and what is freed."""
+"""Print one function: parameters with their axes, sizes and masks, statements, and `del` after last uses."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from learncost.backends.scope import EmittedStatement, FunctionScope, Mask
 from learncost.ir.polynomial import base, sharded_over, whole
 
 COLUMN = 64
-"""Where remarks begin, unless the code before is longer."""
+"""The column of comments, unless the code before is longer."""
 WIDEST = 118
 
 
 @dataclass(frozen=True)
 class FunctionParameter:
-    """A parameter, its type or the axes of its array, and what the caller gives for it."""
+    """A parameter, its type or the axes of its array, and the caller's argument."""
 
     name: str
     kind: str = ""
@@ -29,14 +29,14 @@ class FunctionParameter:
 
 @dataclass(frozen=True)
 class SizeSource:
-    """An array that a function is given, from which sizes are read."""
+    """An array parameter from which sizes are read."""
 
     text: str
     axes: tuple[str, ...]
 
 
 def sizes(scope: FunctionScope, sources: Sequence[SizeSource]) -> tuple[list[EmittedStatement], list[str]]:
-    """Statements that read the sizes which a function needs off its arrays, and the sizes that none of them has."""
+    """Return statements that read sizes from arrays, and the sizes that no array has."""
     needed = dict(scope.sizes)
     chosen: dict[int, list[str]] = {}
     missing = []
@@ -111,7 +111,7 @@ def _size(axis: str) -> str:
 
 
 def freed(scope: FunctionScope, keep: set[str]) -> list[EmittedStatement]:
-    """The statements, with those between them that release what nothing reads any more."""
+    """Return the statements with `del` statements after last uses."""
     if not scope.backend.releases:
         return scope.statements
     owner = scope.owners

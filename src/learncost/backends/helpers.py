@@ -1,4 +1,4 @@
-"""Words as calls: of the library's own function where it has one, else of a helper made from the word's body."""
+"""Print ops as calls: of the library's function if it has one, else of a helper from the op's body."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def is_along(op: OpDef) -> bool:
 
 @dataclass
 class Helpers:
-    """The functions on the top of a program, each written once, in the order in which they are needed."""
+    """The helpers at the top of a program, each printed once, in order of use."""
 
     backend: Backend
     texts: dict[str, str] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Helpers:
         return f"{name}({', '.join((*operands, axis) if is_along(def_of_op) else operands)})"
 
     def _fits(self, op: str, operands: Sequence[str], axis: str) -> bool:
-        """Whether the library's function means it: PyTorch's softmax takes one axis, its norms the sizes of theirs."""
+        """Whether the library's function applies: PyTorch's softmax has one axis, its norms the sizes of theirs."""
         if SHAPE in entry(op).spelled[self.backend.name]:
             return operands[0].isidentifier()
         return self.backend.name != "torch" or "softmax" not in op or not axis.startswith("(")

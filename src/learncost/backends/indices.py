@@ -11,7 +11,7 @@ from learncost.ir.term import Read, Term
 
 
 class IndexPlace:
-    """How an indexed term reads its array, or a line writes its result."""
+    """The kind of access of an indexed term or result."""
 
     def __init__(self, term: Term) -> None:
         reads = [(place, axis) for place, axis in enumerate(term.axes) if isinstance(axis, Read)]
@@ -35,12 +35,12 @@ class IndexPlace:
         self.affine = self.affine and len({*loops, *plain}) == len(loops) + len(plain)
 
     def index(self, scope: FunctionScope) -> str:
-        """What stands in the brackets of a slice."""
+        """Return the text in the brackets of a slice."""
         return ", ".join((*self.before, scope.positions(self.read).text))
 
 
 def gathered(scope: FunctionScope, term: Term, want: tuple[str, ...]) -> Code:
-    """A value read at indices."""
+    """Return a value read at indices."""
     place, array = IndexPlace(term), scope.settled(term.name).atom
     if place.slices:
         code, have = Code(f"{array}[{place.index(scope)}]"), term.loops

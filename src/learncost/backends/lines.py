@@ -48,13 +48,13 @@ def write(scope: FunctionScope, line: Line, heading: str = "") -> None:
 
 
 def heading_of(line: Line) -> str:
-    """What stands above lines of one layer, of its forward pass or of what follows."""
+    """Return the comment above lines of one layer and phase."""
     name = line.meta.layer.replace("_", " ")
     return f"{name}, backward" if name and line.meta.phase in ("backward", "weight_update") else name
 
 
 def headed(items: Iterable[Item]) -> Iterator[tuple[Item, str | None]]:
-    """The items of a scope, each with what stands above it; None where it goes on under the last, and for loops."""
+    """Yield the items of a scope with their headings; None for the same heading, and for loops."""
     before = ""
     for item in items:
         heading = "" if isinstance(item, CallLoop) else heading_of(item.lines[0])

@@ -1,4 +1,4 @@
-"""A repeat as a function of one turn, called in a loop; what a turn keeps for a later loop is one object."""
+"""Print a loop as a function of one iteration, called in a loop; its saved tensors are one object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Pair = tuple[str, str]  # a name inside a repeat and the name of its stack outsi
 
 @dataclass(frozen=True)
 class SavedList:
-    """A list of what the turns of a loop keep for a later loop: objects with a field for each name, or plain arrays."""
+    """A list of saved tensors of a loop's iterations: objects with a field per name, or plain arrays."""
 
     variable: str
     record: str  # empty: the arrays of one name
@@ -56,7 +56,7 @@ class LoopsWriter:
 
 
 class _LoopWriter:
-    """One repeat while it is written: what the turn takes, what it gives, and the lists that collect it."""
+    """A loop during printing: the parameters and results of an iteration, and the lists that collect them."""
 
     def __init__(
         self, iterations: LoopsWriter, scope: FunctionScope, line: Loop, around: Sequence[Statement], handed: set[str]
@@ -159,7 +159,7 @@ class _LoopWriter:
         return backend.join if self.line.part(inside, self.scope.axes.get(outer, ())) else f"{backend.module}.stack"
 
     def _open(self, record: SavedList, inside_of: dict[str, str]) -> list[Made]:
-        """A kept object as a parameter, its fields as variables, so that each is released when it was read."""
+        """Return a saved object as a parameter with its fields as variables, each freed after its last use."""
         inner = self.inner
         self.scope.read.append(f"record {record.variable}")
         layouts = dict(zip(record.names, record.layouts, strict=True))
@@ -248,7 +248,7 @@ class _LoopWriter:
         self.scope.open_record(variable, dict(zip(inside_of, map(names.of, group.names), strict=True)))
 
     def _readers(self, stacks: Sequence[str]) -> list[Loop]:
-        """The loops that read what another one keeps."""
+        """Return the loops that read another loop's saved tensors."""
         repeats = (line for line in self.around if isinstance(line, Loop))
         return [line for line in repeats if not {outer for _, outer in line.each}.isdisjoint(stacks)]
 
@@ -331,7 +331,7 @@ class _LoopWriter:
 
 
 def title(line: Loop, table: Table) -> str:
-    """What one turn is called: block, decoder_block_backward."""
+    """Return the name of one iteration: block, decoder_block_backward."""
     blocks = {inner.meta.block for inner, _ in walk(line.lines) if inner.meta.block}
     every = {inner.meta.block for inner, _ in walk(table.lines) if inner.meta.block}
     phases = {inner.meta.phase for inner, _ in walk(line.lines)}
@@ -353,5 +353,5 @@ def loop_title(loop: CallLoop, table: Table) -> str:
 
 
 def _what(line: Loop) -> str:
-    """What its turns are: blocks, or several of them."""
+    """Return the description of its iterations: blocks, or several of them."""
     return "segment" if line.count.partition("/")[2].isdigit() else "block"

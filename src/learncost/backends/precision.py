@@ -31,12 +31,12 @@ COMPUTED = ("fp32", "fp64", "bf16")
 """The types that programs have."""
 
 LOW = ":low"
-"""What the name of a rounded copy ends in."""
+"""The suffix of a rounded copy's name."""
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What a program in bf16 rounds.
+    """The rounding of a bf16 program.
 
     product   whether a line is a matrix product that a library computes, which reads and makes bf16
     keeps     whether a line's result stays in fp32 though it is an activation
@@ -90,7 +90,7 @@ def check_runs(kind: Precision) -> None:
     types = (kind.weights, kind.gradients, kind.values, kind.states, kind.masters, kind.loss)
     if not kind.is_whole and (wrong := next((name for name in types if name and name not in COMPUTED), None)):
         known = "memory, fit and cost" if kind.is_stored else "cost"
-        raise InputError(f"programs have {', '.join(COMPUTED)}, and no {wrong}: {kind.name} is known to {known} alone")
+        raise InputError(f"programs have {', '.join(COMPUTED)}, and no {wrong}: {kind.name} works only with {known}")
 
 
 def _pure(table: Table, kind: Precision) -> set[str]:

@@ -1,4 +1,4 @@
-"""A table as a program: a function for the step, one for each repeat's turn, records, helpers, all as one text."""
+"""Print a table as a program: a function for the step, one per loop iteration, records and helpers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _RESERVED = (
 
 @dataclass(frozen=True)
 class Program:
-    """A program's text, and how the names of the table stand in it.
+    """A program's text, and the table's names in it.
 
     names        every name of the table that the text has, with its identifier: one-to-one
     parameters   what the function takes, in order: a name each, or a record of names
@@ -131,7 +131,7 @@ def _codes(table: Table) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Stops:
-    """Where a function stops: behind its forward pass, and behind its backward pass where weight updates are apart.
+    """The points where a function stops: after its forward pass, and after its backward pass if updates are separate.
 
     updates  how many statements of its table, the last ones, these are; None: they are not apart
     """
@@ -153,7 +153,7 @@ class Stops:
 
 @dataclass
 class FunctionWriter:
-    """A function while it is written, with those of the turns of its repeats."""
+    """A function during printing, with those of its loops' iterations."""
 
     table: Table
     backend: Backend
@@ -205,7 +205,7 @@ class FunctionWriter:
         self.iterations = LoopsWriter(self.lowered, self.weights, self.w, self.statements)
 
     def _stack_title(self, names: Sequence[str]) -> str:
-        """What the turns of a group are called: block, encoder_block, decoder_block."""
+        """Return the name of a group's iterations: block, encoder_block, decoder_block."""
         blocks = {
             line.meta.block
             for repeat in self.table.repeats
@@ -324,7 +324,7 @@ class FunctionWriter:
             return None
 
     def _places(self, scope: FunctionScope) -> list[Made]:
-        """Where this device stands on axes that are cut: the first position of each that it has."""
+        """Return this device's first position on each sharded axis."""
         statements = []
         for name in [name for name in scope.sizes if name.endswith(FIRST)]:
             axis = name.removesuffix(FIRST)

@@ -1,4 +1,4 @@
-"""Records: the weights of a model as one object, those of one turn of a repeat as another, kept values as a third."""
+"""Records: a model's weights as one object, an iteration's weights as another, saved tensors as a third."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from learncost.ir.loop import Loop
 from learncost.ir.table import Table
 
 FEW = 6
-"""So many weights of a model with repeats are arguments each; more of them are one record."""
+"""The most weights of a model with loops that are separate arguments; more are one record."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A function while it is written: what its names are called, how their arrays lie, the sizes and masks it needs."""
+"""The scope of a function during printing: names, layouts of arrays, sizes and masks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class FunctionScope:
     # Values.
 
     def value(self, name: str) -> Code:
-        """What a name is called here; noted as read."""
+        """Return the identifier of a name and note it as read."""
         name = self.aliases.get(name, name)
         if name in self.waiting:
             code, read = self.waiting.pop(name)
@@ -284,7 +284,7 @@ class FunctionScope:
         self.read = []
 
     def wait(self, name: str, code: Code) -> None:
-        """Keep an expression until its only reader is written."""
+        """Inline an expression into its only reader."""
         self.waiting[name] = (code, self.read)
         self.read = []
 

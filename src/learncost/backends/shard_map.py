@@ -1,4 +1,4 @@
-"""A placed step for JAX: the function that gives each device of a mesh its parts, by `jax.shard_map`."""
+"""Print a sharded step for JAX: a function that runs it on each device of a mesh, by `jax.shard_map`."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def _tree(tree: Tree, axes: Mapping[str, tuple[str, ...]], said: Callable[[Seque
 
 
 def _sizes(axes: Sequence[str], filled: Mapping[str, int]) -> str:
-    """How many places an array has of each axis, where parts of one are filled up; else None."""
+    """Return the sizes of an array with padded shards; else None."""
     sizes = tuple(filled.get(whole(axis)) if sharded_over(axis) else None for axis in axes)
     return repr(sizes) if any(sizes) else "None"
 
 
 def _spec(axes: Iterable[str]) -> str:
-    """Over what each axis of an array is cut, the outermost first: `PartitionSpec("dp", None, ("tp", "dp"))`."""
+    """Return the mesh axes that shard each array axis, outermost first: `PartitionSpec("dp", None, ("tp", "dp"))`."""
     over = [sharded_over(axis) for axis in axes]
     while over and not over[-1]:
         over.pop()

@@ -1,4 +1,4 @@
-"""The stages of a pipeline as one program: functions of each, and the schedule, a value that says their order.
+"""Print pipeline stages as one program: the functions of each, and the schedule, a value with their order.
 
 A stage has a function of one microbatch, a generator that stops behind its forward pass and goes on where its backward
 pass is due: what the backward pass reads waits in it. Where weight updates are passes of their own, it stops behind the
@@ -22,7 +22,7 @@ from learncost.passes.parted import parted
 from learncost.program.pipeline import Schedule
 
 BATCH = "B"
-"""The axis along which a batch is cut into microbatches."""
+"""The axis along which a batch is split into microbatches."""
 
 _NAMES = (
     "WAYS",

@@ -76,7 +76,7 @@ def verify_c99(
     configuration = configure(counted, dict(sizes or {}))
     title = f"verification of {configuration.name}, {procedure} with {optimizer} in C99"
     if compiler() is None:
-        missing = Check(configuration.name, "everything", "there is no C compiler: none of cc, gcc, clang", None)
+        missing = Check(configuration.name, "everything", "no C compiler found: install one of cc, gcc, clang", None)
         return VerificationReport(title, (missing,))
     length = seq_len or (None if target_len else _length(configuration))
     settings = FirmwareOptions(plan=plan, batch_size=batch_size, seq_len=length, target_len=target_len)

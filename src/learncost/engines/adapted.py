@@ -1,4 +1,4 @@
-"""The weights of a model that is adapted or quantized: begun from those of the plain model, and put back into them."""
+"""Convert weights between a plain model and its adapted or quantized form."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Arrays = dict[str, Any]
 
 
 def begun(model: Model, plain: Mapping[str, Any], seed: int, dtype: Any) -> Arrays:
-    """The weights of an adapted or quantized model: the plain model's, cut in its stretches of layers; codes and scales
-    of those that are quantized; low-rank paths as they are drawn, their second half 0, so that the model is the same.
+    """Return the weights of an adapted or quantized model: the plain model's, split into its ranges of layers; codes
+    and scales of quantized ones; initial low-rank paths, whose second matrix is 0, so that the model is unchanged.
     """
     start_weights: Arrays = {}
     drawn = initial_weights(model.table, model.sizes, seed, dtype)
@@ -40,19 +40,19 @@ def begun(model: Model, plain: Mapping[str, Any], seed: int, dtype: Any) -> Arra
         array = drawn[name] if array is None else np.array(array, dtype)
         expected = shape_of(quantized.axes if quantized else model.table.axes[name], model.sizes)
         if array.shape != expected:
-            raise InputError(f"the weight {weight} is {array.shape}, but must be {expected}")
+            raise InputError(f"the weight {weight} has shape {array.shape}, but must have {expected}")
         start_weights |= quantize(quantized, array, model.sizes) if quantized else {weight: array}
     return start_weights
 
 
 def _second_halves(table: Table) -> set[str]:
-    """The weights that end a low-rank path, B of A B: they sum over the rank."""
+    """Return the second matrices of low-rank paths, B of A B, which sum over the rank."""
     ups = ((line, outer) for line, _, outer in _lines(table) if line.meta.layer == "lora" and isinstance(line, Product))
     return {outer.get(line.right[-1].name, line.right[-1].name) for line, outer in ups if RANK in line.sides.summed}
 
 
 def _stretches(model: Model) -> dict[str, tuple[str, slice]]:
-    """Of every weight, in order, the plain one that it is of, and which of its turns it is where repeats were split."""
+    """Yield every weight with its plain weight and, for split loops, its range of iterations."""
     stored = {weight.codes.name: weight for weight in model.quantized}
     stretches: dict[str, tuple[str, slice]] = {}
     begin: dict[str, int] = {}
@@ -62,7 +62,7 @@ def _stretches(model: Model) -> dict[str, tuple[str, slice]]:
         iterations = slice(None)
         if group:
             first = begin.get(group, 0)
-            begin[group] = first + int(model.table.axes[name][0])  # the turns of a part of a repeat
+            begin[group] = first + int(model.table.axes[name][0])  # the iterations of a part of a loop
             iterations = slice(first, begin[group])
         weight = quantized.weight if quantized else name
         stretches[weight] = (group or weight, iterations)
@@ -70,18 +70,19 @@ def _stretches(model: Model) -> dict[str, tuple[str, slice]]:
 
 
 def _codes(model: Model) -> dict[str, str]:
-    """The arrays of codes, and the weights that they stand for."""
+    """Map the arrays of codes to their weights."""
     return {weight.codes.name: weight.weight for weight in model.quantized}
 
 
 def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
-    """The weights of the plain model that computes the same: paths added to the matrices beside which they run, codes
-    as what they stand for. Raises `InputError` where one matrix would have to be two.
+    """Return the weights of the equivalent plain model: low-rank paths merged into their matrices, codes dequantized.
+
+    Raises `InputError` where a matrix cannot be merged.
     """
     plain_weights = {weight.weight: dequantized(weight, weights, model.sizes) for weight in model.quantized}
     plain_weights |= {name: weights[name] for name in model.table.weights if name not in _codes(model)}
     made = {name for line, _, _ in _lines(model.table) for name in line.makes}
-    codes = {codes: weight for codes, weight in _codes(model).items() if weight not in made}  # which products read
+    codes = {codes: weight for codes, weight in _codes(model).items() if weight not in made}  # that products read
     added = dict(plain_weights)
     readers: dict[str, int] = {}
     for line, lines, outer in _lines(model.table):
@@ -107,7 +108,7 @@ def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
 
 
 def _lines(table: Table) -> Iterator[tuple[Line, Mapping[str, Line], Mapping[str, str]]]:
-    """Every line with those that make the values of its scope, and the stacks that names of its scope are slices of."""
+    """Yield every line with the producers of its scope's values and the stacks of its slices."""
     scopes: list[Table | Loop] = [table, *table.repeats]
     for scope in scopes:
         makers = {name: line for line in scope.lines if isinstance(line, Line) for name in line.makes}
@@ -118,7 +119,7 @@ def _lines(table: Table) -> Iterator[tuple[Line, Mapping[str, Line], Mapping[str
 
 
 def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, float] | None:
-    """Of the sum of a product and of the low-rank path beside it: the weight, A, B and what the path is scaled by."""
+    """Return weight, A, B and scale of the sum of a product and its low-rank path."""
     if not isinstance(line, Sum) or line.meta.layer != "lora":
         return None
     base, scaled = (makers[term.name] for term in line.right)
@@ -127,13 +128,13 @@ def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, flo
     middle = makers[up.right[0].name]
     a, b = middle.right[-1], up.right[-1]
     others = {term.name for term in middle.right[:-1]}
-    if others and others.isdisjoint(base.reads):  # a product of codes, behind which their scales stand
+    if others and others.isdisjoint(base.reads):  # a product of codes, followed by their scales
         base = makers[base.right[0].name]
     weight, *more = (term for term in base.right if term.name not in others)
-    if more:  # codes that learn, with their scales
+    if more:  # trainable codes with their scales
         raise InputError(
-            "a low-rank path and a matrix that learns as codes cannot be merged into one: leave lora out, or choose a "
-            "precision whose matrices are frozen (learncost list precisions)"
+            "a low-rank path cannot be merged into a trainable quantized matrix: remove lora, or choose a "
+            "precision with frozen matrices (learncost list precisions)"
         )
     assert isinstance(base, Product)
     assert isinstance(factor, Literal)
@@ -144,7 +145,7 @@ def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, flo
 
 
 def _product(weight: Term, a: Term, b: Term, arrays_of: Mapping[str, Any], outer: Mapping[str, str]) -> Any:
-    """A B in the order of the weight's axes, for all turns at once where the weight is a stack."""
+    """Return A B in the order of the weight's axes, for all iterations of a stack."""
     letters: dict[str, str] = {}
 
     def spelled(term: Term) -> str:

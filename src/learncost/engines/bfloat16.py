@@ -1,6 +1,6 @@
-"""bf16 on NumPy, which has none: kept by the package ml_dtypes in two bytes, else rounded in fp32, with its four.
+"""bf16 on NumPy: stored in two bytes by the package ml_dtypes, else rounded in fp32 with four bytes.
 
-Either way arithmetic is fp32 and a value is rounded to the nearest, ties to even, as a processor does.
+Arithmetic is fp32 in both cases, and results are rounded to the nearest, ties to even, as on a CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def two_bytes() -> Any:
 
 
 def rounded(array: Any) -> Any:
-    """The numbers of an fp32 array, each as the nearest that bf16 has."""
+    """Return an fp32 array rounded to bf16."""
     array = np.asarray(array, np.float32)
     bits = array.view(np.uint32)
     nearest = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) & np.uint32(0xFFFF0000)
@@ -30,13 +30,13 @@ def rounded(array: Any) -> Any:
 
 
 def stored(array: Any) -> Any:
-    """Rounded numbers, in two bytes each where ml_dtypes is installed."""
+    """Return rounded numbers, in two bytes each with ml_dtypes."""
     kind = two_bytes()
     return rounded(array) if kind is None else rounded(array).astype(kind)
 
 
 def widened(array: Any) -> Any:
-    """An array that was kept in two bytes as fp32; any other as it is."""
+    """Return a two-byte array as fp32; any other unchanged."""
     array = np.asarray(array)
     kind = two_bytes()
     return array.astype(np.float32) if kind is not None and array.dtype == kind else array

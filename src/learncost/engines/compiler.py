@@ -1,4 +1,4 @@
-"""The machine's C compiler: a C text as a library in this process, kept in the user's cache, and calls of it."""
+"""Compile C code with the machine's compiler into a cached library, and call it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from learncost.backends.c import KernelFunction, source
 from learncost.ir.errors import InputError
 from learncost.models.files import user_folder
 
-# -ffast-math lets sums be taken in the order of the vector lanes. Compiled and linked apart: linked with it, gcc before
+# -ffast-math allows sums in the order of vector lanes. Compiled and linked separately: linked with it, gcc before
 # 13 lets the library switch subnormal numbers off for the whole process. The first set that the compiler takes is used:
 # clang without its OpenMP library runs on one thread.
 _FLAGS: tuple[str, ...] = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-std=gnu11")
@@ -30,7 +30,7 @@ _THREADS = (("-fopenmp",), ())
 
 @cache
 def compiler() -> tuple[str, ...] | None:
-    """The command of the C compiler: $CC, or the first of cc, gcc, clang on the path; None: there is none."""
+    """Return the command of the C compiler: $CC, or the first of cc, gcc, clang on the path; None without one."""
     command = shlex.split(os.environ.get("CC", ""))
     if command:
         return tuple(command) if shutil.which(command[0]) else None
@@ -39,18 +39,18 @@ def compiler() -> tuple[str, ...] | None:
 
 
 def compiled(text: str) -> ctypes.CDLL:
-    """The library of a C text. What the same compiler compiled before on such a machine is read from the cache.
+    """Compile C code into a library, or load it from the cache of this compiler and machine.
 
-    $CC and $CFLAGS are respected. Raises `InputError` where there is none, with the first error that it tells, or where
-    the cache cannot be written.
+    $CC and $CFLAGS are respected. Raises `InputError` without a compiler, with the compiler's first error, or if the
+    cache cannot be written.
     """
     command = compiler()
     if command is None:
         variable = os.environ.get("CC")
         raise InputError(
-            f"CC is {variable}, which is not there"
+            f"CC is {variable}, which does not exist: set it to a C compiler"
             if variable
-            else "no C compiler: none of cc, gcc, clang is on the path"
+            else "no C compiler found: install one of cc, gcc, clang"
         )
     failure = ""
     for threads in _THREADS:
@@ -70,7 +70,7 @@ def compiled(text: str) -> ctypes.CDLL:
 
 @cache
 def _version(command: tuple[str, ...]) -> tuple[str, ...]:
-    """What tells one compiler on one kind of processor from another."""
+    """Return the cache key of a compiler and processor."""
     version = subprocess.run((*command, "--version"), capture_output=True, text=True, check=False).stdout
     target = subprocess.run(
         (*command, "-march=native", "-E", "-dM", "-x", "c", os.devnull), capture_output=True, text=True, check=False
@@ -80,7 +80,7 @@ def _version(command: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def _writable_folder() -> Path:
-    """The cache; a folder of this process where the user's cannot be written."""
+    """Return the cache folder; a temporary one if the user's cannot be written."""
     folder = user_folder("kernels")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _writable_folder() -> Path:
 
 
 def _compile(command: Sequence[str], options: Sequence[str], text: str, library: Path) -> str:
-    """Compile into a file of its own, which then takes its name: a reader never sees half a library."""
+    """Compile to a temporary file and rename it, so that readers never load an incomplete library."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         library_made, source = Path(folder) / library.name, Path(folder) / "kernels.c"
         source.write_text(text, encoding="utf-8")
@@ -112,7 +112,7 @@ Call = Callable[..., None]
 
 
 class CompiledKernels:
-    """Compiled functions: `kernels[name](*addresses, *sizes)`, ints in the order that Function has."""
+    """Compiled functions: `kernels[name](*addresses, *sizes)`, ints in the order of Function."""
 
     def __init__(self, functions: Sequence[KernelFunction]) -> None:
         self._library = compiled(source(functions))
@@ -133,9 +133,9 @@ class CompiledKernels:
 
 
 def bind(library: ctypes.CDLL, addresses: Mapping[str, int] | None = None) -> None:
-    """Hand the products of the math library that PyTorch brings to a library of kernels, where there is one.
+    """Pass the matrix products of PyTorch's math library to a library of kernels, if there is one.
 
-    addresses   addresses to hand in instead, by BLAS's names
+    addresses   addresses to use instead, by BLAS's names
     """
     products_found = products() if addresses is None else addresses
     library.bind.argtypes = [ctypes.c_void_p] * 2
@@ -144,7 +144,7 @@ def bind(library: ctypes.CDLL, addresses: Mapping[str, int] | None = None) -> No
 
 
 def products() -> Mapping[str, int]:
-    """The addresses of BLAS's products in a PyTorch that is already imported; NumPy alone has none by these names."""
+    """Return the addresses of BLAS's products in an imported PyTorch; NumPy alone has none under these names."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}

@@ -1,4 +1,4 @@
-"""What every training on NumPy has: the table of its step, weights, the optimizer's state and scalars."""
+"""The core of every training on NumPy: the table of its step, weights, optimizer state and scalars."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """How a training learns. `learning_rate` is all that may change from step to step, by `Core.learning_rate`."""
+    """The settings of a training. Only `learning_rate` may change between steps, by `Core.learning_rate`."""
 
     procedure: str = "bp"
     optimizer: str = DEFAULT
@@ -49,17 +49,17 @@ class OptimizerSettings:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     mode: str = "paper"
-    sign: float | None = None  # the mode's own where it is None
+    sign: float | None = None  # None: the mode's default
     scale: float | None = None
     seed: int = 0
     dtype: Any = np.float64
     accumulate: int = 1
-    clip: float = 0.0  # the largest norm of all gradients together; 0: any
+    clip: float = 0.0  # the largest global gradient norm; 0: no clipping
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One step, ready to run: the table as it is priced, the arrays that it reads, the sizes of its axes."""
+    """A step ready to run: its table, the arrays that it reads, the sizes of its axes."""
 
     table: Table
     values: Mapping[str, Any]
@@ -67,22 +67,22 @@ class Prepared:
 
 
 class TableRunner(Protocol):
-    """What executes the tables of a training.
+    """An executor of a training's tables.
 
-    keeps_place  whether weights and state stay where they lie, in the types that they have there
+    keeps_place  whether weights and state stay in the same memory and types
     """
 
     keeps_place: bool
 
     def turned(self) -> None:
-        """Another block learns from now on, by another table and with another state."""
+        """Reset for another trainable block, with another table and state."""
 
     def __call__(self, prepared: Prepared) -> Values:
-        """What the table gives, by its names."""
+        """Return the table's results by name."""
 
 
 class Core(Displayed):
-    """Weights by name, the optimizer's state by `weight.name`, and how many steps were taken."""
+    """Weights by name, optimizer state by `weight.name`, and the number of steps."""
 
     model: Model
 
@@ -97,40 +97,40 @@ class Core(Displayed):
         self.state: dict[str, Any] = {}
         self.fixed: dict[str, Any] = {}
         self.steps = 0
-        self._blocks = 1  # that take turns
-        self.precision = precision_of("fp32")  # whose types the values of a step have, where they are not `dtype`
-        self.low: frozenset[str] = frozenset()  # weights and state that are kept in bf16
+        self._blocks = 1  # that alternate
+        self.precision = precision_of("fp32")  # the precision of a step's values, if it differs from `dtype`
+        self.low: frozenset[str] = frozenset()  # weights and state stored in bf16
         self.runner: TableRunner = Interpreter(self)
         self.draw: Callable[[int], int] = self._drawn
         self.mask: Callable[..., Any] = self._mask
         self._split: dict[IdentityKey[Table], Accumulated] = {}
 
     def _drawn(self, steps: int) -> int:
-        """The whole number that all drawn directions of a step follow from, so many steps being taken."""
+        """Return the integer from which all random directions of a step follow."""
         return int(generator(self.settings.seed, steps, "draw").integers(1, 2**24))
 
     @property
     def iteration(self) -> int:
-        """The number of the block that learns in the next step, where they take turns; 1 where it finds directions."""
+        """Return the trainable block of the next step if blocks alternate; 1 if the step computes directions."""
         if self._chosen.finds:
             return int(self.steps % self._chosen.held == 0)
         return self.steps // self._chosen.held % self._blocks
 
     def _begin(self, weights: Mapping[str, Any], table: Table) -> None:
-        """From these weights, and no state but that which the step's table reads: what is frozen has none."""
+        """Start from these weights, with state only for trainable weights."""
         self.weights = (
             {name: np.array(array) for name, array in weights.items()} if self._chosen.by_iterations else dict(weights)
         )
         self._begin_state(table)
 
     def _begin_state(self, table: Table) -> None:
-        weights, sizes = self.weights_read, dict(self.model.sizes)  # also of blocks without weights of their own
+        weights, sizes = self.weights_read, dict(self.model.sizes)  # also of blocks without separate weights
         states = {name: table.values[name].of for name in table.inputs if table.values[name].role == "state"}
         for name, array in weights.items():
             if name in table.axes:
                 sizes |= dict(zip(map(base, table.axes[name]), np.shape(array), strict=True))
         self.state = {
-            # As the weight, or as what the optimizer sees of it.
+            # The shape of the weight, or of its projected gradient.
             name: np.zeros(shape(table, name, sizes), weights[of].dtype)
             for name, of in states.items()
             if of in weights
@@ -141,7 +141,7 @@ class Core(Displayed):
         self._begin_beside(table, sizes)
 
     def _begin_beside(self, table: Table, sizes: Mapping[str, int]) -> None:
-        """What a procedure has beside the weights and learns as they do, drawn as weights are, with its own state."""
+        """Initialize extra matrices of a procedure that learn like weights, with their optimizer state."""
         if not table.beside:
             return
         forward = each_line(table.lines, lambda line: (line,) if line.meta.phase == "forward" else ())
@@ -158,7 +158,7 @@ class Core(Displayed):
 
     @property
     def weights_read(self) -> Values:
-        """The weights, and where blocks take turns their stacks in the parts that a step has, in the same memory."""
+        """Return the weights; if blocks alternate, their stacks as views of a step's parts."""
         if not self._chosen.by_iterations:
             return self.weights
         table, weights, begin = self._of_iteration(), dict(self.weights), dict[str, int]()
@@ -171,7 +171,7 @@ class Core(Displayed):
         return {name: array for name, array in weights.items() if name not in begin}
 
     def _step_table(self, model: Model, iteration: int | None = None) -> Table:
-        """The table of one step, which is what `cost` prices; clipping, and weight decay outside AdamW, add lines."""
+        """Return the table of one step, as `cost` prices it; clipping and coupled weight decay add lines."""
         check_derived(model.table.lines, "nothing trains it")
         iteration = self.iteration if iteration is None else iteration
         table = step(
@@ -181,7 +181,7 @@ class Core(Displayed):
         return with_weight_decay(table) if self.settings.weight_decay else table
 
     def _scalars(self, table: Table, count: int) -> Values:
-        """The numbers that the step reads: of the procedure, of the optimizer at this step."""
+        """Return the scalars that the step reads: of the procedure, of the optimizer at this step."""
         settings, mode = self.settings, MODES[self.settings.mode]
         sign = mode.sign if settings.sign is None else settings.sign
         scale = mode.scale if settings.scale is None else settings.scale
@@ -214,17 +214,16 @@ class Core(Displayed):
         return {name: np.asarray(whole(table, name, numbers[number]), self.dtype) for name, number in names.items()}
 
     def _halves(self, table: Table) -> Accumulated:
-        """The step's table in two halves, the same ones at every step."""
+        """Return the step's table in two halves, cached for all steps."""
         if IdentityKey(table) not in self._split:
             self._split[IdentityKey(table)] = accumulated(table)
         return self._split[IdentityKey(table)]
 
     def _projections(self, table: Table, sizes: Mapping[str, int]) -> Values:
-        """The fixed random matrices, drawn once.
+        """Draw the fixed random matrices once.
 
-        PEPITA's are uniform, 0.05 sqrt(6 / width of what they are added to); what is read for a weight is drawn as
-        weights are; what brings an error in the place of a gradient is normal, over the root of how many classes an
-        error has.
+        PEPITA's are uniform, 0.05 sqrt(6 / width of their target); replacements of weights are drawn as weights are;
+        matrices that project an error are normal, divided by the root of the number of classes.
         """
         for name in table.inputs:
             value = table.values[name]
@@ -242,22 +241,22 @@ class Core(Displayed):
         return self.fixed
 
     def _mask(self, table: Table, name: str, sizes: Mapping[str, int], dropout: float, part: int = 0) -> Any:
-        """A mask of dropout, 0 or 1/keep: the same whenever seed, step and name are, so in every pass of a step.
+        """Draw a dropout mask, 0 or 1/keep, from seed, step and name, so it is equal in every pass of a step.
 
-        part   the number of the microbatch: each has masks of its own
+        part   the number of the microbatch; each has different masks
         """
         more = (part,) if part else ()
         drawn = generator(self.settings.seed, self.steps, name, *more).random(shape(table, name, sizes))
         return ((drawn >= dropout) / (1 - dropout)).astype(self.dtype)
 
     def _run(self, prepared: Prepared) -> Values:
-        """Every name after the step's table was executed."""
+        """Execute the step's table and return all names."""
         values = self.runner(prepared)
         return results(prepared.table, values) if self.precision.is_whole else values
 
     def _take(self, table: Table, values: Values) -> None:
-        """The new weights and state in place of the old ones."""
-        # One of several processes may have some of them alone.
+        """Store the new weights and state."""
+        # One of several processes may have only some of them.
         new = {name: values[result] for name, result in table.renewed.items() if result in values}
         for name, part in self.weights_read.items():
             if name in new and name not in self.weights:  # of a stack, in its memory
@@ -266,23 +265,23 @@ class Core(Displayed):
         self.state = self._keep({name: new.get(name, array) for name, array in self.state.items()})
         if (kind := BLOCKS.get(find_optimizer(self.settings.optimizer).states)) is not None:
             stacks = {outer for line in table.repeats for _, outer in line.each}
-            for name, array in self.state.items():  # in place: a tensor may lie there
+            for name, array in self.state.items():  # in place: a tensor may share the memory
                 array[...] = eight_bits(array, kind, len(array) if table.values[name].of in stacks else 1)
         self.steps += 1
         if self._blocks > 1 and not self.steps % self._chosen.held:
             self._turned()
 
     def _turned(self) -> None:
-        """Begin the turn of the block whose it is after so many steps, with a state of its own."""
+        """Switch to the trainable block of this step, with a new state."""
         self.runner.turned()
         self._begin_state(self._of_iteration())
 
     def _of_iteration(self) -> Table:
-        """The table of a step of the turn that it is."""
+        """Return the table of the current step."""
         raise NotImplementedError
 
     def _keep(self, arrays: Values) -> Values:
-        """Weights or state as they are kept from step to step."""
+        """Return weights or state as stored between steps."""
         low = frozenset() if self.runner.keeps_place else self.low
         return {name: in_rows(stored(array) if name in low else array) for name, array in arrays.items()}
 
@@ -291,12 +290,12 @@ class Core(Displayed):
 
 
 class Interpreter:
-    """Executes tables line by line, as they are defined; in bf16 what a line makes is rounded."""
+    """Executes tables line by line with the interpreter; in bf16, results are rounded."""
 
     keeps_place = False
 
     def turned(self) -> None:
-        """What was made of tables is for their next turn."""
+        """Keep all cached tables for their next use."""
 
     def __init__(self, training: Core) -> None:
         self._training = training
@@ -312,7 +311,7 @@ class Interpreter:
         return values
 
     def _typed(self, table: Table) -> tuple[Table, frozenset[str]]:
-        """The table in normal form, and the names whose values are rounded to bf16."""
+        """Return the table in normal form, and the names of values rounded to bf16."""
         precision = self._training.precision
         if precision.values != "bf16":
             return lower(table), frozenset()
@@ -321,7 +320,7 @@ class Interpreter:
 
 
 def _round(low: frozenset[str], line: Line, values: Values) -> None:
-    """Round what a line made that has a name in bf16: it was computed in fp32."""
+    """Round the fp32 results of a line whose names are in bf16."""
     for name in line.makes:
         if name in low:
             values[name] = rounded(values[name])

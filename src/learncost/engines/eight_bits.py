@@ -1,7 +1,7 @@
-"""The optimizer's states in 8 bits: rounded, after every step, to codes and a scale for each block of a weight's state.
+"""8-bit optimizer states, rounded after every step to codes and a scale for each block of a weight's state.
 
 Dettmers et al. 2022, 8-bit optimizers via block-wise quantization, section 2.2: dynamic tree quantization, whose levels
-have up to seven bits of exponent. Arrays stay fp32 here, so that any engine reads them: they hold what 8 bits can say.
+have up to seven bits of exponent. Arrays stay fp32 here, so that any engine can read them, but hold only 8-bit values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXPONENTS = 7
 
 @cache
 def levels(signed: bool) -> Any:
-    """What the 256 codes stand for, in order: linear between powers of ten, 0 and 1; negative ones where `signed`."""
+    """Return the 256 code values in order: linear between powers of ten, 0 and 1; negative ones if `signed`."""
     numbers = [0.0, 1.0]
     for place in range(EXPONENTS):
         boundaries = np.linspace(0.1, 1, 2 ** (place if signed else place + 1) + 1)
@@ -28,9 +28,9 @@ def levels(signed: bool) -> Any:
 
 
 def rounded(array: Any, kind: BlockScales, iterations: int = 1) -> Any:
-    """A state whose blocks have a code a number and a scale each; of fewer numbers than `kind.least`, as it is.
+    """Round a state to a code per number and a scale per block; a state below `kind.least` numbers is unchanged.
 
-    iterations how many weights the state is of, one after the other
+    iterations the number of consecutive weights of the state
     """
     rows = np.asarray(array, np.float32).reshape(iterations, -1)
     size = rows.shape[1]

@@ -1,4 +1,4 @@
-"""A table's program on NumPy, as `emit` writes it: what nothing reads any more is gone, as the prediction has it."""
+"""Run a table's emitted program on NumPy; it frees every value after its last use, as predicted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from learncost.ir.value import IdentityKey
 from learncost.procedures.optimizer import without_gradients
 
 TYPES: Mapping[str, str] = {"float32": "fp32", "float64": "fp64"}
-"""NumPy's types by the names that predictions have for them."""
+"""NumPy's types by their names in predictions."""
 
 _Key = tuple[IdentityKey[Table], tuple[tuple[str, int], ...]]
-"""What a program was written of: a table, and the sizes of its axes."""
+"""The source of a program: a table and the sizes of its axes."""
 
 
 class EmittedProgram:
-    """A table's program, called with arrays by the table's names; its results by theirs.
+    """A table's program: a function from named arrays to named results.
 
     library   numpy, torch or jax, whose arrays it takes
-    compiled  what is done with its function before it runs, such as jax.jit
+    compiled  the transformation of its function before it runs, such as jax.jit
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class EmittedProgram:
         self._function = compiled(function) if compiled else function
 
     def __call__(self, values: Mapping[str, Any], *devices: Any) -> dict[str, Any]:
-        """The results; of a program of one of several devices, on this one."""
+        """Return the results; for one of several devices, those on this one."""
         arguments = [fill(tree, values, self.namespace) for tree in self._program.parameters]
-        with np.errstate(all="ignore"):  # a training that diverges says so by its loss
+        with np.errstate(all="ignore"):  # a diverging training shows in its loss
             result = self._function(*arguments, *devices)
         results = result if len(self._program.results) > 1 else (result,)
         trees = zip(self._program.results, results, strict=True)
@@ -48,15 +48,15 @@ class EmittedProgram:
 
 
 class Programs:
-    """Executes tables as the programs that `emit` writes: no value lives longer than it is read.
+    """Executes tables as emitted programs, in which every value is freed after its last use.
 
-    The step gives back what a training goes on with, and no gradients.
+    The step returns weights and state, but no gradients.
     """
 
     keeps_place = False
 
     def turned(self) -> None:
-        """The programs are for the next turn of their blocks."""
+        """Keep the programs for the next use of their blocks."""
 
     def __init__(self, training: Core) -> None:
         self._training, self._interpreter = training, Interpreter(training)
@@ -65,12 +65,12 @@ class Programs:
 
     @property
     def memory(self) -> int | None:
-        """The most bytes of all arrays in what ran, as predicted; None before anything did."""
+        """Return the predicted peak bytes of the last program; None before any ran."""
         return max(self._peaks.values(), default=None)
 
     def __call__(self, prepared: Prepared) -> Values:
         if self._training.precision.values == "bf16":
-            return self._interpreter(prepared)  # NumPy has no bf16 to emit: what the interpreter makes is rounded
+            return self._interpreter(prepared)  # NumPy has no bf16: the interpreter rounds its results
         key = (IdentityKey(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._programs:
             table = without_gradients(prepared.table)
@@ -79,7 +79,7 @@ class Programs:
         return self._programs[key](prepared.values)
 
     def _predicted(self, table: Table, sizes: Mapping[str, int]) -> int:
-        """The peak of the program, and what the training has beside it that the program does not read."""
+        """Return the peak of the program plus the training's memory that it does not read."""
         read, training = {*table.weights, *table.inputs}, self._training
         arrays = {**training.weights_read, **training.state}
         beside: int = sum(array.nbytes for name, array in arrays.items() if name not in read)

@@ -1,4 +1,4 @@
-"""What a step in whole numbers is given, and what it gives: numbers at its border, on NumPy."""
+"""Convert the inputs and results of an integer-only step, on NumPy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 
 LARGEST = {"int8": 127}
-"""The largest number of a type; of others it is 2^29 less one, so that a sum of two has room."""
+"""The largest number of a type; otherwise 2^29 - 1, so that a sum of two fits."""
 
 
 def whole(table: Table, name: str, array: Any) -> Any:
-    """The whole numbers that a table reads for an input; itself where it reads numbers as they are.
+    """Return the integers that a table reads for an input; the input itself if it is not converted.
 
-    Raises `InputError` where they are too large, by more than one.
+    Raises `InputError` where they are too large by more than one.
     """
     value = table.values.get(name)
     if value is None or value.power is None:
@@ -25,18 +25,20 @@ def whole(table: Table, name: str, array: Any) -> Any:
     largest, numbers = LARGEST.get(value.dtype, 2**29 - 1), np.asarray(array, float) * 2.0**-value.power
     if np.max(np.abs(numbers), initial=0.0) > largest + 1:
         most, room = np.max(np.abs(array)), 2.0**value.power * (largest + 1)
-        raise InputError(f"{name} has numbers up to {most:g}; in whole numbers it is from -{room:g} to {room:g}")
+        raise InputError(
+            f"{name} has numbers up to {most:g}, but integer-only steps support -{room:g} to {room:g}: scale it"
+        )
     return np.clip(np.rint(numbers), -largest, largest)
 
 
 def real(table: Table, name: str, array: Any) -> Any:
-    """The numbers that whole ones stand for."""
+    """Return the numbers that integers represent."""
     value = table.values.get(name)
     return array if value is None or value.power is None else np.asarray(array) * 2.0**value.power
 
 
 def results(table: Table, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values after a step, its results as the numbers that they stand for: weights stay as they are kept."""
+    """Return the values after a step with its results converted to numbers; weights stay integers."""
     renewed = set(table.renewed.values())
     numbers = {
         name: real(table, name, values[name]) for name in table.outputs if name in values and name not in renewed

@@ -1,4 +1,4 @@
-"""Runs a freestanding program in C99 on this machine: compiled with a small main beside it, fed and read as bytes."""
+"""Compile a freestanding C99 program with a small main and run it on this machine, with bytes in and out."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from learncost.ir.polynomial import shape_of
 Arrays = Mapping[str, Any]
 
 NUMBERS = ("fp32", "fp64", "int32")
-"""The types that programs compute in."""
+"""The number types of programs."""
 
 STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wdouble-promotion", "-Werror")
-"""What a program compiles with, without a word."""
+"""Flags with which a program compiles without warnings."""
 
 SANITIZED = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 TYPES = {"fp32": "<f4", "fp64": "<f8", "int64": "<i4", "uint8": "<u1", "bool": "<u1", "int8": "<i1", "int32": "<i4"}
-"""What the arrays of a program are in NumPy, by their types in the table."""
+"""NumPy's types of a program's arrays, by their types in the table."""
 
 _COUNTING = (
     "exp",
@@ -64,14 +64,14 @@ _INNER = (
     "quarter_turns",
 )
 WHOLE = (*(f"{name}_real" for name in _COUNTING), *_INNER)
-"""Functions that count as one operation each, and those that these alone call."""
+"""Functions that count as one operation each, and their helpers."""
 
 _COUNTED = Path(__file__).with_name("counted.h")
 
 
 @dataclass(frozen=True)
 class FirmwareRun:
-    """What a program made: the loss of every step, what changed by its names in the table, the scores at the end."""
+    """The results of a program: the loss of every step, changed arrays by table names, final scores."""
 
     losses: tuple[float, ...]
     arrays: dict[str, Any]
@@ -79,25 +79,25 @@ class FirmwareRun:
 
 
 def c_compiler() -> tuple[str, ...]:
-    """The C compiler of this machine. Raises `InputError` where there is none."""
+    """Return the C compiler of this machine. Raises `InputError` without one."""
     if (command := compiler()) is None:
-        raise InputError("there is no C compiler: none of cc, gcc, clang is on the path")
+        raise InputError("no C compiler found: install one of cc, gcc, clang")
     return tuple(command)
 
 
 @cache
 def cpp_compiler() -> str:
-    """The C++ compiler of this machine, for the counting number type. Raises `InputError` where there is none."""
+    """Return the C++ compiler of this machine, for the counting number type. Raises `InputError` without one."""
     if (command := next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)) is None:
-        raise InputError("there is no C++ compiler: none of c++, g++, clang++ is on the path")
+        raise InputError("no C++ compiler found: install one of c++, g++, clang++")
     return command
 
 
 def run(program: Firmware, begin: Arrays, batches: Sequence[Arrays], options: Sequence[str] = ("-O1",)) -> FirmwareRun:
-    """The steps of a program on batches, from weights and states by their names in the table, then a prediction.
+    """Run a program's steps on batches, from named weights and states, then a prediction.
 
-    options  of the compiler, beside `STRICT`
-    Raises `InputError` for what does not compile, or what a sanitizer finds.
+    options  compiler options in addition to `STRICT`
+    Raises `InputError` for compiler errors and sanitizer findings.
     """
     texts = {**_texts(program), "main.c": _main(program, len(batches))}
     command = (*c_compiler(), *STRICT, *options, "main.c", f"{program.prefix}.c")
@@ -121,9 +121,9 @@ def run(program: Firmware, begin: Arrays, batches: Sequence[Arrays], options: Se
 
 
 def counted(program: Firmware, begin: Arrays, batches: Sequence[Arrays]) -> dict[int, tuple[int, int]]:
-    """MACCs and FLOPs of steps, of every call in them: by the numbers that stand before their equations.
+    """Count MACCs and FLOPs of steps by the numbers of their equations.
 
-    The same text with a number type that counts. Raises `InputError` where there is no C++ compiler.
+    The program is compiled with a counting number type. Raises `InputError` without a C++ compiler.
     """
     source = program.source
     for name, text in known(program.dtype).items():
@@ -143,9 +143,9 @@ def counted(program: Firmware, begin: Arrays, batches: Sequence[Arrays]) -> dict
 
 @dataclass(frozen=True)
 class Object:
-    """What a compiled program needs of others, and the bytes of its variables and its constants.
+    """The undefined symbols of a compiled program, and the bytes of its variables and constants.
 
-    between  the bytes that its sections of variables have beside these, where a processor's rules align large arrays
+    between  the alignment padding in its sections of variables
     """
 
     undefined: tuple[str, ...]
@@ -155,7 +155,7 @@ class Object:
 
 
 def compiled(program: Firmware) -> Object:
-    """The object of a program, compiled with -std=c99 -O2 and no other flag."""
+    """Compile a program to an object with -std=c99 -O2 and no other flag."""
     symbols, sections = _symbols(program)
     rows = [line.split() for line in symbols.splitlines()]
     sizes = [(row[2].lower(), int(row[1], 16)) for row in rows if len(row) == 4]
@@ -165,7 +165,7 @@ def compiled(program: Firmware) -> Object:
 
 
 def _symbols(program: Firmware) -> tuple[str, str]:
-    """What `nm` and `size` say of the object, whose tables of addresses are constants as on a device."""
+    """Read the object with `nm` and `size`; tables of addresses count as constants, as on a device."""
     with tempfile.TemporaryDirectory() as folder:
         _write(folder, _texts(program))
         _called(folder, (*c_compiler(), "-std=c99", "-O2", "-fno-pic", "-c", f"{program.prefix}.c", "-o", "program.o"))
@@ -173,12 +173,12 @@ def _symbols(program: Firmware) -> tuple[str, str]:
 
 
 def changed(program: Firmware) -> tuple[str, ...]:
-    """The arrays that a step changes, by their names in the table."""
+    """Return the arrays that a step changes, by their names in the table."""
     return tuple(name for name, (kind, _, _) in program.given.items() if kind in ("weights", "states"))
 
 
 def fed(program: Firmware) -> tuple[str, ...]:
-    """The arrays that a step is given anew."""
+    """Return the arrays that every step receives."""
     return tuple(name for name, (kind, _, _) in program.given.items() if kind == "inputs")
 
 
@@ -187,7 +187,7 @@ def _has(program: Firmware, output: str) -> bool:
 
 
 def shape(program: Firmware, name: str) -> tuple[int, ...]:
-    """The shape of an array that is given."""
+    """Return the shape of an input array."""
     return shape_of(program.given[name][1], next(iter(program.layouts.values())).sizes)
 
 
@@ -196,7 +196,7 @@ def _texts(program: Firmware) -> dict[str, str]:
 
 
 def _main(program: Firmware, steps: int, counts: bool = False) -> str:
-    """Reads the learning rate, weights and states, and inputs before every step; writes what `run` reads."""
+    """Return a main that reads rate, weights, states and inputs of every step, and writes results for `run`."""
     prefix, names = program.prefix, program.names
     size = {name: int(np.prod(shape(program, name))) for name in (*changed(program), *fed(program))}
     trains = any(entry != "predict" for entry in program.layouts)
@@ -242,7 +242,7 @@ template <class T> static void take(T *to, int count) { for (int i = 0; i < coun
 
 
 def _bytes(program: Firmware, begin: Arrays, batches: Sequence[Arrays], real: str = "") -> bytes:
-    """What a main reads; all numbers in another type where one is named."""
+    """Return the input bytes of a main, optionally with all numbers in another type."""
 
     def spelled(name: str, array: Any) -> bytes:
         dtype = program.given[name][2]
@@ -257,7 +257,7 @@ def _bytes(program: Firmware, begin: Arrays, batches: Sequence[Arrays], real: st
 
 
 def _executed(texts: Mapping[str, str], command: Sequence[str], given: bytes) -> bytes:
-    """What a compiled program writes when it reads bytes."""
+    """Run a compiled program on input bytes and return its output."""
     with tempfile.TemporaryDirectory() as folder:
         _write(folder, texts)
         _called(folder, (*command, "-o", "program"))

@@ -1,4 +1,4 @@
-"""Weights and configurations as transformers keeps them, read and written."""
+"""Read and write weights and configurations in the format of transformers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHTS, INDEX, TORCH = "model.safetensors", "model.safetensors.index.json", "py
 
 @dataclass(frozen=True)
 class CheckpointLayout:
-    """Where the weights of a family stand in a checkpoint: layouts.toml says what the fields mean."""
+    """The layout of a family's weights in a checkpoint; layouts.toml describes the fields."""
 
     source: str
     bare: str
@@ -35,7 +35,7 @@ class CheckpointLayout:
     keys: Mapping[str, str]
 
     def of(self, model: Model) -> Iterator[tuple[str, tuple[str, ...], int | None]]:
-        """Every tensor of a model: its name, our weights, the number of the block."""
+        """Yield every tensor of a model: its name, our weights, the number of the block."""
         for name, ours in self.tensors.items():
             if not set(ours) <= set(model.table.weights):
                 continue
@@ -48,7 +48,7 @@ class CheckpointLayout:
 
 @cache
 def layouts() -> Mapping[str, CheckpointLayout]:
-    """Every family whose checkpoints can be read and written."""
+    """Return every family whose checkpoints can be read and written."""
     text = Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8")
     by_family: dict[str, CheckpointLayout] = {}
     for family, table in tomllib.loads(text).items():
@@ -58,16 +58,16 @@ def layouts() -> Mapping[str, CheckpointLayout]:
 
 
 def layout(family: str) -> CheckpointLayout:
-    """The layout of a family's checkpoints. Raises InputError."""
+    """Return the layout of a family's checkpoints. Raises InputError."""
     if family not in layouts():
         raise InputError(
-            f"checkpoints of {family} cannot be read: the layouts of {', '.join(layouts())} are known, no others"
+            f"checkpoints of {family} cannot be read: only the layouts of {', '.join(layouts())} are known"
         )
     return layouts()[family]
 
 
 def to_theirs(model: Model, weights: Arrays) -> dict[str, Any]:
-    """The tensors of a checkpoint, from our weights."""
+    """Return the tensors of a checkpoint, from our weights."""
     their_layout, result = layout(model.configuration.family), {}
     for name, ours, block in their_layout.of(model):
         parts = [weights[weight] if block is None else weights[weight][block] for weight in ours]
@@ -79,7 +79,7 @@ def to_theirs(model: Model, weights: Arrays) -> dict[str, Any]:
 
 
 def from_theirs(model: Model, tensors: Arrays, where: str) -> dict[str, Any]:
-    """Our weights, from the tensors of a checkpoint; `where` names it in an InputError."""
+    """Return our weights from the tensors of a checkpoint; `where` names it in an InputError."""
     their_layout = layout(model.configuration.family)
     parts_of: dict[str, list[Any]] = {}
     for name, ours, block in their_layout.of(model):
@@ -96,18 +96,18 @@ def from_theirs(model: Model, tensors: Arrays, where: str) -> dict[str, Any]:
         for weight, part, size in zip(ours, parts, shapes, strict=True):
             parts_of.setdefault(weight, []).append(part.reshape(size))
     if missing := set(model.table.weights) - set(parts_of):
-        raise InputError(f"{where}: it is not known where a checkpoint of this model has {min(missing)}")
+        raise InputError(f"{where}: the checkpoint's tensor for {min(missing)} is unknown")
     stacked = {name for name in parts_of if model.table.axes[name][0] in _counts(model)}
     return {name: np.stack(parts_of[name]) if name in stacked else parts_of[name][0] for name in model.table.weights}
 
 
 def _counts(model: Model) -> set[str]:
-    """The axes of stacks: the counts of repeats."""
+    """Return the axes of stacks: the counts of loops."""
     return {axis for axis in model.sizes if axis.startswith("n_")}
 
 
 def _flat(array: Any, name: str, axes: tuple[str, ...]) -> Any:
-    """A vector, or inputs by outputs: the width of the model is all of the one or all of the other."""
+    """Return a vector, or a matrix of inputs by outputs; the model's width is one full side."""
     if array.ndim == 1 or name.endswith(".bias"):
         return array.reshape(-1)
     inner = axes[-array.ndim :]
@@ -115,7 +115,7 @@ def _flat(array: Any, name: str, axes: tuple[str, ...]) -> Any:
 
 
 def read(model: Model, folder: Path) -> dict[str, Any]:
-    """Our weights from a folder that transformers saved: one file, or several with an index. Raises InputError."""
+    """Read our weights from a folder that transformers saved: one file, or several with an index. Raises InputError."""
     if (folder / INDEX).is_file():
         names = read_json(folder / INDEX, ADVICE).get("weight_map", {})
         files = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
@@ -132,10 +132,10 @@ def read(model: Model, folder: Path) -> dict[str, Any]:
 
 
 def config(configuration: Configuration, dropout: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The keys of a config.json that transformers and `configure` read alike.
+    """Return the keys of a config.json that transformers and `configure` read identically.
 
     dropout    of all that the family has
-    tokenizer  says which token ends a document, and which one a decoder of two stacks reads first
+    tokenizer  gives the token that ends a document, and the decoder's start token of an encoder-decoder
     """
     tokens = {} if tokenizer is None else {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end}
     if tokenizer is not None and configuration.two_sided:
@@ -156,4 +156,4 @@ def config(configuration: Configuration, dropout: float, tokenizer: Tokenizer | 
 
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_new"}
-"""Our words that transformers calls otherwise."""
+"""Our ops with other names in transformers."""

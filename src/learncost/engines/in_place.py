@@ -1,4 +1,4 @@
-"""Runs a step in place: PyTorch's products and compiled kernels on one arena, as the emitted program says."""
+"""Run a step in place: PyTorch's products and compiled kernels on one arena, as in the emitted program."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class InPlace:
-    """A step, ready to run again and again: its program, its kernels, its arena and the tensors that it changes.
+    """A step that can run repeatedly: its program, its kernels, its arena and the tensors that it changes.
 
     table    a step's table whose outputs are results and new weights, no gradients
     sizes    of all axes and counts
     dtype    fp32, fp64, or bf16-masters for products in bf16 with weights in fp32
     tensors  weights and the optimizer's state by name: these very tensors are changed
     arena    memory to use if it is large enough, of another step that never runs at the same time
-    devices  the DeviceMesh that its collectives are over, where it is one of several
-    Raises `InputError` where a line cannot be computed in place or where there is no compiler.
+    devices  the DeviceMesh of its collectives, if it is one of several
+    Raises `InputError` where a line cannot be computed in place, or without a compiler.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class InPlace:
         devices: DeviceMesh | None = None,
     ) -> None:
         self.program = placed(table, sizes, dtype)
-        # What no line changes in its place, as where two lines make a weight anew or none reads the old, is moved.
+        # A weight that no line updates in place is copied, for example if two lines compute it.
         self._moved = {new: tensors[old] for old, new in table.renewed.items() if new in self.program.results}
         namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self.program.text}
         exec(compile(self.program.text, "<emitted by learncost>", "exec"), namespace)
@@ -66,11 +66,11 @@ class InPlace:
 
     @property
     def batch(self) -> int:
-        """The bytes of what every step is given anew."""
+        """Return the bytes of a step's inputs."""
         return sum(tensor.nbytes for tensor in self._inputs.values())
 
     def __call__(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """One step on arrays by name: the results that are new, in memory that the next step writes over."""
+        """Run one step on named arrays and return its results, in memory that the next step overwrites."""
         for name, tensor in self._inputs.items():
             tensor.copy_(torch.as_tensor(np.require(arrays[name], requirements="W")))
         with torch.inference_mode(), library_products():
@@ -85,9 +85,9 @@ class InPlace:
 
 
 def _large(size: int) -> torch.Tensor:
-    """Memory in large pages where the system has them to give: fewer of them to find than small ones."""
+    """Return memory in huge pages if the system has them, which need fewer page table lookups."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Private, as memory that may be shared with other processes has pages of its own kind.
+        # Private, because shared memory uses another kind of pages.
         memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
     else:
@@ -96,7 +96,7 @@ def _large(size: int) -> torch.Tensor:
 
 
 def _on_tensors(call: Call) -> Call:
-    """A kernel that takes tensors in the place of their addresses, and sizes after them."""
+    """Return a kernel that accepts tensors instead of addresses, followed by sizes."""
     return lambda *arguments: call(
         *[argument if isinstance(argument, int) else argument.data_ptr() for argument in arguments]
     )
@@ -104,7 +104,7 @@ def _on_tensors(call: Call) -> Call:
 
 @contextmanager
 def library_products() -> Iterator[None]:
-    """Products in fp32 by the library that does them fastest here, exactly."""
+    """Select the fastest exact library for fp32 products on this machine."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(_library())
     try:
@@ -115,16 +115,15 @@ def library_products() -> Iterator[None]:
 
 @cache
 def _library() -> str:
-    """The precision that makes PyTorch take this library: `highest` for MKL, which is at home on Intel's processors;
-    a lower one for oneDNN, which may then round the factors, and is left where it does."""
+    """Return the precision setting that makes PyTorch use this library: `highest` for MKL on Intel's CPUs; a lower one
+    for oneDNN, unless it then rounds the factors."""
     if processor.cpu_field("vendor_id") == "GenuineIntel":
         return "highest"
     return next((precision for precision in ("medium", "high") if _is_exact(precision)), "highest")
 
 
 def _is_exact(precision: str) -> bool:
-    """Whether products at this setting are those of fp32 here: bf16 tiles would round the factors, of matrices that
-    fill them."""
+    """Whether products at this setting are exact fp32; bf16 tiles would round the factors of large matrices."""
     generator = torch.Generator().manual_seed(0)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
@@ -134,5 +133,5 @@ def _is_exact(precision: str) -> bool:
         errors += [(left @ right.t() - (left.double() @ right.t().double())).abs().max().item()]
         errors += [(left.t() @ right - (left.t().double() @ right.double())).abs().max().item()]
     torch.set_float32_matmul_precision(before)
-    # Sums of up to 512 products of about 1: fp32 is wrong by about 1e-4 at most, factors rounded to bf16 by 0.1.
+    # Sums of up to 512 products of about 1: the error is at most about 1e-4 in fp32, and 0.1 with bf16 factors.
     return max(errors) < 2e-3

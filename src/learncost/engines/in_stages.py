@@ -1,4 +1,4 @@
-"""A step, or a forward pass, over the stages of a pipeline: their tables as placed, and these as one program."""
+"""Run a step or a forward pass over pipeline stages: their sharded tables as one program."""
 
 from __future__ import annotations
 
@@ -33,17 +33,20 @@ def step_in_stages(
     clips: bool = False,
     decays: bool = False,
 ) -> tuple[Placed, ...]:
-    """What the devices of each stage run in a step.
+    """Return the tables that the devices of each stage run in a step.
 
     whole   the step of all stages together
-    sizes   of one microbatch, all devices but those of the pipeline together
-    clips   whether gradients are clipped by the norm of those of all stages
-    decays  whether weights decay outside of the optimizer's own word
-    Raises `InputError` where blocks do not divide.
+    sizes   the global sizes of one microbatch, over all mesh axes except the pipeline
+    clips   whether gradients are clipped by the norm over all stages
+    decays  whether weight decay is outside of the optimizer's op
+    Raises `InputError` where blocks are not divisible.
     """
     over = replace(pipeline, stages=schedule.stages)
     if pipeline.blocks and schedule.chunks > 1:
-        raise InputError(f"{pipeline.said} says how many blocks each device has, and {schedule.name} cuts them further")
+        raise InputError(
+            f"{pipeline.said} gives the blocks of each device, which {schedule.name} would split "
+            f"further: use another schedule"
+        )
     layers = over.layers(iterations_of(model.table, sizes))
     steps = staged(model, sizes, layers, optimizer)
     steps = clipped_together(steps) if clips else steps
@@ -55,7 +58,7 @@ def step_in_stages(
 def forward_in_stages(
     table: Table, pipeline: Pipeline, grid: Mesh, sizes: Mapping[str, int], schedule: Schedule
 ) -> tuple[Placed, ...]:
-    """What the devices of each stage run in a forward pass."""
+    """Return the tables that the devices of each stage run in a forward pass."""
     over = replace(pipeline, stages=schedule.stages)
     steps = staged_forward(table, sizes, over.layers(iterations_of(table, sizes)))
     return place_stages(steps, over, grid, sizes, table)
@@ -70,24 +73,24 @@ def program_in_stages(
     title: str,
     dtype: str | None = None,
 ) -> StagesProgram:
-    """The program of stages for PyTorch.
+    """Return the program of stages for PyTorch.
 
     outputs  of all stages together: what a stage sends is none
-    axis     of the mesh, along which they lie
-    dtype    a precision, as `stages_program` takes it
+    axis     the mesh axis of the stages
+    dtype    a precision, as for `stages_program`
     """
     tables = [in_halves(_at_devices(each.table, axis, schedule.devices), outputs) for each in placed]
     return stages_program(tables, schedule, axis, title, [{**sizes, **each.sizes} for each in placed], dtype)
 
 
 def in_halves(table: Table, outputs: Collection[str]) -> StageTables:
-    """A placed stage as what a microbatch computes, and the update with the sums of its gradients.
+    """Split a sharded stage into a microbatch's table and the update with the summed gradients.
 
-    outputs  of the step of all stages together: what a stage sends is none
+    outputs  the outputs of the global step, without the values that a stage sends
     """
     last: list[Statement] = []
     if any(iterations and line.meta.phase == "optimizer_step" for line, iterations in walk(table.lines)):
-        raise InputError("stages update with the gradients of all microbatches: leave the plan fused-update out")
+        raise InputError("stages update with the gradients of all microbatches: remove the plan fused-update")
     for line in table.lines:
         updates = not isinstance(line, Loop) and line.meta.phase == "optimizer_step"
         if updates or {*line.reads} & defined(last):
@@ -114,7 +117,7 @@ def in_halves(table: Table, outputs: Collection[str]) -> StageTables:
 
 
 def _at_devices(table: Table, axis: str, devices: int) -> Table:
-    """A stage whose messages go to the devices of other stages, of which a device may have several."""
+    """Return a stage with messages addressed to devices, each of which may have several stages."""
 
     def changed(line: Statement) -> Statement:
         if not is_collective(line) or line.axes[0] != axis:
@@ -122,8 +125,8 @@ def _at_devices(table: Table, axis: str, devices: int) -> Table:
         places = tuple(str(int(stage) % devices) for stage in line.axes[1:])
         if len({*places}) < len(places):
             raise InputError(
-                f"stages {', '.join(line.axes[1:])} sum {line.right[0].name}, and one device has several of them: give "
-                "--schedule gpipe or 1f1b, which have one stage on each"
+                f"stages {', '.join(line.axes[1:])} sum {line.right[0].name}, and one device has several of "
+                f"them: use --schedule gpipe or 1f1b, with one stage per device"
             )
         every = line.op == "all_reduce" and len(places) == devices
         return replace(line, axes=(axis,) if every else (axis, *places))

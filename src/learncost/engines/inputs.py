@@ -1,7 +1,7 @@
-"""What a step reads, made from what people have: tokens, answers, images, masks of padding.
+"""Build a step's inputs from users' data: tokens, targets, images, padding masks.
 
-What every input of a table is stands in its role (`learncost.ir.value`); an input that has none is numbers, or
-places of an axis. So nothing here knows a model, and NumPy's arrays and PyTorch's tensors take the same way.
+The role of an input (`learncost.ir.value`) decides its meaning; an input without a role holds numbers or positions of
+an axis. This code is independent of models and works for NumPy arrays and PyTorch tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from learncost.models.model import Model, lengths_open, run_sizes
 Arrays = dict[str, Any]
 
 MASKS: Mapping[str, str] = {"mask": "M", "encoder_mask": "N"}
-"""What says which positions of an axis hold tokens: true there, false at padding."""
+"""Return the name of the padding mask of an axis: true at tokens, false at padding."""
 
 ALSO: Mapping[str, str] = {"token_types": "types"}
 """Other names of data: transformers'."""
@@ -34,14 +34,14 @@ ALSO: Mapping[str, str] = {"token_types": "types"}
 
 @dataclass(frozen=True)
 class Datum:
-    """What a table is given of a batch.
+    """One data input of a batch.
 
-    name     as people give it; of several inputs called so, that along the last positions has it alone
-    input    the table's name; "" for answers of which the table reads a sign alone
+    name     the user's name; of several inputs with this name, the one along the last positions keeps it
+    input    the table's name; "" for targets of which the table reads only the sign
     axes     its axes
-    places   the axis whose places it holds; "" where it holds numbers; "2" where it says yes or no
-    answers  whether it is what a loss compares with: negative where there is no answer
-    usual    whether it is 0 where a batch does not say it
+    places   the axis whose positions it holds; "" for numbers; "2" for booleans
+    answers  whether it is a loss's target: negative where there is none
+    usual    whether it defaults to 0
     """
 
     name: str
@@ -77,16 +77,16 @@ def _data(table: IdentityKey[Table], fixed: frozenset[str]) -> tuple[Datum, ...]
 
 
 def data(model: Model) -> tuple[Datum, ...]:
-    """What a model is to be given, beside its weights: no more what positions say, and what codes stand for."""
+    """Return a model's data inputs, without those that follow from positions or dequantize weights."""
     stored = {name for weight in model.quantized for name in weight.reads}
     return _data(IdentityKey(model.table), names_made(model) | stored)
 
 
 def derived_inputs(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], unit: Any) -> Arrays:
-    """The inputs that follow from answers and from where sequences end; answers that are not there are 0.
+    """Return the inputs that follow from targets and sequence lengths; missing targets are 0.
 
-    arrays   what is given, by the names of the table's inputs and of answers
-    keeps    by axis of positions, which of them hold tokens, [B, axis]; all where it is not there
+    arrays   the given arrays, by the names of the table's inputs and of targets
+    keeps    by axis of positions, the padding mask, [B, axis]; all tokens if absent
     unit     the number 1 in the type of the results
     """
     result: Arrays = {}
@@ -110,31 +110,31 @@ def derived_inputs(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, 
 
 
 def with_derived(table: Table, data_given: Mapping[str, Any], keeps: Mapping[str, Any]) -> tuple[Arrays, int]:
-    """NumPy's arrays with what `told` makes of them, and how many answers the first share counts; 0 without a share.
+    """Return NumPy's arrays with the inputs derived from them, and the number of targets of the first share; else 0.
 
-    Raises InputError for answers of which none is there.
+    Raises InputError if there is no target.
     """
     values = table.values
     shares = [name for name in table.inputs if values[name].role == "share"]
     for name in shares:
         answers = None if name in data_given else data_given.get(values[name].of)
         if answers is not None and not answered(answers, values[name].axes, keeps).any():
-            raise InputError("the batch has no target")
+            raise InputError("the batch has no target: give at least one that is not negative")
     arrays = {**data_given, **derived_inputs(table, data_given, keeps, np.float64(1))}
     return arrays, int(np.count_nonzero(arrays[shares[0]])) if shares and shares[0] in arrays else 0
 
 
 def answered(answers: Any, axes: Sequence[str], keeps: Mapping[str, Any]) -> Any:
-    """Where there is an answer: not negative, and no padding."""
+    """Return where there is a target: not negative and no padding."""
     is_answered = answers >= 0
     keep = keeps.get(axes[1]) if len(axes) > 1 else None
     return is_answered if keep is None else is_answered & (keep > 0)
 
 
 def random_data(model: Model, batch_size: int, seq_len: int, target_len: int, seed: int = 0) -> Arrays:
-    """Data of every kind that the model reads, drawn: places of their axes, and normal numbers.
+    """Draw random data for all of a model's inputs: positions of their axes, and normal numbers.
 
-    A length that the model fixes, or has no decoder for, is left out.
+    A length that the model fixes or does not have is ignored.
     """
     return random_batch(
         model, run_sizes(model, batch_size, *lengths_open(model.configuration, seq_len, target_len)), seed
@@ -142,7 +142,7 @@ def random_data(model: Model, batch_size: int, seq_len: int, target_len: int, se
 
 
 def random_batch(model: Model, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
-    """The same at sizes of all axes."""
+    """Return the same for given sizes of all axes."""
     generator = np.random.default_rng(seed)
 
     def drawn(datum: Datum) -> Any:
@@ -155,11 +155,11 @@ def random_batch(model: Model, sizes: Mapping[str, int], seed: int = 0) -> Array
 
 
 class Batch:
-    """What a step was given, checked, as the inputs of a model's table.
+    """Validate a step's data and return the inputs of a model's table.
 
     model      with or without a mask of padding: the data are the same
     given      by the names of `data`, and masks
-    gradients  of a bare model's outputs, in the place of answers
+    gradients  the gradients of a bare model's outputs, in place of targets
     Raises InputError for what is missing, unknown, or does not fit.
     """
 
@@ -192,18 +192,18 @@ class Batch:
         names = [datum.name for datum in self._data]
         masks = [name for name, axis in MASKS.items() if self._positions(axis)]
         if unknown := [name for name in data if name not in (*names, *masks)]:
-            raise InputError(f"{self.name} does not take {unknown[0]}; it takes {', '.join((*names, *masks))}")
+            raise InputError(f"{self.name} has no input {unknown[0]}; it has {', '.join((*names, *masks))}")
         table = self.model.table
         outputs = {table.header(output) for output in table.outputs} - {"loss"}
         if wrong := set(self.gradients) - outputs:
             raise InputError(f"{self.name} has no output {min(wrong)}; gradients are of {', '.join(sorted(outputs))}")
 
     def _positions(self, axis: str) -> list[Datum]:
-        """The data that stand at the positions of an axis: tokens, and what is said of each."""
+        """Return the data along the positions of an axis: tokens and per-token data."""
         return [datum for datum in self._data if datum.axes == ("B", axis) and datum.places]
 
     def _array(self, datum: Datum, data: Mapping[str, Any]) -> Any:
-        """The data as one array. Rows of unequal length are padded on the right."""
+        """Return the data as one array. Rows of unequal length are padded on the right."""
         array = data[datum.name]
         axis = datum.axes[-1] if datum.axes else ""
         if _unequal(array):
@@ -211,9 +211,7 @@ class Batch:
                 raise InputError(f"{datum.name} must be an array [{' '.join(datum.axes)}], not rows of unequal length")
             if not datum.answers:
                 if any(name in data for name, of in MASKS.items() if of == axis):
-                    raise InputError(
-                        f"{datum.name} have unequal lengths, which says what is padding: leave the mask out"
-                    )
+                    raise InputError(f"{datum.name} have unequal lengths, which define the padding: remove the mask")
                 self.keeps[axis] = _keep(array)
             array = _ragged(array, -1 if datum.answers else 0)
         array = np.asarray(array)
@@ -229,12 +227,12 @@ class Batch:
         tokens = next(datum for datum in self._positions(axis) if not datum.answers)
         shape = self.arrays[tokens.input].shape if tokens.input in self.arrays else keep.shape
         if keep.shape != shape:
-            raise InputError(f"the mask of {tokens.name} is {keep.shape}, but they are {shape}")
+            raise InputError(f"the mask of {tokens.name} has shape {keep.shape}, but they have {shape}")
         if not keep.all():
             self.keeps[axis] = keep
 
     def _default(self) -> None:
-        """What a batch need not say: the next tokens as targets of a model that says them, and kinds."""
+        """Return the defaults of a batch: the next tokens as targets of a language model, and token types."""
         tokens = next((datum for datum in self._positions("M") if not datum.answers and not datum.usual), None)
         for datum in self._data:
             key = self._key(datum)
@@ -279,10 +277,10 @@ class Batch:
             if not _regrouped(array.shape, shape):
                 array = array[_filled(array.shape, shape, {*self.model.configuration.sizes.values()})]
             if _regrouped(array.shape, shape):
-                array = array.reshape(shape)  # an image [B c height width], whose patches are read as they lie
+                array = array.reshape(shape)  # an image [B c height width], whose patches are read in place
         if array.shape != shape:
             axes = " ".join(datum.axes)
-            raise InputError(f"{datum.name} must be [{axes}], {shape}, but they are {array.shape}")
+            raise InputError(f"{datum.name} must have shape [{axes}], {shape}, not {array.shape}")
         if not datum.places:
             return array
         most = size_of(datum.places, self.sizes)
@@ -302,10 +300,12 @@ class Batch:
         return np.where(keep, array, 0)
 
     def part(self, number: int, parts: int) -> Batch:
-        """One of so many equal parts of the sequences. `count` stays the whole batch's, and with it what is a share."""
+        """Return one of several equal parts of the sequences. `count` and shares stay those of the full batch."""
         rows = self.sizes["B"]
         if rows % parts:
-            raise InputError(f"{rows} sequences are not {parts} equal microbatches: give a multiple of {parts}")
+            raise InputError(
+                f"{rows} sequences are not divisible into {parts} microbatches: give a multiple of {parts}"
+            )
         size = rows // parts
         slice_of_rows = slice(number * size, (number + 1) * size)
         result = copy(self)
@@ -320,11 +320,11 @@ class Batch:
         return bool(self.keeps)
 
     def keep(self, axis: str) -> Any:
-        """Which positions of an axis hold tokens, [B, axis]."""
+        """Return the padding mask of an axis, [B, axis]."""
         return self.keeps.get(axis, np.ones((self.sizes["B"], self.sizes[axis]), bool))
 
     def inputs(self, table: Table) -> Arrays:
-        """What the batch and the positions say of the inputs of a table of this model, or of a step of it."""
+        """Return the inputs of a table of this model that follow from the batch and the positions."""
         made_arrays = made_inputs(self.model.configuration, self.sizes)
         arrays = {name: array for name, array in made_arrays.items() if name in table.inputs}
         for name in table.inputs:
@@ -335,14 +335,14 @@ class Batch:
                 arrays[name] = np.zeros(shape_of(value.axes, self.sizes))
             elif value.role == "padding":
                 keep = self.keep(base(value.axes[-1]))
-                arrays[name] = np.broadcast_to(keep, shape_of(value.axes, self.sizes))  # for every turn
+                arrays[name] = np.broadcast_to(keep, shape_of(value.axes, self.sizes))  # for every iteration
             elif value.role == "number" and value.axes:  # one over the count, with a mask of padding
                 arrays[name] = self.keep(base(value.axes[-1])) / self.count
         return arrays
 
 
 def next_tokens(tokens: Any, keep: Any = None) -> Any:
-    """The targets of a language model: each token's successor, -1 where there is none (the last of every sequence)."""
+    """Return a language model's targets: the next token, -1 at the end of every sequence."""
     targets = np.full(tokens.shape, -1)
     targets[:, :-1] = tokens[:, 1:]
     if keep is not None:
@@ -361,7 +361,7 @@ def _keep(rows: Sequence[Any]) -> Any:
 
 
 def _ragged(rows: Sequence[Any], filler: int) -> Any:
-    """Sequences of unequal length as one array, with the filler where they end."""
+    """Return sequences of unequal length as one array, padded with the filler."""
     keep = _keep(rows)
     result = np.full(keep.shape, filler)
     result[keep] = np.concatenate([np.asarray(row, int) for row in rows])
@@ -369,7 +369,7 @@ def _ragged(rows: Sequence[Any], filler: int) -> Any:
 
 
 def _filled(sizes: Sequence[int], expected: Sequence[int], known: Container[int]) -> tuple[slice, ...]:
-    """What is read of each dimension: of a side that the model `known` so what fills its patches, else everything."""
+    """Return the part of each dimension that is read: full patches for `known` sides, else everything."""
     rest, taken = list(expected), list[slice]()
     for size in sizes:
         first = rest.pop(0) if rest else size
@@ -379,7 +379,7 @@ def _filled(sizes: Sequence[int], expected: Sequence[int], known: Container[int]
 
 
 def _regrouped(sizes: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether the wanted axes are the given ones, some of them cut in several."""
+    """Whether the wanted axes are the given ones with some split."""
     rest = list(expected)
     for size in sizes:
         part = [rest.pop(0)] if rest else [0]

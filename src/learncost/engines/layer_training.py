@@ -1,4 +1,4 @@
-"""Training of a layer of one's own on NumPy."""
+"""Train a user's layer on NumPy."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from learncost.procedures.step import iterations_of, run_by
 
 
 class LayerTraining(Core):
-    """The training of a layer of one's own, on NumPy. Its only output is `loss`.
+    """The training of a user's layer on NumPy. The layer's only output is `loss`.
 
-    `weights` and `state` are dictionaries of arrays and `steps` counts. `step` takes the layer's inputs by name. What
-    the layer calls a share of answers (`share: share of targets`) may be left out: it is -1/count where an answer is
-    not negative.
+    `weights` and `state` are dictionaries of arrays, and `steps` is their number. `step` takes the layer's inputs by
+    name. A share of targets (`share: share of targets`) may be omitted: it is -1/count where a target is not negative.
 
     Parameters
     ----------
     layer
-        The layer; or a whole model, whose table's inputs are then given by name.
+        The layer, or a full model, whose table's inputs are then given by name.
     weights
-        Arrays by name, from which the training starts.
+        Initial arrays by name.
     procedure
-        What `learncost list procedures` names: bp (the default), recompute, pepita, fa and others.
+        The learning procedure: bp (the default), recompute, pepita, fa and others (`learncost list procedures`).
     optimizer
         sgd (the default), momentum, adamw or rmsprop.
     projected
-        Inputs or embeddings to which PEPITA adds the output's error, through a fixed random matrix that is drawn from
-        the seed.
+        Inputs or embeddings to which PEPITA adds the output error through a fixed random matrix.
     settings
         The other arguments of `lc.Training`: learning_rate, momentum, betas, epsilon, weight_decay, mode, sign, scale,
         seed, dtype, accumulate, clip.
@@ -46,8 +44,7 @@ class LayerTraining(Core):
     Raises
     ------
     InputError
-        For a layer with another output, a weight that is missing or that it does not have, an array that does not fit,
-        an input that it does not read.
+        For a layer with another output, a missing or unknown weight, an array of the wrong shape, an unknown input.
 
     Examples
     --------
@@ -93,13 +90,13 @@ class LayerTraining(Core):
         self._begin({name: np.asarray(weights[name], self.dtype) for name in model.table.weights}, self.table())
 
     def table(self) -> Table:
-        """The table that a step executes."""
+        """Return the table that a step executes."""
         if self.iteration not in self._tables:
             self._tables[self.iteration] = self._step_table(self.model)
         return self._tables[self.iteration]
 
     def tables(self) -> tuple[tuple[Table, int], ...]:
-        """The tables of the steps of a round, each with how many steps have it."""
+        """Return the tables of the steps of a round, each with its number of steps."""
         iterations = dict.fromkeys(range(self._blocks), 1)
         if self._chosen.finds:
             iterations = {1: 1, 0: self._chosen.held - 1}
@@ -111,28 +108,28 @@ class LayerTraining(Core):
         return self.table()
 
     def step(self, **inputs: Any) -> float:
-        """One step of training on the layer's inputs, by name; the loss before it."""
+        """Run one training step on the layer's named inputs and return the loss before it."""
         values = self._run(self.prepare(**inputs))
         self._take(self.table(), values)
         return float(values["loss"])
 
     def updates(self, **inputs: Any) -> Values:
-        """What the optimizer would be given for every weight."""
+        """Return the gradient of every weight that the optimizer would read."""
         return self._updates(self._run(self.prepare(**inputs)))
 
     def forward(self, **inputs: Any) -> Values:
-        """Every named value of a forward pass."""
+        """Return every named value of a forward pass."""
         values, sizes, _ = self._given(inputs)
         return self._run(Prepared(self._forward, values, sizes))
 
     def look(self, **inputs: Any) -> tuple[float, Any]:
-        """The loss of a forward pass, and the scores of the classes that its answers are among."""
+        """Return the loss of a forward pass and its class scores."""
         values, sizes, _ = self._given(inputs)
         results = self._run(Prepared(self._looking, values, sizes))
         return float(results["loss"]), results[self._looking.outputs[1]]
 
     def prepare(self, **inputs: Any) -> Prepared:
-        """The step's table with the arrays that it reads."""
+        """Return the step's table with the arrays that it reads."""
         values, sizes, count = self._given(inputs)
         table = self.table()
         values |= self._projections(table, sizes) | self._scalars(table, count) | self.state

@@ -1,4 +1,4 @@
-"""What a model's table reads that follows from positions and settings alone: made by lines of its family, once."""
+"""Compute the inputs of a model's table that follow from positions and settings, by its family's lines."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Number: TypeAlias = float | tuple[float, ...]
 
 
 def names_made(model: Model) -> frozenset[str]:
-    """The inputs of a model's table that the lines of its family make."""
+    """Return the inputs of a model's table that its family's lines compute."""
     return family_of(model.configuration).makes & frozenset(model.table.inputs)
 
 
 def input_table(configuration: Configuration) -> Table:
-    """The lines that make inputs of the model's table; what they read are sizes, settings and numbers of its family.
+    """Return the lines that compute inputs of the model's table from sizes, settings and numbers of its family.
 
     Raises `InputError` for positions that the family does not have.
     """
@@ -39,7 +39,7 @@ def input_table(configuration: Configuration) -> Table:
 
 
 def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mapping[str, Any]:
-    """The inputs of the model's table that positions and settings say: float64, int64 of places, and truths.
+    """Return the inputs that follow from positions and settings: float64, int64 for positions, and booleans.
 
     sizes    those of the run (M, N), and of any axis that is to have another size than the configuration says
     Raises `InputError`.
@@ -55,7 +55,7 @@ def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mappi
 
 
 def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The lines as the family has them, then what they read; nothing where nothing is made."""
+    """Return the family's lines and their inputs; nothing without lines."""
     if configuration.layer is not None:
         return ()
     try:
@@ -75,7 +75,7 @@ def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str
 
 @lru_cache(maxsize=32)
 def _made(configuration: IdentityKey[Configuration]) -> tuple[Table, frozenset[str]]:
-    """The lines, and which of their outputs are places."""
+    """Return the lines, and which of their outputs are positions."""
     table = build(replace(configuration.content, learned=None)).table
     return _lines(*making(configuration.content, table.inputs)), table.indices
 
@@ -86,18 +86,18 @@ def _lines(header: Header, lines: tuple[Parsed, ...]) -> Table:
 
 
 class _MadeValues(dict[str, Any]):
-    """The values that a configuration's expressions may read, and the sizes of axes."""
+    """Return the values for a configuration's expressions, and the sizes of axes."""
 
     def __init__(self, configuration: Configuration, sizes: Mapping[str, int]) -> None:
         super().__init__({**configuration.values, **sizes})
         self.family = family_of(configuration)
 
     def __missing__(self, axis: str) -> Any:
-        rule = self.family.axes.get(axis) or self.family.fixed  # M or N of a model that reads one length alone
+        rule = self.family.axes.get(axis) or self.family.fixed  # M or N of a model with one length
         return evaluate(rule, self)
 
     def number(self, name: str) -> Number:
-        """What a line reads: a number of the family, else a size or a setting."""
+        """Return the value of a name: a number of the family, else a size or a setting."""
         value = evaluate(self.family.numbers[name], self) if name in self.family.numbers else self[name]
         return tuple(map(float, value)) if isinstance(value, list) else float(value)
 

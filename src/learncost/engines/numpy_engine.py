@@ -1,4 +1,4 @@
-"""Training on NumPy: the tables that are priced, executed by the interpreter that defines them."""
+"""Training on NumPy: the interpreter executes the same tables that are priced."""
 
 from __future__ import annotations
 
@@ -34,62 +34,63 @@ from learncost.procedures.step import iterations_of, run_by
 
 
 class Training(Core):
-    """The training of a model on NumPy: it executes the table that `lc.cost` prices, and is exact and slow.
+    """The training of a model on NumPy: it executes the table that `lc.cost` prices, exactly and slowly.
 
-    `weights` and `state` are dictionaries of arrays, in which a block's weights are stacks with the block as first
-    axis; `steps` counts.
+    `weights` and `state` are dictionaries of arrays; block weights are stacked along the first axis. `steps` is the
+    number of steps.
 
     Parameters
     ----------
     model
-        A preset, a path, or encoder, decoder, encoder-decoder with sizes, as `lc.cost` takes them.
+        A preset, a path, or encoder, decoder, encoder-decoder with sizes, as for `lc.cost`.
     procedure
         What `learncost list procedures` names: bp (the default), recompute, pepita, fa and others.
     optimizer
         adamw (the default), sgd or momentum.
     learning_rate
-        The rate of the first step; the attribute `learning_rate` may be changed between steps.
+        The learning rate; the attribute `learning_rate` may be changed between steps.
     momentum
-        Of momentum: the share of the last update that is kept.
+        The momentum factor of momentum.
     betas
-        Of adamw: the two rates at which its averages forget.
+        The betas of adamw.
     epsilon
-        Of adamw: what is added to the root of the second average.
+        The epsilon of adamw, added to the root of the second moment.
     weight_decay
-        Decoupled in adamw, else added to the gradient, which costs two FLOPs a parameter beside those of `lc.cost`.
+        The weight decay: decoupled in adamw, else added to the gradient, which costs two FLOPs per parameter more than
+        `lc.cost`.
     dropout
-        The probability of a zero. Masks are drawn from the seed, the step and the name of the mask.
+        The dropout probability. Masks are drawn from the seed, the step and the name of the mask.
     mode
-        Of pepita and mempepita. "paper" is the rule of Pau & Aymone; on transformers it diverged at every learning rate
-        that was tried. "stable" turns the sign, makes the error small, and compares after the residual sums.
+        The mode of pepita and mempepita. "paper" is the rule of Pau & Aymone; on transformers it diverged at every
+        learning rate tried. "stable" flips the sign, scales the error down, and compares after the residual sums.
     sign
-        In place of the mode's sign.
+        Overrides the mode's sign.
     scale
-        In place of the mode's scale of the error.
+        Overrides the mode's scale of the error.
     seed
-        What is drawn is drawn from this.
+        The seed of all random numbers.
     dtype
-        The type of all arrays: by default float64, or what the precision is kept in.
+        The type of all arrays. The default is float64, or the precision's type.
     accumulate
-        Microbatches that a batch is cut into; their gradients are added before the one step of the optimizer.
+        The microbatches of a batch; their gradients are summed before one optimizer step.
     clip
-        Above 0, all gradients together are scaled to at most this norm.
+        The largest global gradient norm; 0 disables clipping.
     weights
-        Arrays to start from, of the plain model or of the adapted one; by default they are drawn.
+        Initial arrays of the plain or adapted model; random by default.
     precision
-        Which type each role has (`learncost list precisions`): bf16 is rounded in fp32; nf4 and others have frozen
+        The type of each role (`learncost list precisions`): bf16 is rounded in fp32; nf4 and others store frozen
         matrices as codes and scales.
     train, train_layers, lora, lora_rank, lora_alpha
-        What learns, as in `lc.cost`.
+        The trainable parameters, as in `lc.cost`.
     projected
-        Inputs to which PEPITA adds the output's error through a fixed random matrix; without any, the one-hot tokens.
+        Inputs to which PEPITA adds the output error through a fixed random matrix. The default is the one-hot tokens.
     sizes
         Any size of the model.
 
     Raises
     ------
     InputError
-        As for `lc.cost`, and for an array that does not fit.
+        As for `lc.cost`, and for an array of the wrong shape.
 
     Examples
     --------
@@ -143,7 +144,7 @@ class Training(Core):
         others = {"accumulate": accumulate > 1, "clip": clip, "weight decay": weight_decay, "dropout": dropout}
         if kind.is_whole and any(others.values()):
             asked = ", ".join(name for name, is_asked in others.items() if is_asked)
-            raise InputError(f"{kind.name} has no form in whole numbers for {asked}: leave it out, or give 0")
+            raise InputError(f"{kind.name} has no integer form for {asked}: remove it, or give 0")
         self.configuration = model if isinstance(model, Configuration) else configure(model, sizes)
         self.dropout, self._projected = dropout, tuple(projected)
         self._wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
@@ -173,24 +174,24 @@ class Training(Core):
         if self.precision.values == "bf16":
             types = dict(typed(self.table(), self.precision.name)[1])
             kept = [*self.weights_read, *self.state]
-            if accumulate > 1:  # the sums of gradients lie from one microbatch to the next
+            if accumulate > 1:  # gradient sums are stored between microbatches
                 halves = self._halves(self.table())
                 types |= typed(halves.gather, self.precision.name)[1]
                 kept += halves.sums
             self.low = frozenset(name for name in kept if types.get(name) == "bf16")
             if self.low and self._blocks > 1:
-                raise InputError(f"{procedure} has weights and states in fp32 or fp64, not in bf16")
+                raise InputError(f"{procedure} needs weights and states in fp32 or fp64, not bf16")
         self.weights, self.state = self._keep(self.weights), self._keep(self.state)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the weights are those of the model as it is: none is frozen, adapted or quantized."""
+        """Whether the weights are the plain model's: none is frozen, adapted or quantized."""
         return self._wanted is None and not self.model.quantized
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
-        """Go on from there: with the weights that the training has, or with those of the plain model.
+        """Continue from weights of the training or of the plain model.
 
-        Raises `InputError` for one that is missing, or has another shape.
+        Raises `InputError` for a missing one or one of another shape.
         """
         if not self.is_plain and not weights.keys() >= self.weights.keys():
             weights = self._whole(begun(self.model, weights, self.settings.seed, self.dtype))
@@ -212,7 +213,7 @@ class Training(Core):
 
     @property
     def plain_weights(self) -> Values:
-        """The weights of the plain model that computes the same. Raises `InputError` where there is none."""
+        """Return the weights of the equivalent plain model. Raises `InputError` if there is none."""
         if self.is_plain:
             return {name: widened(array) for name, array in self.weights.items()}
         widened_weights = {name: real(self.table(), name, widened(array)) for name, array in self.weights.items()}
@@ -220,13 +221,13 @@ class Training(Core):
         return {name: np.asarray(array, self.dtype) for name, array in plain.items()}
 
     def _whole(self, weights: Mapping[str, Any]) -> Values:
-        """Weights as the step's table reads them."""
+        """Return weights as the step's table reads them."""
         return {name: whole(self.table(), name, array) for name, array in weights.items()}
 
     @property
     def learns(self) -> str:
-        """What of the model learns, and how many parameters that is."""
-        sizes = self.model.sizes  # one of several processes has parts of weights alone
+        """Return the trainable parameters in words, with their number."""
+        sizes = self.model.sizes  # one of several processes has only shards of weights
         count = sum(prod(shape(self.model.table, name, sizes)) for name in self.model.learning)
         return f"learns {self._wanted or 'all'}: {count:,} parameters"
 
@@ -242,9 +243,9 @@ class Training(Core):
         return changed(model, self._wanted, self.precision)
 
     def hold(self, arrays: Mapping[str, Any]) -> None:
-        """Begin from running statistics, and hold buffers and what only evaluation reads, of a layer that is the model.
+        """Load running statistics, buffers and evaluation-only arrays of a layer that is the model.
 
-        arrays  by their names in its table; weights among them are left aside
+        arrays  by their names in its table; weights are ignored
         """
         layer = self.configuration.layer
         for name, array in arrays.items() if layer is not None else ():
@@ -256,32 +257,32 @@ class Training(Core):
 
     @property
     def buffers(self) -> Values:
-        """What is held of a module beside its weights and running statistics: buffers, what only evaluation reads."""
+        """Return a module's buffers and evaluation-only arrays."""
         return self._buffers
 
     @property
     def evaluated(self) -> Model:
-        """The model without dropout and without padding, as a prediction has it."""
+        """Return the model without dropout and padding, as in a prediction."""
         return self._evaluated(False)
 
     @property
     def constants(self) -> Values:
-        """What tables read that is neither a weight nor of a batch: the numbers that codes of weights stand for."""
+        """Return the inputs that dequantize weights: the values of their codes."""
         return self._constants
 
     def _evaluated(self, padding: bool) -> Model:
-        """The model without dropout."""
+        """Return the model without dropout."""
         if padding not in self._forward:
             model = run_by(self._built(padding=padding, evaluates=True), self.settings.procedure)
             self._forward[padding] = forward_in_integers(model) if model.integers else model
         return self._forward[padding]
 
     def model_of(self, table: Table) -> Model | None:
-        """The model of which a table is the step; None of any other table."""
+        """Return the model whose step a table is; None for other tables."""
         return next((model for padding, model in self._models.items() if self.table(padding) is table), None)
 
     def table(self, padding: bool = False) -> Table:
-        """The table that a step executes, which is the one that `lc.cost` prices. With padding it has masks in it."""
+        """Return the table that a step executes, the one that `lc.cost` prices; with padding, it has masks."""
         if padding not in self._models:
             self._models[padding] = self._built(self.dropout > 0, padding)
         if (padding, self.iteration) not in self._tables:
@@ -295,21 +296,21 @@ class Training(Core):
         return with_statistics(super()._step_table(model, iteration), model.table)
 
     def step(self, tokens: Any = None, targets: Any = None, **batch: Any) -> float:
-        """One step of training on a batch, and the loss before it.
+        """Run one training step on a batch and return the loss before it.
 
         Parameters
         ----------
         tokens
-            Numbers of the shape [B, M], or a list of sequences of unequal length, which are padded.
+            Integers of shape [B, M], or a list of sequences of unequal length, which are padded.
         targets
-            What is to be said at each position, [B, M]; negative where nothing is. A decoder's default is the next
-            token, so that M - 1 of M positions have one. An encoder's have to be given.
+            The target at each position, [B, M]; negative for none. A decoder's default is the next token, so that M - 1
+            of M positions have one. An encoder's are required.
         batch
-            Whatever else the model reads, by name: `mask`, true at tokens and false at padding; `encoder_tokens` and
-            `encoder_mask` where there is an encoder beside the decoder; `types` of bert, all 0 by default; `image`
+            The model's other inputs, by name: `mask`, true at tokens and false at padding; `encoder_tokens` and
+            `encoder_mask` of an encoder-decoder; `types` of bert, all 0 by default; `image`
             [B, channels, height, width] and `features` [B, frames, channels]; `labels` [B] and `ends` [B, 2], negative
-            where there is no answer; `gradients` of a bare encoder, in place of answers: arrays by the names of its
-            outputs, the loss then being nan.
+            for no target; `gradients` of a bare encoder, in place of targets: arrays by the names of its outputs; the
+            loss is then nan.
         """
         read_batch = self._read(tokens, targets, **batch)
         values = (
@@ -319,7 +320,7 @@ class Training(Core):
         return float(values["loss"]) if "loss" in values else float("nan")
 
     def _accumulated(self, whole_batch: Batch) -> Values:
-        """The new weights and state of a step in microbatches; its loss is the sum of theirs, as each is a share."""
+        """Return the new weights and state of a step in microbatches; its loss is the sum of their shares."""
         halves = self._halves(self.table(whole_batch.padded))
         names = {name: shape(halves.gather, name, whole_batch.sizes) for name in halves.sums}
         values: Values = {name: np.zeros(size, self.dtype) for name, size in names.items()}
@@ -334,14 +335,14 @@ class Training(Core):
         return self._run(Prepared(halves.update, values, whole_batch.sizes)) | kept | {"loss": loss}
 
     def updates(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
-        """What the optimizer would be given: the gradient of every weight, or what PEPITA has in its place.
+        """Return what the optimizer would read: the gradient of every weight, or PEPITA's substitute.
 
         Takes what `step` takes.
         """
         return self._updates(self._run(self.prepare(tokens, targets, **batch)))
 
     def forward(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
-        """Every named value of a forward pass without dropout; outputs also under their plain names.
+        """Return every named value of a forward pass without dropout; outputs also under their plain names.
 
         Takes what `step` takes.
         """
@@ -352,7 +353,7 @@ class Training(Core):
         return values | {model.table.header(name): values[name] for name in model.table.outputs}
 
     def look(self, **batch: Any) -> tuple[float, Any]:
-        """The loss of a forward pass without dropout, and the scores of the classes that its answers are among.
+        """Return the loss of a forward pass without dropout, and its class scores.
 
         Takes what `step` takes, by name.
         """
@@ -366,7 +367,7 @@ class Training(Core):
         return float(values["loss"]), values[table.outputs[1]]
 
     def inputs(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
-        """What a forward pass without dropout reads, weights too, by the names of the table.
+        """Return the inputs and weights of a forward pass without dropout, by the names of the table.
 
         Takes what `step` takes.
         """
@@ -374,7 +375,7 @@ class Training(Core):
         return self._inputs(self._evaluated(read_batch.padded).table, read_batch)
 
     def prepare(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Prepared:
-        """The step's table with the arrays that it reads.
+        """Return the step's table with the arrays that it reads.
 
         Takes what `step` takes.
         """
@@ -408,5 +409,5 @@ def _fitting(table: Table, name: str, weights: Mapping[str, Any], sizes: Mapping
         raise InputError(f"the weight {name} is missing")
     array, expected = np.asarray(weights[name]), shape(table, name, sizes)
     if array.shape != expected:
-        raise InputError(f"the weight {name} is {array.shape}, but must be {expected}")
+        raise InputError(f"the weight {name} has shape {array.shape}, but must have {expected}")
     return array.astype(dtype)

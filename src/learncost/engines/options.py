@@ -1,4 +1,4 @@
-"""What a training is told: checked once, kept in the run's folder as training.json."""
+"""The options of a training: validated once, stored in the run's folder as training.json."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from learncost.models.expression import evaluate
 from learncost.procedures.optimizer import DEFAULT
 
 LEARNS = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
-"""The options that say what learns."""
+"""The options for the trainable parameters."""
 
 SELDOM = 50
-"""Steps between validations, and between samples, at least: either takes as long as several steps."""
+"""The fewest steps between validations and between samples, each of which takes as long as several steps."""
 
 MINUTES = 2.0
-"""How long a training lasts that is told neither steps nor minutes."""
+"""The default duration of a training in minutes."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to train; what is None follows from the model or from the number of steps, see `resolved`.
+    """The options of a training; a None follows from the model or the number of steps, see `resolved`.
 
     Parameters
     ----------
@@ -167,11 +167,11 @@ class Options:
 
     @property
     def learns(self) -> dict[str, Any]:
-        """What learns, as `lc.cost` takes it."""
+        """Return the trainable parameters as arguments of `lc.cost`."""
         return {name: getattr(self, name) for name in LEARNS}
 
     def resolved(self, steps: int) -> Options:
-        """With the number of steps, and what follows from it: warm-up, and how often what is done."""
+        """Return the options with the number of steps and what follows from it: warm-up and intervals."""
         return replace(
             self,
             steps=steps,
@@ -182,7 +182,7 @@ class Options:
         )
 
     def title(self, family: str) -> str:
-        """What the run's model is called: a preset and what was changed of it, or a family and where it is from."""
+        """Return the name of the run's model: a preset with its changes, or a family with its source."""
         if self.start is not None:
             return f"{family} from {Path(self.start).name}"
         if self.model not in presets() and (Path(self.model).suffix == ".json" or Path(self.model).exists()):
@@ -191,8 +191,8 @@ class Options:
         return f"{self.model} with {changed}" if changed else self.model
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, the first being 0: a linear warm-up, then half a cosine down to
-        `final_learning_rate` of the highest (Loshchilov & Hutter 2017, equation (5), without restarts)."""
+        """Return the learning rate of a step, counted from 0: a linear warm-up, then half a cosine down to
+        `final_learning_rate` of the peak (Loshchilov & Hutter 2017, equation (5), without restarts)."""
         assert self.learning_rate is not None
         warm_up, steps = self.warm_up or 0, self.steps or 1
         if step < warm_up:
@@ -202,16 +202,16 @@ class Options:
         return self.learning_rate * (lowest + (1 - lowest) * (1 + math.cos(math.pi * part)) / 2)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Return all options as JSON values."""
         return {**asdict(self), "paths": list(self.paths), "sizes": dict(self.sizes)}
 
 
 def from_dict(values: Mapping[str, Any], where: str) -> Options:
-    """The options that a training.json holds; `where` names it in the InputError."""
+    """Return the options of a training.json; `where` names it in the InputError."""
     names = {option.name for option in fields(Options)}
     if unknown := values.keys() - names:
-        raise InputError(f"{where} has an option {min(unknown)!r}, which this version does not know")
-    damaged = InputError(f"{where} is damaged: an option has a value of another kind")
+        raise InputError(f"{where} has the unknown option {min(unknown)!r}")
+    damaged = InputError(f"{where} is damaged: an option has a value of the wrong type")
     if any(isinstance(value, list | dict) for name, value in values.items() if name not in ("paths", "sizes")):
         raise damaged
     try:
@@ -220,7 +220,7 @@ def from_dict(values: Mapping[str, Any], where: str) -> Options:
         raise damaged from None
 
 
-# Lowest, whether that itself is allowed, highest, whether it is a whole number.
+# The lower bound, whether it is allowed, the upper bound, whether the value is an integer.
 _LIMITS: Mapping[str, tuple[float, bool, float, bool]] = {
     "batch_size": (1, True, 2**31, True),
     "accumulate": (1, True, 2**31, True),
@@ -246,9 +246,9 @@ _LIMITS: Mapping[str, tuple[float, bool, float, bool]] = {
 
 
 def refuse_schedule(options: Options) -> None:
-    """Refuse what only stages of a pipeline have, where there are none: `InputError`."""
+    """Refuse options of pipeline stages without a pipeline. Raises `InputError`."""
     if options.schedule is not None or options.microbatches is not None:
-        raise InputError("--schedule and --microbatches are of stages of a pipeline: give --mesh pp=2")
+        raise InputError("--schedule and --microbatches require pipeline stages, for example --mesh pp=2")
 
 
 def _check(name: str, value: Any, lowest: float, included: bool, highest: float, whole: bool) -> None:
@@ -262,7 +262,7 @@ def _check(name: str, value: Any, lowest: float, included: bool, highest: float,
 
 @dataclass(frozen=True)
 class TrainingPreset:
-    """A model to train: its keys of a config.json, and the options that suit it."""
+    """A model to train: the keys of its config.json and its default options."""
 
     about: str
     config: Mapping[str, Any]
@@ -271,17 +271,17 @@ class TrainingPreset:
 
 @cache
 def presets() -> Mapping[str, TrainingPreset]:
-    """The models that are there to be trained, by name."""
+    """Return the models to train, by name."""
     text = Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
     return {name: TrainingPreset(**table) for name, table in tomllib.loads(text).items()}
 
 
 USUAL: Mapping[str, Any] = {"batch_size": 8, "seq_len": 256, "learning_rate": 3e-4}
-"""For a model that is no preset; the learning rate is of the order of those in Brown et al. 2020, table 2.1."""
+"""Defaults for a model without preset; the learning rate is similar to those in Brown et al. 2020, table 2.1."""
 
 
 def suited(options: Options, configuration: Configuration) -> Options:
-    """With batch size, lengths and learning rate of the preset, or the usual ones, as the model's positions allow."""
+    """Return the options with the preset's or default batch size, lengths (within positions) and learning rate."""
     preset_options = presets()[options.model].options if options.model in presets() else USUAL
     missing = {name: value for name, value in preset_options.items() if getattr(options, name) is None}
     most = configuration.sizes.get("max_position_embeddings", 0)
@@ -291,5 +291,5 @@ def suited(options: Options, configuration: Configuration) -> Options:
     if configuration.two_sided and options.target_len is None:
         missing["target_len"] = min(length, most) if most else length
     if options.start and "learning_rate" in missing:
-        missing["learning_rate"] = missing["learning_rate"] / 10  # what is trained already is changed with care
+        missing["learning_rate"] = missing["learning_rate"] / 10  # a pretrained model gets a smaller learning rate
     return replace(options, **missing)

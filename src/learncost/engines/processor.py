@@ -1,4 +1,4 @@
-"""The processor of this machine, as Linux says it in /proc/cpuinfo (proc(5)), or else Python's platform."""
+"""The CPU of this machine, from Linux's /proc/cpuinfo (proc(5)) or Python's platform."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def cpu_field(key: str) -> str:
-    """What stands behind a key of the first core, such as vendor_id; empty where nothing does."""
+    """Return the value of a key of the first core, such as vendor_id; empty if absent."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -22,23 +22,23 @@ def cpu_field(key: str) -> str:
 
 
 def name() -> str:
-    """What the processor is called."""
+    """Return the name of the CPU."""
     return cpu_field("model name") or platform.processor() or platform.machine()
 
 
 TOLD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables by which a user says how many."""
+"""Environment variables with the user's number of threads."""
 
 _NAMES = ("scipy_openblas_{}_num_threads64_", "scipy_openblas_{}_num_threads", "openblas_{}_num_threads")
-"""What OpenBLAS calls its two functions: in NumPy's wheels, and elsewhere (openblas_config.h)."""
+"""The names of OpenBLAS's two functions: in NumPy's wheels, and elsewhere (openblas_config.h)."""
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for NumPy's products while the block runs, where they are OpenBLAS's and the user has not said.
+    """Use one thread for NumPy's OpenBLAS products in the block, unless the user chose a number.
 
-    Threads that share a small product wait for each other longer than they compute, above all where others use the
-    processor too: products of 128 x 32 x 128 on two cores took eight times as long.
+    Threads that share a small product wait for each other longer than they compute, especially on a busy CPU: products
+    of 128 x 32 x 128 on two cores took eight times as long.
     """
     functions = None if any(name in os.environ for name in TOLD) else _openblas()
     if functions is None:
@@ -54,7 +54,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _openblas() -> tuple[Any, Any] | None:
-    """The functions that ask and say how many threads; None where NumPy has another library."""
+    """Return the functions that get and set the number of threads; None with another library."""
     try:
         library = ctypes.CDLL(import_module("numpy._core._multiarray_umath").__file__)
     except (ImportError, OSError):

@@ -1,4 +1,4 @@
-"""Weights as codes and scales, and back: what the lines of a quantized table read, on NumPy."""
+"""Quantize and dequantize weights on NumPy for the lines of a quantized table."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Arrays = dict[str, Any]
 
 
 def quantize(quantized: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arrays:
-    """Codes and scales of a weight, by name: each number's nearest level of its block's largest (absmax).
+    """Return codes and scales of a weight, by name: the nearest level relative to the block's absmax.
 
-    Codes are bytes here, whatever they are packed in. Dettmers et al. 2023, QLoRA, equations (1) and (2) and section 3.
+    Codes are unpacked bytes here. Dettmers et al. 2023, QLoRA, equations (1) and (2) and section 3.
     """
     rows = _in_rows(quantized, weight, sizes)
     if quantized.kind.powers:
         return _by_powers(quantized, rows, sizes)
     scales = _largest(rows, quantized.kind.block)
-    if quantized.kind.learns:  # of a column of zeros too
+    if quantized.kind.learns:  # also for a column of zeros
         scales = np.where(scales > 0, scales, np.max(scales) or 1.0)
     codes = _nearest(quantized.kind, rows, _spread(scales, quantized.kind.block, rows.shape[1]))
     arrays = {quantized.codes.name: _as_stored(quantized, codes, sizes)}
@@ -32,7 +32,7 @@ def quantize(quantized: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arr
     shape = shape_of(first.axes, sizes)
     if quantized.kind.behind:
         levels = quantized.kind.levels or ()
-        whole = (codes.astype(int) - len(levels) // 2).astype(np.int8)  # whole numbers, as products read them
+        whole = (codes.astype(int) - len(levels) // 2).astype(np.int8)  # integers, as products read them
         return {
             quantized.codes.name: _as_stored(quantized, whole, sizes),
             first.name: (scales / (len(levels) // 2 / levels[-1])).astype(np.float32).reshape(shape),
@@ -40,7 +40,7 @@ def quantize(quantized: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arr
     if quantized.second is None:
         kind = np.float16 if quantized.kind.scales == "fp16" else np.float32
         return arrays | {first.name: scales.astype(kind).astype(np.float32).reshape(shape)}
-    # The scales of a row of blocks, in blocks of the results that they belong to.
+    # The scales of a row of blocks, in blocks of their outputs.
     turned = scales.swapaxes(1, 2)
     second = _largest(turned, quantized.second.block)
     inner = _nearest(quantized.second, turned, _spread(second, quantized.second.block, turned.shape[1]))
@@ -50,7 +50,7 @@ def quantize(quantized: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arr
 
 
 def dequantized(quantized: Quantized, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
-    """The weight that codes and scales stand for, in the order of its axes."""
+    """Return the weight of codes and scales, in the order of its axes."""
     rows = _in_rows(quantized, arrays[quantized.codes.name], sizes)
     if quantized.kind.powers:
         powers = np.asarray(arrays[quantized.scales[0].name], float).reshape(-1, 1, 1)
@@ -66,7 +66,7 @@ def dequantized(quantized: Quantized, arrays: Mapping[str, Any], sizes: Mapping[
 
 
 def _by_powers(quantized: Quantized, rows: Any, sizes: Mapping[str, int]) -> Arrays:
-    """Codes of a weight, and the power of two that is one of them: the largest begins from 32 to 64."""
+    """Return the codes of a weight and their power-of-two scale; the largest code starts between 32 and 64."""
     largest = np.max(np.abs(rows), axis=(1, 2), keepdims=True)
     powers = np.ceil(np.log2(np.where(largest > 0, largest, 1.0) / 64))
     codes = np.clip(np.rint(rows / 2.0**powers), -127, 127).astype(np.int8)
@@ -78,7 +78,7 @@ def _by_powers(quantized: Quantized, rows: Any, sizes: Mapping[str, int]) -> Arr
 
 
 def constants(quantized: Iterable[Quantized], sizes: Mapping[str, int], dtype: Any) -> Arrays:
-    """What all weights of a type read alike, by name: levels, and in which block every place is."""
+    """Return the shared inputs of all weights of a type, by name: levels, and the block of every position."""
     arrays: Arrays = {}
     for weight in quantized:
         for kind, axes in ((weight.kind, weight.inside), (weight.second, weight.out)):
@@ -92,7 +92,7 @@ def constants(quantized: Iterable[Quantized], sizes: Mapping[str, int], dtype: A
 
 
 def _in_rows(quantized: Quantized, array: Any, sizes: Mapping[str, int]) -> Any:
-    """An array of a weight as turns by what is summed by results."""
+    """Return a weight reshaped to iterations x inputs x outputs."""
     array, axes = np.asarray(array), quantized.axes
     order = [axes.index(axis, len(quantized.stack)) for axis in (*quantized.inside, *quantized.out)]
     moved = array.transpose([*range(len(quantized.stack)), *order])
@@ -101,7 +101,7 @@ def _in_rows(quantized: Quantized, array: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _as_stored(quantized: Quantized, rows: Any, sizes: Mapping[str, int]) -> Any:
-    """Turns by what is summed by results as the weight has its axes."""
+    """Return iterations x inputs x outputs reshaped to the weight's axes."""
     axes = (*quantized.stack, *quantized.inside, *quantized.out)
     array = rows.reshape(shape_of(axes, sizes))
     start = len(quantized.stack)
@@ -113,19 +113,19 @@ def _as_stored(quantized: Quantized, rows: Any, sizes: Mapping[str, int]) -> Any
 
 
 def _largest(rows: Any, block: int) -> Any:
-    """The largest absolute value of every block along the middle axis."""
+    """Return the largest absolute value of every block along the middle axis."""
     size = block or rows.shape[1]
     starts = np.arange(0, rows.shape[1], size)
     return np.maximum.reduceat(np.abs(rows), starts, axis=1)
 
 
 def _spread(scales: Any, block: int, size: int) -> Any:
-    """A scale for every place of its block."""
+    """Return the scale for every position of its block."""
     return np.repeat(scales, block or size, axis=1)[:, :size]
 
 
 def _nearest(kind: BlockScales, rows: Any, scales: Any) -> Any:
-    """The codes of the nearest levels; of a block of zeros any code will do."""
+    """Return the codes of the nearest levels; a block of zeros may have any code."""
     levels = np.asarray(kind.levels)
     middles = (levels[1:] + levels[:-1]) / 2
     parts = np.divide(rows, scales, out=np.zeros(rows.shape, float), where=scales != 0)

@@ -1,4 +1,4 @@
-"""A module's state_dict beside the table that was read of it: which entry is which array, in both directions."""
+"""Map a module's state_dict to the arrays of its imported table, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class StateArray:
-    """An array of a table: its shape, whether its first axis is that of turns, and where a state_dict has it."""
+    """An array of a table: its shape, whether it is stacked over iterations, and its state_dict entry."""
 
     shape: tuple[int, ...]
     iterations: int | None
@@ -52,9 +52,9 @@ def stored(layer: Layer, sizes: Mapping[str, int]) -> dict[str, StateArray]:
 
 
 def from_state(arrays: Mapping[str, StateArray], state: Mapping[str, Any], where: str) -> Arrays:
-    """Return the arrays of a table from the entries of a state_dict; what it does not have is left out.
+    """Return the arrays of a table from the entries of a state_dict, without missing ones.
 
-    where  names it in an `InputError`, for an entry that has another number of elements
+    where  names it in an `InputError` for an entry with another number of elements
     """
     result: Arrays = {}
     for name, array in arrays.items():
@@ -77,8 +77,7 @@ def from_state(arrays: Mapping[str, StateArray], state: Mapping[str, Any], where
 def to_state(arrays: Mapping[str, StateArray], values: Mapping[str, Any], like: Mapping[str, Any] = {}) -> Arrays:
     """Return the entries of a state_dict from the arrays of a table.
 
-    like  entries of the module that it is for, and no others: those that no array has are taken as they are, and types
-          are theirs
+    like  the entries of the target module: those without an array are copied, and types are theirs
     """
     result: Arrays = dict(like)
     for name, array in arrays.items():
@@ -94,10 +93,10 @@ def to_state(arrays: Mapping[str, StateArray], values: Mapping[str, Any], like: 
 
 
 def matched(evaluation: Layer, training: Layer, sizes: Mapping[str, int], own: Mapping[str, int]) -> Layer:
-    """Return a layer in evaluation whose arrays are called as those of the layer in training.
+    """Return a layer in evaluation mode whose arrays have the names of the layer in training mode.
 
-    sizes, own  of the layer in training, and in evaluation
-    Raises `InputError` where the one has blocks in a repeat that the other has not.
+    sizes, own  the sizes in training and in evaluation mode
+    Raises `InputError` if only one of them has certain blocks in a loop.
     """
     known, mine = stored(training, sizes), stored(evaluation, own)
     by_paths = {array.entry.paths: name for name, array in known.items()}
@@ -108,7 +107,7 @@ def matched(evaluation: Layer, training: Layer, sizes: Mapping[str, int], own: M
             names[name] = by_paths[array.entry.paths]
         elif any(path in taken for several in array.entry.paths for path in several):
             raise InputError(
-                f"{training.name} repeats other blocks in training than in evaluation: read it with --no-fold (in "
+                f"{training.name} merges other blocks in training than in evaluation: import it with --no-fold (in "
                 "Python fold=False), or give --entry step"
             )
     entries = {names.get(name, name): entry for name, entry in evaluation.stored.items()}
@@ -116,7 +115,7 @@ def matched(evaluation: Layer, training: Layer, sizes: Mapping[str, int], own: M
 
 
 def renamed(table: Table, names: Mapping[str, str]) -> Table:
-    """Return a table in which what is given has other names."""
+    """Return a table with renamed inputs and weights."""
     names = {old: new for old, new in names.items() if old != new}
     if not names:
         return table
@@ -125,7 +124,7 @@ def renamed(table: Table, names: Mapping[str, str]) -> Table:
         return names.get(name, name)
 
     def with_names(line: Statement) -> Statement:
-        if isinstance(line, Loop):  # the slice of a weight is called as its stack
+        if isinstance(line, Loop):  # the slice of a weight has the name of its stack
             line = line.with_own({inside: names[outer] for inside, outer in line.each if inside == outer in names})
         return line.renamed(names)
 
@@ -139,9 +138,9 @@ def renamed(table: Table, names: Mapping[str, str]) -> Table:
 
 
 def evaluated(configuration: Configuration) -> Configuration:
-    """Return a layer that is the model as it runs in evaluation, its arrays called as in training.
+    """Return the model's layer in evaluation mode, with the array names of training mode.
 
-    Raises `InputError` where its module cannot be read so.
+    Raises `InputError` where its module cannot be imported in evaluation mode.
     """
     training = configuration.layer
     assert training is not None

@@ -1,4 +1,4 @@
-"""From text to token numbers and back: bytes, or a tokenizer of Hugging Face."""
+"""Convert text to token numbers and back: bytes, or a Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from learncost.ir.errors import InputError
 
 
 class Tokenizer(Protocol):
-    """Text to numbers below `size` and back.
+    """Converts text to numbers below `size` and back.
 
-    `end` is the number of the token that ends a document, `mask` of the one that stands for a token that is to be said.
+    `end` is the number of the token that ends a document, `mask` of the mask token.
     """
 
     size: int
@@ -21,26 +21,26 @@ class Tokenizer(Protocol):
     mask: int
 
     def encode(self, text: bytes) -> Sequence[int]:
-        """The tokens of a text in UTF-8, without the end."""
+        """Return the tokens of a text in UTF-8, without the end."""
 
     def encode_alone(self, text: bytes) -> Sequence[int]:
-        """The tokens of a text that stands alone, with those that begin and end it."""
+        """Return the tokens of a single text, with start and end tokens."""
 
     def encode_answer(self, text: bytes) -> Sequence[int]:
-        """The tokens of a text that a decoder is to say, up to the one that ends it."""
+        """Return the target tokens of a decoder, including the end token."""
 
     def number(self, name: str) -> int:
-        """The number of a special token; of `end` where there is none of this name."""
+        """Return the number of a special token; `end` if there is none of this name."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; what is no UTF-8 is shown as �."""
+        """Return the text of tokens; invalid UTF-8 becomes �."""
 
     def files(self) -> Mapping[str, bytes]:
-        """What transformers' AutoTokenizer reads of a folder, by names."""
+        """Return the files of a folder for transformers' AutoTokenizer, by name."""
 
 
 class Bytes:
-    """Every byte is a token, 256 ends a document, and 257 is the mask where there is one."""
+    """The byte tokenizer: every byte is a token, 256 ends a document, and 257 is the optional mask."""
 
     end, mask = 256, 257
 
@@ -63,7 +63,7 @@ class Bytes:
         return bytes(token for token in tokens if token < self.end).decode("utf-8", errors="replace")
 
     def files(self) -> Mapping[str, bytes]:
-        """Pairs of bytes without a single pair: every byte stays, under the letter that the format has for it."""
+        """Return a BPE tokenizer without merges: every byte is the letter of the format."""
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         special = {ENDS[0]: self.end} | ({MASKS[0]: self.mask} if self.size > self.mask else {})
@@ -78,14 +78,14 @@ class Bytes:
 
 
 def _letters() -> list[str]:
-    """A visible letter for every byte: its own where it has one, else those from 256 (GPT-2's bytes_to_unicode)."""
+    """Return a visible letter for every byte: itself if visible, else letters from 256 (GPT-2's bytes_to_unicode)."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))
     return [chr(byte if byte in visible else next(others)) for byte in range(256)]
 
 
 def _config(end: str) -> bytes:
-    """A tokenizer_config.json: what ends a document; a text that says its name is not the end, but letters."""
+    """Return a tokenizer_config.json with the end token; its name in a text is not the token."""
     keys = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end, "pad_token": end}
     more = {"clean_up_tokenization_spaces": False, "split_special_tokens": True}
     return json.dumps({**keys, **more}, indent=1).encode()
@@ -95,14 +95,14 @@ TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 
 ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SEP]")
-"""What the tokenizers of published models call the end of a document."""
+"""The names of the end-of-document token in published tokenizers."""
 
 MASKS = ("[MASK]", "<mask>")
-"""What they call the token that stands for one that is to be said."""
+"""The names of the mask token in published tokenizers."""
 
 
 class FromFile:
-    """The tokenizer in a tokenizer.json of Hugging Face, by the package tokenizers."""
+    """The tokenizer of a Hugging Face tokenizer.json, by the package tokenizers."""
 
     def __init__(self, path: Path, masks: bool = False) -> None:
         try:
@@ -119,11 +119,11 @@ class FromFile:
         self.size = self._own.get_vocab_size()
         end = next((name for name in ENDS if self._own.token_to_id(name) is not None), "")
         if not end:
-            raise InputError(f"{path} has no token that ends a document: none of {', '.join(ENDS)}")
+            raise InputError(f"{path} has no end-of-document token: add one of {', '.join(ENDS)}")
         self.end = self.number(end)
         mask = next((name for name in MASKS if self._own.token_to_id(name) is not None), None)
         if masks and mask is None:
-            raise InputError(f"{path} has no token for masks, {' or '.join(MASKS)}, which this model learns to fill")
+            raise InputError(f"{path} has no mask token, which this model needs: add {' or '.join(MASKS)}")
         self.mask = self.number(mask or end)
         beside = path.with_name(TOKENIZER_CONFIG)
         self._config = beside.read_bytes() if beside.is_file() else _config(end)
@@ -135,7 +135,7 @@ class FromFile:
         return self._encoded(text, add_special_tokens=True)
 
     def _encoded(self, text: bytes, add_special_tokens: bool) -> list[int]:
-        """The tokens of a text. Raises `InputError` for one that the tokenizer has no tokens for."""
+        """Return the tokens of a text. Raises `InputError` for a text that cannot be encoded."""
         decoded = text.decode("utf-8")
         try:
             return list(self._own.encode(decoded, add_special_tokens=add_special_tokens).ids)
@@ -154,10 +154,10 @@ class FromFile:
         return str(self._own.decode([int(token) for token in tokens]))
 
     def files(self) -> Mapping[str, bytes]:
-        """Copies: the tokenizer's own file, and the one beside it where there is one."""
+        """Return copies of the tokenizer's file and its configuration, if any."""
         return {TOKENIZER: self._content, TOKENIZER_CONFIG: self._config}
 
 
 def tokenizer(name: str, masks: bool = False) -> Tokenizer:
-    """`bytes`, or the path of a tokenizer.json; `masks`: with a token for masks. Raises InputError."""
+    """Return the tokenizer `bytes` or that of a tokenizer.json; `masks`: with a mask token. Raises InputError."""
     return Bytes(masks) if name == "bytes" else FromFile(Path(name), masks)

@@ -1,4 +1,4 @@
-"""Initial weights, from what a table does with them."""
+"""Draw initial weights according to their use in a table."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 
 DEVIATION = 0.02
-"""Of the normal distribution that matrices are drawn from: BERT's and GPT-2's initializer_range."""
+"""The standard deviation of initial matrices: BERT's and GPT-2's initializer_range."""
 
 
 def deviations(table: Table, sizes: Mapping[str, int]) -> dict[str, float]:
-    """Return the deviation of the normal distribution that each matrix of a layer of one's own is drawn from.
+    """Return the standard deviation of each initial matrix of a user's layer.
 
-    It is the root of 2 over the inputs of each sum (He et al. 2015, equation 10), of the line with the fewest; 0.02 of
-    rows that are read at an index.
+    It is sqrt(2 / fan-in) (He et al. 2015, equation 10), of the line with the smallest fan-in; 0.02 for rows that are
+    looked up.
     """
     inputs: dict[str, int] = {}
     looked_up = set[str]()
@@ -47,7 +47,7 @@ def deviations(table: Table, sizes: Mapping[str, int]) -> dict[str, float]:
 
 
 def _with_stacks(lines: Iterable[Statement], outer: Mapping[str, str]) -> Iterator[tuple[Line, Mapping[str, str]]]:
-    """Every line, with the stacks that names of its scope are slices of."""
+    """Yield every line with the stacks of its scope's slices."""
     for line in lines:
         if isinstance(line, Loop):
             stacks = {inside: outer.get(stack, stack) for inside, stack in line.each}
@@ -57,12 +57,12 @@ def _with_stacks(lines: Iterable[Statement], outer: Mapping[str, str]) -> Iterat
 
 
 def shape(table: Table, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of one of a table's names."""
+    """Return the shape of one of a table's names."""
     return shape_of(table.axes[name], sizes)
 
 
 def generator(seed: int, *parts: int | str) -> np.random.Generator:
-    """Random numbers that depend on a seed and on names and numbers alone, not on the order of drawing."""
+    """Return random numbers that depend on a seed, names and numbers, not on the order of drawing."""
     return np.random.default_rng([seed, *(crc32(p.encode()) if isinstance(p, str) else p for p in parts)])
 
 
@@ -73,11 +73,10 @@ def initial_weights(
     dtype: Any = float,
     spread: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The weights that a training starts from, by name; those of a repeat are stacks.
+    """Return the initial weights of a training, by name; those of a loop are stacks.
 
-    What is added as it is (a bias, the shift of a norm) starts at 0, what multiplies element by element (the gain of a
-    norm) at 1, everything else is normal with deviation 0.02, or what `spread` says, drawn from the seed and the
-    weight's name.
+    Biases and norm shifts start at 0, elementwise factors (the gain of a norm) at 1, everything else is normal with
+    standard deviation 0.02, or as in `spread`, drawn from the seed and the weight's name.
     """
     kind_of = kinds(table)
     result = {}
@@ -94,7 +93,7 @@ def initial_weights(
 def in_rows(array: Any) -> Any:
     """Return a NumPy array in C order with the strides of a new one, copied only where they differ.
 
-    BLAS sums a product in an order that follows from the strides: the same numbers laid out otherwise round otherwise.
+    BLAS's order of summation depends on the strides, so another layout of the same numbers rounds differently.
     """
     if not isinstance(array, np.ndarray):  # JAX lays its arrays out itself
         return array
@@ -103,13 +102,13 @@ def in_rows(array: Any) -> Any:
 
 
 def kinds(table: Table) -> dict[str, str]:
-    """What every weight of a table is: a bias, a gain or a matrix."""
+    """Return the kind of every weight of a table: bias, gain or matrix."""
     kind_of = _kinds(table.lines)
     return {name: kind_of.get(name, "matrix") for name in table.weights}
 
 
 def _kinds(lines: Iterable[Statement]) -> dict[str, str]:
-    """What each name on the right of a line is there: a bias, a gain or a matrix; a matrix anywhere is a matrix."""
+    """Return the kind of each name on the right of a line: bias, gain or matrix."""
     kind_of: dict[str, str] = {}
     for line in lines:
         if isinstance(line, Loop):

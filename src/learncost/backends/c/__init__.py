@@ -1,4 +1,4 @@
-"""Kernels in C: consecutive lines of a table as one function, what only they read held in registers and caches.
+"""Kernels in C: consecutive lines of a table fused into one function, with intermediates in registers and caches.
 
 A function takes its turns in parallel threads (OpenMP), writes loops that a compiler vectorises, and matrix products
 inside of a turn as tiles that lie in registers (float, bf16) or as calls of a library (double). Sums over the turns
@@ -29,11 +29,11 @@ __all__ = ["KernelFunction", "Scratch", "SizeNeededError", "kernel", "source", "
 
 
 class SizeNeededError(Exception):
-    """A dialect has to know a size as a number, for the memory that it is handed or the power of a size."""
+    """A dialect needs a numeric size, for scratch memory or the power of a size."""
 
 
 class _ConstantSizes(dict[str, int]):
-    """The sizes that are constants, by their names."""
+    """The constant sizes, by their names."""
 
     def __missing__(self, size: str) -> int:
         raise SizeNeededError(size)
@@ -49,7 +49,7 @@ class KernelFunction:
     writes   names of the arrays that it writes: the parameters after them
     sizes    axes (and windows) whose sizes are the parameters after them, of type ptrdiff_t
     shares   pairs of an array that is read and one that is written that may be one and the same memory
-    scratch  memory that a dialect without memory of its own is handed: parameters behind those that are written
+    scratch  workspace for a dialect without allocation: parameters after the written ones
     """
 
     name: str
@@ -63,7 +63,7 @@ class KernelFunction:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory that a kernel has for the time of a call: so many numbers of a type, by the notation's name of it."""
+    """A kernel's workspace: a number of elements of a type, by the notation's name of it."""
 
     name: str
     dtype: str
@@ -79,14 +79,14 @@ def kernel(
     name: str,
     printer: Printer = GNU,
 ) -> KernelFunction:
-    """The C function that computes the lines, which carry the same kernel in their tags.
+    """Return the C function of lines that have the same kernel in their Meta.
 
-    axes      the declared axes of every name that the lines read or make
-    outputs   the names, of those that the lines make, that others read
+    axes      the declared axes of every name in the lines
+    outputs   the results that other lines read
     dtypes    of every array: fp32, fp64, bf16 (stored so, computed in float), int64 for an index, bool for a mask
     sizes     sizes that are constants in C; all others are parameters
     printer   the dialect of C
-    Raises `InputError` with the line that cannot be written; SizeNeededError where the dialect has to know a size.
+    Raises `InputError` with a line that cannot be printed; SizeNeededError if the dialect needs a numeric size.
     """
     lines, sizes = tuple(lines), _ConstantSizes(sizes)
     _check(lines, axes, outputs, dtypes, printer)
@@ -117,7 +117,7 @@ def kernel(
 def _scratch(
     iterations_of: tree.Routine, sizes: Mapping[str, int], computed: str, printer: Printer
 ) -> tuple[Scratch, ...]:
-    """The memory of a call."""
+    """Return the workspace of a call."""
     known = _ConstantSizes({text: sizes[axis] for axis, text in iterations_of.sizes.items() if axis in sizes})
     dtypes = {printer.types[dtype]: dtype for dtype in ("int64", "bool", computed)}
     arrays = iterations_of.arrays("scratch")
@@ -133,7 +133,7 @@ def _routine(
     lines: Sequence[Line],
     sizes: Mapping[str, int],
 ) -> tuple[Arrays, tree.Routine]:
-    """The kernel and its arrays: tile by tile where it ends a product of matrices, else turn by turn."""
+    """Return the kernel and its arrays: by tiles for a matrix product's epilogue, else by iterations."""
     tile = ended(schedule)
     if tile:
         arrays = Ending(schedule, axes, dtypes, printer, real, sizes, tile)
@@ -150,7 +150,7 @@ def _check(
     dtypes: Mapping[str, str],
     printer: Printer,
 ) -> None:
-    """Refuse what has no axes or no type, before anything is written."""
+    """Refuse names without axes or type before printing."""
     makes = {term.name for line in lines for term in line.left}
     for line in lines:
         for name in (*line.reads, *(term.name for term in line.left)):
@@ -169,7 +169,7 @@ def _scheduled(
     dtypes: Mapping[str, str],
     narrow: frozenset[str],
 ) -> KernelSchedule:
-    """The schedule; without axes for the turns, every element is a turn where that is possible.
+    """Return the schedule; without axes for its iterations, every element is an iteration if possible.
 
     narrow  outputs that are stored in another type than sums are taken in
     """
@@ -184,7 +184,7 @@ def _scheduled(
     parts: dict[str, tuple[str, ...]] = {}
     try:
         schedule = KernelSchedule(lines, iterations, plan.blocks, outputs, dtypes)
-    except InputError:  # products of a library sum over one axis: several that are side by side go as one
+    except InputError:  # a library's products sum over one axis: adjacent axes are merged
         together = groups(lines, frozenset(iterations).union(plan.blocks[:1] if plan.blocks else ()), iterations)
         if not together:
             raise
@@ -220,5 +220,5 @@ def writable(
 
 
 def source(functions: Sequence[KernelFunction], printer: Printer = GNU) -> str:
-    """The whole C file: what all functions need, and the functions."""
+    """Return the full C file: the prelude and the functions."""
     return printer.preamble + "\n".join(function.text for function in functions)

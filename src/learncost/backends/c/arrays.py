@@ -1,4 +1,4 @@
-"""The names and sizes of a kernel, what its loops go over, and where the elements of its arrays lie."""
+"""The names, sizes and loops of a kernel, and the addresses of its arrays' elements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RESERVED = (
 
 @dataclass(frozen=True)
 class ArrayStorage:
-    """An array, its axes, how many places it has of each, and the axis of which it holds one block."""
+    """An array, its axes, its extents, and the axis of which it holds one block."""
 
     array: tree.ArrayMemory
     axes: tuple[str, ...]
@@ -38,7 +38,7 @@ class ArrayStorage:
 
 
 class Arrays:
-    """What all parts of a kernel share: it is not changed while they are built.
+    """The immutable context that all parts of a kernel share.
 
     axes     the declared axes of every name; `dtypes` their types
     printer  the dialect of C
@@ -63,7 +63,7 @@ class Arrays:
         self.block = schedule.block[0] if schedule.block else ""
         self.names = Identifiers(_RESERVED)
         values = self.values.values()
-        for value in values:  # so that no number inside takes the name of an array
+        for value in values:  # so that no local number has the name of an array
             for name in (value.name, *value.line.reads):
                 self.names.of(name)
         read_names = {name for value in values for name in value.line.reads if name not in self.values}
@@ -75,7 +75,7 @@ class Arrays:
     # Axes.
 
     def size(self, axis: str) -> tree.Expression:
-        """The number of places along an axis."""
+        """Return the number of positions along an axis."""
         if axis in self.schedule.parts:
             return self.count(self.schedule.parts[axis])
         name = base(axis)
@@ -85,7 +85,7 @@ class Arrays:
         return times(*map(self.size, axes))
 
     def room(self, axes: Sequence[str]) -> tuple[tree.Expression, ...]:
-        """The extents of memory that holds one block."""
+        """Return the extents of memory for one block."""
         return tuple(self.block_size if axis == self.block else self.size(axis) for axis in axes)
 
     @property
@@ -100,13 +100,13 @@ class Arrays:
     # Loops.
 
     def base(self, phase: int) -> str:
-        """The counter of the innermost loop around the rows or products of a phase."""
+        """Return the counter of the innermost loop around the rows or products of a phase."""
         inner = (*self.schedule.sequence, *([self.block] if self.block else [])) if phase == MAIN else ()
         around = (*self.schedule.iterations, *inner)
         return self.counter(around[-1]) if around else TURN
 
     def bounds(self, axis: str, phase: int | None) -> tuple[tree.Expression, tree.Expression]:
-        """From where and up to where loops and products go over an axis."""
+        """Return the bounds of loops and products over an axis."""
         if phase == MAIN and axis in (self.block, self.bounded):
             return self.edge("from", axis), self.edge("to", axis)
         return ZERO, self.size(axis)
@@ -117,12 +117,12 @@ class Arrays:
     def loop(
         self, axis: str, body: Sequence[tree.CStatement], phase: int | None = None, independent: bool = False
     ) -> tree.ForLoop:
-        """The loop over an axis."""
+        """Return the loop over an axis."""
         first, last = self.bounds(axis, phase) if axis == self.bounded else (ZERO, self.size(axis))
         return tree.ForLoop(self.counter(axis), first, last, tuple(body), independent=independent)
 
     def _bounding(self, lines: Sequence[Line]) -> tuple[str, tuple[Condition, ...]]:
-        """The axis that every line that has both it and the block's ties to it, where no output has both."""
+        """Return the axis that all lines bound by the block's axis, if no output has both."""
         tied = {c for line in lines for c in line.where if c.ordered and self.block in c.axes}
         for other in sorted({a for c in tied for a in c.axes if a != self.block}):
             pair = {self.block, other}
@@ -133,7 +133,7 @@ class Arrays:
         return "", ()
 
     def limits(self) -> tuple[tree.Expression, tree.Expression]:
-        """Between which places the bounded axis lies for a block of the other."""
+        """Return the bounds of the bounded axis for a block of the other."""
         lower: tree.Expression = ZERO
         upper = self.size(self.bounded)
         first, last = self.edge("from", self.block), self.edge("to", self.block)
@@ -146,7 +146,7 @@ class Arrays:
                 high = minus(last, ONE) if condition.strict else last
             lower = larger(low, lower) if low else lower
             upper = smaller(high, upper) if high else upper
-        if self.tiles and lower != ZERO:  # where strips begin; what a condition excludes, is zero there
+        if self.tiles and lower != ZERO:  # the start of strips; excluded elements are zero there
             lower = times(
                 tree.OperationExpression("/", (lower, tree.NameExpression("LANES"))), tree.NameExpression("LANES")
             )
@@ -155,15 +155,13 @@ class Arrays:
     # Memory.
 
     def multiplies(self, stored: str) -> bool:
-        """Whether a product takes a factor of this type as it lies."""
+        """Whether a product reads a factor of this type without packing."""
         return stored == self.real or (self.alone and stored == self.types["int8"])
 
     def storage(self, value: ScheduledValue) -> ArrayStorage:
-        """Where the value of a line is put together: the output itself, a thread's sums, or memory of the turn."""
+        """Return the memory of a line's value: the output, a thread's sums, or the iteration's workspace."""
         schedule, value_name, axes = self.schedule, self.names.of(value.name), value.axes
-        if (
-            value.shared and not self.alone
-        ):  # a scalar, such as the loss, is one of so many numbers that it takes double
+        if value.shared and not self.alone:  # a scalar, such as the loss, sums so many numbers that it needs double
             kind, extents = self.real if axes else "double", tuple(map(self.size, axes))
             return ArrayStorage(
                 tree.ArrayMemory(f"{value_name}_sums", kind, "sums", value.name, times(*extents)), axes, extents
@@ -180,7 +178,7 @@ class Arrays:
         return self.scratch(name, kind, value.name, axes, whole=value.added)
 
     def scratch(self, name: str, kind: str, of: str, axes: tuple[str, ...], whole: bool = False) -> ArrayStorage:
-        """Memory of the turn, for one block, or for all of them."""
+        """Return workspace of the iteration, for one block or all of them."""
         extents = tuple(map(self.size, axes)) if whole else self.room(axes)
         block = self.block if self.block in axes and not whole else ""
         return ArrayStorage(tree.ArrayMemory(name, kind, "scratch", of, times(*extents)), axes, extents, block)
@@ -189,35 +187,35 @@ class Arrays:
         return tree.ArrayMemory(self.names.of(value.name), self.types[self.dtypes[value.name]], "made", value.name)
 
     def read_array(self, term: Term) -> ArrayStorage:
-        """An array that the kernel reads."""
+        """Return an array that the kernel reads."""
         array = tree.ArrayMemory(self.names.of(term.name), self.types[self.dtypes[term.name]], "read", term.name)
         return ArrayStorage(array, term.declared, self._extents(term.name, term.declared))
 
     def _extents(self, name: str, axes: Sequence[str]) -> tuple[tree.Expression, ...]:
-        """Of an array with declared axes, which may have other names here."""
+        """Return an array with declared axes, which may have other names here."""
         declared = iter(self.axes[name])
         parts = (self.schedule.parts.get(axis, (axis,)) for axis in axes)
         return tuple(self.count([next(declared) for _ in group]) for group in parts)
 
     def element(self, store: ArrayStorage, at: Sequence[tree.Expression]) -> tree.Element:
-        """An element, by an index for every axis."""
+        """Return an element, by an index for every axis."""
         pairs = zip(store.axes, at, strict=True)
         first = self.edge("from", store.block)
         indices = (minus(index, first) if store.block and axis == store.block else index for axis, index in pairs)
         return tree.Element(store.array, store.extents, tuple(indices))
 
     def address(self, value: ScheduledValue, positions: Positions) -> tree.Element:
-        """The element of the memory where a value lies."""
+        """Return the element in the memory of a value."""
         store = self.storage(value)
         return self.element(store, [positions[axis] for axis in store.axes])
 
     def loaded(self, value: ScheduledValue, positions: Positions) -> tree.Expression:
-        """What lies there."""
+        """Return the stored value."""
         element = self.address(value, positions)
         return self.widened(element, element.array.type)
 
     def widened(self, number: tree.Expression, stored: str) -> tree.Expression:
-        """A stored number as one to compute with."""
+        """Convert a stored number for computation."""
         if stored == "bf16":
             return tree.CallExpression("from_bf16", (number,))
         if stored == self.types["int8"]:
@@ -227,7 +225,7 @@ class Arrays:
         )
 
     def summand(self, number: tree.Expression) -> tree.Expression:
-        """A number among numbers: of a condition too, which strict compilers want said."""
+        """Convert to a number, also from a condition, as strict compilers require."""
         is_condition = isinstance(number, tree.Named) and number.type == "int"
         return tree.OperationExpression(f"({self.real})", (number,)) if self.alone and is_condition else number
 

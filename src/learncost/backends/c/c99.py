@@ -1,6 +1,6 @@
-"""A kernel as C99 and no more, for processors without an operating system: one thread, and memory that is handed in.
+"""Print a kernel in plain C99, for processors without an operating system: one thread, and workspace as parameters.
 
-All numbers are `real`, which the file says to be float or double.
+All numbers are `real`, which the file defines as float or double.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ typedef int32_t place; /* a position along an axis, or what an index holds */
 """
 
 WHOLE_BASIS = BASIS.replace("-1e30", "-1073741824")
-"""What stands before functions where all numbers are whole ones."""
+"""The prelude of integer-only functions."""
 
 BODY = """\
     for (place i = 0, tall; i < rows; i += tall) {
@@ -43,16 +43,16 @@ SUMS = "typedef int32_t whole; /* a sum of products of whole numbers of 8 bits, 
 
 
 def product_name(left: str, right: str) -> str:
-    """What the product of factors of two types is called: of numbers, or of whole ones of 8 bits."""
+    """Return the function name of a product of two types: of numbers or of 8-bit integers."""
     ops = {REAL: "real", CODE: "codes"}
     return "product" if left == right == REAL else f"product_{ops[left]}_{ops[right]}"
 
 
 def product_text(left: str, right: str) -> str:
-    """The function of a product of factors of two types; of whole numbers the sums are whole until they are stored.
+    """Return the product function of two types; integer products have integer sums until they are stored.
 
-    Sixteen sums at a time lie in registers, so that an element that is read is multiplied four times; of the last
-    rows and columns, which are fewer than four, it is four of one.
+    Sixteen sums are in registers at a time, so that each loaded element is multiplied four times; the last rows and
+    columns, fewer than four, use four sums.
     """
     total = WHOLE if left == right == CODE else REAL
     head = (
@@ -76,13 +76,13 @@ def product_text(left: str, right: str) -> str:
 
 
 def products(called: Container[str]) -> list[str]:
-    """The products that a text calls, with the type that their sums need."""
+    """Return the products that a text calls, with the type of their sums."""
     pairs = [(left, right) for left in (REAL, CODE) for right in (REAL, CODE) if product_name(left, right) in called]
     return [*([SUMS] if (CODE, CODE) in pairs else ()), *(product_text(*pair) for pair in pairs)]
 
 
 def _tile(total: str, tall: int, wide: int) -> Iterator[str]:
-    """The lines that make so many rows of so many columns."""
+    """Return the lines for a tile of rows and columns."""
     rows, columns = range(tall), range(wide)
     for y in rows:
         yield f"{total} {', '.join(f's{y}{x} = 0' for x in columns)};"
@@ -110,7 +110,7 @@ def _times(number_of: int, stride: str) -> str:
 
 
 def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[str]:
-    """Constants, then the turns one after another."""
+    """Return the constants, then the iterations in sequence."""
     fixed = [f"{c} = {constants[axis]}" for axis, c in routine.sizes.items() if axis in constants]
     if fixed:
         yield f"enum {{ {', '.join(fixed)} }};"

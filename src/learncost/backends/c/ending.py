@@ -1,6 +1,6 @@
-"""A kernel that ends a matrix product: what its lines make of a sum of the product is made where the sum is complete.
+"""Epilogue fusion: a kernel applies its lines to each tile of a matrix product when its sums are complete.
 
-Of the product's result one tile is there at a time: the lines behind it read it, and the next one is written over it.
+Only one tile of the product's result exists at a time: the following lines read it, and the next tile overwrites it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from learncost.ir.term import Term
 
 @dataclass(frozen=True)
 class Tile:
-    """The axes of a product: those of a tile of its result, of all other loops of it, and those that are summed."""
+    """The axes of a product: of a tile of its result, of its outer loops, and the summed ones."""
 
     product: Product
     row: str
@@ -31,7 +31,7 @@ class Tile:
 
 
 def ended(schedule: KernelSchedule) -> Tile | None:
-    """The product that the other lines of a schedule end, element by element; None if it is something else."""
+    """Return the product whose elementwise epilogue the other lines are; None otherwise."""
     (first, *others) = schedule.values.values()
     line = first.line
     if (
@@ -55,7 +55,7 @@ def ended(schedule: KernelSchedule) -> Tile | None:
 
 
 class Ending(Arrays):
-    """The arrays of the lines behind a product, whose result they read in a tile of so many rows and columns."""
+    """The arrays of an epilogue, which reads the product's result in a tile of rows and columns."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Ending(Arrays):
         return self.tile.row, self.tile.column
 
     def can_be_tiled(self) -> bool:
-        """Whether both factors are stored as products take them: a library's need neighbours along one axis of each."""
+        """Whether both factors are stored as products need them: a library's need one contiguous axis each."""
         summed = self.tile.summed[-1]
         matrices = [_matrix(self, term, side, summed) for term, side in zip(_terms(self), self.sides, strict=True)]
         if not self.alone and any(ONE not in matrix.strides for matrix in matrices):
@@ -108,7 +108,7 @@ class Ending(Arrays):
 
 
 def ending(arrays: Ending) -> tree.Routine:
-    """The kernel, tile by tile: turns over blocks of columns in parallel, in each of them over blocks of rows."""
+    """Return the kernel by tiles: parallel iterations over blocks of columns, each over blocks of rows."""
     tile = arrays.tile
     row, column = arrays.sides
     last = tree.ForLoop(arrays.counter(column), *_edges(arrays, column), tuple(iteration(arrays)), independent=True)
@@ -135,7 +135,7 @@ def _blocks(arrays: Ending, axis: str, places: int, body: Sequence[tree.CStateme
 
 
 def _product(arrays: Ending) -> Iterator[tree.CStatement]:
-    """The tile's sums; over several axes, those of one place of all but the last after the other."""
+    """Return the tile's sums; with several summed axes, one position of the outer ones after another."""
     tile = arrays.tile
     several = tile.summed[:-1]
     left, right = _factors(arrays)
@@ -155,18 +155,18 @@ def _product(arrays: Ending) -> Iterator[tree.CStatement]:
 
 
 def _terms(arrays: Ending) -> tuple[Term, Term]:
-    """The factor with the tile's rows and that with its columns."""
+    """Return the factor with the tile's rows and that with its columns."""
     first, second = (term for term in arrays.tile.product.right if isinstance(term, Term))
     return (first, second) if arrays.tile.row in first.loops else (second, first)
 
 
 def _cell(arrays: Ending) -> str:
-    """What packed factors are made of."""
+    """Return the sources of packed factors."""
     return "pair" if {arrays.read_array(term).array.type for term in _terms(arrays)} == {"bf16"} else "float"
 
 
 def _matrix(arrays: Ending, term: Term, row: str, column: str) -> tree.MatrixBlock:
-    """The part of a factor that the tile is made of."""
+    """Return the part of a factor that the tile reads."""
     store = arrays.read_array(term)
     begins = {axis: arrays.edge("from", axis) for axis in arrays.sides} | {arrays.tile.summed[-1]: ZERO}
     first = arrays.element(store, [begins.get(axis, arrays.positions[axis]) for axis in store.axes])
@@ -189,7 +189,7 @@ def _factors(arrays: Ending) -> tuple[tree.MatrixBlock | tree.Packed, tree.Matri
 
 
 def _room(arrays: Ending, term: Term, form: str) -> tree.ArrayMemory:
-    """Memory for a packed factor of a tile."""
+    """Return workspace for a packed factor of a tile."""
     places = tree.NameExpression(str(arrays.extents[form == "strips"]))
     room = tree.CallExpression(
         form.upper(), (tree.NameExpression(_cell(arrays)), arrays.size(arrays.tile.summed[-1]), places)
@@ -198,7 +198,7 @@ def _room(arrays: Ending, term: Term, form: str) -> tree.ArrayMemory:
 
 
 def _packed(arrays: Ending) -> Iterator[tree.CStatement]:
-    """The columns' factor in strips, for all rows."""
+    """Pack the columns' factor in strips, for all rows."""
     if arrays.tiles:
         summed, column, term = arrays.tile.summed[-1], arrays.tile.column, _terms(arrays)[1]
         first, last = _edges(arrays, column)
@@ -207,7 +207,7 @@ def _packed(arrays: Ending) -> Iterator[tree.CStatement]:
 
 
 def _rows(arrays: Ending) -> Iterator[tree.CStatement]:
-    """The rows' factor of pairs, for one block of rows."""
+    """Pack the rows' factor in pairs, for one block of rows."""
     if arrays.tiles and _cell(arrays) == "pair":
         summed, row, term = arrays.tile.summed[-1], arrays.tile.row, _terms(arrays)[0]
         first, last = _edges(arrays, row)

@@ -1,4 +1,4 @@
-"""A kernel as one function: its turns, the phases of a turn, what all turns add to."""
+"""Build a kernel as one function: its iterations, the phases of an iteration, and sums over iterations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from learncost.backends.c.tree import TURN, ZERO, joined, plus, smaller, times
 def computed_once(
     iterations: tree.ForLoop, used_names: Collection[str], numbers: Collection[tree.Expression] = ()
 ) -> tuple[tuple[tree.CStatement, ...], tree.ForLoop, tuple[tree.Expression, ...]]:
-    """What comes before all turns, the turns without `Named` and `Once`, and numbers likewise; empty loops are gone.
+    """Return the statements before the iterations, the iterations without `Named` and `Once`, and no empty loops.
 
-    used_names   names that no number gets
-    numbers      that are needed after the turns, of what is known before them
+    used_names   reserved names
+    numbers      that are needed after the iterations and known before them
     """
     function_scope = _LoopScope(names={*used_names})
     after = tuple(function_scope.number(number)[0] for number in numbers)
@@ -32,7 +32,7 @@ def computed_once(
 
 @dataclass
 class _LoopScope:
-    """The inside of an open loop: what is in it so far."""
+    """The statements of an open loop."""
 
     outer: _LoopScope | None = None
     still: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class _LoopScope:
             yield from self.outer._outwards()
 
     def _around(self, counter: str) -> _LoopScope:
-        """The innermost loop in which it stands still."""
+        """Return the innermost loop in which it is invariant."""
         return next(scope for scope in self._outwards() if counter in scope.still)
 
     def add(self, statement: tree.CStatement) -> None:
@@ -75,7 +75,7 @@ class _LoopScope:
         return replace(store, value=value, to=self.number(store.to)[0])
 
     def number(self, number: tree.Expression) -> tuple[tree.Expression, int]:
-        """The number with names in it, and the depth of the innermost loop that it needs."""
+        """Return the number with its names, and the depth of the innermost loop that it depends on."""
         if isinstance(number, tree.LoopCounter):
             return number, self._around(number.text).depth
         if isinstance(number, tree.Named):
@@ -97,7 +97,7 @@ class _LoopScope:
         return self._let(tree.Let(number.name, number.type, value, number.key), spec), depth
 
     def _let(self, let: tree.Let, spec: _LoopScope) -> tree.NameExpression:
-        """A name that no open loop has."""
+        """Return a name that is unused in open loops."""
         used_names = set[str]().union(*(scope.names for scope in self._outwards()))
         name, number = let.name, 2
         while name in used_names:
@@ -109,7 +109,7 @@ class _LoopScope:
 
 
 def routine(arrays: Arrays) -> tree.Routine:
-    """The kernel that computes a schedule."""
+    """Return the kernel that computes a schedule."""
     schedule, values = arrays.schedule, arrays.values.values()
     added = [value for value in values if value.added and not value.shared]
     zeros = (zero(arrays, value, [axis for axis in value.axes if axis not in schedule.iterations]) for value in added)
@@ -118,7 +118,7 @@ def routine(arrays: Arrays) -> tree.Routine:
     before, iterations, sums = computed_once(_iterations(arrays, (*zeros, *iteration(arrays))), arrays.parameters, sums)
     totals = tuple(_total(arrays, value, number) for value, number in zip(shared, sums, strict=False))
     after: tuple[tree.CStatement, ...] = ()
-    if arrays.alone:  # added up where they are to lie
+    if arrays.alone:  # summed in their final memory
         before = (*(zero(arrays, value, value.axes) for value in shared), *before)
         after = tuple(scaled(arrays, value) for value in shared if value.late)
     widest = max(values, key=lambda value: len(value.space))
@@ -127,14 +127,14 @@ def routine(arrays: Arrays) -> tree.Routine:
 
 
 def iteration(arrays: Arrays) -> Iterator[tree.CStatement]:
-    """What is done in one turn."""
+    """Return the statements of one iteration."""
     yield from _phase(arrays, BEFORE)
     yield from _main(arrays)
     yield from _phase(arrays, AFTER)
 
 
 def _iterations(arrays: Arrays, body: Sequence[tree.CStatement]) -> tree.ForLoop:
-    """A turn for all places along all its axes together."""
+    """Return one loop over all positions of all its axes."""
     axes = arrays.schedule.iterations
     counters, counts = [*map(arrays.counter, axes)], [*map(arrays.size, axes)]
     if len(counters) == 1:
@@ -147,7 +147,7 @@ def _iterations(arrays: Arrays, body: Sequence[tree.CStatement]) -> tree.ForLoop
 
 
 def _sum(arrays: Arrays, value: ScheduledValue) -> tree.Expression:
-    """What becomes of an element's `sum` over all threads."""
+    """Return the store of an element's `sum` over all threads."""
     numbers = Numbers(arrays, LoopNode(value.at, ()))
     return times(tree.NameExpression("sum"), *(numbers.number(factor, {}) for factor in value.late))
 
@@ -158,7 +158,7 @@ def _total(arrays: Arrays, value: ScheduledValue, number: tree.Expression) -> tr
 
 
 def _phase(arrays: Arrays, phase: int) -> Iterator[tree.CStatement]:
-    """The segments of a phase: loops, then products."""
+    """Return the segments of a phase: loops, then products."""
     values = [value for value in arrays.values.values() if value.at.phase == phase]
     nodes = [node for node in arrays.schedule.nodes if node.place.phase == phase]
     for segment in sorted({value.at.segment for value in values} | {node.place.segment for node in nodes}):
@@ -169,7 +169,7 @@ def _phase(arrays: Arrays, phase: int) -> Iterator[tree.CStatement]:
 
 
 def _rows(arrays: Arrays, nodes: Sequence[LoopNode], phase: int) -> Iterator[tree.CStatement]:
-    """Loops, in the main phase for one row of the block after another."""
+    """Return loops, in the main phase row by row of the block."""
     body = [statement for node in nodes for statement in nests(arrays, node)]
     if body and arrays.block and phase == MAIN:
         first, last = arrays.bounds(arrays.block, MAIN)
@@ -179,7 +179,7 @@ def _rows(arrays: Arrays, nodes: Sequence[LoopNode], phase: int) -> Iterator[tre
 
 
 def _main(arrays: Arrays) -> list[tree.CStatement]:
-    """The turns over the sequential axes, one after another, and over the blocks."""
+    """Return the iterations over sequential axes and over blocks."""
     body = [*_phase(arrays, MAIN)]
     if not body:
         return body

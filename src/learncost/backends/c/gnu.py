@@ -1,6 +1,6 @@
-"""A kernel as GNU C: turns in parallel threads (OpenMP), loops that a compiler vectorises, products in tiles.
+"""Print a kernel in GNU C: iterations in parallel threads (OpenMP), vectorizable loops, tiled products.
 
-Sums over the turns are added up thread by thread, so that for a number of threads the result is always the same.
+Sums over the iterations are added up thread by thread, so that the result is deterministic for a number of threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from learncost.backends.c.tree import TURN, ZERO
 
 
 def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[str]:
-    """Constants, then a parallel region: a thread's memory, turns, and the sums of all threads."""
+    """Return constants and a parallel region: a thread's workspace, iterations, and the sums of all threads."""
     totals, scratch = routine.totals, routine.arrays("scratch")
     yield from (f"const place {c} = {constants[axis]};" for axis, c in routine.sizes.items() if axis in constants)
     yield from statements(routine.before, GNU)
@@ -51,7 +51,7 @@ def _room(array: tree.ArrayMemory) -> str:
 
 
 def _share_out(routine: tree.Routine) -> str:
-    """How turns go to threads: those with products as threads are free, unless sums have to be the same every time."""
+    """Return the OpenMP schedule: dynamic for iterations with products, unless sums must be deterministic."""
     body = routine.iterations.body
     flat = all(
         isinstance(statement, tree.Let) or (isinstance(statement, tree.Store) and statement.sign == "=")
@@ -63,7 +63,7 @@ def _share_out(routine: tree.Routine) -> str:
 
 
 def _added_up(total: tree.Total, first: str) -> Iterator[str]:
-    """The sums of all threads, one after another; they lie after so many bytes of their memory."""
+    """Return the reduction over all threads; their sums begin at an offset of their workspace."""
     kind = total.sums.type
     return block(
         f"for (place i = 0; i < {number(total.sums.points)}; i++)",
@@ -76,7 +76,7 @@ def _added_up(total: tree.Total, first: str) -> Iterator[str]:
 
 
 def _product(part: tree.Dot | tree.Pack) -> Iterator[str]:
-    """A call: of tiles where a factor is packed, else of a library."""
+    """Return the call of a product: of tiles for packed factors, else of a library."""
     if isinstance(part, tree.Pack):
         kind = f"{part.to.type}_{part.source.first.array.type}"
         extents = ", ".join(map(number, part.extents))

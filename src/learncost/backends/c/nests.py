@@ -1,4 +1,4 @@
-"""The loops of a kernel: every node of the schedule as a nest of loops, with the reductions that end with it."""
+"""Build the loops of a kernel: every node of the schedule as a loop nest with its reductions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from learncost.ops import OpDef, entry
 
 
 def op_of(value: ScheduledValue) -> OpDef:
-    """The word that a value is made by."""
+    """Return the op that computes a value."""
     assert isinstance(value.line, Op)
     return entry(value.line.op)
 
 
 def along(numbers: Numbers, value: ScheduledValue) -> Iterator[tree.CStatement]:
-    """Loops over all other axes around what goes along one."""
+    """Return loops over all other axes around one axis."""
     assert isinstance(value.line, Op)
     arrays, (axis,) = numbers.arrays, value.line.axes
     (term,) = value.line.right
@@ -34,7 +34,7 @@ def along(numbers: Numbers, value: ScheduledValue) -> Iterator[tree.CStatement]:
 
 
 def _loops(arrays: Arrays, axes: Sequence[str], body: Sequence[tree.CStatement]) -> Sequence[tree.CStatement]:
-    """Loops over the axes, the first outermost."""
+    """Return loops over the axes, the first outermost."""
     for axis in reversed(axes):
         body = (arrays.loop(axis, body),)
     return body
@@ -45,7 +45,7 @@ def _variable(arrays: Arrays, value: ScheduledValue, ending: str) -> tree.NameEx
 
 
 def _scan(numbers: Numbers, value: ScheduledValue, axis: str) -> Sequence[tree.CStatement]:
-    """A sum that is stored at each place."""
+    """A sum that is stored at each position (a prefix sum)."""
     arrays, place = numbers.arrays, dict(numbers.arrays.positions)
     if op_of(value).backwards:
         place[axis] = tree.OperationExpression("-", (minus(arrays.size(axis), ONE), place[axis]))
@@ -92,7 +92,7 @@ def _choice(numbers: Numbers, value: ScheduledValue, axis: str, result_axis: str
 
 
 def nests(arrays: Arrays, node: LoopNode) -> Iterator[tree.CStatement]:
-    """What the schedule puts into one node: a nest for every scatter, and one for all else."""
+    """Return the loop nests of one node: one for every scatter, and one for everything else."""
     schedule = arrays.schedule
     roots = [value for value in arrays.values.values() if _is_here(arrays, value, node)]
     for value in roots:
@@ -107,7 +107,7 @@ def nests(arrays: Arrays, node: LoopNode) -> Iterator[tree.CStatement]:
 
 
 def zero(arrays: Arrays, value: ScheduledValue, axes: Sequence[str], phase: int | None = None) -> tree.CStatement:
-    """Zeros along these axes of a value, at the present position along the others."""
+    """Set a value to zero along these axes, at the current position of the others."""
     statement: tree.CStatement = tree.Store(arrays.address(value, arrays.positions), ZERO)
     for axis in reversed(axes):
         statement = arrays.loop(axis, [statement], phase)
@@ -115,7 +115,7 @@ def zero(arrays: Arrays, value: ScheduledValue, axes: Sequence[str], phase: int 
 
 
 def scaled(arrays: Arrays, value: ScheduledValue) -> tree.CStatement:
-    """A sum over all turns, where it lies, multiplied by what it is multiplied by."""
+    """Scale a sum over all iterations in place."""
     to = arrays.address(value, arrays.positions)
     numbers = Numbers(arrays, LoopNode(value.at, ()))
     statement: tree.CStatement = tree.Store(to, times(to, *(numbers.number(factor, {}) for factor in value.late)))
@@ -131,7 +131,7 @@ def _is_here(arrays: Arrays, value: ScheduledValue, node: LoopNode) -> bool:
 
 
 def _order(arrays: Arrays, node: LoopNode, roots: Sequence[ScheduledValue]) -> list[str]:
-    """The loops from the outermost in: the axes of reductions' results first, else as the arrays lie in memory."""
+    """Return the loop order: axes of reductions' results first, else the memory order of the arrays."""
     inner, space = arrays.schedule.inner, node.space
     order: list[str] = []
     for value in sorted(roots, key=lambda value: value.kind not in ("sum", "extreme")):
@@ -146,9 +146,9 @@ def _order(arrays: Arrays, node: LoopNode, roots: Sequence[ScheduledValue]) -> l
 def _nest(
     arrays: Arrays, node: LoopNode, roots: Sequence[ScheduledValue], independent: bool
 ) -> Iterator[tree.CStatement]:
-    """Loops around what is computed; numbers that are summed there are set before the loops that sum them."""
+    """Return loops around a computation; sums are initialized before their loops."""
     order = _order(arrays, node, roots)
-    outer: dict[str, int] = {}  # how many loops go over the result's own axes, where the others are inside of them
+    outer: dict[str, int] = {}  # the number of loops over the result's axes, with the others inside
     for value in roots:
         if value.kind in ("sum", "extreme"):
             loops = arrays.schedule.inner(value.axes)
@@ -173,7 +173,7 @@ def _nest(
 
 
 def _partial(numbers: Numbers, value: ScheduledValue) -> tree.Named:
-    """The number that a reduction adds to; where it is complete in the end, it is the value at this position."""
+    """Return the accumulator of a reduction, which ends as the value at this position."""
     arrays = numbers.arrays
     at = tuple(arrays.positions[axis] for axis in value.axes)
     key = ("part" if value.added or value.shared else "made", value.name, *at)
@@ -182,13 +182,13 @@ def _partial(numbers: Numbers, value: ScheduledValue) -> tree.Named:
 
 
 def _ends(arrays: Arrays, value: ScheduledValue, number: tree.Named) -> Iterator[tree.CStatement]:
-    """The loop is over: the result goes to memory where others read it from there."""
+    """Store the result after the loop if others read it from memory."""
     if value.stored or value.added or value.shared:
         yield _put(arrays, value, number, value.added or value.shared)
 
 
 def _store(numbers: Numbers, value: ScheduledValue, partial: Mapping[str, tree.Named]) -> tree.Store:
-    """What is done for a root in the innermost loop."""
+    """Return the statements of a root in the innermost loop."""
     arrays, positions = numbers.arrays, numbers.arrays.positions
     if value.kind == "pointwise":
         return _put(arrays, value, numbers.value_at(value, positions))
@@ -207,6 +207,6 @@ def _store(numbers: Numbers, value: ScheduledValue, partial: Mapping[str, tree.N
 
 
 def _put(arrays: Arrays, value: ScheduledValue, number: tree.Expression, add: bool = False) -> tree.Store:
-    """Put a number where the value lies, at the present position."""
+    """Store a number in the value's memory, at the current position."""
     to = arrays.address(value, arrays.positions)
     return tree.Store(to, number, "+=") if add else tree.Store(to, arrays.narrowed(number, to.array.type))

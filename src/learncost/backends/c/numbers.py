@@ -1,4 +1,4 @@
-"""The numbers of a kernel: every operand and the right side of every line at a position, as expressions."""
+"""Build the expressions of a kernel: operands and right sides of lines at a position."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _SIGNS = {
 
 
 _SUFFIXES = {"float": "f", "real": "_real"}
-"""What the names of functions end in, where these say the type."""
+"""The type suffixes of function names."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a loop of the schedule reads and computes."""
+    """Return the values that a loop of the schedule reads and computes."""
 
     arrays: Arrays
     node: LoopNode
     computed: dict[tuple[object, ...], tree.Named] = field(default_factory=dict)
 
     def number(self, operand: Operand, at: Positions) -> tree.Expression:
-        """An operand at a position."""
+        """Return an operand at a position."""
         if isinstance(operand, Literal):
             return self._literal(operand)
         value = self.arrays.values.get(operand.name)
@@ -56,18 +56,18 @@ class Numbers:
         return number
 
     def written(self, left: Term, number: tree.Expression, at: Positions) -> tree.Expression:
-        """What is added to a place that a line writes at: nothing, where that is beyond the ends of an axis."""
+        """Return the value added at a written position: zero beyond the ends of an axis."""
         for place, size in self._beyond(left):
             number = chosen(self._on_axis(place, size, at), number, ZERO)
         return number
 
     def _sizes(self, term: Term) -> tuple[tree.Expression, ...]:
-        """How many places an array has along the axes that a term reads."""
+        """Return the extents of an array along the axes that a term reads."""
         value = self.arrays.values.get(term.name)
         return self.arrays.read_array(term).extents if value is None else tuple(map(self.arrays.size, value.axes))
 
     def _beyond(self, term: Term) -> Iterator[tuple[Affine, tree.Expression]]:
-        """The places that may be beyond the ends of their axes, with the sizes of these."""
+        """Return the positions that may be out of bounds, with the sizes of their axes."""
         yield from ((place, self._sizes(term)[number]) for number, place in term.beyond)
 
     def _on_axis(self, affine: Affine, size: tree.Expression, at: Positions) -> tree.Expression:
@@ -77,7 +77,7 @@ class Numbers:
         )
 
     def _affine(self, place: Affine, at: Positions) -> tree.Expression:
-        """The place that positions give."""
+        """Return the position that an index expression gives."""
         total: tree.Expression | None = None
         for part in place.parts:
             factors = [tree.NameExpression(str(abs(part.factor)))] if abs(part.factor) != 1 else []
@@ -92,7 +92,7 @@ class Numbers:
         return total or ZERO
 
     def _place(self, axis: str | Read, at: Positions, size: tree.Expression) -> tree.Expression:
-        """An index for an axis: where that may be beyond its ends, the first one, and what is there is not used."""
+        """Return an index for an axis; an out-of-bounds index becomes 0, and its value is unused."""
         if isinstance(axis, str):
             return at[axis]
         if isinstance(axis.at, Affine):
@@ -106,7 +106,7 @@ class Numbers:
         return self.number(axis.at, at) if isinstance(axis.at, Term) else self._affine(axis.at, at)
 
     def inside(self, value: ScheduledValue, term: Term, at: Positions) -> Positions:
-        """Where the axes of a value stand when a term reads it."""
+        """Return the indices of a value's axes when a term reads it."""
         return {
             axis: self._place(read, at, self.arrays.size(axis))
             for axis, read in zip(value.axes, term.axes, strict=True)
@@ -132,7 +132,7 @@ class Numbers:
         return tree.NameExpression(text if literal.value >= 0 else f"({text})")
 
     def _total(self, size: str) -> tree.Expression:
-        """A size, or a sum of sizes."""
+        """Return a size, or a sum of sizes."""
         (_, first), *more = summands(size)
         total = self.arrays.count(factors(first))
         for sign, summand in more:
@@ -140,7 +140,7 @@ class Numbers:
         return total
 
     def _given(self, term: Term, at: Positions) -> tree.Named:
-        """An element of an array that the kernel reads."""
+        """Return an element of an array that the kernel reads."""
         store = self.arrays.read_array(term)
         places = [self._place(axis, at, size) for axis, size in zip(term.axes, store.extents, strict=True)]
         kind = KINDS.get(self.arrays.dtypes[term.name], "real")
@@ -149,7 +149,7 @@ class Numbers:
         return tree.Named(key, f"{store.array.name}_i", self._type(kind), number)
 
     def value_at(self, value: ScheduledValue, at: Positions) -> tree.Named:
-        """A value of the kernel at a position: from memory, or computed here."""
+        """Return a value of the kernel at a position: loaded or computed inline."""
         key = ("made", value.name, *(at[axis] for axis in value.axes))
         if key not in self.computed:
             loaded = value.kind != "pointwise" or (
@@ -162,7 +162,7 @@ class Numbers:
         return self.computed[key]
 
     def _computed(self, value: ScheduledValue, at: Positions) -> tree.Expression:
-        """The right side of a pointwise line at a position."""
+        """Return the right side of a pointwise line at a position."""
         line, left = value.line, value.line.left[0]
         numbers = [self.number(operand, at) for operand in line.right]
         if left.indexed:  # one number in a row of zeros
@@ -187,7 +187,7 @@ class Numbers:
         return primitive(row, numbers, self.arrays.real)
 
     def _holds(self, condition: Condition, at: Positions) -> list[tree.Expression]:
-        """Whether a position is inside; in 32 bits, of which a vector holds as many as of numbers."""
+        """Return the bounds check of a position, in 32 bits, which vectorizes like fp32."""
         low, up = (
             tree.NameExpression(side) if side.isdigit() else tree.OperationExpression("(int)", (at[side],))
             for side in (condition.lower, condition.upper)
@@ -201,7 +201,7 @@ class Numbers:
 
 
 def primitive(row: OpDef, numbers: Sequence[tree.Expression], real: str) -> tree.Expression:
-    """What a primitive makes of numbers of a type."""
+    """Return a primitive applied to numbers of a type."""
     text = (row.c or f"{row.name}({', '.join(row.inputs)})").format(real=real)
     return _expression(_parsed(text), dict(zip(row.inputs, numbers, strict=True)), real)
 
@@ -212,7 +212,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _expression(node: ast.expr, operands: Mapping[str, tree.Expression], real: str) -> tree.Expression:
-    """An expression of a row of the vocabulary; a function without a type in its name is one of <math.h>."""
+    """Return an expression of the vocabulary; a function without a type in its name is from <math.h>."""
 
     def inner(operand: ast.expr) -> tree.Expression:
         return _expression(operand, operands, real)

@@ -1,4 +1,4 @@
-"""Packed factors of products: the C text that stands between the prelude and the tiles.
+"""Packed factors of products: the C text between the prelude and the tiles.
 
 A library packs its factors again in every call. Inside of a turn the same factors go into many small products, so
 they are packed here once: a right factor in strips as wide as a vector, and all factors of a bf16 kernel in pairs of

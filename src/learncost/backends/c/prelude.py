@@ -1,4 +1,4 @@
-"""What stands on the top of C files: types and products in loops; for GNU C functions that compilers vectorise, too."""
+"""The prelude of C files: types and loop products; for GNU C also vectorizable functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions and statements as C: what all dialects write alike."""
+"""Print expressions and statements in C, shared by all dialects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALONE = len(_SIGNS)
 
 @dataclass(frozen=True)
 class Printer:
-    """How a dialect of C writes what others do not.
+    """The printer of a dialect of C.
 
     preamble     what stands before all functions
     function     the lines of a function, for sizes that are constants
@@ -52,7 +52,7 @@ class Printer:
 
 
 def number(expression: tree.Expression, level: int = 0) -> str:
-    """The text of an expression; in brackets if it binds less than `level`."""
+    """Return the text of an expression, in parentheses if it binds less than `level`."""
     if isinstance(expression, tree.NameExpression | tree.SizeExpression | tree.LoopCounter):
         return expression.text
     if isinstance(expression, tree.Element):
@@ -73,13 +73,13 @@ def number(expression: tree.Expression, level: int = 0) -> str:
 
 
 def pointer(matrix: tree.MatrixBlock) -> str:
-    """Where a matrix begins."""
+    """Return the pointer to a matrix."""
     name, offset = matrix.first.array.name, matrix.first.offset
     return name if offset == ZERO else f"{name} + {number(offset)}"
 
 
 def statements(body: Iterable[tree.CStatement], printer: Printer) -> list[str]:
-    """The lines of statements, one after another."""
+    """Return the lines of statements."""
     return [line for statement in body for line in _lines(statement, printer)]
 
 
@@ -109,7 +109,7 @@ def _lines(statement: tree.CStatement, printer: Printer) -> Iterator[str]:
 
 
 def _copies(loop: tree.ForLoop) -> bool:
-    """Whether a loop moves neighbours from one array to another, in turns of any order."""
+    """Whether a loop copies contiguous elements, in any order of iterations."""
     if loop.step != ONE:
         return False
     here = tree.LoopCounter(loop.counter)
@@ -139,18 +139,18 @@ def _copies(loop: tree.ForLoop) -> bool:
 
 
 def _stays(condition: tree.Expression, here: tree.LoopCounter, made: Collection[str]) -> bool:
-    """Whether a condition is the same in all turns: a compiler may know it, and see what is left of a choice."""
+    """Whether a condition is loop-invariant, so that a compiler may remove the branch."""
     parts = [*tree.walk(condition)]
     return here not in parts and not any(isinstance(part, tree.NameExpression) and part.text in made for part in parts)
 
 
 def block(head: str, lines: Iterable[str]) -> Iterator[str]:
-    """Lines in braces."""
+    """Return lines in braces."""
     yield f"{head} {{".strip()
     yield from indented(lines)
     yield "}"
 
 
 def indented(lines: Iterable[str]) -> Iterator[str]:
-    """Inside of a block; what is for the preprocessor begins on the left."""
+    """Indent a block, except preprocessor lines."""
     return (line if line.startswith("#") else f"    {line}".rstrip() for line in lines)

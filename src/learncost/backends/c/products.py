@@ -1,4 +1,4 @@
-"""Matrix products inside of a turn: where the factors lie, which are turned, packed or copied first.
+"""Matrix products inside of an iteration: find the factors; transpose, pack or copy them first.
 
 Those in float are made of tiles, of which one factor at least lies in packed cells; all others take matrices.
 """
@@ -19,7 +19,7 @@ from learncost.ir.term import Term
 
 
 def product(arrays: Arrays, value: ScheduledValue) -> Iterator[tree.CStatement]:
-    """C = A B, or C += A B where the turns of the blocks add to it."""
+    """Return C = A B, or C += A B if the iterations over blocks add to it."""
     line = value.line
     assert isinstance(line, Product)
     a, b = (term for term in line.right if isinstance(term, Term))
@@ -32,7 +32,7 @@ def product(arrays: Arrays, value: ScheduledValue) -> Iterator[tree.CStatement]:
     if c.strides[1] != ONE:
         a, b, c, row, column = b, a, c.transposed, column, row
     types = {arrays.read_array(term).array.type for term in (a, b) if term.name not in arrays.values}
-    cell = "pair" if types == {"bf16"} else "float"  # of arrays in bf16: what the kernel made is rounded too
+    cell = "pair" if types == {"bf16"} else "float"  # for bf16 arrays, the kernel's results are rounded too
     tiles, pairs = arrays.tiles, arrays.tiles and cell == "pair"
     first, right = factors.packed(b, summed, column, cell, "strips") if tiles else factors.plain(b, summed, column)
     then, left = factors.packed(a, summed, row, cell, "rows") if pairs else factors.plain(a, row, summed)
@@ -43,19 +43,19 @@ def product(arrays: Arrays, value: ScheduledValue) -> Iterator[tree.CStatement]:
 
 @dataclass(frozen=True)
 class _Factors:
-    """The factors of one product; what all blocks read is prepared once a turn, all else once a block."""
+    """The factors of one product; those of all blocks are prepared once per iteration, others once per block."""
 
     arrays: Arrays
     phase: int
     line: Product
 
     def bounds(self, axis: str, whole: bool = False) -> tuple[tree.Expression, tree.Expression]:
-        """From where and up to where the product goes over an axis, or all blocks' products together."""
+        """Return the bounds of the product, or of all blocks' products, over an axis."""
         free = whole and axis != self.arrays.block
         return (ZERO, self.arrays.size(axis)) if free else self.arrays.bounds(axis, self.phase)
 
     def extent(self, axis: str, whole: bool = False) -> tree.Expression:
-        """How many places that is."""
+        """Return the extent of these bounds."""
         first, last = self.bounds(axis, whole)
         return minus(last, first)
 
@@ -66,7 +66,7 @@ class _Factors:
         return [tree.Once(self.arrays.base(BEFORE if self._is_whole(term) else self.phase), statement)]
 
     def along(self, matrix: tree.MatrixBlock, *ones: int) -> tree.MatrixBlock:
-        """The matrix, if the places of one of its axes, or of that which has to be it, are neighbours."""
+        """Return the matrix if one of its axes, or the required one, is contiguous."""
         if all(matrix.strides[i] != ONE for i in ones or (0, 1)):
             raise InputError(f"a product of a library needs an axis with neighbouring places, in line: {self.line}")
         return matrix
@@ -76,7 +76,7 @@ class _Factors:
         return self.arrays.read_array(term) if value is None else self.arrays.storage(value)
 
     def matrix(self, store: ArrayStorage, row: str, column: str, whole: bool = False) -> tree.MatrixBlock:
-        """The part of an array that two axes span, all others standing where they are."""
+        """Return the matrix that two axes span, with all others fixed."""
         if store.block and store.block not in (row, column):
             raise InputError(f"a product cannot read {store.array.name} row by row")
         at = {axis: self.bounds(axis, whole)[0] for axis in (row, column)}
@@ -86,7 +86,7 @@ class _Factors:
         return tree.MatrixBlock(first, (strides[0], strides[1]))
 
     def plain(self, term: Term, row: str, column: str) -> tuple[list[tree.CStatement], tree.MatrixBlock]:
-        """A factor as it lies in memory; where it is not stored as the product takes it, a copy."""
+        """Return a factor in memory, or a copy in the layout that the product needs."""
         arrays, store, is_whole = self.arrays, self._storage(term), self._is_whole(term)
         if arrays.multiplies(store.array.type):
             return [], self.along(self.matrix(store, row, column))
@@ -101,7 +101,7 @@ class _Factors:
     def packed(
         self, term: Term, summed: str, outer: str, cell: str, form: str
     ) -> tuple[list[tree.CStatement], tree.Packed]:
-        """A factor in rows or strips: what packs it, and where the product begins."""
+        """Return a factor in rows or strips: its packing and the start of the product."""
         arrays, is_whole = self.arrays, self._is_whole(term)
         row, column = (outer, summed) if form == "rows" else (summed, outer)
         source = self.along(self.matrix(self._storage(term), row, column, is_whole))
@@ -116,6 +116,6 @@ class _Factors:
 
 
 def _place(matrix: tree.MatrixBlock) -> tree.Element:
-    """The element of a matrix in row i and column j."""
+    """Return the element of a matrix in row i and column j."""
     row, column = (times(tree.LoopCounter(text), stride) for text, stride in zip("ij", matrix.strides, strict=True))
     return tree.Element(matrix.first.array, (ONE,), (plus(matrix.first.offset, plus(row, column)),))

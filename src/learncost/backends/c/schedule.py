@@ -1,4 +1,4 @@
-"""When and where a kernel's values are computed: in which part of a turn, in which loop, and what lies in memory.
+"""Schedule a kernel: the part of an iteration and the loop of every value, and which values are stored.
 
 A turn has three phases: what the sequential axes do not touch, the turns over these axes (among them the blocks), and
 what follows from sums over them. A phase is a sequence of segments, elementwise loops and then products of a library;
@@ -21,11 +21,11 @@ from learncost.ops import entry
 
 BEFORE, MAIN, AFTER = range(3)
 KINDS = {"int64": "index", "uint8": "index", "bool": "bool"}
-"""What arrays of types that hold no real numbers hold."""
+"""The contents of arrays without real numbers."""
 
 
 class SchedulePoint(NamedTuple):
-    """A point in the order of a turn."""
+    """A point in the order of an iteration."""
 
     phase: int
     segment: int
@@ -36,7 +36,7 @@ FIRST = SchedulePoint(BEFORE, 0, 0)
 
 
 class LoopNode(NamedTuple):
-    """One loop, over the axes of its space; without axes, statements of the turn or the row."""
+    """One loop over the axes of its space; without axes, statements of the iteration or the row."""
 
     place: SchedulePoint
     space: tuple[str, ...]
@@ -44,7 +44,7 @@ class LoopNode(NamedTuple):
 
 @dataclass
 class ScheduledValue:
-    """What one line in normal form makes.
+    """The value of one line in normal form.
 
     kind    pointwise, sum, extreme, product (of a library), scatter, scan, choice
     space   the axes over which it is computed
@@ -75,12 +75,12 @@ class ScheduledValue:
 
     @property
     def late(self) -> tuple[Literal, ...]:
-        """By what a sum over turns is multiplied when all are over: once for each of its elements, as it is priced."""
+        """The factor of a sum over iterations, applied once per element at the end, as it is priced."""
         return tuple(term for term in self.line.right if isinstance(term, Literal)) if self.shared else ()
 
 
 class KernelSchedule:
-    """The order of a kernel's lines, which are in normal form and in one scope of axes.
+    """The schedule of a kernel's lines, which are in normal form and in one scope of axes.
 
     iterations  the axes whose turns are taken in parallel
     sequence    axes of which a turn takes one place after another, for a library product has two axes and no more
@@ -114,7 +114,7 @@ class KernelSchedule:
         self.nodes = sorted({node for value in self.values.values() for node in self._sites(value)})
 
     def joined(self) -> KernelSchedule:
-        """The same with axes that always stand side by side as one."""
+        """Return the same schedule with adjacent axes merged."""
         products = (self.inner(value.space) for value in self.values.values() if value.kind == "product")
         grouped = groups(self._lines, frozenset(self.steps).union(*products), self.iterations)
         iterations = dict.fromkeys(" ".join(grouped.get(axis, (axis,))) for axis in self.iterations)
@@ -124,13 +124,13 @@ class KernelSchedule:
         return KernelSchedule(lines, tuple(iterations), self.block, self.outputs, self.dtypes, kept | parts)
 
     def _apart(self, axes: Iterable[str]) -> tuple[str, ...]:
-        """The axes, those that stand for several as these."""
+        """Return the axes, with merged ones expanded."""
         return tuple(part for axis in axes for part in self.parts.get(axis, (axis,)))
 
     # Axes.
 
     def _axes_of_products(self) -> None:
-        """Which axes are taken one place after another, so that every library product has two axes a side."""
+        """Return the sequential axes, so that every library product has at most two axes per side."""
         sequence: dict[str, None] = {}
         fixed = set(self.iterations)
         for line in self._lines:
@@ -165,7 +165,7 @@ class KernelSchedule:
         return all(steps <= {axis for axis in left.axes if isinstance(axis, str)} for left in scatters)
 
     def inner(self, axes: Sequence[str]) -> tuple[str, ...]:
-        """The axes that loops inside of a turn go over."""
+        """Return the axes of loops inside of an iteration."""
         return tuple(axis for axis in axes if axis not in self.fixed)
 
     # Where every line goes.
@@ -201,7 +201,7 @@ class KernelSchedule:
         self.values[value.name] = value
 
     def _begin(self, value: ScheduledValue) -> SchedulePoint:
-        """Where everything is ready that the line reads; what it costs to compute it, and from how many arrays."""
+        """Return the point where a line's operands are ready, its cost, and its number of arrays."""
         at = FIRST
         op = value.line.op if isinstance(value.line, Op) else "inside"
         value.cost = 1 if op == "inside" else entry(op).work
@@ -235,7 +235,7 @@ class KernelSchedule:
         return at
 
     def _cheap(self, value: ScheduledValue) -> bool:
-        """Whether computing it again costs less than reading it from memory."""
+        """Whether recomputing it costs less than loading it."""
         return value.cost <= 6 and len(value.loads) <= (1 if value.output else 2)
 
     def _kind(self, line: Line) -> str:
@@ -253,7 +253,7 @@ class KernelSchedule:
 
     @staticmethod
     def _along(line: Line) -> tuple[str, ...]:
-        """The axes that a word goes along as a whole: those that it acts on, and that of what it chooses."""
+        """Return the axes that an op processes as a whole: those that it acts on and the chosen one."""
         assert isinstance(line, Op)
         right = {axis for term in line.right for axis in term.loops}
         return (*line.axes, *(axis for axis in line.left[0].loops if axis not in right))
@@ -273,7 +273,7 @@ class KernelSchedule:
     # What lies in memory.
 
     def _sites(self, value: ScheduledValue) -> set[LoopNode]:
-        """The loops in which the line is computed."""
+        """Return the loops in which the line is computed."""
         if value.kind == "product":
             return set()
         if value.kind != "pointwise":
@@ -284,7 +284,7 @@ class KernelSchedule:
         return {value.spec} if value.reread else value.uses | {value.spec}
 
     def _store(self, value: ScheduledValue) -> None:
-        """Decide whether the value is stored and where, given all its readers; then its operands are used there."""
+        """Decide from its readers whether and where a value is stored; then mark its operands as used there."""
         inner = self.inner(value.space)
         if value.kind == "pointwise":
             early = value.stored
@@ -305,7 +305,7 @@ class KernelSchedule:
                 self.values[term.name].uses |= sites
 
     def _over(self) -> dict[str, str]:
-        """Scratch for blocks that lies where another one lay, of which every element was read before."""
+        """Reuse the workspace of a block value after all of its elements were read."""
         last: dict[str, str] = {}
         for new in self.values.values():
             free = new.kind == "pointwise" and new.stored and not (new.output or new.added) and self.crosses(new)
@@ -322,7 +322,7 @@ class KernelSchedule:
         return last
 
     def _done(self, old: ScheduledValue, new: ScheduledValue) -> bool:
-        """Whether a value is read for the last time before another one is written, or at the same element's turn."""
+        """Whether a value's last read precedes another one's write, or is at the same element."""
         assert new.spec is not None
         readers = [v.line for v in self.values.values() if old.name in v.line.reads]
         gathered = any(term.name == old.name and at for line in readers for term, at in needs(line))
@@ -337,5 +337,5 @@ class KernelSchedule:
         return value.spec is not None and node.place > value.spec.place
 
     def crosses(self, value: ScheduledValue) -> bool:
-        """Whether it is read in another segment than the one that makes it, or by a product."""
+        """Whether it is read outside the segment that computes it, or by a product."""
         return bool(value.products) or any(node.place[:2] != value.at[:2] for node in value.uses)

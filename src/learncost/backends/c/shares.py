@@ -1,4 +1,4 @@
-"""Which arrays of a kernel may be one memory: one that is read, one that is written."""
+"""Allowed input/output aliasing of a kernel's arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Loops: TypeAlias = tuple[tree.ForLoop, ...]
 
 
 class _Use(NamedTuple):
-    """An array in so many loops, at an element of it or, without indices, a whole part."""
+    """An access to an array in its loops: an element or, without indices, a full part."""
 
     array: tree.ArrayMemory
     stored: str
@@ -22,7 +22,7 @@ class _Use(NamedTuple):
 
 
 def shared(arrays: Arrays, routine: tree.Routine) -> tuple[tuple[str, str], ...]:
-    """Pairs, by their names in the table, where every element is read for the last time before it is written."""
+    """Return the pairs of names in which every element is read for the last time before it is written."""
     outputs = [value.name for value in arrays.values.values() if value.output]
     pairs = [(read.of, name) for read in routine.arrays("read") for name in outputs if _is_alike(arrays, read.of, name)]
     uses = [*_uses((routine.before, routine.iterations), ())] if pairs else []
@@ -35,7 +35,7 @@ def _is_alike(arrays: Arrays, left: str, right: str) -> bool:
 
 
 def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
-    """Whether all reads come before the one write, turn by turn of the loops around both, each at its own elements."""
+    """Whether all reads precede the write in every iteration of the common loops, each at its elements."""
     relevant = [use for use in uses if use.array.of == read or (use.array.of == written and use.stored)]
     *reads, write = relevant
     if write.stored != "=" or any(use.stored for use in reads):

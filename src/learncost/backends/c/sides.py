@@ -1,4 +1,4 @@
-"""What the axes of lines say: which lines move numbers, which are a library's products, which axes are as one."""
+"""Classify lines by their axes: moves, library products, and axes that can be merged."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from learncost.ir.term import Literal, Operand, Read, Term
 
 
 def is_move(line: Line) -> bool:
-    """Whether every element of the result is computed from one point."""
+    """Whether every element of the result depends on one point."""
     return not is_reduction(line) and not line.left[0].indexed
 
 
 def sides_within(line: Line, fixed: set[str]) -> MatmulDims:
-    """The sides of a product of two factors inside of a turn, in which some axes are fixed."""
+    """Return the MatmulDims of a product inside of an iteration with some fixed axes."""
     factors = (*line.right, line.left[0])
     first, second, result = ([axis for axis in term.loops if axis not in fixed] for term in factors)
     return sides(first, second, result)
 
 
 def is_library(line: Line, fixed: set[str]) -> bool:
-    """Whether the line is a true matrix product inside of a turn."""
+    """Whether the line is a true matrix product inside of an iteration."""
     if not isinstance(line, Product) or len(line.right) != 2 or line.left[0].indexed:
         return False
     if any(isinstance(term, Literal) or term.indexed for term in line.right):
@@ -33,13 +33,13 @@ def is_library(line: Line, fixed: set[str]) -> bool:
 
 
 def is_ended(line: Line) -> bool:
-    """Whether the line is a matrix product of a kernel whose turns are its elements: it is then made tile by tile."""
+    """Whether the line is a matrix product of a kernel over its elements, which is then tiled."""
     iterations = set(line.meta.kernel.axes if line.meta.kernel else ())
     return is_library(line, set()) and iterations == {*line.left[0].loops}
 
 
 def groups(lines: Sequence[Line], apart: frozenset[str], iterations: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Axes that always stand side by side are one axis: for every axis of such a group, the group."""
+    """Map every axis of a group of always adjacent axes to the group."""
     following: dict[str, set[str]] = {}
     loose = set(apart)
     for line in lines:
@@ -80,7 +80,7 @@ def groups(lines: Sequence[Line], apart: frozenset[str], iterations: tuple[str, 
 
 
 def joined(lines: Sequence[Line], grouped: Mapping[str, tuple[str, ...]]) -> list[Line]:
-    """The lines with every group of axes as one axis, called as they are together."""
+    """Return the lines with every group of axes merged into one axis."""
 
     def axis(given_axis: str | Read) -> str | Read:
         if isinstance(given_axis, Read):

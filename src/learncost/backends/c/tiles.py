@@ -1,4 +1,4 @@
-"""Products in tiles that lie in vector registers: the C text that stands before the functions in every file."""
+"""Products in tiles in vector registers: the C text before the functions in every file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel as a value: numbers, stores and loops, nested as in the text that a printer makes of them."""
+"""The syntax tree of a kernel: numbers, stores and loops, nested as in the printed text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class CNode:
 
 
 class Expression(CNode):
-    """What has a value, without braces and semicolons."""
+    """An expression."""
 
 
 class CStatement(CNode):
-    """What is done."""
+    """A statement."""
 
 
 @dataclass(frozen=True)
 class NameExpression(Expression):
-    """What is known by a name of its own, or a number as C writes it."""
+    """A name, or a number as C writes it."""
 
     text: str
 
@@ -33,7 +33,7 @@ ZERO, ONE = NameExpression("0"), NameExpression("1")
 
 @dataclass(frozen=True)
 class SizeExpression(Expression):
-    """The number of places along an axis of the table."""
+    """The number of positions along an axis of the table."""
 
     text: str
     axis: str
@@ -41,7 +41,7 @@ class SizeExpression(Expression):
 
 @dataclass(frozen=True)
 class LoopCounter(Expression):
-    """The place at which a loop is."""
+    """The counter of a loop."""
 
     text: str
 
@@ -63,7 +63,7 @@ class ArrayMemory(CNode):
 
 @dataclass(frozen=True)
 class Element(Expression):
-    """A place in an array: an index for every axis, the last one's elements side by side."""
+    """An element of an array: an index for every axis, the last one contiguous."""
 
     array: ArrayMemory
     extents: tuple[Expression, ...]
@@ -87,7 +87,7 @@ class OperationExpression(Expression):
 
 @dataclass(frozen=True)
 class CallExpression(Expression):
-    """The value of a function or of a preprocessor macro."""
+    """The call of a function or of a preprocessor macro."""
 
     function: str
     operands: tuple[Expression, ...]
@@ -95,7 +95,7 @@ class CallExpression(Expression):
 
 @dataclass(frozen=True)
 class Named(Expression):
-    """A number that is computed once, in the outermost loop that has all it needs, and no further out than `within`.
+    """A number that is computed once, in the outermost loop with its operands, at most as far out as `within`.
 
     key     equal for equal numbers
     name    that it gets unless another has it
@@ -110,7 +110,7 @@ class Named(Expression):
 
 @dataclass(frozen=True)
 class Let(CStatement):
-    """A variable; with a key, it is what `Named` of this key stands for from here on."""
+    """A variable; with a key, later `Named` of this key refer to it."""
 
     name: str
     type: str
@@ -121,7 +121,7 @@ class Let(CStatement):
 
 @dataclass(frozen=True)
 class Store(CStatement):
-    """Put a value there (=), or add it to what is there (+=)."""
+    """Store a value (=) or add it (+=)."""
 
     to: Expression
     value: Expression
@@ -137,7 +137,7 @@ class SimultaneousStores(CStatement):
 
 @dataclass(frozen=True)
 class ForLoop(CStatement):
-    """One place after another; in steps, a block after another.
+    """A loop over positions; with a step, over blocks.
 
     over         counters that stand still inside of it; none: its own
     independent  whether no turn reads what another writes
@@ -158,7 +158,7 @@ class ForLoop(CStatement):
 
 @dataclass(frozen=True)
 class Once(CStatement):
-    """What is done once before, in the innermost loop in which the counter `within` stands still."""
+    """Statements that run once before, in the innermost loop in which the counter `within` is invariant."""
 
     within: str
     statement: CStatement
@@ -166,7 +166,7 @@ class Once(CStatement):
 
 @dataclass(frozen=True)
 class MatrixBlock(CNode):
-    """A part of an array that two axes span: its first element, how far the places of each axis lie apart."""
+    """A matrix that two axes of an array span: its first element and the strides of the axes."""
 
     first: Element
     strides: tuple[Expression, Expression]
@@ -218,7 +218,7 @@ class Dot(CStatement):
 
 @dataclass(frozen=True)
 class Total(CNode):
-    """What all turns add to: sums of each thread, which are added up; their `sum` as an array stores it."""
+    """The sums over iterations: one per thread, then added up; their `sum` as an array stores it."""
 
     sums: ArrayMemory
     to: ArrayMemory
@@ -246,18 +246,18 @@ class Routine(CNode):
         return tuple(walk(self.before, self.iterations, self.totals, self.work, self.after))
 
     def arrays(self, role: str) -> tuple[ArrayMemory, ...]:
-        """Those of a role, in the order in which they come."""
+        """Return the arrays of a role, in order."""
         of_role = (part for part in self.parts if isinstance(part, ArrayMemory) and part.role == role)
         return tuple({array.name: array for array in of_role}.values())
 
     @cached_property
     def sizes(self) -> dict[str, str]:
-        """How C calls the size of every axis that is needed."""
+        """Return the C names of all needed sizes."""
         return {part.axis: part.text for part in self.parts if isinstance(part, SizeExpression)}
 
 
 def walk(*parts: object) -> Iterator[CNode]:
-    """The parts and all parts of them, in the order in which they come."""
+    """Yield all parts recursively, in order."""
     waiting = [*reversed(parts)]
     while waiting:
         part = waiting.pop()
@@ -307,15 +307,15 @@ def joined(sign: str, operands: list[Expression]) -> Expression:
 
 
 def chosen(condition: Expression, left: Expression, right: Expression) -> Expression:
-    """The one where the condition holds, else the other."""
+    """Return a conditional expression."""
     return OperationExpression("?", (condition, left, right))
 
 
 def larger(left: Expression, right: Expression) -> Expression:
-    """The larger one of two."""
+    """Return the larger of two."""
     return chosen(OperationExpression(">", (left, right)), left, right)
 
 
 def smaller(left: Expression, right: Expression) -> Expression:
-    """The smaller one of two."""
+    """Return the smaller of two."""
     return chosen(OperationExpression("<", (left, right)), left, right)

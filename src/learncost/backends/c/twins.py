@@ -1,4 +1,4 @@
-"""Values of a kernel that are equal by algebra are computed once.
+"""Common-subexpression elimination: values of a kernel that are equal by algebra are computed once.
 
 GELU has tanh(c (x + a x^3)) and its gradient tanh(c x (1 + a x^2)): where a kernel makes both, one is enough. Every
 value is written as a polynomial in what is none: arrays, sums over axes, words of polynomials.
@@ -21,7 +21,7 @@ _LONGEST = 8
 
 
 def without_twins(lines: Sequence[Line], outputs: Collection[str]) -> list[Line]:
-    """The lines, one scope in normal form, without those that make what an earlier one made; outputs stay."""
+    """Return the lines of one scope in normal form without duplicates of earlier values; outputs are kept."""
     values: dict[str, Polynomial] = {}
     first_of: dict[object, str] = {}
     names: dict[str, str] = {}
@@ -41,7 +41,7 @@ def without_twins(lines: Sequence[Line], outputs: Collection[str]) -> list[Line]
 
 
 def _value(line: Line, values: Mapping[str, Polynomial]) -> Polynomial | None:
-    """What an elementwise line makes; None for every other line."""
+    """Return the polynomial of an elementwise line; None for every other line."""
     (left, *more) = line.left
     if more or left.indexed or line.where or set(line.loops) - set(left.loops):
         return None

@@ -1,4 +1,4 @@
-"""The lines of a kernel in one scope of axes: an axis has one name in all of them, and plain copies are gone."""
+"""Bring a kernel's lines into one scope: every axis has one name, and copies are propagated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from learncost.passes.lower import lower
 
 
 def terms(operands: Iterable[Operand | Affine]) -> Iterator[tuple[Term, bool]]:
-    """Every named value among operands and their indices, and whether it is read at an index itself."""
+    """Yield every named value among operands and indices, and whether it is read at an index."""
     for operand in operands:
         if isinstance(operand, Term):
             yield operand, operand.indexed
@@ -28,14 +28,14 @@ def terms(operands: Iterable[Operand | Affine]) -> Iterator[tuple[Term, bool]]:
 
 
 def needs(line: Line) -> Iterator[tuple[Term, bool]]:
-    """What a line reads: its operands and the indices on both sides."""
+    """Return the operands of a line and the indices on both sides."""
     yield from terms(line.right)
     for left in line.left:
         yield from terms(axis.at for axis in left.axes if isinstance(axis, Read))
 
 
 def unified(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """The lines with their axes renamed, so that every value among them is read with the axes that it was made with.
+    """Return the lines with renamed axes, so that every value is read with the axes of its definition.
 
     `dV[B M h k] = dA[B M' h k] P[B h M' M]` after `P[B h M M'] = ...` becomes `dV[B M' h k] = dA[B M h k] P[B h M M']`.
     Raises `InputError` where a value is read with other axes in one line.
@@ -67,7 +67,7 @@ def unified(lines: Iterable[Line]) -> tuple[Line, ...]:
 def lowered(
     lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], iterations: Sequence[str] = ()
 ) -> tuple[Line, ...]:
-    """The lines in one scope of axes, in normal form, without copies and without what no output needs."""
+    """Return the lines in one scope of axes, in normal form, without copies and dead code."""
     lines = unified(lines)
     declared_now = {term.name: term.declared for line in lines for term in line.left}
     outputs &= defined(lines)
@@ -81,7 +81,7 @@ def lowered(
 
 
 def _without_copies(lines: Sequence[Line], outputs: frozenset[str]) -> list[Line]:
-    """A second name of a value of the kernel is the value; a value that an output is a copy of, is the output."""
+    """Copy propagation: replace second names of a kernel's values, and name copied values by their outputs."""
     makers: dict[str, Line] = {}
     names: dict[str, str] = {}
     result: list[Line] = []
@@ -146,7 +146,7 @@ def _without_factors(lines: Sequence[Line], named: Collection[str]) -> list[Line
 
 
 def _without_points(lines: Sequence[Line]) -> list[Line]:
-    """The sum over a row of zeros with one number in it is the number."""
+    """Replace the sum over a one-hot row by its number."""
     points = {line.name: line for line in lines if is_point(line)}
     result: list[Line] = []
     for line in lines:
@@ -192,7 +192,7 @@ def _early(lines: Sequence[Line], iterations: frozenset[str]) -> list[Line]:
 
 
 def _without_logarithms(lines: Sequence[Line]) -> list[Line]:
-    """exp(C - log s) is exp(C)/s: the gradient of a log_softmax needs no second exponential."""
+    """Replace exp(C - log s) by exp(C)/s: the gradient of a log_softmax needs no second exponential."""
     makers = {line.name: line for line in lines}
 
     def op(name: str, op_name: str) -> Line | None:
@@ -233,7 +233,7 @@ def _needed(lines: Sequence[Line], outputs: frozenset[str]) -> tuple[Line, ...]:
 
 
 def is_reduction(line: Line) -> bool:
-    """Whether something is summed, or the largest is taken."""
+    """Whether a line is a reduction."""
     if isinstance(line, Op):
         return line.op != "inside" and entry(line.op).kind == "reduction"
     return not line.left[0].indexed and bool(set(line.loops) - set(line.left[0].loops))

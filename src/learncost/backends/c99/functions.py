@@ -1,4 +1,4 @@
-"""What the words of the vocabulary need of a mathematical library, in C99 and nothing else, to be written into a file.
+"""The mathematical functions of the vocabulary's ops in plain C99, to be printed into a file.
 
 The same operations in the same order on every processor, so that the same text gives the same numbers everywhere. Bits
 of a number are read through a union, as C99 6.5.2.3 has it.
@@ -21,7 +21,7 @@ SOURCES = {
     "fp64": ("double", "both", "memory"),
     "int32": ("both", "memory", "whole"),
 }
-"""Of each type the files beside this one that have its functions."""
+"""The source files of each type's functions."""
 
 _NAME = re.compile(r"^static \w+ \**(\w+)\(", re.MULTILINE)
 
@@ -42,7 +42,7 @@ def known(dtype: str) -> Mapping[str, str]:
 
 
 def functions(text: str, dtype: str) -> list[str]:
-    """The functions that a text calls, and those that these call, each behind what it needs."""
+    """Return the functions that a text calls, with their dependencies first."""
     texts = known(dtype)
     order: dict[str, None] = {}
 
@@ -57,22 +57,22 @@ def functions(text: str, dtype: str) -> list[str]:
 
 
 def check_written(text: str, dtype: str) -> None:
-    """Refuse what calls a mathematical function that none of the files has: no library stands beside a program."""
+    """Refuse calls of mathematical functions without a source file, since programs have no library."""
     missing = [name for name in called(text) if _OF_A_NUMBER.fullmatch(name) and name not in known(dtype)]
     if missing:
         raise InputError(
-            f"c99 has no {missing[0].removesuffix('_real')} of its own: write {missing[0]} into "
+            f"c99 has no function {missing[0].removesuffix('_real')}: write {missing[0]} into "
             "src/learncost/backends/c99/both.c; --backend c takes the one of the C library"
         )
 
 
 def called(text: str) -> list[str]:
-    """What is called in a text, comments aside."""
+    """Return the called names of a text without its comments."""
     return re.findall(r"\b(\w+)\(", without_comments(text))
 
 
 def without_comments(text: str) -> str:
-    """What a compiler reads of a text."""
+    """Return a text without comments."""
     return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
 
@@ -86,7 +86,7 @@ def initial(number: Any, dtype: str) -> str:
 
 
 def initializer(values: Any, dtype: str) -> str:
-    """An array, its elements in the order in which they lie."""
+    """Return an array's elements in memory order."""
     flat = np.asarray(values).reshape(-1)
     if dtype in ("fp32", "fp64"):
         texts = _reals(flat.astype(np.float32 if dtype == "fp32" else np.float64))

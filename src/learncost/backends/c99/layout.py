@@ -1,4 +1,4 @@
-"""Where everything lies in a program for a processor without an operating system: to the byte, before compiling."""
+"""Lay out the memory of a bare-metal program, to the byte, before compiling."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def widths(dtypes: Iterable[str]) -> dict[str, int]:
 
 
 EFFORT = 300_000
-"""How many arrays are placed in search of an arena that is no larger than what is alive: a second or two at most."""
+"""The limit of the search for an arena of the size of the live arrays: a second or two at most."""
 
 
 class Alone(InPlaceLayout):
-    """The calls of a step, its kernels in C99 with what they need for the time of a call, and every array's place.
+    """The calls of a step, its C99 kernels with their workspace, and every array's offset.
 
     arenas  elements of each arena, by name
     """
@@ -88,7 +88,7 @@ class Alone(InPlaceLayout):
         wide = widths(self.dtypes.values())
 
         def size(array: ScheduledArray) -> int:
-            """Bytes, up to the next place where any array of the arena may begin."""
+            """Return bytes rounded up to the arena's alignment."""
             step = wide[self.arena(array)]
             return -(-self.points(array) * self.width(array) // step) * step
 
@@ -98,14 +98,14 @@ class Alone(InPlaceLayout):
 
     @property
     def map(self) -> Arena:
-        """Where every array lies over the calls."""
+        """Return the offset of every array during the calls."""
         wide = {ARENAS[dtype]: WIDTHS[dtype] for dtype in self.dtypes.values()}
         taken = {name: _whole(points * wide[name]) for name, points in self.arenas.items()}
         return arena.mapped(self.lifetimes, self.arena, taken)
 
     @property
     def alive(self) -> dict[str, int]:
-        """The most elements of each arena that are alive at any call."""
+        """Return the peak live elements of each arena."""
         wide, arrays = widths(self.dtypes.values()), self.lifetimes.arrays
         own = [array for array in arrays if array.over is None and not array.given and array.part is None]
         return {
@@ -114,7 +114,7 @@ class Alone(InPlaceLayout):
 
     @property
     def fullest(self) -> tuple[str, dict[str, int]]:
-        """The line at which most bytes of the arenas are alive, and the arrays that are, with their bytes."""
+        """Return the line of the arenas' peak and the live arrays with their bytes."""
         lifetimes = self.lifetimes
         own = [each for each in lifetimes.arrays if each.bytes and not each.root.given and each.root.part is None]
         roots = [each for each in own if each.over is None and each.part is None]
@@ -136,7 +136,7 @@ class Alone(InPlaceLayout):
 
 
 def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: KernelTable | None = None) -> Alone:
-    """The lay-out of a step for a processor without an operating system.
+    """Return the layout of a step for a processor without an operating system.
 
     table    a step whose outputs are results and new weights and states
     dtype    fp32 or fp64; int32, where all numbers are whole ones
@@ -149,7 +149,7 @@ def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: 
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """What a program takes, in bytes, before it is compiled.
+    """The memory of a program in bytes, before it is compiled.
 
     arena      what lies there for the time of a step
     weights    that learn, in RAM
@@ -176,7 +176,7 @@ class ProgramMemory:
 def program_memory(
     tables: Table | Iterable[Table], sizes: Mapping[str, int], dtype: str = "fp32", fixed: Iterable[str] = ()
 ) -> ProgramMemory:
-    """What the steps of one program take together: a training step, and perhaps a prediction beside it.
+    """Return the memory of a program's entries: a training step and an optional prediction.
 
     fixed  inputs that never change though the table does not say so, such as the angles of positions
     Raises `InputError` as `alone` does.
@@ -188,7 +188,7 @@ def program_memory(
 
 
 def counted(layouts: Sequence[Alone], fixed: frozenset[str]) -> ProgramMemory:
-    """What laid out steps take together."""
+    """Return the joint memory of laid out steps."""
     wide = widths(dtype for layout in layouts for dtype in layout.dtypes.values())
     groups = dict.fromkeys(("weights", "states", "inputs", "constants", "variables", "masks"), 0)
     for kind, axes, dtype in given(layouts, fixed).values():
@@ -231,7 +231,7 @@ def placed(layouts: Sequence[Alone], fixed: frozenset[str], regions: Sequence[Re
 
 
 def in_all(layouts: Sequence[Alone], elements: Mapping[str, int]) -> int:
-    """The bytes of arenas of so many elements."""
+    """Return the bytes of arenas, given their elements."""
     wide = widths(dtype for layout in layouts for dtype in layout.dtypes.values())
     return sum(_whole(points * wide[name]) for name, points in elements.items())
 
@@ -241,7 +241,7 @@ def _roles(layout: Alone) -> set[str]:
 
 
 def together(arenas: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The elements of the arenas that hold every step, one at a time."""
+    """Return the elements of arenas that fit every step, one at a time."""
     result: dict[str, int] = {}
     for elements in arenas:
         result |= {name: max(points, result.get(name, 0)) for name, points in elements.items()}
@@ -249,12 +249,12 @@ def together(arenas: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def declared(points: int, dtype: str) -> int:
-    """The elements of an array that is given: bytes fill a word, so that nothing lies between arrays."""
+    """Return the padded elements of an input array: bytes fill a word, so that there are no gaps."""
     return _whole(points * WIDTHS[dtype]) // WIDTHS[dtype]
 
 
 def _whole(size: int) -> int:
-    """Bytes up to the next whole word."""
+    """Return bytes rounded up to a full word."""
     return -(-size // 4) * 4
 
 
@@ -266,11 +266,11 @@ def varies(of: str) -> bool:
     return of.partition("/")[0] in _VARY
 
 
-"""Numbers that change from step to step, by what optimizers and procedures call them."""
+"""Numbers that change from step to step, by their names in optimizers and procedures."""
 
 
 def given(layouts: Sequence[Alone], fixed: frozenset[str]) -> dict[str, tuple[str, tuple[str, ...], str]]:
-    """What is given to the steps: in which group of `ProgramMemory` it is, its axes, its type."""
+    """Return the inputs of the steps: group in `ProgramMemory`, axes, type."""
     renewed = {name for layout in layouts for name in layout.table.renewed}
     result: dict[str, tuple[str, tuple[str, ...], str]] = {}
     for layout in layouts:

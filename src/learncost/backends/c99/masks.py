@@ -1,4 +1,4 @@
-"""Masks of dropout as a program in C99 draws them: 0, or what makes up for it."""
+"""Dropout masks of C99 programs: 0 or the inverse keep probability."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ BITS = 24
 
 
 def least(dropout: float) -> int:
-    """The least number of 24 bits with which an element is kept."""
+    """Return the smallest 24-bit number with which an element is kept."""
     return ceil(dropout * (1 << BITS))
 
 
 def kept(dropout: float) -> float:
-    """What an element is multiplied by that is kept, so that the mean stays."""
+    """Return the factor of kept elements, which preserves the mean."""
     return 1 / (1 - dropout)

@@ -1,4 +1,4 @@
-"""A step, a prediction or both as one C99 file that needs nothing, and its header: every byte is known beforehand."""
+"""Print a step, a prediction or both as one self-contained C99 file with its header; all memory is static."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from learncost.program.regions import ARENA, Region, label
 REAL = {"fp32": "float", "fp64": "double", "int32": "int32_t"}
 
 WHOLE = "int32"
-"""The type of programs in which all numbers are whole ones."""
+"""The type of integer-only programs."""
 
 RESERVED = (
     *(
@@ -54,7 +54,7 @@ RESERVED = (
     *("unsigned", "volatile", "while", "break", "case", "continue", "if", "return", "memcpy", "memset"),
     *("int32_t", "uint32_t", "uint8_t", "int64_t", "uint64_t", "PLACED", "PLACED_IN"),
 )
-"""What no function and no array in a file is called."""
+"""Reserved names of functions and arrays in a file."""
 
 
 COMPILERS = """\
@@ -81,11 +81,11 @@ REGIONS = """
 #define PLACED_IN(section_name) PLACED
 #endif
 """
-"""What compilers are told of arrays in other regions than the first."""
+"""The section attribute of arrays in regions other than the first."""
 
 
 def _public(prefix: str) -> tuple[str, ...]:
-    """What the header declares beside arrays, which these are not called either."""
+    """Other names that the header declares, which arrays may not have."""
     names = ("real", "steps", "seed", "learning_rate", "begin", "step", "gather", "update", "loss", "predict")
     upper = prefix.upper()
     return *(f"{prefix}_{name}" for name in names), f"{upper}_H", f"{upper}_RAM_BYTES", f"{upper}_FLASH_BYTES"
@@ -115,7 +115,7 @@ class FirmwareInputs:
 
 @dataclass(frozen=True)
 class Firmware:
-    """A program in two files, what it takes, and how it is laid out.
+    """A program in two files, its memory and its layout.
 
     names  what C calls the arrays and the learning rate, by their names in the table
     given  of what these hold: its group in `ProgramMemory`, its axes, its type
@@ -228,7 +228,7 @@ class _FirmwareWriter:
         )
 
     def _spelled(self, name: str) -> str:
-        """What C calls an array that is given; a number is an array of one."""
+        """Return the C name of an input array; a number is an array of one."""
         text = self.names[name]
         return f"&{text}" if self._is_number(name) else text
 
@@ -270,7 +270,7 @@ class _FirmwareWriter:
         return f"{head} {{\n{body}\n}}\n"
 
     def _numbers(self) -> Iterator[str]:
-        """What follows from the number of steps and from the learning rate."""
+        """Return the numbers that follow from the step count and the learning rate."""
         by_role = {self.values[name].of: name for name in self.given if self.values[name].role == "number"}
 
         def spelled(of: str) -> str:
@@ -306,7 +306,7 @@ class _FirmwareWriter:
             yield f"drop({self._points(name)}, {least}u, {kept}, {seed}, {self.names[name]});"
 
     def _halves(self) -> Iterator[str]:
-        """The step that is called for each microbatch in turn."""
+        """Return the step that is called for each microbatch."""
         if "gather" in self.layouts:
             yield (
                 f"void {self.prefix}_step(void) {{\n    {self.prefix}_gather();\n"
@@ -314,7 +314,7 @@ class _FirmwareWriter:
             )
 
     def _begin(self) -> list[str]:
-        """The function that puts weights and states where a training begins."""
+        """Return the function that initializes weights and states."""
         if not self._steps:
             return []
         lines, number = [], 0
@@ -340,7 +340,7 @@ class _FirmwareWriter:
     # Arrays.
 
     def _variables(self) -> Iterator[str]:
-        """What is in this file alone."""
+        """Return the static declarations of this file."""
         if any("loss" in layout.table.outputs for entry, layout in self.layouts.items() if entry != "predict"):
             yield "static real loss;"
         if "gather" in self.layouts:
@@ -359,13 +359,13 @@ class _FirmwareWriter:
             yield f"static const real weight_decay = {initial(self.content.values['weight_decay'], self.dtype)};"
 
     def _placed(self, name: str, section: str = "bss") -> str:
-        """What stands behind the declaration of an array in RAM: its section, where it lies in no first region."""
+        """Return the section attribute of an array in RAM; empty in the first region."""
         region = self.places.get(name, "")
         elsewhere = region and region != self.content.regions[0].name
         return f' PLACED_IN(".{section}.{region}")' if elsewhere else " PLACED"
 
     def _public(self) -> Iterator[tuple[str, str, str]]:
-        """The arrays that others may read and write: the name in the table, the declaration, what it is."""
+        """Return the public arrays: name in the table, declaration, description."""
         for name, (kind, axes, dtype) in self.given.items():
             if not self._is_number(name) and kind != "masks":
                 constant = "const " if kind == "constants" else ""
@@ -375,7 +375,7 @@ class _FirmwareWriter:
                 yield name, f"{constant}{_PUBLIC_TYPES[dtype].format(self.prefix)} {self.names[name]}[{room}]", said
 
     def _unit(self, power: int | None) -> str:
-        """What a whole number stands for, where it is for another."""
+        """Return the scale of an integer that represents another number."""
         return "" if power is None else f", in units of 2^{power}"
 
     def _definitions(self) -> Iterator[str]:
@@ -420,7 +420,7 @@ class _FirmwareWriter:
         return "\n".join(("/*", *(f" * {line}".rstrip() for line in lines[:-1]), " */", ""))
 
     def _regions(self) -> Iterator[str]:
-        """Which arrays lie in which region of RAM, where there are several."""
+        """Return the arrays of each RAM region, if there are several."""
         if len(self.content.regions) > 1:
             sizes = arrays([*self.layouts.values()], self.content.fixed)
             texts = []
@@ -432,7 +432,7 @@ class _FirmwareWriter:
             yield f"Regions of RAM, without the stack: {'; '.join(texts)}. The linker script puts them there."
 
     def _fullest(self) -> Iterator[str]:
-        """What is in the arena where most is, of the entry that needs most."""
+        """Return the live arrays at the peak of the largest entry's arena."""
         entry, layout = max(self.layouts.items(), key=lambda each: each[1].bytes)
         line, arrays = layout.fullest
         if arrays:

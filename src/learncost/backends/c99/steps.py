@@ -1,4 +1,4 @@
-"""The text of a step in C: a function for all lines, one for a turn of each loop, every line under its equation."""
+"""Print a step in C: a function for all lines, one for an iteration of each loop, each line with its equation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class StepsWriter:
         return self._statements(_StepScope(self.layout.items, table.axes, "", (), table.renewed))
 
     def _moved(self, scope: _StepScope) -> Iterator[str]:
-        """What is made anew elsewhere than where it lies, as in two lines, is moved there at the end of its scope."""
+        """Return the copies, at the end of a scope, of values that are not updated in place."""
         by_iteration = [fields for _, fields in self.layout.lifetimes.by_iteration(scope.path)]
         for old, new in scope.renewed.items():
             if all(new not in fields or self._lies_there(fields[new], old, fields, scope) for fields in by_iteration):
@@ -81,7 +81,7 @@ class StepsWriter:
         return array.root is fields[old].root if scope.path else array.owner == old
 
     def result(self, name: str) -> str:
-        """Where an output of the step lies when it is over."""
+        """Return the final memory of an output of the step."""
         return self._address(name, _StepScope((), self.layout.table.axes, "", (), {}))
 
     # Statements.
@@ -159,12 +159,12 @@ class StepsWriter:
         return prod(self.layout.shape(scope.axes[name]))
 
     def _shape(self, matrix: MatrixView, scope: _StepScope) -> tuple[int, int]:
-        """Rows and columns as they lie."""
+        """Return rows and columns in memory order."""
         shape = self.layout.shape(scope.axes[matrix.name])
         return prod(shape[: matrix.rows]), prod(shape[matrix.rows :])
 
     def _matrix(self, matrix: MatrixView, scope: _StepScope) -> tuple[str, int, int, tuple[str, str]]:
-        """Where a factor lies, its rows and columns as the product reads it, and how far these lie apart."""
+        """Return the address of a factor, its rows and columns as the product reads them, and their strides."""
         rows, columns = self._shape(matrix, scope)
         address = self._address(matrix.name, scope)
         if matrix.transposed:
@@ -174,7 +174,7 @@ class StepsWriter:
     # Addresses.
 
     def _address(self, name: str, scope: _StepScope) -> str:
-        """Where an array of a scope lies: a place that follows from the turns, or a table of places."""
+        """Return the address of an array in a scope: computed from the iterations, or a table of offsets."""
         places = {
             tuple(iteration for _, iteration in path): self._place(arrays[name])
             for path, arrays in self.layout.lifetimes.by_iteration(scope.path)
@@ -188,7 +188,7 @@ class StepsWriter:
         return self._table(name, scope, places)
 
     def _place(self, array: ScheduledArray) -> tuple[str, int]:
-        """The memory that an array lies in, and at which of its elements it begins."""
+        """Return the memory of an array and its first element there."""
         root, before = array.root, 0
         while root.part is not None:
             container, iteration = root.part
@@ -200,7 +200,7 @@ class StepsWriter:
         return base, (before + max(root.place, 0)) // self.layout.width(array)
 
     def _table(self, name: str, scope: _StepScope, places: dict[tuple[int, ...], tuple[str, int]]) -> str:
-        """Addresses turn by turn, in flash."""
+        """Return a table of addresses per iteration, in flash."""
         counts = [1 + max(iterations[depth] for iterations in places) for depth in range(len(scope.path))]
         title = self.identifiers.of(f"{name}.at", f"table {scope.title} {id(self)}")
         at = "[" + "][".join(iteration(depth) for depth in range(len(counts))) + "]"
@@ -224,12 +224,12 @@ class StepsWriter:
 
 
 def iteration(depth: int) -> str:
-    """What C calls the turn of a loop so deep."""
+    """Return the C name of a loop's iteration at a depth."""
     return f"turn_{depth + 1}" if depth else "turn"
 
 
 def _affine(places: dict[tuple[int, ...], int]) -> tuple[int, ...] | None:
-    """A number and one for the turns of every loop, by which the places follow; None where they do not."""
+    """Return the affine offset in the loop iterations; None if the offsets are not affine."""
     (first, place), *_ = places.items()
     steps = [0] * len(first)
     for depth in range(len(first)):

@@ -1,4 +1,4 @@
-"""Collectives of a step in place: what neighbours send is one message, and what they make lies where it is told."""
+"""Collectives of a step in place, bucketed into messages, with results at given addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MESH = "mesh"
 _SENT = "torch.ops._c10d_functional"
 
 MESSAGE = 25 << 20
-"""Bytes that travel together at most: the default of PyTorch's DistributedDataParallel, bucket_cap_mb."""
+"""The largest bucket in bytes: the default of PyTorch's DistributedDataParallel, bucket_cap_mb."""
 
 HELPERS: Mapping[str, str] = {
     "all_gather": f'''\
@@ -31,7 +31,7 @@ def all_gather(mesh, over, *arrays):
     parts = {_SENT}.wait_tensor(parts).view(number, -1).split(sizes, 1)
     for (whole, _, rows), each in zip(arrays, parts, strict=True):
         each = each.view(number, rows, -1).transpose(0, 1)
-        if whole.numel() < each.numel():  # the last parts are filled up
+        if whole.numel() < each.numel():  # the last shards are padded
             whole.view(rows, -1).copy_(each.flatten(1)[:, : whole.numel() // rows])
         else:
             whole.view(rows, number, -1).copy_(each)''',
@@ -44,7 +44,7 @@ def reduce_scatter(mesh, over, *arrays):
     number, sizes = group.size(), [part.numel() for part, _, _ in arrays]
     sent = []
     for part, whole, rows in arrays:
-        if whole.numel() < number * part.numel():  # the last parts are filled up
+        if whole.numel() < number * part.numel():  # the last shards are padded
             more = (number * part.numel() - whole.numel()) // rows
             whole = torch.nn.functional.pad(whole.view(rows, -1), (0, more))
         sent.append(whole.view(rows, number, -1).transpose(0, 1).reshape(number, -1))
@@ -104,7 +104,7 @@ def helper(op: str) -> str:
     """The name of a collective's helper. Raises `InputError` where it has none."""
     name = "all_reduce" if op in REDUCES else op
     if name not in HELPERS:
-        raise InputError(f"{op} is not done in place")
+        raise InputError(f"{op} is not supported in place")
     return name
 
 
@@ -116,14 +116,14 @@ def written(lines: Sequence[Op], of: Callable[[str], str], shape: Shape) -> tupl
     """
     first = lines[0]
     if len(first.axes) > 1:
-        raise InputError(f"{first.op} between some of the devices of {first.axes[0]} is not done in place")
+        raise InputError(f"{first.op} between some of the devices of {first.axes[0]} is not supported in place")
     name, over = helper(first.op), first.axes[0]
     arguments = [MESH, f'"{over}"']
     if name in ("all_to_all", "shard"):
         made, read = _terms(first)
         arguments += [f"{of(term.name)}.view({', '.join(map(str, shape(term.declared)))})" for term in (made, read)]
         if name == "all_to_all" and prod(shape(made.declared)) != prod(shape(read.declared)):
-            raise InputError(f"{first.op} of parts that are filled up is not done in place")
+            raise InputError(f"{first.op} of padded shards is not supported in place")
         places = (place_cut(term.declared, over) for term in ((read, made) if name == "all_to_all" else (made,)))
         return name, [*arguments, *map(str, places)]
     if name == "all_reduce":

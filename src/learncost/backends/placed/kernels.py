@@ -1,4 +1,4 @@
-"""The kernels of a step: one for all lines that differ in names and sizes alone."""
+"""The kernels of a step: lines that differ only in names and sizes share one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _WrittenKernel:
     function: KernelFunction
 
     def fits(self, numbers: Sequence[int]) -> bool:
-        """Whether it computes lines that are alike, of these sizes."""
+        """Whether it computes identical lines at these sizes."""
         return all(constant in (None, number) for constant, number in zip(self.constants, numbers, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What a step in place consists of, before it is written down: its calls, their kernels, every array in its place."""
+"""Lay out a step in place: its calls, their kernels, and every array's address."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IN_PLACE = Rounding(
 
 
 def laid_out(table: Table, sizes: Mapping[str, int], dtype: str = "fp32") -> InPlaceLayout:
-    """The lay-out of a step, given as to `placed`. Raises `InputError` for a line that cannot be computed in place."""
+    """Return the layout of a step, with the arguments of `placed`. Raises `InputError` for a line that needs a copy."""
     return InPlaceLayout(*typed(table, dtype, IN_PLACE), sizes)
 
 
@@ -63,14 +63,14 @@ class InPlaceLayout:
         return {name: (self.table.axes[name], self.dtypes[name]) for name in names if name in owned}
 
     def count(self, count: str) -> int:
-        """The turns of a loop."""
+        """Return the iterations of a loop."""
         return int(size_of(count, self.sizes))
 
     def shape(self, axes: Sequence[str]) -> tuple[int, ...]:
         return shape_of(axes, self.sizes)
 
     def points(self, array: ScheduledArray) -> int:
-        """How many elements an array has."""
+        """Return the number of elements of an array."""
         return prod(self.shape(array.axes))
 
     def number(self, size: str) -> int:
@@ -78,7 +78,7 @@ class InPlaceLayout:
         return self.kernels.number(size)
 
     def _arranged(self) -> int:
-        """Give every array its place; the bytes of the arena."""
+        """Assign every array an offset and return the bytes of the arena."""
         return arena.laid_out(self.lifetimes, lambda array: self.points(array) * WIDTHS[self.dtypes[array.name]])
 
     def _check(self) -> None:
@@ -86,7 +86,7 @@ class InPlaceLayout:
         for old, new in self.table.renewed.items():
             lifetime = self.lifetimes.outputs.get(new)
             if isinstance(lifetime, Stack) and any(array.owner != old for array in lifetime.arrays()):
-                raise InputError(f"{old} is made anew in turns, elsewhere than where it lies: not laid out in place")
+                raise InputError(f"{old} is not updated in place in a loop; a copy would be needed")
 
     def _product(self, line: Line) -> MatrixProduct | None:
         """The line as a product of a library, whose factors are of one type."""

@@ -1,4 +1,4 @@
-"""Lines that differ in names and sizes alone: one kernel computes them all."""
+"""Find lines that differ only in names and sizes, so that one kernel computes them all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Axes = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Pattern:
-    """What is computed, whatever arrays and sizes are called: they are numbered in the order in which they come.
+    """A computation without names: arrays and sizes are numbered in order of appearance.
 
     arrays  of each array its axes, its type, and whether it is made here and read by others
     """

@@ -33,7 +33,7 @@ TYPES = {
     "bool": "bool",
     "int8": "int8",
 }
-"""What PyTorch calls the types of arrays."""
+"""PyTorch's names of array types."""
 COLUMN = 84
 
 LAY_OUT = '''\

@@ -1,4 +1,4 @@
-"""The boards, how a program is compiled for one, what of it lies where, and how it runs."""
+"""Boards: compile a program for one, measure its sections, and run it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Board:
 
     @property
     def missing(self) -> str:
-        """What is not installed of what it needs; nothing if all is there."""
+        """Return its missing programs; nothing if all are installed."""
         programs = (f"{self.prefix}gcc", self.emulator)
         return " and ".join(program for program in programs if shutil.which(program) is None)
 
@@ -77,7 +77,7 @@ BOARDS: Mapping[str, Board] = {
         ),
     )
 }
-"""By name: of Arm's the MPS2 boards of QEMU, of RISC-V its machine `virt`."""
+"""The boards by name: QEMU's MPS2 boards for Arm, its machine `virt` for RISC-V."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,10 @@ def build(
     flags: Sequence[str] = (),
     script: Path | None = None,
 ) -> LinkedProgram:
-    """Compile and link files in C, which find their headers in the folder, for a board of so many bytes.
+    """Compile and link C files, with headers from the folder, for a board with these bytes of memory.
 
-    script  of the linker, which says itself where everything lies
-    Raises `InputError` with the compiler's words, as where RAM or flash is too small.
+    script  the linker script with all addresses
+    Raises `InputError` with the compiler's message, for example if RAM or flash is too small.
     """
     path = folder / f"{board.name}.elf"
     places = {"FLASH_BEGIN": board.begins[0], "RAM_BEGIN": board.begins[1]}
@@ -143,7 +143,7 @@ def build(
 
 
 def run(built: LinkedProgram, seconds: float = 600) -> str:
-    """What a program says until it ends. Raises `InputError` where it fails, or takes longer."""
+    """Run a program and return its output. Raises `InputError` if it fails or exceeds the time limit."""
     board = built.board
     return _called(
         board.emulator,
@@ -155,7 +155,7 @@ def run(built: LinkedProgram, seconds: float = 600) -> str:
 
 
 def _called(program: str, *arguments: str, seconds: float = 600, errors: bool = False) -> str:
-    """What a program prints; where `errors`, what it says beside it too."""
+    """Return a program's output; with `errors`, its standard error, too."""
     try:
         ran = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=seconds, check=False)
     except FileNotFoundError:

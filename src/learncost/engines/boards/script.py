@@ -1,4 +1,4 @@
-"""The linker script of a device whose RAM has regions: board.ld with its addresses, and sections for all regions."""
+"""Write the linker script of a device with RAM regions: board.ld with its addresses and sections for all regions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from learncost.program.regions import Region
 
 
 def linker_script(device: Device, used: Sequence[str]) -> str:
-    """The script for GNU ld, of the regions that are used; empty where addresses of the device are not known.
+    """Return the script for GNU ld with the used regions; empty if the device's addresses are unknown.
 
     The symbols are those of start.c, of CMSIS's tables and of ST's startup files.
     """

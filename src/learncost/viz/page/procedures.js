@@ -14,7 +14,7 @@ section("procedures", "procedures", (place) => {
   const finding =
     least === most
       ? `By ${name(least)} the step takes ${times(least)} times the FLOPs of ${name(base)}`
-      : `${["", "One", "Two", "Three", "Four", "Five", "Six"][rows.length] ?? rows.length} ways to learn the same step take ${times(least) < 1 ? times(least) : "1.00"} to ${times(most)} times the FLOPs of ${name(base)}`;
+      : `${["", "One", "Two", "Three", "Four", "Five", "Six"][rows.length] ?? rows.length} learning procedures take ${times(least) < 1 ? times(least) : "1.00"} to ${times(most)} times the FLOPs of ${name(base)}`;
   const wide = widthOf(place) > 640,
     scale = Math.max(...rows.map((row) => Number(row.flops))),
     peaks = rows.some((row) => row.peak !== null),

@@ -18,7 +18,10 @@ VARIANTS = {
     "for-loop": {"foreach": False},
     "hooks": {"fused": True},
 }
-FLAGS = {name: {"optimizer_implementation": name} for name in VARIANTS} | {"hooks": {"plan": "fused-update"}}
+FLAGS = {name: {"optimizer_implementation": name} for name in VARIANTS} | {
+    "fused": {},
+    "hooks": {"plan": "fused-update"},
+}
 DTYPES = {"fp32": torch.float32, "bf16-true": torch.bfloat16}
 
 
@@ -116,6 +119,31 @@ def test_the_peak_is_that_of_the_allocator(module, name, how, dtype):
     assert found.module == "itself"
     assert found.peak == pytest.approx(measured, rel=0.001)
     assert sum(found.split.values()) == found.peak == sum(live_array.bytes for live_array in found.live_at_peak)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_microbatches_are_added_in_place(module):
+    """Four samples as two microbatches of two: gradients of the second are added to those of the first."""
+    build, given = MODULES[module]
+    microbatch = {name: each[:2] for name, each in given(torch.float32).items()}
+    rest = {name: "".join(f" {size}" for size in each.shape[1:]) for name, each in microbatch.items()}
+    kinds = {name: "float" if each.is_floating_point() else "int" for name, each in microbatch.items()}
+    layer = lc.from_module(build(), {name: f"{kinds[name]} B{rest[name]}" for name in microbatch})
+
+    def train():
+        network = build().train()
+        steps = torch.optim.AdamW(network.parameters(), fused=True)
+        for _ in range(2):
+            steps.zero_grad(set_to_none=True)
+            for _ in range(2):
+                (network(**microbatch) / 2).backward()
+            steps.step()
+
+    _, measured = apart(train)
+    found = lc.memory(layer, accumulate=2, batch_size=4, optimizer="adamw")
+    assert found.module == "itself"
+    assert found.peak == pytest.approx(measured, rel=0.005)
+    assert found.split["gradients"] > 0
 
 
 def test_variants_differ_by_the_temporaries_of_their_steps():

@@ -14,6 +14,7 @@ from learncost.importer.refusals import silenced, told
 from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
 from learncost.program.autograd.state import RunUsage
+from learncost.program.autograd.step import DIFFERENT
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """PyTorch's names of the types that it trains in."""
@@ -56,17 +57,19 @@ class ModuleStepping:
             given = empty.inputs(given)
             with _told(module, counting):
                 row, by_name = as_called(module, given)
-                result = module(*row, **by_name)
-                floats = ends(result)
-                counting.backwards = True
                 learned = _let_go(module, counting) if running.hooked else []
-                torch.autograd.backward(floats, [torch.empty_like(each) for each in floats])
-                counting.settle()
+                for _ in range(min(running.microbatches, DIFFERENT)):
+                    counting.backwards = False
+                    result = module(*row, **by_name)
+                    floats = ends(result)
+                    counting.backwards = True
+                    torch.autograd.backward(floats, [torch.empty_like(each) for each in floats])
+                    counting.settle()
+                    del result, floats
             learned += [each for each in module.parameters() if each.grad is not None]
             counting.call_gradients(each.grad for each in learned if each.grad is not None)
-            del result, floats
             running.label = "optimizer step"
-            running.steps([each.numel() for each in learned])
+            running.steps([tuple(each.shape) for each in learned])
 
 
 def _let_go(module: Any, counting: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from learncost.ir.term import Operand, Read, Term
 from learncost.program.allocation_log import Allocation, AllocationLog, Logged
 from learncost.program.autograd.module import Module
 from learncost.program.autograd.operators import TapeTensor
+from learncost.program.autograd.optimizers import Stepping
 from learncost.program.autograd.tape import Tape, TapeNode, TapeValue
 from learncost.program.autograd.wrapped import ParameterGroup, Sharded, Wrapping
 
@@ -29,7 +30,9 @@ class StepOptions:
     drawn        the inputs that are dropout noise
     checkpoint   "" or how every block runs under `torch.utils.checkpoint`: "frames" or "reentrant"
     blocks       the number of blocks, where an iteration of a loop may contain several; 0: an iteration is one
-    stepping     the optimizer, and how it steps: fused, foreach or for-loop
+    stepping     the optimizer's step
+    microbatches the number of microbatches whose gradients are summed
+    matrices     the number of rows of each weight that is a matrix
     coded        the weights that are stored as codes and scales, and their bytes
     wrapping     how the module is distributed over devices
     """
@@ -41,7 +44,9 @@ class StepOptions:
     drawn: Collection[str] = ()
     checkpoint: str = ""
     blocks: int = 0
-    stepping: tuple[str, str] = ("", "")
+    stepping: Stepping = field(default_factory=Stepping)
+    microbatches: int = 1
+    matrices: Mapping[str, int] = field(default_factory=dict)
     coded: Mapping[str, int] = field(default_factory=dict)
     wrapping: Wrapping | None = None
 
@@ -153,7 +158,9 @@ class StepState:
                 block = self.blocks.get(names[0][0])
                 group = self.group(block, int(names[0][1])) if block else self.sharded.group(ROOT)
                 allocation = group.allocation
-            value = self.tape.weight(elements, width, allocation) if learns else TapeValue(elements, width, allocation)
+            rows = self.asked.matrices.get(names[0][0], 0)
+            shape = (rows, elements // rows) if rows else (elements,)
+            value = self.tape.weight(shape, width, allocation) if learns else TapeValue(elements, width, allocation)
             if self.sharded:
                 group.weights.append(value)
             self.leaves[key] = TapeTensor(self.tape, value)
@@ -244,7 +251,8 @@ class RunUsage:
 
     label    the operator that runs now
     given    by label, the category of an array that is allocated before the step begins
-    steps    the optimizer's step over weights with these numbers of elements, while their gradients are alive
+    steps    the optimizer's step over weights of these shapes, while their gradients are alive
+    microbatches  the number of microbatches whose gradients are summed
     hooked   whether a hook runs a weight's step and frees its gradient as soon as it is complete
     most     peak bytes if matrix product libraries used their largest workspace
     device   the device, as PyTorch names it
@@ -255,8 +263,8 @@ class RunUsage:
         self.label, self.device, self.weights = "", device, weights
         self.account = AllocationLog(NEVER, lambda: self.label)
         self.given: dict[str, str] = {}
-        self.hooked, self.most = False, 0
-        self.steps: Callable[[list[int]], None] = lambda weights: None
+        self.hooked, self.most, self.microbatches = False, 0, 1
+        self.steps: Callable[[list[tuple[int, ...]]], None] = lambda weights: None
 
     def at_peak(self) -> list[Logged]:
         """Return the live arrays at the first of the peaks."""

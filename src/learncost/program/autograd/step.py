@@ -22,6 +22,7 @@ from learncost.program.autograd.calls import (
     local_name,
 )
 from learncost.program.autograd.operators import INTEGER, TapeTensor, cat
+from learncost.program.autograd.optimizers import step_weights
 from learncost.program.autograd.state import ROOT, ScopeNames, StepOptions, StepState, Values, blocks_of, whole_block
 from learncost.program.autograd.tape import Tape, TapeValue
 from learncost.program.autograd.wrapped import BUCKETS
@@ -183,51 +184,32 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: StepOpti
         tape.label = BUCKETS
         learned = sum(state.count(table.axes[name]) for name in asked.learning)
         allocations.append(Allocation(tape.account, learned * asked.wrapping.reduced))
-    outputs = [tensor.value for tensor in _forward(state)]
-    if state.sharded:
-        state.sharded.before_backward(state.sharded.group(ROOT))
-    tape.backward(outputs)
-    outputs.clear()
-    if state.sharded:
-        state.sharded.finish()
-    state.inputs.clear()
-    state.masks.clear()
+    for microbatch in range(min(asked.microbatches, DIFFERENT)):
+        if microbatch:
+            tape.accumulate()
+        outputs = [tensor.value for tensor in _forward(state)]
+        if state.sharded:
+            state.sharded.before_backward(state.sharded.group(ROOT))
+        tape.backward(outputs)
+        outputs.clear()
+        if state.sharded:
+            state.sharded.finish()
+        state.inputs.clear()
+        state.masks.clear()
     tape.label = "optimizer step"
-    step_weights(*asked.stepping, tape.learned, tape.new)
+    step_weights(asked.stepping, tape.learned, tape.new)
     del allocations
 
 
-def step_weights(optimizer: str, way: str, weights: Sequence[int], new: Callable[[int], object]) -> None:
-    """Allocate and free the temporaries of a step of `torch.optim` over weights with these numbers of elements.
-
-    way  fused, foreach or for-loop
-    new  allocates an array of a number of elements
-    """
-    if way == "fused" or optimizer not in ROOTS:
-        return
-    if way == "foreach":  # torch._foreach_sqrt of all second moments
-        roots = [new(elements) for elements in weights]
-        del roots
-        return
-    denominator: object = None  # the name holds the previous weight's until it is reassigned
-    for elements in weights:
-        root = new(elements)
-        denominator = new(elements) if ROOTS[optimizer] > 1 else root
-        del root
-    del denominator
-
-
-ROOTS = {"adamw": 2, "rmsprop": 1}
-"""Temporaries per weight in `_single_tensor_adamw` (exp_avg_sq.sqrt() / bias_correction2_sqrt) and
-`_single_tensor_rmsprop` (square_avg.sqrt()) of torch.optim; SGD, with momentum or without, is in-place.
-"""
+DIFFERENT = 2
+"""The microbatches that run: the first makes gradients, all others add to them."""
 
 
 def _forward(state: StepState) -> list[TapeTensor]:
     """Return the outputs of the model, after the allocation of its weights and inputs."""
     table, values, asked = state.table, Values(), state.asked
     for name in (*table.inputs, *table.weights):
-        if name in asked.drawn:
+        if name in asked.drawn or name in state.allocations:
             continue
         state.tape.label = name
         elements = state.count(table.axes[name])

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import prod
 from sys import getrefcount
 
 from learncost.program.allocation_log import Allocation, AllocationLog
@@ -49,6 +50,7 @@ Backward = Callable[[Gradients], Sequence[TapeValue | None]]
 class TapeNode:
     """An operator that has run, or a weight, whose `backward` is None and whose gradient remains.
 
+    shape      of a weight
     operands   the receivers of the operands' gradients, with their numbers of elements and widths
     gradients  of its results, as far as they are defined
     kept       its saved tensors
@@ -61,6 +63,7 @@ class TapeNode:
     kept: tuple[TapeValue, ...] = ()
     frame: Frame | None = None
     label: str = ""
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -89,9 +92,13 @@ class Tape:
     label      the operator that runs now
     gradients  bytes of weights' gradients when `stop_at` bytes are in use
     cuda       whether it runs on a GPU, where some operators have other kernels
+    hooked     whether a hook of each weight steps the optimizer and sets the gradient to None, as soon as all operators
+               that read the weight have run backward. It is written with `Tensor.register_post_accumulate_grad_hook`
+               and an optimizer for each weight: PyTorch's tutorial "How to save memory by fusing the optimizer step
+               into the backward pass", and torchtune's `optimizer_in_bwd`
     """
 
-    def __init__(self, width: int, stop_at: int | None = None, cuda: bool = False) -> None:
+    def __init__(self, width: int, stop_at: int | None = None, cuda: bool = False, hooked: bool = False) -> None:
         self.width, self.label, self.cuda = width, "", cuda
         self.gradients = 0
         self.account = AllocationLog(stop_at, lambda: self.label, self._look)
@@ -100,25 +107,36 @@ class Tape:
         self._frame: Frame | None = None
         self._again: list[TapeNode] | None = None
         self._without = False
+        self._hooked = hooked
+        self._summed: dict[TapeNode, TapeValue] = {}
+        self._readers: Counter[TapeNode] = Counter()
 
     def new(self, elements: int, width: int = 0, turned: bool = False) -> TapeValue:
         width = width or self.width
         return TapeValue(elements, width, Allocation(self.account, elements * width), turned=turned)
 
     def _look(self, allocations: Mapping[int, tuple[int, int | str]]) -> None:
-        gradients = {id(gradient.allocation) for node in self._weights for gradient in node.gradients if gradient}
+        held = (gradient for node in self._weights for gradient in (*node.gradients, self._summed.get(node)))
+        gradients = {id(gradient.allocation) for gradient in held if gradient}
         self.gradients = sum(allocations[allocation][0] for allocation in gradients)
 
-    def weight(self, elements: int, width: int, allocation: Allocation) -> TapeValue:
-        """Return a trainable weight, in an allocation that may hold others, too."""
-        node = TapeNode(None, label=WEIGHT)
+    def weight(self, shape: Sequence[int], width: int, allocation: Allocation) -> TapeValue:
+        """Return a trainable weight of a shape, in an allocation that may hold others, too."""
+        node, elements = TapeNode(None, label=WEIGHT, shape=tuple(shape)), prod(shape)
         self._weights.append(node)
         return TapeValue(elements, width, allocation, node)
 
     @property
-    def learned(self) -> list[int]:
-        """The numbers of elements of the weights with a gradient, in the order in which they were first read."""
-        return [gradient.elements for node in self._weights for gradient in node.gradients if gradient]
+    def learned(self) -> list[tuple[int, ...]]:
+        """The shapes of the weights with a gradient, in the order in which they were first read."""
+        return [node.shape for node in self._weights if any(node.gradients) or node in self._summed]
+
+    def accumulate(self) -> None:
+        """Keep the gradients of weights: those of the next microbatch are added to them, in-place."""
+        for node in self._weights:
+            gradient, node.gradients = node.gradients[0], [None]
+            if gradient:
+                self._summed[node] = gradient
 
     def run(
         self,
@@ -240,10 +258,12 @@ class Tape:
         self._backward()
 
     def _backward(self) -> None:
+        self._readers.update(place[0] for node in self._nodes for place in node.operands if place)
         while self._nodes:
             node = self._nodes.pop()
             if not any(node.gradients):
                 node.kept = ()
+                self._ran(node)
                 continue
             self.label = node.label if node.label.endswith(", backward") else f"{node.label}, backward"
             again = node.frame is not None
@@ -288,38 +308,22 @@ class Tape:
                     del waiting
                 del other
             del gradient
+        self._ran(node)
+
+    def _ran(self, node: TapeNode) -> None:
+        """Free the gradients of weights, once all of their parts are there, that a hook steps or that are added."""
+        for place in node.operands:
+            if place:
+                weight, number, *_ = place
+                self._readers[weight] -= 1
+                if weight.label == WEIGHT and not self._readers[weight] and (self._hooked or weight in self._summed):
+                    weight.gradients[number] = None
 
     def _settled(self, gradient: TapeValue, elements: int, width: int) -> TapeValue:
         """Return a gradient in its operand's form (`validate_outputs`): reduced over broadcast axes, in its type."""
         if gradient.elements > elements:
             gradient = self.new(elements, gradient.width)
         return gradient if gradient.width == width else self.new(elements, width, gradient.turned)
-
-
-class HookedTape(Tape):
-    """A tape whose optimizer steps in a hook of each weight, which sets the weight's gradient to None.
-
-    As people write it with `Tensor.register_post_accumulate_grad_hook`, an optimizer for each weight: PyTorch's
-    tutorial "How to save memory by fusing the optimizer step into the backward pass", and torchtune's
-    `optimizer_in_bwd`. The hook of a weight that several operators read runs after all of their gradients.
-    """
-
-    def __init__(self, width: int, stop_at: int | None = None, cuda: bool = False) -> None:
-        super().__init__(width, stop_at, cuda)
-        self._readers: Counter[TapeNode] = Counter()
-
-    def _backward(self) -> None:
-        self._readers.update(place[0] for node in self._nodes for place in node.operands if place)
-        super()._backward()
-
-    def _back(self, node: TapeNode, again: bool) -> None:
-        super()._back(node, again)
-        for place in node.operands:
-            if place:
-                weight = place[0]
-                self._readers[weight] -= 1
-                if weight.backward is None and weight in self._weights and not self._readers[weight]:
-                    weight.gradients[place[1]] = None
 
 
 def _references(waiting: TapeValue) -> tuple[int, int]:

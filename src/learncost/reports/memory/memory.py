@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
-from learncost.ir.errors import InputError, named_one
+from learncost.ir.errors import InputError, named_one, shown
 from learncost.ir.precision import either
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
@@ -221,6 +221,7 @@ def memory(
     precision: str | None = None,
     plan: str | None = None,
     accumulate: int | str = 1,
+    clip: float | str | None = None,
     budget: int | str | None = None,
     on: str | None = None,
     engine: str = "",
@@ -253,6 +254,8 @@ def memory(
         plans`); auto: the planner's choice, which is the default of `engine` torch.
     accumulate
         Number of microbatches for gradient accumulation.
+    clip
+        The norm to which gradients are clipped (clip_grad_norm_), under `engine` eager.
     budget
         Available memory, as 8GB or 256MiB. Shows the largest batch and sequence length that fit.
     on
@@ -308,7 +311,7 @@ def memory(
     {'batch_size': 31, 'seq_len': 1024}
     """
     regions: tuple[Region, ...] = ()
-    eager = EagerOptions(module, CPU, implementation_named(optimizer_implementation))
+    eager = EagerOptions(module, CPU, implementation_named(optimizer_implementation), _clips(clip))
     if on == GPU:
         eager = replace(eager, device=GPU)
     elif on is not None:
@@ -368,6 +371,19 @@ def memory(
         find_procedure(name)
     answers, refused = possible(lambda name: of_one(name, engines[0]), names)
     return MemoryComparison(tuple(answers.values()), left_out=refused)
+
+
+def _clips(clip: float | str | None) -> bool:
+    """Return whether gradients are clipped. Raises `InputError` for what is no norm."""
+    if clip is None:
+        return False
+    try:
+        norm = float(clip)
+    except ValueError:
+        norm = 0.0
+    if not 0 < norm < inf:
+        raise InputError(f"clip must be a norm above 0, not {shown(clip)}")
+    return True
 
 
 def check_over(mesh: str | None, engine: str) -> None:

@@ -64,8 +64,12 @@ def placed_step(
         cut_axes = _cut(specs, f"{name}.state", Value(axes, "state", name))
         return [*shape_of(cut_axes, {**local, **specs.filled})]
 
+    def stepped_here(name: str, axes: Axes) -> list[int]:
+        shape = shape_here(name, axes)
+        return step.stepped_shape(name, axes, shape) if name in step.model.learning else shape
+
     names = (*step.model.learning, *step.stepped_beside)
-    shapes = {name: shape_here(name, step.seen.get(name, table.axes[name])) for name in names}
+    shapes = {name: stepped_here(name, step.seen.get(name, table.axes[name])) for name in names}
     of, states = step.optimizer.bytes, step.kind.states
     result.state = sum(state_bytes(of, shape, name in stacks, states) for name, shape in shapes.items())
     result.master = step.kind.master * sum(points(shape_here(n, table.axes[n])) for n in step.model.learning)

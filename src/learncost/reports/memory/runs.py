@@ -32,8 +32,10 @@ def runner_of(step: MemoryStep, engine: str = "") -> ChosenEngine:
     """
     if engine:
         chosen_engine = named_one("engine", engine, memory_engines())
-        if step.eager.implementation and not chosen_engine.module:
-            raise InputError(f"--optimizer-implementation is of PyTorch's optimizers: give --engine {USUAL}")
+        for flag in ("implementation", "clip"):
+            if getattr(step.eager, flag) and not chosen_engine.module:
+                text = "--clip" if flag == "clip" else "--optimizer-implementation"
+                raise InputError(f"--engine {engine} does not support {text}: give --engine {USUAL}")
         if why := chosen_engine.refuses(step):
             raise InputError(f"--engine {engine} {why}")
         return ChosenEngine(chosen_engine)

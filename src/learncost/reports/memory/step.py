@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from learncost.ir.errors import InputError, counted, named_one, shown
-from learncost.ir.line import Line
-from learncost.ir.loop import each_line, walk
+from learncost.ir.line import Line, Product, Sum
+from learncost.ir.loop import Loop, Statement, each_line, walk
 from learncost.ir.polynomial import Polynomial, base, shape_of, total
 from learncost.ir.precision import BYTES, Precision
 from learncost.ir.table import Table
+from learncost.ir.term import Read, Term
 from learncost.layers.names import scores
 from learncost.liveness import Instant, Live, SymbolicInterval, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
@@ -51,11 +53,13 @@ class EagerOptions:
     module          the module whose autograd step is simulated; empty: the default of the model
     device          as PyTorch calls it
     implementation  of the optimizer (`IMPLEMENTATIONS`); empty: the default, fused
+    clip            whether gradients are clipped to a norm
     """
 
     module: str = ""
     device: str = CPU
     implementation: str = ""
+    clip: bool = False
 
 
 def implementation_named(name: str) -> str:
@@ -106,7 +110,9 @@ class MemoryStep:
         shapes = {w: [*shape_of(table.axes[w], run.axes)] for w in weights}
         stacks = stacks_of(self.model.table)
         self.seen = stepped(table)
-        states = {w: [*shape_of(self.seen.get(w, table.axes[w]), run.axes)] for w in learning}
+        self.rows = rows_of(self.model.table)
+        axes = {w: self.seen.get(w, table.axes[w]) for w in learning}
+        states = {w: self.stepped_shape(w, seen, [*shape_of(seen, run.axes)]) for w, seen in axes.items()}
         self.state = sum(state_bytes(self.optimizer.bytes, states[w], w in stacks, kind.states) for w in learning)
         gradients = {value.of for value in table.known.values() if value.role == "gradient"}
         self.stepped_beside = tuple(name for name in table.beside if name in gradients)
@@ -139,6 +145,15 @@ class MemoryStep:
         self._levels_of: Callable[[_Turns], tuple[Polynomial, ...]]
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self._planned = partial(_under_plan, structure, procedure, mode, self.plan, self.accumulate > 1)
+
+    def stepped_shape(self, weight: str, axes: Sequence[str], shape: list[int]) -> list[int]:
+        """Return the shape of a weight as an optimizer sees it: a matrix or a vector, behind the number of a stack."""
+        rows, stack = self.rows.get(weight), int(weight in stacks_of(self.model.table))
+        if rows is None or not rows <= {*axes}:
+            return shape
+        number = prod(size for axis, size in zip(axes[stack:], shape[stack:], strict=True) if axis in rows)
+        matrix = [number, points(shape[stack:]) // number] if rows else [points(shape[stack:])]
+        return [*shape[:stack], *matrix]
 
     @cached_property
     def table(self) -> Table:
@@ -379,6 +394,40 @@ def points(shape: list[int]) -> int:
 def stacks_of(table: Table) -> frozenset[str]:
     """The weights that are stacks of every turn's own."""
     return frozenset(outer for line in table.repeats for _, outer in line.each)
+
+
+MATRIX = 2
+"""The axes of a matrix."""
+
+
+def rows_of(table: Table) -> dict[str, frozenset[str]]:
+    """Return the axes of each weight that are the rows of its matrix, by how the model reads it; none of a vector.
+
+    A product sums over the rows of a matrix, an embedding reads one of them. Weights that are read otherwise are left
+    out: whether they are matrices is not known.
+    """
+    rows: dict[str, frozenset[str]] = {}
+    others: set[str] = set()
+
+    def read(lines: Sequence[Statement], names: Mapping[str, str]) -> None:
+        for line in lines:
+            if isinstance(line, Loop):
+                inside = {name: names.get(outer, outer) for name, outer in line.each}
+                read(line.lines, {**names, **inside})
+                continue
+            for term in line.right:
+                if isinstance(term, Term) and (weight := names.get(term.name, term.name)) in table.weights:
+                    summed = frozenset(term.loops) - {*line.left[0].loops}
+                    if any(isinstance(axis, Read) for axis in term.axes):
+                        if len(term.axes) == MATRIX:
+                            rows[weight] = frozenset(table.axes[weight][-MATRIX:-1])
+                    elif isinstance(line, Product) and summed and summed < {*term.axes}:
+                        rows.setdefault(weight, summed)
+                    elif isinstance(line, Product | Sum) or len(term.axes) == 1:
+                        others.add(weight)
+
+    read(table.lines, {})
+    return {**dict.fromkeys(others, frozenset()), **rows}
 
 
 def state_bytes(of: Any, shape: list[int], stacked: bool, kind: str) -> int:

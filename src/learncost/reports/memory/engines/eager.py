@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 from learncost.ir.errors import InputError
-from learncost.ir.polynomial import size_of
+from learncost.ir.polynomial import shape_of, size_of
 from learncost.ir.precision import BYTES
 from learncost.models.model import Model
 from learncost.models.module import learns_otherwise, module_of, runs_otherwise
@@ -14,19 +15,21 @@ from learncost.procedures.procedure import procedure
 from learncost.program.allocation_log import Allocation
 from learncost.program.autograd import (
     BUCKETS,
+    CLASSES,
     GATHERED,
     MESSAGES,
-    HookedTape,
     Itself,
     Module,
     RunUsage,
     StepOptions,
+    Stepping,
     Tape,
     Wrapping,
+    default_implementation,
     run_step,
     step_weights,
 )
-from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, grouped, refusal
+from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, grouped
 from learncost.reports.memory.engines.logged import Logs
 from learncost.reports.memory.step import CPU, GPU, MemoryStep
 from learncost.sharding.presets import chosen
@@ -53,6 +56,9 @@ RULES = {
 }
 WRITTEN = {"foreach": "over, by copies", "for-loop": "over, one by one"}
 """The rule of new weights and states by the optimizer's implementation, where it is not fused."""
+
+FLOAT = 4
+"""Bytes of an element of temporaries of optimizers whose states are quantized."""
 
 PLACES = {"cpu": "a CPU", GPU: "a GPU"}
 """The devices as PyTorch calls them."""
@@ -101,12 +107,20 @@ def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None)
         module.checkpoint if recompute else "",
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
         _stepping(step),
+        step.accumulate,
+        _rows(step, sizes),
         {weight.weight: weight.bytes(step.run.axes) for weight in model.quantized},
         _wrapping(step),
     )
-    tape = (HookedTape if _hooked(step) else Tape)(kind.value, stop_at, step.eager.device == GPU)
+    tape = Tape(kind.value, stop_at, step.eager.device == GPU, _hooked(step))
     run_step(tape, model.table, _here(step, sizes), settings)
     return tape, module
+
+
+def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of rows of each weight that is a matrix."""
+    axes = {weight: rows for weight, rows in step.rows.items() if rows}
+    return {weight: prod(shape_of(rows, sizes)) for weight, rows in axes.items()}
 
 
 def _ran(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> RunUsage | None:
@@ -143,31 +157,32 @@ def _ran_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> RunUsage
         running.given[BUCKETS] = BUCKETS
         learned = bytes_of(model.table, model.learning, sizes, lambda _: step.kind.weight)
         state.append(Allocation(running.account, learned))
-    running.hooked, width = _hooked(step), BYTES[step.kind.states]
+    running.hooked, running.microbatches = _hooked(step), step.accumulate
     running.steps = lambda weights: step_weights(
-        *_stepping(step), weights, lambda elements: Allocation(running.account, elements * width)
+        _stepping(step), weights, lambda elements, width: Allocation(running.account, elements * width)
     )
     layer.steps(_here(step, sizes), step.kind.values, running)
     del state
     return running
 
 
-def _stepping(step: MemoryStep) -> tuple[str, str]:
-    """Return the optimizer and its implementation; where PyTorch has no fused one, the default of the device."""
-    how = step.eager.implementation or "fused"
-    usual = "foreach" if step.eager.device == GPU else "for-loop"
-    return step.optimizer.name, usual if how == "fused" and step.optimizer.name in UNFUSED else how
+def _stepping(step: MemoryStep) -> Stepping:
+    """Return the optimizer's step; where no implementation is named, the default of the optimizer and the device."""
+    name, cuda = step.optimizer.name, step.eager.device == GPU
+    how = step.eager.implementation or default_implementation(name, cuda)
+    return Stepping(name, how, BYTES.get(step.kind.states, FLOAT), step.eager.clip, cuda)
 
 
 def _steps(step: MemoryStep) -> str:
     """Return the optimizer's step in words: AdamW with fused=True."""
-    optimizer, how = _stepping(step)
-    if optimizer in BITSANDBYTES:
-        return f"{CLASSES[optimizer]}."
+    stepping = _stepping(step)
+    known = CLASSES[stepping.optimizer]
     ops = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "with foreach=False"}
     hooks = ", stepped in the hook of each gradient" if _hooked(step) else ""
-    unfused = ", since PyTorch has no fused implementation" if how != (step.eager.implementation or "fused") else ""
-    return f"{NOT_ON_GPU if step.eager.device == GPU else ''}{CLASSES[optimizer]} {ops[how]}{hooks}{unfused}."
+    unfused = "" if "fused" in known.implementations else ", since PyTorch has no fused implementation"
+    how = f" {ops[stepping.how]}" if len(known.implementations) > 1 else ""
+    clipped = " Gradients are clipped by clip_grad_norm_." if stepping.clip else ""
+    return f"{NOT_ON_GPU if stepping.cuda else ''}{known.name}{how}{hooks}{unfused if how else ''}.{clipped}"
 
 
 def _convention(said: str, step: MemoryStep, device: str) -> str:
@@ -181,22 +196,6 @@ def _rules(step: MemoryStep) -> Mapping[str, str]:
     how = step.eager.implementation
     hooked = {"gradients": "until their update"} if _hooked(step) else {}
     return RULES | ({"new weights and states": WRITTEN[how]} if how in WRITTEN else {}) | hooked
-
-
-CLASSES = {
-    "sgd": "SGD",
-    "momentum": "SGD with momentum",
-    "adamw": "AdamW",
-    "adamw8bit": "AdamW8bit of bitsandbytes",
-    "rmsprop": "RMSprop",
-}
-"""The optimizers of `torch.optim`, as it calls them."""
-
-BITSANDBYTES = ("adamw8bit",)
-"""Optimizers that bitsandbytes has instead of PyTorch, with fused kernels only."""
-
-UNFUSED = ("rmsprop",)
-"""Those of which PyTorch has no fused step."""
 
 
 def _plain(model: Model) -> Model:
@@ -302,16 +301,22 @@ def _refuses(step: MemoryStep) -> str:
         return why
     if step.plan and not _hooked(step):
         return f"does not support --plan {step.plan}; --procedure recompute is torch.utils.checkpoint"
-    if step.optimizer.name in BITSANDBYTES and step.eager.implementation not in ("", "fused"):
-        return f"has only a fused {step.optimizer.name}, of bitsandbytes"
-    if _hooked(step) and step.optimizer.name in UNFUSED:
+    implementations = CLASSES[step.optimizer.name].implementations
+    if step.eager.implementation and step.eager.implementation not in implementations:
+        return f"has no {step.eager.implementation} {step.optimizer.name}: there is {' or '.join(implementations)}"
+    if _hooked(step) and _stepping(step).how != "fused":
         return f"requires a fused optimizer in hooks, and PyTorch has no fused {step.optimizer.name}"
+    if _hooked(step) and (step.accumulate > 1 or step.eager.clip):
+        flag = "--clip" if step.eager.clip else "--accumulate"
+        return f"does not support {flag} with --plan {HOOKED}, which steps before all gradients are there"
+    if step.accumulate > 1 and step.over:
+        return "does not support --accumulate over a mesh: use --engine graph"
     if _hooked(step) and step.over:
         return f"does not support --plan {HOOKED} over a mesh, since DDP and FSDP2 reduce gradients before a hook steps"
     if step.kind.values not in TRAINED:
         return f"supports activations in {', '.join(TRAINED)} only"
-    if why := refusal(step, ()):
-        return why
+    if step.in_flash:
+        return "does not support --flash"
     if step.kind.kept or step.kind.products or step.kind.learned:
         return "does not support quantized weights or activations"
     if not procedure(step.procedure).differentiates:

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import learncost
+import learncost as lc
 from learncost.cli.command import COMMANDS, main
 from learncost.cli.help import page
 from learncost.cli.typed import read
@@ -121,7 +122,7 @@ def test_what_is_wrong_is_one_line(line, said, capsys):
 @pytest.mark.parametrize(
     "line",
     [
-        ("list", "words", "--of", "\x1b[31m"),
+        ("list", "operators", "--of", "\x1b[31m"),
         ("contest", "\x1b[31m/no"),
         ("cost", "gpt2", "--output", "\x1b[31m/no/such.json"),
         ("cost", "\x1b[31m"),
@@ -259,6 +260,18 @@ def test_lists_come_from_the_registries(capsys):
         assert not any(re.fullmatch(r"[\d,.]+", value) for value in numbers), "numbers are no strings"
         assert main(["list", entry["what"]]) == 0
         assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("what", "ask"), [("models", lc.list_models), ("devices", lc.list_devices)])
+def test_lists_in_python_are_those_of_the_command(what, ask, capsys):
+    assert main(["list", what, "--json"]) == 0
+    assert [*ask()] == json.loads(capsys.readouterr().out)
+    assert {lc.device(row["name"]).name for row in lc.list_devices(like="H100")} == {
+        row["name"] for row in lc.list_devices() if "h100" in str(row).lower()
+    }
+    assert len(lc.list_models(like="gpt2-xl")) == 1
+    with pytest.raises(lc.InputError, match=f"no {what} contain 'xyzzy'"):
+        ask(like="xyzzy")
 
 
 def test_lists_of_what_has_a_text_in_it(capsys):

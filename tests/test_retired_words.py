@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.ir.errors import RETIRED
 from learncost.ir.precision import PRECISIONS
 from learncost.passes.plan import PLANS
@@ -101,10 +102,19 @@ def test_a_class_name_is_defined_once():
 
 
 @pytest.mark.parametrize(
-    ("kind", "old", "new"), [(kind, old, new) for kind, names in RETIRED.items() for old, new in names.items()]
+    ("kind", "old", "new"),
+    [(kind, old, new) for kind in REGISTRIES for old, new in RETIRED[kind].items()],
 )
 def test_a_retired_name_is_refused_with_todays(kind, old, new):
     with pytest.raises(lc.InputError, match=re.escape(f"the {kind} {old!r} is called {new!r} now")):
         lc.memory("gpt2", **{kind: old})
     assert new.split()[0] in REGISTRIES[kind]
     assert old not in REGISTRIES[kind]
+
+
+def test_the_list_of_words_is_that_of_operators(capsys):
+    assert main(["list", "words"]) == 2
+    assert capsys.readouterr().err.strip() == "learncost: the list 'words' is called 'operators' now"
+    assert main(["list", "operators", "--like", "softmax"]) == 0
+    assert "softmax" in capsys.readouterr().out
+    assert RETIRED.keys() == {*REGISTRIES, "list"}

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from learncost.autodiff.derive import Derived as Derived
     from learncost.autodiff.derive import derive as derive
     from learncost.cli.emit import emit as emit
+    from learncost.cli.lists.listing import list_devices as list_devices
+    from learncost.cli.lists.listing import list_models as list_models
     from learncost.cost_models import Book as Book
     from learncost.cost_models import Price as Price
     from learncost.cost_models.books import book as book
@@ -112,6 +114,8 @@ _PUBLIC = {
     "LayerTraining": "learncost.engines.layer_training",
     "Live": "learncost.liveness",
     "live": "learncost.liveness",
+    "list_devices": "learncost.cli.lists.listing",
+    "list_models": "learncost.cli.lists.listing",
     "lower": "learncost.passes.lower",
     "memory": "learncost.reports.memory.memory",
     "Memory": "learncost.reports.memory.memory",

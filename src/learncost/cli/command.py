@@ -161,7 +161,7 @@ _COMMANDS: Mapping[str, Command] = {
         "viz.report:report", "One HTML file with cost, memory, time and formulas, with sliders.", (), False
     ),
     "errata": Command("cli.errata:errata", "Errata of the publications, and their effect on totals."),
-    "list": Command("cli.lists.listing:listing", "Models, sizes, price books, procedures, layers, words and more."),
+    "list": Command("cli.lists.listing:listing", "Models, sizes, price books, procedures, layers, operators and more."),
 }
 
 _SOURCES = Path(__file__).parents[1]

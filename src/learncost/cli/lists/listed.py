@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,12 @@ class Listed(Shown):
     heading: str = ""
     notes: tuple[str, ...] = ()
     noted: Callable[[Known], Iterable[str]] = field(default=lambda entry: ())  # what stands under the table, once each
+
+    def __iter__(self) -> Iterator[Known]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
 
     def to_dict(self) -> Any:
         """As the JSON has it: a list."""

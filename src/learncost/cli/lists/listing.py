@@ -11,7 +11,7 @@ from learncost.cli.lists.learning import LEARNING, procedures_of
 from learncost.cli.lists.listed import Cell, Known, Listed, cell_of
 from learncost.cli.lists.machines import MACHINES
 from learncost.cli.lists.models import MODELS, support_of_families
-from learncost.ir.errors import InputError, mentions, nearest, shown
+from learncost.ir.errors import RETIRED, InputError, mentions, nearest, shown
 from learncost.reports.question import question
 
 
@@ -61,16 +61,16 @@ def _layers() -> Listed:
     return Listed(entries, {"layer": cell_of("name"), "source": cell_of("source")})
 
 
-def _words() -> Listed:
+def _operators() -> Listed:
     from learncost.ops import entries
 
     op_defs: list[Known] = [{"name": op.name, "kind": op.kind, "source": op.source} for op in entries()]
-    return Listed(op_defs, {"word": cell_of("name"), "kind": cell_of("kind"), "source": cell_of("source")})
+    return Listed(op_defs, {"operator": cell_of("name"), "kind": cell_of("kind"), "source": cell_of("source")})
 
 
 NOTATION: Mapping[str, Callable[[], Listed]] = {
     "layers": _layers,
-    "words": _words,
+    "operators": _operators,
 }
 
 
@@ -84,8 +84,8 @@ def listing(
     of: str | None = None,
     **sizes: Any,
 ) -> Listed:
-    """List models, families, sizes, price-books, procedures, optimizers, precisions, plans, placements, layers, words,
-    devices, clusters, countries, runs, peaks, commands or flags.
+    """List models, families, sizes, price-books, procedures, optimizers, precisions, plans, placements, layers,
+    operators, devices, clusters, countries, runs, peaks, commands or flags.
 
     Parameters
     ----------
@@ -117,6 +117,8 @@ def listing(
         listed = Listed([{"what": name, "count": _how_many(name, like)} for name in _REGISTRIES])
         listed.columns.update({"what": cell_of("what"), "how many": lambda entry: str(entry["count"])})
         return replace(listed, heading="learncost list WHAT")
+    if what in RETIRED["list"]:
+        raise InputError(f"the list {what!r} is called {RETIRED['list'][what]!r} now")
     if what not in _REGISTRIES:
         raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
     if support and what != "families":
@@ -133,6 +135,58 @@ def listing(
         raise InputError(f"no {what} contain {shown(like)}")
     of_all = f" of {len(listed.entries)}" if like else ""
     return replace(listed, entries=entries, heading=f"{len(entries)}{of_all} {what.replace('-', ' ')}")
+
+
+def list_models(like: str | None = None) -> Listed:
+    """The models that are known by name, with their parameters, as `learncost list models` shows them.
+
+    Parameters
+    ----------
+    like
+        Return only models with this text in any field, such as llama, ignoring case.
+
+    Returns
+    -------
+    Listed
+        A dict for each model: its name, parameters, title, aliases and names on the Hugging Face Hub.
+
+    Raises
+    ------
+    InputError
+        If no model has the text.
+
+    Examples
+    --------
+    >>> [(model["name"], model["parameters"]) for model in lc.list_models(like="gpt2-xl")]
+    [('gpt2-xl', 1557611200)]
+    """
+    return listing("models", like=like)
+
+
+def list_devices(like: str | None = None) -> Listed:
+    """The published devices, with memory and peak rates, as `learncost list devices` shows them.
+
+    Parameters
+    ----------
+    like
+        Return only devices with this text in any field, such as H100, ignoring case.
+
+    Returns
+    -------
+    Listed
+        A dict for each device: its name and other names, memory_gb, bandwidth_gbs, tdp_w, peak_tflops and source.
+
+    Raises
+    ------
+    InputError
+        If no device has the text.
+
+    Examples
+    --------
+    >>> [(device["name"], device["peak_tflops"]["bf16"]) for device in lc.list_devices(like="A100 SXM 80GB")]
+    [('NVIDIA A100 SXM 80GB', 312)]
+    """
+    return listing("devices", like=like)
 
 
 def _how_many(name: str, text: str | None) -> int:

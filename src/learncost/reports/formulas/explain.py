@@ -55,7 +55,7 @@ def explain(
     ----------
     subject
         A layer by its name or alias (attention, mha, SwiGLU; learncost list layers), a file in the notation, an
-        operator (softmax; learncost list words), or a model as in learncost cost.
+        operator (softmax; learncost list operators), or a model as in learncost cost.
     layer
         A layer of the model. By default all layers of the model are shown.
     procedure

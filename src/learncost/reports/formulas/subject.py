@@ -119,8 +119,8 @@ def read_layer(name: str | Layer) -> Layer:
     near = difflib.get_close_matches(name.replace("-", "_").lower(), everything, n=1)
     hint = f"; the nearest is {usual_names().get(near[0], near[0])!r}" if near else ""
     raise InputError(
-        f"no layer, operator or model is called {shown(name)}{hint} (see learncost list layers, list words and list "
-        "models; a file in the notation ends in .table, a model's is a config.json)"
+        f"no layer, operator or model is called {shown(name)}{hint} (see learncost list layers, list operators and "
+        "list models; a file in the notation ends in .table, a model's is a config.json)"
     )
 
 

@@ -59,7 +59,7 @@ def test_the_interval_of_a_step_ends_at_what_was_measured(name):
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_over_a_mesh_too(name):
     most = measured(lc.cluster(name).device.name)
-    sizes = {"batch_size": 64, "seq_len": 4096, "precision": "bf16"}
+    sizes = {"batch_size": 64, "seq_len": 4096, "precision": "bf16-masters"}
     run = lc.run_cost("llama-3-8b", "1e9", name, mesh="dp=8", **sizes)
     assert run.figures["step_mfu"].high <= most * 1.001
     assert run.figures["step"].low <= run.figures["step"].value

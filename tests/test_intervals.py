@@ -117,4 +117,4 @@ def test_the_screen_says_on_which_runs_it_rests():
     text = " ".join(str(lc.run_cost("gpt2", 10**9, "H100 SXM", 8)).split())
     assert "published numbers of 30 sources (all that are known)" in text
     assert "leave-one-source-out coverage: 92%" in text
-    assert "Run time uses the assumed MFU; 'a step' is a separate" in text
+    assert "Run time uses the modelled steps" in text

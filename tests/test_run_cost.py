@@ -172,7 +172,23 @@ def test_flops_are_a_token_s_times_the_tokens():
 @pytest.mark.parametrize("tokens", [1, 1024, 1025, 10**9])
 def test_steps_are_those_of_cost(tokens):
     """The last one may be partly filled."""
-    assert lc.run_cost("gpt2", tokens, "H100 SXM").figures["steps"].value == lc.cost("gpt2", tokens=tokens).steps
+    run = lc.run_cost("gpt2", tokens, "H100 SXM", batch_size=4)
+    assert run.figures["steps"].value == lc.cost("gpt2", tokens=tokens, batch_size=4).steps
+
+
+def test_the_total_is_the_time_of_a_step_times_the_steps():
+    """Recomputation takes time; devices share the steps; what published runs attained is beside it, and not in it."""
+    run = lc.run_cost("gpt2", 10**10, "H100 SXM", batch_size=64)
+    step = lc.cost("gpt2", batch_size=64, on="H100 SXM").timing.seconds
+    assert run.figures["step"].value == step
+    assert run.days == pytest.approx(10**10 / (64 * 1024) * step / 86_400, rel=1e-4)
+    again = lc.run_cost("gpt2", 10**10, "H100 SXM", batch_size=64, procedure="recompute")
+    assert 1.1 < again.days / run.days < 1.5
+    eight = lc.run_cost("gpt2", 10**10, "H100 SXM", 8, batch_size=64)
+    assert eight.days == pytest.approx(run.days / 8, rel=1e-3)
+    assert run.figures["published_mfu"].value == assumptions.mfu(lc.device("H100 SXM")).value
+    at_it = run.flops / (989.4e12 * run.figures["published_mfu"].value) / 86_400
+    assert run.figures["time_at_published_mfu"].value == pytest.approx(at_it, rel=1e-3)
 
 
 def test_intervals_are_the_outermost():
@@ -181,10 +197,12 @@ def test_intervals_are_the_outermost():
     at_one = run.flops / 165.2e12 / 86_400
     device = lc.device("RTX 4090")
     mfu, pue, power = assumptions.mfu(device), assumptions.PUE, assumptions.power(device)
-    assert run.figures["time"].interval == pytest.approx((at_one / mfu.high, at_one / mfu.low))
+    assert run.figures["time_at_published_mfu"].interval == pytest.approx((at_one / mfu.high, at_one / mfu.low))
+    days = run.figures["time"].interval
+    assert days == pytest.approx([s * run.figures["steps"].value / 86_400 for s in run.figures["step"].interval])
     low, high = run.figures["energy"].interval
-    assert low == pytest.approx(at_one / mfu.high * 24 * power.low / 1000 * pue.low)
-    assert high == pytest.approx(at_one / mfu.low * 24 * power.high / 1000 * pue.high)
+    assert low == pytest.approx(days[0] * 24 * power.low / 1000 * pue.low)
+    assert high == pytest.approx(days[1] * 24 * power.high / 1000 * pue.high)
     assert low < run.energy_kwh < high
     assert run.figures["carbon_intensity"].label == "assumed"
     for name, figure in run.figures.items():

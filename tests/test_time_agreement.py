@@ -50,7 +50,7 @@ def test_one_step_takes_as_long_wherever_it_is_asked(model, capsys):
     assert (joules.low, joules.value, joules.high) == pytest.approx(step.timing.joules)
     assert answer["time"]["seconds"] == run_answer["figures"]["step"]["value"] == seconds.value
     assert answer["time"]["energy"]["joules"] == pytest.approx(run_answer["figures"]["step_energy"]["value"])
-    assert run_answer["total_by"] == "mfu"
+    assert run_answer["total_by"] == "step"
 
 
 @pytest.mark.parametrize("more", [{"procedure": "recompute"}, {"procedure": "pepita"}, {"lora": "c_attn"}])
@@ -89,7 +89,7 @@ def test_a_measured_machine_makes_the_time_of_the_run(tmp_path: Path, monkeypatc
     with pytest.raises(lc.InputError, match="was measured in fp32, not in 'bf16'"):
         lc.run_cost("gpt2", 10**6, "here", dtype="bf16", **settings)
     assert main(["run-cost", "gpt2", "--tokens", "1e9", "--on", "here"]) == 0
-    assert "Run time uses the modelled step" in " ".join(capsys.readouterr().out.split())
+    assert "Run time uses the modelled steps" in " ".join(capsys.readouterr().out.split())
 
 
 def test_where_the_step_is_not_known_the_run_still_is():

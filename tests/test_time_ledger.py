@@ -134,7 +134,7 @@ def test_a_device_by_its_name_in_python_as_on_the_command_line(capsys):
     for on in ("nosuch", 3, ["V100"], "nosuch.json", ""):
         with pytest.raises(lc.InputError):
             lc.cost("gpt2", on=on)
-    with pytest.raises(lc.InputError, match="are those of bf16, not of 'fp32'"):
+    with pytest.raises(lc.InputError, match="are for bf16, not 'fp32'"):
         lc.cost("gpt2", dtype="fp32", on=lc.rates("H100-SXM", "bf16"))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from learncost.devices import assumptions
 from learncost.devices.cluster import Cluster
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure, computed
@@ -104,28 +103,37 @@ def days_over(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> str:
     return "mesh"
 
 
+def show_attained(figures: dict[str, Figure], usual: Figure, most: float) -> None:
+    """Add what published runs attained, and how long the run would take at that utilization."""
+    if "peak" in figures:
+        figures["published_mfu"] = up_to(most, usual)
+        at_it = [figures[name] for name in ("flops", "devices", "peak", "published_mfu")]
+        figures["time_at_published_mfu"] = published.days(*at_it)
+
+
 def days_on(
     figures: dict[str, Figure],
     typed: Mapping[str, Figure],
     machine: Device,
     kind: str,
-    fine_tuning: bool,
-    measured: bool,
+    usual: Figure,
     most: float,
 ) -> str:
-    """Add the days: from measured tokens a second, from the peak and its utilization, or from the modelled step of a
-    machine that was measured. The figure that makes them.
+    """Add the days, and return the figure that makes them: given tokens per second, a given utilization, or the steps;
+    if the step is unknown, the utilization that published runs attained.
 
-    most  the share of the peak that nothing was ever measured above
+    usual  what published runs attained
+    most   the share of the peak that nothing was ever measured above
     """
     if "tokens_per_second" in typed:
         _days_of_measured(figures, typed["tokens_per_second"], f"{machine.name} in {kind}")
         return "tokens_per_second"
-    if measured and "step" in figures and not typed.keys() & {"mfu", "hfu"}:
+    if "step" in figures and not typed.keys() & {"mfu", "hfu"}:
         figures["time"] = published.days_of_steps(figures["steps"], figures["step"], figures["devices"])
+        show_attained(figures, usual, most)
         return "step"
     if "peak" in figures:
-        _days_of_utilization(figures, typed, assumptions.mfu(machine, fine_tuning), most)
+        _days_of_utilization(figures, typed, usual, most)
         return "hfu" if "hfu" in typed else "mfu"
     has = ", ".join(machine.peak_tflops) or "none"
     raise InputError(

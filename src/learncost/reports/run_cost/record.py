@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 TOTALS = {
     "tokens_per_second": "the given tokens per second",
     "hfu": "the given HFU",
-    "mfu": "the assumed MFU; 'a step' is a separate kernel-level estimate of one device and does not enter it",
-    "step": "the modelled step, on devices without communication",
+    "mfu": "the MFU, not the modelled step",
+    "step": "the modelled steps; communication between devices is not included",
     "mesh": "the modelled step of all devices, with links, pipeline and waiting times",
 }
 

@@ -25,7 +25,15 @@ from learncost.reports.record import Cost
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_tokens
 from learncost.reports.run_cost import published, record
-from learncost.reports.run_cost.duration import days_on, days_over, show_step, show_step_over, step_on, step_over
+from learncost.reports.run_cost.duration import (
+    days_on,
+    days_over,
+    show_attained,
+    show_step,
+    show_step_over,
+    step_on,
+    step_over,
+)
 from learncost.reports.run_cost.record import RunCost
 from learncost.timing import Rates
 
@@ -80,7 +88,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         A device (`learncost list devices`), a file in TOML or JSON that describes one, here (after learncost
         calibrate), or a file of learncost calibrate `out`.
     devices
-        The number of devices.
+        The number of devices. Without a mesh or a cluster they share the steps, and communication is not included.
     mesh
         The devices as axes, such as pp=4,dp=8,tp=8: the time is that of a step over this mesh, with the links of the
         cluster. For a cluster (`learncost list clusters`) the default is the fastest mesh that fits.
@@ -103,7 +111,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         Data type of weights, activations, gradients and optimizer states (`learncost list precisions`); the peak rate
         is that of the activations' type.
     mfu
-        Model FLOPs utilization, above 0 to 1. The default is taken from published runs on such devices.
+        Model FLOPs utilization, above 0 to 1: the run then takes as long as it says. By default the run takes its steps
+        times the time of a step, and the utilization that published runs attained is compared with it.
     hfu
         Hardware FLOPs utilization: recomputed operations (`procedure` recompute) count as work too.
     tokens_per_second
@@ -123,7 +132,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     price_per_hour
         The price of one device per hour, in US dollars.
     batch_size
-        Sequences in one step. Only relevant for price books that count the optimizer.
+        Sequences in one step of a device, by default 1; over a mesh the global batch, by default about 4 million
+        tokens.
     seq_len
         Tokens in a sequence; in the encoder's sequence for an encoder-decoder. The default is the model's number of
         positions.
@@ -195,6 +205,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
     many: Spread | None = None
     most = most_of_peak(machine, kind)
+    usual = assumptions.mfu(machine, request.is_fine_tuning)
     seconds: Figure | str
     if over_devices:
         if procedure != "bp":
@@ -205,13 +216,14 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
         seconds = show_step_over(figures, many, most)
         total_by = days_over(figures, typed)
+        show_attained(figures, usual, most)
     else:
         if named := [name for name in ("microbatch", "chunks") if getattr(request, name)]:
             raise InputError(f"--{named[0].replace('_', '-')} requires --mesh")
         seconds = step_on(replace(one, price_book="run", on=on, precision=precision or kind), attained is not None)
         if isinstance(seconds, Figure):
             show_step(figures, seconds, step.tokens_per_step, most)
-        total_by = days_on(figures, typed, machine, kind, request.is_fine_tuning, attained is not None, most)
+        total_by = days_on(figures, typed, machine, kind, usual, most)
     figures["device_hours"] = published.device_hours(figures["time"], number)
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)

@@ -29,6 +29,8 @@ _NAMES = {
     "device_power": "power, device only",
     "power": "power, with host",
     "mfu": "MFU",
+    "published_mfu": "MFU of published runs",
+    "time_at_published_mfu": "time at that MFU",
     "hfu": "HFU",
     "device_hours": "device-hours",
     "pue": "PUE",
@@ -43,7 +45,7 @@ def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet, ...]:
     """The figures with their intervals and labels, what is asked in bold; where each is from stands underneath."""
     rows = []
     for name, figure in run.figures.items():
-        write = _share if name in ("mfu", "hfu", "step_mfu") else _written(figure.unit)
+        write = _share if name in ("mfu", "hfu", "step_mfu", "published_mfu") else _written(figure.unit)
         between = _between(figure, write) if figure.interval else ""
         style = "bold" if name in _ANSWERS else ""
         rows.append(SheetRow((_named(name), write(figure.value), between, figure.label), style))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.cost_models import PricedLine, price
-from learncost.ir.errors import InputError, shown
+from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial, size_of, total
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
@@ -66,7 +66,7 @@ def served(request: Request, on: Rates | None = None) -> Served:
     training |= {"dropout": request.dropout if check_probability("dropout", request.dropout) else None}
     for name, value in training.items():
         if value is not None:
-            raise InputError(f"{name} = {shown(value)} applies to training only, not to {procedure.name}")
+            raise InputError(f"--{name} applies to training only, not to {procedure.name}")
     lengths = {"batch_size": request.batch_size, "seq_len": request.seq_len, "target_len": request.target_len}
     run_lengths, model_sizes = lengths_of(lengths, request.sizes)
     decodes = procedure.name == "decode"

@@ -1,0 +1,47 @@
+"""Random requests: what may be asked of a step or of inference, drawn from a printed seed."""
+
+import json
+import random
+import shlex
+from dataclasses import replace
+
+from learncost.cli.command import main
+from learncost.reports.request import Request
+
+SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 512}
+LLAMA = {
+    "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 128, "vocab_size": 512,
+}  # fmt: skip
+BERT = {**LLAMA}
+del BERT["num_key_value_heads"]
+MODELS = {"gpt2": SMALL, "llama-3-8b": LLAMA, "bert-base": BERT}
+
+CHOICES = {
+    "procedure": ("bp", "bp", "bp", "recompute", "pepita", "mempepita", "prefill", "decode"),
+    "batch_size": (None, 1, 2, 8),
+    "seq_len": (16, 32, 64),
+    "optimizer": (None, "sgd", "momentum", "adamw"),
+    "precision": (None, None, "fp32", "bf16-masters", "bf16-true", "fp64"),
+    "plan": (None, None, "flash", "flash,fused", "fused-update"),
+    "lora": (None, None, None, "attention"),
+    "dropout": (0.0, 0.0, 0.1),
+}
+"""What each field of a request may be, the usual values more often."""
+
+
+def draw(chance: random.Random, **fixed) -> Request:
+    """A request, whose fields may not go together."""
+    model = chance.choice([*MODELS])
+    fields = {name: chance.choice(values) for name, values in CHOICES.items()}
+    return replace(Request(model, sizes=MODELS[model], **fields), **fixed)
+
+
+def typed(capsys, command: str):
+    """What a command line prints as JSON, or the line with which it refuses."""
+    code = main([*shlex.split(command)[1:], "--json"])
+    printed = capsys.readouterr()
+    if code:
+        assert code == 2, printed.err
+        return printed.err.strip().removeprefix("learncost: ")
+    return json.loads(printed.out)

@@ -1,0 +1,63 @@
+"""One request has one answer: in Python, on the command line, in the data of a report, from the explorer's server."""
+
+import json
+import os
+import random
+
+import pytest
+from requests_drawn import draw, typed
+
+import learncost as lc
+from learncost.reports.request import Request
+from learncost.viz.document import document
+from learncost.viz.serve.answers import answer
+
+SEED = int(os.environ.get("LEARNCOST_TEST_SEED") or random.randrange(2**32))
+print(f"LEARNCOST_TEST_SEED={SEED}")
+
+
+def in_python(function, request):
+    """An answer as data, or the line with which it is refused."""
+    try:
+        found = function(request.model, **request.given)
+    except lc.InputError as error:
+        return " ".join(str(error).split())
+    return json.loads(json.dumps(found.to_dict(), default=str))
+
+
+def numbers(found):
+    """What an answer and a page say of a step."""
+    return found if isinstance(found, str) else [found["total"]["maccs"], found["total"]["flops"], found["parameters"]]
+
+
+def of_page(read):
+    """The same of a document: JavaScript's numbers, of which large ones are texts."""
+    return [int(read["totals"][name]) for name in ("maccs", "flops", "parameters")]
+
+
+@pytest.mark.parametrize("number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 200))])
+def test_one_request_has_one_answer_whoever_asks(number, capsys):
+    request = draw(random.Random(f"{SEED} {number}"))
+    shown = f"LEARNCOST_TEST_SEED={SEED} {request.command('cost')}"
+    for name, function in (("cost", lc.cost), ("memory", lc.memory)):
+        if name == "memory" and not request.is_training:
+            continue
+        asked = request if name == "cost" else Request(request.model, sizes=request.sizes, **fields_of_memory(request))
+        assert typed(capsys, asked.command(name)) == in_python(function, asked), shown
+    expected = in_python(lc.cost, request)
+    try:
+        page = document(request)
+    except lc.InputError as error:
+        assert " ".join(str(error).split()) == expected or isinstance(in_python(lc.memory, request), str), shown
+        return
+    assert of_page(page) == numbers(expected), shown
+    pairs = [("model", request.model), *((name, str(value)) for name, value in request.given.items())]
+    reply = answer("document", pairs)
+    assert reply.status == 200, (shown, reply.content)
+    assert of_page(json.loads(reply.content)) == numbers(expected), shown
+
+
+def fields_of_memory(request):
+    """The fields of a request that `memory` has."""
+    names = ("procedure", "batch_size", "seq_len", "optimizer", "precision", "plan", "lora", "dropout")
+    return {name: getattr(request, name) for name in names}

@@ -174,7 +174,7 @@ def test_the_context_is_by_default_as_long_as_the_model_allows():
         ({"tokens": "3e11"}, "--tokens applies to training only, not to decode"),
         ({"optimizer": "adamw"}, "--optimizer applies to training only"),
         ({"dropout": 0.1}, "--dropout applies to training only"),
-        ({"target_len": 3}, "gpt2 has no decoder beside an encoder"),
+        ({"target_len": 3}, "gpt2 is not an encoder-decoder: remove --target-len"),
         ({"procedure": "decoding"}, "no procedure is called 'decoding'; the nearest is 'decode'"),
     ],
 )

@@ -154,9 +154,9 @@ def test_the_command(capsys):
     [
         (["gpt2", "--batch-size", "2"], "--memory applies to one sequence: remove --batch-size"),
         (["gpt2", "--format", "yaml"], "format must be one of table, json"),
-        (["llama-2-7b"], "llama-2-7b has other blocks than the convention counts"),
-        (["bert-base"], "bert-base is none of those that the convention counts"),
-        (["whisper-large-v3"], "whisper-large-v3 has weights that never learn, and the convention counts"),
+        (["llama-2-7b"], "llama-2-7b has different blocks than the convention's"),
+        (["bert-base"], "bert-base is not covered by the convention"),
+        (["whisper-large-v3"], "whisper-large-v3 has frozen weights, but the convention counts only"),
     ],
 )
 def test_refusals(flags, line, capsys):

@@ -239,7 +239,7 @@ def test_a_vocabulary_that_does_not_divide_is_filled_up():
     assert odd.parameters == even.parameters - 3 * 768
     assert odd.over.sent == even.over.sent
     assert [(each.axis, each.size, each.filled) for each in odd.over.padded] == [("v", 50257, 50260)]
-    assert "v is 50,257 and filled up to 50,260" in " ".join(str(odd).split())
+    assert "v is 50,257 and padded to 50,260" in " ".join(str(odd).split())
     assert odd.total.flops - even.total.flops < 1e-3 * even.total.flops
 
 
@@ -389,7 +389,7 @@ def test_weights_that_nothing_divides_lie_in_parts_that_are_filled_up():
     assert "d 768 to 770" in over.said
     gathered = next(each for each in over.collectives if each.line == "ln_1.g.all_gather")
     assert (gathered.payload_bytes, gathered.filled_bytes) == (4 * 770, 4 * 2)
-    assert gathered.why.endswith("; d is 768, filled up to 770")
+    assert gathered.why.endswith("; d is 768, padded to 770")
     assert not lc.cost("gpt2", mesh="dp=3", placement="fsdp", seq_len=16).over.filled
 
 

@@ -80,7 +80,7 @@ def test_microbatches_chunks_and_plans_are_those_that_are_asked_for():
 def test_a_vocabulary_that_does_not_divide_is_said_to_be_filled_up():
     run = lc.run_cost("llama-2-7b", 10**9, "DGX H100", mesh="tp=4", **{**SIZES, "vocab_size": 1021})
     assert [(each.size, each.filled) for each in run.spread.step.padded] == [(1021, 1024)]
-    assert "v is 1,021 and filled up to 1,024" in " ".join(str(run).split())
+    assert "v is 1,021 and padded to 1,024" in " ".join(str(run).split())
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_every_command_reads_a_config_json_of_another_package(tmp_path, monkeypa
             {"model_type": "lama"},
             "did you mean 'llama' or 'mllama' or 'llama4'?; a module of your own is given as FILE.py",
         ),
-        ({"model_type": "mine", "auto_map": {"AutoModel": "mine.py"}}, "code of its own (AutoModel) is not run"),
+        ({"model_type": "mine", "auto_map": {"AutoModel": "mine.py"}}, "remote code (AutoModel) is not run"),
         ({"model_type": "resnet", "architectures": ["ResNetForPoetry"]}, "no class 'ResNetForPoetry' for this type"),
         ({"model_type": "resnet", "architectures": ["OutEnvironment"]}, "no class 'OutEnvironment' for this type"),
         ({"model_type": "convnext", "depths": "many"}, "transformers cannot build 'convnext' of this file"),

@@ -309,8 +309,8 @@ class FunctionWriter:
             if axis.rpartition("/")[0] in filled:
                 size, over = size_of(whole(axis), self.given), " and ".join(sharded_over(axis))
                 raise InputError(
-                    f"{whole(axis)} is {size:,}, and parts of it over {over} are filled up, and parts of these again: "
-                    "no program of jax has that, take --backend torch"
+                    f"{whole(axis)} is {size:,}, and parts of it over {over} are padded, and so are shards of these: "
+                    "JAX programs do not support that, use --backend torch"
                 )
         for helper in ("filled", "trimmed") if filled else ():
             self.helpers.library(helper)

@@ -192,7 +192,7 @@ def inputs_of(program: FirmwareProgram) -> dict[str, Any]:
 
 
 def checks(subject: str, program: FirmwareProgram, steps: int = 3) -> Iterator[Check]:
-    """What emulated boards say of a program beside this machine; not made where one is not installed.
+    """The results of a program on emulated boards compared with this machine; not made where one is not installed.
 
     Of a step in microbatches each is a call of the program's step, and most calls gather alone.
     """

@@ -88,7 +88,7 @@ def contest(
         The file for everything, as JSON, with the loss of every step of every training; written again after each of
         them, so that learncost serve `run` shows how it goes.
     workers
-        How many processes of this machine train side by side, by Dask (extra workers), or the address of a Dask
+        The number of parallel training processes on this machine, by Dask (extra workers), or the address of a Dask
         scheduler, such as tcp://HOST:8786, whose workers have this package and whom you trust. The default is this
         process alone.
     sizes

@@ -57,7 +57,7 @@ DTYPES = {"fp32": np.float32, "fp64": np.float64, "int32": np.float64}
 
 @dataclass(frozen=True)
 class Freestanding:
-    """What a program in C99 is told beside the model and its step.
+    """The options of a C99 program besides the model and its step.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class FirmwareOptions:
 
 
 class FirmwareSource(str):
-    """A file in C, and the header and the linker script that belong beside it.
+    """A C file with its header and linker script.
 
     program     what it was made of
     is_unnamed  whether names in it begin as the file is called that it is written to
@@ -243,8 +243,8 @@ def program_of(
     chosen = find_procedure(training.settings.procedure)
     if chosen.finds and chosen.held > 1 and settings.entry != "predict":
         raise InputError(
-            f"{chosen.name} finds directions in one step of {chosen.held}, by a table of its own: C99 writes one step; "
-            "a file with held = 1 has them found in every step"
+            f"{chosen.name} computes directions in one of {chosen.held} steps with a separate table, but C99 "
+            f"supports one table: use a file with held = 1"
         )
     if not training.model.learns and settings.entry != "predict":
         name = configuration.name
@@ -330,7 +330,7 @@ def _fitting(plan: str, entry: str) -> str:
 def _constants(
     training: Training, batch: Mapping[str, Any], tables: Mapping[str, Table], sizes: Mapping[str, int], begin: Begin
 ) -> FirmwareInputs:
-    """What the program is given beside its tables."""
+    """Return the program's inputs other than its tables."""
     model = training.model
     values = dict(training.prepare(**batch).values)
     values |= training.inputs(**batch) if "predict" in tables else {}

@@ -68,7 +68,7 @@ def _one(name: str) -> Erratum:
 
 
 def _like(text: str) -> tuple[Erratum, ...]:
-    """Those in which a text stands, in capitals or not."""
+    """Return the errata that contain a text, ignoring case."""
     with_text = tuple(e for e in every() if mentions(asdict(e).values(), text))
     if not with_text or not text.strip():
         raise InputError(f"no errata contain {shown(text)}")

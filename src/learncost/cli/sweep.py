@@ -55,7 +55,7 @@ def sweep(model: str, /, *, output: str | None = None, **sizes: Any) -> None:
 
 
 def notes(combinations: Sweep, output: Path | None) -> list[str]:
-    """What a person should know beside the rows."""
+    """Return the notes about the rows."""
     result = []
     if output is not None:
         result.append(f"{len(combinations):,} rows of {combinations.configurations:,} configurations in {output}")

@@ -278,7 +278,7 @@ def _parity(program: FirmwareProgram, name: str, steps: int) -> Iterator[Check]:
     text = f"losses off by {errors.losses:.1e}, weights by {errors.weights:.1e}"
     text += f" at most, in {errors.worst}" if errors.worst else ""
     text += f", logits by {errors.scores:.1e}" if "predict" in program.tables else ""
-    text += f"; without {', '.join(errors.nothing)}, whose gradient is 0" if errors.nothing else ""
+    text += f"; without {', '.join(errors.nothing)} (zero gradient)" if errors.nothing else ""
     if errors.aside:
         text += f"; NumPy's own weights are off by {errors.aside:.1e} where they begin one rounding aside"
     allowed = max(near, min(errors.aside, FAR))
@@ -365,7 +365,7 @@ def _memory(program: FirmwareProgram, name: str) -> Iterator[Check]:
     compiled = alone.compiled(firmware)
     text = f"{compiled.ram:,} bytes of variables, {firmware.program_memory.ram:,} predicted"
     if compiled.between:
-        text += f"; size says {compiled.between:,} more, which lie between arrays as this machine aligns them"
+        text += f"; size reports {compiled.between:,} more for the alignment of arrays on this machine"
     yield Check(name, "predicted RAM against the object file's", text, compiled.ram == firmware.program_memory.ram)
     others = [symbol for symbol in compiled.undefined if symbol not in ALLOWED]
     text = f"needs {', '.join(others or compiled.undefined) or 'nothing'}"

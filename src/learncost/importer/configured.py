@@ -66,7 +66,7 @@ def _of_transformers(values: Mapping[str, Any]) -> Any:
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
     kind = values.get("model_type")
     if kind not in known:
-        not_run = f"; code of its own ({', '.join(values['auto_map'])}) is not run" if values.get("auto_map") else ""
+        not_run = f"; its remote code ({', '.join(values['auto_map'])}) is not run" if values.get("auto_map") else ""
         raise InputError(f"transformers {transformers.__version__}: {unknown_type(kind, known)}{not_run}")
     settings = {key: value for key, value in values.items() if key not in (*CODE_OF_ITS_OWN, "model_type")}
     if "use_pretrained_backbone" in settings:

@@ -27,7 +27,7 @@ from learncost.importer.views import View
 from learncost.ir.errors import InputError
 
 ON_VALUES = "whose course depends on values,"
-OF_A_GRAPH = "which runs a graph of its own for each place,"
+OF_A_GRAPH = "which runs a separate graph for each position,"
 
 COURSES = {
     "cond": (ON_VALUES, "torch.where computes both branches"),

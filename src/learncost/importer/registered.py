@@ -56,7 +56,7 @@ def registered(node: Any, values: NodeConstants) -> tuple[Opaque, str]:
         source += ", with every sequence as long as the longest: an upper bound"
     for count, text, of in zip((forward, backward), texts, ("", "the gradient of "), strict=True):
         if count is not None and text is None:
-            return Opaque(), f"the FLOPs of {of}{name} are no polynomial in the sizes that stay open: give them numbers"
+            return Opaque(), f"the FLOPs of {of}{name} are not a polynomial in the symbolic sizes: give them numbers"
     unknown = name if texts[0] is None else "" if texts[1] is not None else unknown or f"the gradient of {name}"
     sizes = "at fixed sizes they may be, else " if open_before and texts[0] is not None else ""
     missing = f"the FLOPs of {unknown} are not known: {sizes}register_flop_formula says them" if unknown else ""

@@ -282,7 +282,7 @@ PRECISIONS: dict[str, Precision] = {
             "fp32", "fp32", "fp32", "fp32", "", "fp32", BLOCKS["int8-sums"].source, "int8-sums",
         ),
         Precision(
-            "int8-kept", "fp32, activations that wait for the backward pass in int8 with a scale a row",
+            "int8-kept", "fp32, saved tensors in int8 with a scale per row",
             "fp32", "fp32", "fp32", "fp32", "", "fp32",
             "Chakrabarti & Moseley 2019, Backprop with approximate activations for memory-efficient network training, "
             "section 3: forward is exact, and the copy that backward reads has few bits",

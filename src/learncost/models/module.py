@@ -22,7 +22,7 @@ def runs_otherwise(model: Model) -> str:
     if layer is None or layer.steps is None:
         return "is of a module that is in memory, or is named as FILE.py:NAME"
     if {weight.partition("@")[0] for weight in model.table.weights} != {*layer.table.weights}:
-        return "knows no adapters that are added to a module that was read"
+        return "does not support adapters on an imported module"
     return ""
 
 

@@ -24,7 +24,7 @@ from learncost.reports.sheet import Drawn
 
 SCHEMA = 1
 BESIDE = ("run", "paper")
-"""The books that stand beside each other in every comparison: what runs, and what the paper charges."""
+"""The cost models of every comparison: what runs, and what the paper charges."""
 
 QUANTITIES = ("maccs", "flops")
 

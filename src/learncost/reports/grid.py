@@ -94,9 +94,7 @@ def _hold(combinations: SweepGrid, read: Callable[[Mapping[str, int]], Configura
     for i in (0, combinations.configurations - 1):
         row = {name: int(column[i]) for name, column in combinations.columns.items()}
         expected = {name: size for name, size in {**combinations.fixed, **row}.items() if name not in _RUN}
-        assert read({name: row[name] for name in names}).sizes == expected, (
-            f"a size follows in a way of its own: {expected}"
-        )
+        assert read({name: row[name] for name in names}).sizes == expected, f"a derived size must be {expected}"
 
 
 def _array(name: str, value: Any) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""A step over many devices, as cost, memory and place tell it: what is cut, and what each device sends."""
+"""A step over many devices for cost, memory and place: what is cut, and what each device sends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from learncost.sharding.presets import chosen
 from learncost.sharding.stages import pipeline_of, place_stages
 
 RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
-"""By which convention bytes are told that a device sends."""
+"""The convention of the bytes that a device sends."""
 
 FEW = 0.01
 """The share of the weights' elements up to which it is not said that they stay whole: biases."""
@@ -115,7 +115,7 @@ class OverMesh:
 
     @cached_property
     def rounds(self) -> frozenset[int]:
-        """The places, among all lines, of those in turns round the mesh."""
+        """Return the positions of the lines in ring iterations."""
         inside = {id(line) for line in round_rings(self.placed.table.lines)}
         return frozenset(place for place, (line, _) in enumerate(walk(self.placed.table.lines)) if id(line) in inside)
 
@@ -149,7 +149,7 @@ class OverMesh:
 
     @property
     def _filled(self) -> Iterator[str]:
-        """The axes that the mesh does not divide and that lie in parts filled up, and what of that is sent."""
+        """Return the axes that are padded because they are not divisible by the mesh, and the padding that is sent."""
         wider = [f"{axis} {number(self.sizes[axis])} to {number(size)}" for axis, size in self.filled.items()]
         if wider:
             zeros = sum(each.filled_bytes * each.times for each in self.collectives)

@@ -262,7 +262,7 @@ def _operation(
 
 
 def notes(operations: Iterable[NotDerived]) -> Iterator[str]:
-    """What stands below a table in which there are such operations."""
+    """The note below a table with such operations."""
     operations = tuple(operations)
     if not operations:
         return

@@ -61,9 +61,7 @@ def rules(request: Request) -> Rules:
     """
     model = request.model
     if isinstance(model, Configuration) and model.learned is not None:
-        raise InputError(
-            f"rules of thumb apply to models whose weights are all trainable: {model.name} has frozen ones"
-        )
+        raise InputError(f"rules of thumb apply only to fully trainable models: {model.name} has frozen weights")
     prepared = prepare(request, ())
     check_known(prepared.model.table.lines, "a rule of thumb")
     measures = Measures(prepared)

@@ -138,7 +138,7 @@ def rules_of_thumb() -> Mapping[str, RuleOfThumb]:
 def evaluate(formula: str, letters: Mapping[str, Number]) -> Number:
     """The value of a sum of products such as `24 b s h^2 + 4 b s^2 h`, or of one over another."""
     values: list[Any] = [_polynomial(part).at(letters) for part in formula.split(" / ")]
-    assert not any(isinstance(value, Polynomial) for value in values), f"{formula} has letters that stand for nothing"
+    assert not any(isinstance(value, Polynomial) for value in values), f"{formula} has unknown letters"
     value: Number = values[0] if len(values) == 1 else Fraction(values[0]) / values[1]
     return value
 

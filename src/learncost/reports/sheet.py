@@ -186,7 +186,7 @@ class SheetRow:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table with what stands over and under it. `left` says which columns are words; the others are numbers.
+    """A table with its heading and notes. `left` says which columns are words; the others are numbers.
 
     `answer` is what was asked in one sentence, where the table is its reason.
     """

@@ -264,7 +264,7 @@ def learning(cost: Cost) -> str:
 
 
 def convention(price_book: str) -> str:
-    """What stands under every table of counts."""
+    """The notes under every table of counts."""
     books = BOOKS if price_book in BOOKS else every()
     meaning = f" - {books[price_book].title}" if price_book in books else ""
     return f"1 MACC = 2 FLOPs; price book: {price_book}{meaning}"

@@ -75,7 +75,7 @@ class Timing:
         return low, usual, high
 
     def inside(self, row: PricedLine) -> str:
-        """The line at which the time of a row's kernel stands, where that is another one's."""
+        """Return the line with the time of a row's kernel, if it is another row's."""
         kernel = self.kernels.get(row.place)
         return "" if kernel is None or kernel.main is row else f"{kernel.main.layer}.{kernel.main.line}"
 

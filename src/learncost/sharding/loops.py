@@ -137,7 +137,7 @@ def _finish(
         partial = layout.partial | {(q, "sum") for q in busy}
         scope.made_by[carry.final] = inner.line_of(carry.end)
         scope.joins[carry.final] = dict(inner.joins.get(carry.end, {}))
-        scope.joins[carry.final] |= {q: f"the turns over {base(repeat.count)} run on its devices" for q in busy}
+        scope.joins[carry.final] |= {q: f"the iterations over {base(repeat.count)} run on its devices" for q in busy}
         scope.give(carry.final, ShardLayout(layout.split, partial))
     for name, stack in repeat.keep:
         layout = _kept_layout(inner, name, frozenset() if busy else scope.spec(stack).over)

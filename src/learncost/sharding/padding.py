@@ -78,8 +78,8 @@ class Padded:
 
     def __str__(self) -> str:
         return (
-            f"{self.axis} is {self.size:,} and filled up to {self.filled:,}, which the mesh divides: what is added is "
-            "computed, and stands outside of the softmax"
+            f"{self.axis} is {self.size:,} and padded to {self.filled:,}, which is divisible by the mesh: the "
+            f"padding is computed, but excluded from the softmax"
         )
 
 

@@ -45,7 +45,7 @@ class Rounds:
         for line in region.lines:
             self._linear(line)
         if self.fresh and region.scatters:
-            ring.refuse(self.fresh[0], "its shares are made beside gradients, and nobody has their sum")
+            ring.refuse(self.fresh[0], "its shares are computed with gradients, and no device has their sum")
         corrections: dict[str, str] = {}
         first = [line for name in self.earlier for line in self._correction(name, corrections)]
         first += [line for op in region.lines for line in self._of_sinks(op, corrections)]
@@ -201,7 +201,8 @@ class Rounds:
         value, over = ring.holds.get(source.name, source.name), self.region.mesh_axis
         named = base(self.region.gathered).partition("/")[0]
         sums = ", ".join(dict.fromkeys(ring.holds.get(name, name) for name in self.region.totals))
-        why = f"{value} is cut on {named} over {over}, and {sums} sums over all of it, a part in every turn (rule 9)"
+        why = f"{value} is sharded on {named} over {over}, and {sums} sums over all of it, "
+        why += "one shard per iteration (rule 9)"
         iteration.out.append(self._passed(came, start, line, value, why))
         iteration.names[line.name] = came.name
         return Carry(start.name, came.name, source.name, ring.fresh(source.name, "last"))
@@ -242,7 +243,7 @@ class Rounds:
         add = Term(iteration.names[name], start.axes)
         so_far = iteration.so_far(start, add, None, line.meta)
         moved = self.ring.step(so_far.name, "pass_on", so_far.axes)
-        why = f"{name} is summed over the parts of the others, and is home after the last turn (rule 9)"
+        why = f"{name} is summed over the shards of the others and reaches its owner after the last iteration (rule 9)"
         iteration.out.append(self._passed(moved, so_far, line, self.ring.holds.get(name, name), why))
         return moved
 

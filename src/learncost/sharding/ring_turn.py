@@ -157,7 +157,7 @@ class RingIteration:
         self.ring.values[left] = value.along(axes)
         self.ring.holds[left] = self.ring.holds.get(name, name)
         first = region.lines[0].meta
-        why = f"{name} is along all of {base(value.axes[place])}, and a turn reads a part of it (rule 9)"
+        why = f"{name} has all of {base(value.axes[place])}, and an iteration reads a shard of it (rule 9)"
         meta = Meta(first.layer, first.block, first.phase, local=left, module=first.module, why=why)
         terms = (Term(left, tuple(axes)),), (Term(name, value.axes),)
         self.out.append(Op(*terms, (), meta, "part", (region.mesh_axis,), "body", ("X",), ("Y",)))
@@ -244,7 +244,7 @@ class RingIteration:
         left, given = new.left[0], dict(zip(new.given, new.right, strict=True))
         shares = dict(zip(old.given, old.right, strict=True))["Y"].name
         if shares not in self.corrections:
-            self.ring.refuse(old, "the shares whose gradient it is are not made with it")
+            self.ring.refuse(old, "its shares are not computed with it")
             return
         rows = tuple(axis for axis in left.axes if axis not in new.axes)
         more, correction = self.ring.step(left.name, "more", left.axes), Term(self.corrections[shares], rows)

@@ -256,7 +256,7 @@ class ShardingScope:
             wanted = reason.cut.get(over, "")
             text += f", and {reason.line.name} is " + (f"cut {wanted}" if wanted else "not cut")
         elif reason.rule == 5:
-            text += ", and what turns hand on is " + (f"cut on {after}" if after else "whole")
+            text += ", and the loop-carried values are " + (f"cut on {after}" if after else "whole")
         else:
             text += ", and as a result of the step it is " + (f"cut on {after}" if after else "whole")
         return text
@@ -268,7 +268,7 @@ class ShardingScope:
             outer, _, mesh_axis = part.rpartition("/")
             if any(base(axis) == part for axis in changed):
                 places, full = self.specs.size(outer), size * self.specs.mesh.sizes[mesh_axis]
-                return f"; {outer} is {places:,}, filled up to {full:,}"
+                return f"; {outer} is {places:,}, padded to {full:,}"
         return ""
 
     def join_of(self, name: str, over: str) -> str:

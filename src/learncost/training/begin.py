@@ -1,4 +1,4 @@
-"""The beginning of a run: its model is chosen, and what it is told is checked before anything is written."""
+"""The beginning of a run: its model is chosen, and its options are validated before anything is written."""
 
 from __future__ import annotations
 

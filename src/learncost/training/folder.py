@@ -109,7 +109,7 @@ class Folder:
         return (self.path / OPTIONS).exists()
 
     def options(self) -> Options:
-        """What the run was told. Raises InputError where there is no run."""
+        """Return the options of the run. Raises InputError where there is no run."""
         path = self.path / OPTIONS
         if not path.exists():
             raise InputError(

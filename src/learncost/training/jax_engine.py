@@ -37,7 +37,7 @@ class _JaxRunner:
         self.place()
 
     def turned(self) -> None:
-        """Blocks do not take turns here."""
+        """Do nothing: blocks do not alternate on JAX."""
 
     def place(self) -> None:
         """Put weights and state on the device."""

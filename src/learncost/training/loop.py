@@ -91,7 +91,7 @@ class TrainingStep:
 
 
 class TrainingReporter(Protocol):
-    """Who is told how a training goes."""
+    """An observer of a training's progress."""
 
     def say(self, text: str) -> None:
         """Something has begun or is finished."""

@@ -89,7 +89,7 @@ class MeshEngine(NumPyEngine):
         return {name: np.array(mine(array, self._cut_as(name), here)) for name, array in arrays.items()}
 
     def _sizes_here(self) -> Mapping[str, int]:
-        """The sizes of the step, with where this process stands."""
+        """Return the sizes of the step, with this process's coordinates."""
         return {**self._sizes, **self._filled, **self._mesh.sizes_at(self._runner.place)}
 
     def _take_parts(self) -> None:
@@ -160,7 +160,7 @@ class MeshEngine(NumPyEngine):
         return parts
 
     def _apart(self, name: str, real: Any, first: tuple[int, ...]) -> tuple[ArrayPart, ...]:
-        """What a process has of an array, as it lies in the whole of all processes."""
+        """Return the shard of an array on a process, with its position in the global array."""
         return (ArrayPart(np.ascontiguousarray(real), first, self._whole[name]),)
 
     def _cut_as(self, name: str) -> tuple[str, ...]:
@@ -198,5 +198,5 @@ class MeshEngine(NumPyEngine):
 
 
 def _joined(parts: tuple[ArrayPart, ...]) -> Any:
-    """What a process has of an array, one turn behind another."""
+    """Return the shard of an array on a process, iteration by iteration."""
     return parts[0].array if len(parts) == 1 else np.concatenate([part.array for part in parts])

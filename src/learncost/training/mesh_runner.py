@@ -52,7 +52,7 @@ class MeshRunner:
         self._steps: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _RunnableStep] = {}
 
     def turned(self) -> None:
-        """Blocks do not take turns here."""
+        """Do nothing: blocks do not alternate over a mesh."""
 
     @property
     def devices(self) -> Any:
@@ -67,7 +67,7 @@ class MeshRunner:
 
     @property
     def place(self) -> Mapping[str, int]:
-        """Where this process stands on the axes of the mesh."""
+        """Return this process's coordinates in the mesh."""
         return dict(zip(self.mesh.names, self.devices.get_coordinate(), strict=True))
 
     @property
@@ -210,7 +210,7 @@ def parts_of_batch(clauses: Iterable[Clause], grid: Mesh) -> int:
 def placed_over(
     table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int], step: Table | None = None
 ) -> Placed:
-    """A table over a mesh; a batch that does not divide is computed by all devices alike.
+    """A table over a mesh; a batch that is not divisible is replicated on all devices.
 
     step  of which it may be a part, such as the update behind microbatches, which has no batch: clauses are about this
     Raises `InputError` where another axis does not divide.
@@ -219,7 +219,7 @@ def placed_over(
 
 
 def for_batch(grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]) -> tuple[Mesh, tuple[Clause, ...]]:
-    """A mesh and its clauses; without those of a batch that does not divide, which all devices compute alike."""
+    """A mesh and its clauses; without those of a batch that is not divisible, which is replicated."""
     if sizes["B"] % parts_of_batch(clauses, grid):
         clauses = tuple(clause for clause in clauses if clause.axes != ("B",))
         used = {clause.mesh for clause in clauses}

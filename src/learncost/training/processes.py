@@ -39,7 +39,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether it is the one that writes and tells."""
+        """Whether it is the process that writes files and prints."""
         return self.rank == 0
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
@@ -161,13 +161,13 @@ class ProcessGroup(Processes):
 
 
 def started() -> int:
-    """How many processes torchrun, or what stands for it, has started; 1 where none did."""
+    """Return the number of processes that torchrun or its substitute has started; 1 where none did."""
     number = os.environ.get("WORLD_SIZE", "1")
     return int(number) if number.isdigit() else 1
 
 
 def is_first() -> bool:
-    """Whether this process is the one that tells, as its environment says."""
+    """Whether this process prints, according to its environment."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -61,7 +61,7 @@ class ProgressLines:
 
 
 class Nobody:
-    """For a process that another one tells of."""
+    """The observer of a process that does not print."""
 
     def say(self, text: str) -> None:
         """Nothing."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _TorchRunner:
-    """Executes tables in tensors that lie in the memory of NumPy's arrays: a step changes weights and state there.
+    """Executes tables in tensors that share the memory of NumPy's arrays: a step changes weights and state there.
 
     Batches, scalars and the masks of dropout are made as on NumPy, and only the arithmetic differs.
     """
@@ -56,7 +56,7 @@ class _TorchRunner:
         self._pool.fetch()
 
     def turned(self) -> None:
-        """The state of the block whose turn it was is given up, with all that was compiled for it."""
+        """Drop the state of the previous trainable block and everything compiled for it."""
         self.fetch()
         self.forget()
 
@@ -91,7 +91,7 @@ class _TorchRunner:
 
 
 class TorchEngine(NumPyEngine):
-    """NumPy's engine with the same tables on PyTorch, under a plan that the planner chooses or is told."""
+    """NumPy's engine with the same tables on PyTorch, under a chosen or given plan."""
 
     name = "torch"
     plans = True

@@ -164,7 +164,7 @@ def _check_same(folder: Folder, paths: tuple[str, ...], options: Mapping[str, An
 
 
 NOT_KEPT = ("tokenizer", "budget", "start")
-"""What a run keeps as something else than it was told."""
+"""The options that a run stores under another name."""
 
 NUMBERS = ("integer", "number")
 

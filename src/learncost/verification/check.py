@@ -178,7 +178,7 @@ def tally(name: str, table: Table, arrays: Mapping[str, Array], sizes: Mapping[s
 
 
 def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> list[list[int]]:
-    """FLOPs and MACCs of every line of the table, all turns together."""
+    """Return FLOPs and MACCs of every line of the table, over all iterations."""
     numbered = [[0, 0] for _ in walk(table.lines)]
     products: dict[int, int] = {}  # of each line: the products that it has made and not summed
 

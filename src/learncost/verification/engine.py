@@ -53,7 +53,7 @@ class ExecutedLines:
         self.unseen: set[int] = set()
 
     def maccs(self, at: int, unskipped: bool = False) -> int:
-        """The priced MACCs of a line in all turns."""
+        """Return the priced MACCs of a line in all iterations."""
         return int((self._whole if unskipped else self.rows)[at].maccs.at(self._sizes))
 
     def skips(self, at: int) -> bool:
@@ -62,7 +62,7 @@ class ExecutedLines:
         return line.meta.kernel is not None and (line.meta.kernel.name, line.name) in self._few
 
     def elements(self, at: int) -> int:
-        """The elements of a line's results that lie in memory, in all turns."""
+        """Return the stored elements of a line's results, in all iterations."""
         stored = [term for term in self.lines[at].left if (at, term.name) in (self.written or ())]
         counts = (Polynomial.of(term.declared) * self.rows[at].repeat for term in stored)
         return sum(int(count.at(self._sizes)) for count in counts)

@@ -128,7 +128,7 @@ def counting(watch: StatementWatch, library: Mapping[str, int]) -> dict[str, Any
 
 
 def address(product: Any) -> int:
-    """Where a function that C can call lies."""
+    """Return the address of a function that C can call."""
     return ctypes.cast(product, ctypes.c_void_p).value or 0
 
 
@@ -187,7 +187,7 @@ def _numbers(statements: Sequence[Statement], numbers: Iterator[int]) -> Stateme
 def _expected(
     items: Iterable[Item], lines: ExecutedLines, sizes: Mapping[str, int], scope: StatementScope
 ) -> Iterator[Expected]:
-    """The statements in the order of the run, every turn of a loop by itself."""
+    """Yield the statements in execution order, with every iteration of a loop."""
     loops, numbers = iter(scope.loops), scope.numbers
     for item in items:
         if isinstance(item, CallLoop):

@@ -211,7 +211,7 @@ def _input(stored: Any, imported: ImportedModule, of_node: Mapping[str, Any], si
     value = of_node[stored.target]
     if stored.kind == "constant" and value.requires_grad and not _stops(stored, imported):
         raise InputError(
-            f"{stored.name} follows from what learns and stands outside of the table: a fault of the reader"
+            f"{stored.name} depends on trainable weights but is outside of the table: this is an error of the importer"
         )
     value = value.detach().numpy()
     if stored.kind == "groups":  # the group of each row, where groups end at these
@@ -314,7 +314,7 @@ def gradients_apart(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
         if not near:  # the module brings it to a precision of its own, or it is another value, which is told already
             if not mine.requires_grad:
                 continue
-            return None, "it gives other numbers in float64, as one does that fixes a type of its own"
+            return None, "its results differ in float64, as for a module that fixes its data type"
         nearest = min(near, key=lambda t: float((t - mine).detach().abs().max()))
         tensors = [t for t in tensors if t is not nearest]  # equal values, as zeros are, may be several outputs
         if nearest.requires_grad:

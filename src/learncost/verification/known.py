@@ -238,7 +238,9 @@ def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     parts = [float(np.sum(drawn[key] * exact[key])) for key in drawn]
     signs = all(np.allclose(array**2, square, 1e-12, 0.0) for array in drawn.values())
     apart = abs(sum(parts) - square) / max(square, sum(map(abs, parts)))
-    yield Check(name, "its slope with <bp's gradient, direction>", f"apart by {apart:.1e}", signs and apart < 1e-10)
+    yield Check(
+        name, "its slope with <bp's gradient, direction>", f"a difference of {apart:.1e}", signs and apart < 1e-10
+    )
 
 
 def _quarter(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:

@@ -217,4 +217,4 @@ def slope_of_activities(model: Model, chosen: Procedure, name: str) -> Iterator[
         expected = expected + np.sum(bp * np.sign(made), sums)
     same = all(np.allclose(slope, slopes[0], 1e-12, 0.0) for slope in slopes)
     apart = float(np.max(np.abs(expected - slopes[0])) / np.max(slopes[0]))
-    yield Check(name, compared, f"apart by {apart:.1e}", same and apart < 1e-10)
+    yield Check(name, compared, f"a difference of {apart:.1e}", same and apart < 1e-10)

@@ -442,4 +442,4 @@ def _changes(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> 
     others = [path for path, value in own.before.items() if not _alike(value, own.after[path]) and path not in told_of]
     if others:
         shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-        yield Check(name, compared, f"{shown} change within an operator or are whole numbers: no line tells that", None)
+        yield Check(name, compared, f"{shown} change within an operator or are integers, which no line shows", None)

@@ -202,7 +202,7 @@ def _uneven(
 
 
 def _counted(table: Table) -> set[str]:
-    """Sizes that are numbers of turns."""
+    """Return the sizes that are numbers of iterations."""
     return {base(count).partition("/")[0] for _, iterations in walk(table.lines) for count in iterations}
 
 

@@ -24,7 +24,7 @@ Array = Any
 
 
 FEW = 16
-"""Axes of a table that all have sizes of their own; of more, those that stand in no line together may share one."""
+"""Return different sizes for the axes of a table; of more, those that stand in no line together may share one."""
 
 SETTINGS = 6, 12
 """Between which numbers a setting is drawn: a width, a base, a factor, a count."""
@@ -159,7 +159,7 @@ def _names(table: Table) -> list[str]:
 
 
 def grouped(table: Table) -> dict[str, int]:
-    """The counts of repeats over groups of turns, and how many are in a group."""
+    """Return the counts of loops over groups of iterations, and the sizes of the groups."""
     parts = (base(count).partition("/") for _, iterations in walk(table.lines) for count in iterations)
     return {name: int(several) for name, _, several in parts if several.isdigit() and not name.isdigit()}
 

@@ -29,7 +29,7 @@ LONGEST = 10**15
 Part = TypeVar("Part")
 
 Path: TypeAlias = "tuple[int, ...]"
-"""The turns around a line, the outermost first."""
+"""The iterations around a line, outermost first."""
 
 
 class StepMemory(Protocol):
@@ -79,7 +79,7 @@ class _Leaf:
 
 @dataclass(frozen=True)
 class _DrawnLoop:
-    """A repeat with its turns, what they are called, and which of them are drawn."""
+    """A loop with its iterations, their names, and which of them are drawn."""
 
     repeat: Loop
     parts: tuple[_Node, ...]
@@ -163,11 +163,11 @@ class _StepDrawing:
     # What is known of a line as it runs.
 
     def _iterations(self, loop: _DrawnLoop | Loop, outermost: bool) -> bool:
-        """Whether the turns of a repeat are drawn one by one."""
+        """Whether the iterations of a loop are drawn individually."""
         return self.outer if outermost else self.inner
 
     def _levels(self) -> dict[tuple[Path, str, str], int]:
-        """Bytes by turns, pass and name of the line."""
+        """Bytes by iterations, pass and name of the line."""
         if self.step.memory is None:
             return {}
         outermost = {id(line) for line in self.step.memory.table.lines}
@@ -181,7 +181,7 @@ class _StepDrawing:
         return {(path, line.meta.phase, line.name): level for line, path, level in moments}
 
     def _length(self, row: PricedLine, times: int) -> float:
-        """Nanoseconds of a line that runs so many times of its turns."""
+        """Return the nanoseconds of a line over a number of its iterations."""
         iterations = int(row.repeat.at(self.step.axes))
         if self.step.timing is None:
             return int(row.flops.at(self.step.axes)) * times / iterations / self.step.scale
@@ -196,7 +196,7 @@ class _StepDrawing:
                 self._scope(nodes, (), 1, True)
         timing = self.step.timing
         if timing is not None and timing.time.step:
-            self.pen.draw(timing.time.step * 1e9, "beside the lines", "rest", "rest", seconds=timing.time.step)
+            self.pen.draw(timing.time.step * 1e9, "outside of the lines", "rest", "rest", seconds=timing.time.step)
         counters = (TimelineCounter("memory, predicted", "bytes", changes(self.memory)),) if self.memory else ()
         return TimelineProcess(self.step.name, tuple(self.pen.slices), counters)
 
@@ -271,7 +271,7 @@ class _StepDrawing:
         self.pen.draw(length, name, "line", row.macro_operation, **facts, **more)
 
     def _facts(self, leaf: _Leaf, times: int) -> dict[str, Any]:
-        """What a line costs that runs so many times of its turns, and what it is."""
+        """Return the cost and the label of a line over a number of its iterations."""
         row, axes, timing = leaf.row, self.step.axes, self.step.timing
         iterations = int(row.repeat.at(axes))
         price = Price("run", (row,), axes, self.step.dtype)

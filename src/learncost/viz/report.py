@@ -95,7 +95,7 @@ def report(
         The learning procedures, comma-separated: {choices}; or prefill or decode for inference. The default is bp,
         recompute, pepita and mempepita if the model supports them.
     on
-        The device whose time and energy are told (`learncost list devices`), or here.
+        The device whose time and energy are predicted (`learncost list devices`), or here.
     output
         The file to write. The default is report.html.
     sizes
@@ -179,7 +179,7 @@ def _called(model: object) -> str:
 
 
 def _add_usual(step: dict[str, Any], model: str, sizes: Mapping[str, Any]) -> None:
-    """Beside the memory of the table what the usual runner takes, as `learncost memory` tells it."""
+    """The memory of the default engine, as `learncost memory` predicts it, next to that of the table."""
     if step["memory"].get("usual", {"runs": MOST + 1})["runs"] > MOST:
         return
     taken = {**VIEWS["runners"].taken(sizes), "procedure": step["said"]["procedure"]}

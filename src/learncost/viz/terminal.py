@@ -130,7 +130,7 @@ def _ends(series: Sequence[PlotLine], y: PlotAxis) -> dict[int, str]:
 
 
 def _marks(x: PlotAxis, across: int) -> str:
-    """Numbers below an axis, as many as there is room for."""
+    """Return the numbers below an axis, as many as fit."""
     places = (
         [2**power for power in range(64) if x.low <= 2**power <= x.high]
         if x.logarithmic

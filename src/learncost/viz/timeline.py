@@ -62,7 +62,7 @@ class TimelineProcess:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Processes beside each other, and what must be known to read them."""
+    """Parallel processes and the notes to read them."""
 
     processes: tuple[TimelineProcess, ...]
     facts: Mapping[str, str]

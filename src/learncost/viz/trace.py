@@ -231,7 +231,7 @@ def _facts(step: PricedStep, precision: str, rates: Rates | None) -> dict[str, s
         "bytes": "every operand read once and every result written once, line by line",
     }
     if rates is None or step.timing is None:
-        facts["length"] = f"FLOPs, no time: a second stands for {step.scale * 10**9:,} FLOPs, as no device is given"
+        facts["length"] = f"FLOPs, not time: no device is given, so a second represents {step.scale * 10**9:,} FLOPs"
         facts["nanosecond"] = f"{step.scale:,} FLOPs"
     else:
         low, high = step.timing.time.low, step.timing.time.high

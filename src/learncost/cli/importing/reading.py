@@ -115,7 +115,7 @@ def _reader() -> list[tuple[str, int, int]]:
 
 
 def say(text: str) -> None:
-    """Tell the user something beside the answer."""
+    """Print a notice to standard error."""
     print(f"learncost: {text}", file=sys.stderr)
 
 

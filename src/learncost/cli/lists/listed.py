@@ -35,7 +35,7 @@ _NUMBERS = frozenset(
         "of bp ",
     }
 )
-"""Columns of numbers, which stand at the right."""
+"""The right-aligned columns of numbers."""
 
 
 @dataclass(frozen=True, repr=False)

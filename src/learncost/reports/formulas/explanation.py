@@ -105,7 +105,7 @@ class Explanation(Readable):
     sizes
         Of a model, the sizes at which counts are shown.
     letters
-        What the axes stand for, where that is known.
+        The meanings of the axes, if known.
     part
         Of a model, the layer that was asked for; "" where all are here.
     made

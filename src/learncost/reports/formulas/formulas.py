@@ -179,7 +179,7 @@ class Formulas(Readable):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What stands underneath: the batch, the width, the book and its source."""
+        """The notes below: the batch, the width, the book and its source."""
         notes = []
         if self.per_sequence:
             notes.append("Per sequence; multiply by B for a batch of B sequences.")

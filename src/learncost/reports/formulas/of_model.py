@@ -68,7 +68,7 @@ class ModelFormulas(Shown):
     rows
         One for each layer and macro-operation: the rows of `lc.cost`, as formulas.
     sizes
-        The sizes that the letters of the formulas stand for.
+        The sizes of the formulas' letters.
     names
         What the model's configuration calls these sizes.
     layer
@@ -244,7 +244,7 @@ def used(counts: Any, sizes: Mapping[str, int]) -> list[str]:
 
 
 def legend(counts: Any, sizes: Mapping[str, int], names: Mapping[str, str]) -> str:
-    """What the letters stand for: d = hidden_size = 768."""
+    """The meanings of the letters: d = hidden_size = 768."""
     parts = []
     for name in used(counts, sizes):
         rule = names.get(name, "")

@@ -23,7 +23,7 @@ FIXED = "fixed matrices"
 TYPES = ("fp32", "fp64")
 """The types that every engine supports."""
 
-RULES = ("new weights and states", "gradients", "kept for backward", "temporaries")
+RULES = ("new weights and states", "gradients", "saved for backward", "temporaries")
 """The subjects of an engine's rules: where the optimizer writes its results, how long gradients live, which tensors are
 saved for the backward pass, and the temporaries of an op."""
 

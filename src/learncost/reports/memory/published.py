@@ -1,4 +1,4 @@
-"""Memory for activations as publications count it, beside what the tables say exactly: elements of one sequence.
+"""Activation memory as publications count it, compared with the exact one of the tables: elements of one sequence.
 
 Peaks of training steps that were measured on one GPU, as published, are compared with predicted ones.
 """
@@ -154,7 +154,7 @@ class PublishedMemory(Shown):
 
 
 def published_memory(request: Request, convention: str = "pau-aymone") -> PublishedMemory:
-    """What a publication counts as the memory for activations of one sequence, beside the exact one.
+    """A publication's activation memory of one sequence, compared with the exact one.
 
     Raises `InputError` for a model that the convention does not speak of.
     """
@@ -185,12 +185,13 @@ def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
     name = model.configuration.name
     if model.trained is not None:
         raise InputError(
-            f"{name} has weights that never learn, and the convention counts models whose weights all do, {_COUNTED}"
+            f"{name} has frozen weights, but the convention counts only fully trainable models, {_COUNTED}"
         )
     if not model.learns or set(stacks) not in ({"n"}, {"E", "D"}) or not {"d", "h", "k", "f", "v"} <= set(axes):
         other = "" if model.learns or "v" not in axes else instead(model.configuration.family)
         raise InputError(
-            f"{name} is none of those that the convention counts: stacks of equal blocks, and a head, {_COUNTED}{other}"
+            f"{name} is not covered by the convention, which counts stacks of equal blocks and a head, "
+            f"{_COUNTED}{other}"
         )
     attentions = sum(stacks.values()) + stacks.get("D", 0)
     matrices = axes["d"] * axes["h"] * axes["k"] * 4 * attentions
@@ -199,7 +200,8 @@ def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
     counts = [reading.matrices(attention=on).at(axes) for on in (True, False)]
     if counts != [matrices, network] or axes["d"] != axes["h"] * axes["k"]:
         raise InputError(
-            f"{name} has other blocks than the convention counts, four matrices of d x d and two of d x f, {_COUNTED}"
+            f"{name} has different blocks than the convention's, which have four matrices of d x d and two of d "
+            f"x f, {_COUNTED}"
         )
     return {letter: axes[letter] for letter in LETTERS if letter in axes} | stacks
 
@@ -287,7 +289,7 @@ def measured() -> tuple[Measured, ...]:
 
 @dataclass(frozen=True, repr=False)
 class Peaks(Shown):
-    """The published peaks of a model, beside those predicted."""
+    """Return the published peaks of a model, compared with predicted ones."""
 
     model: str
     runs: tuple[Measured, ...]

@@ -206,21 +206,21 @@ def _executed(memory: Memory) -> bool:
 
 
 EVERYWHERE = ("weights", "master weights", "optimizer state", "new weights and states")
-"""The parts of a peak that every runner tells apart; of the others some tell the sum alone."""
+"""The parts of a peak that every engine separates; of the others some tell the sum alone."""
 ELSE = "all else"
 
 RULE_OF = {
     "new weights and states": "new weights and states",
     "gradients": "gradients",
-    "activations": "kept for backward",
+    "activations": "saved for backward",
     "workspace": "temporaries",
 }
-"""Which rule of the runners a part of the peak follows."""
+"""The engine rule that each part of the peak follows."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What a runner takes more than another one in a part of the peak, and the rules of both for it, where they differ.
+    """The difference of two engines in a part of the peak, and their rules where they differ.
 
     rules  of this one and of the other, by what they are about
     """
@@ -271,7 +271,7 @@ class MemoryComparison(Drawn):
 
 
 def differences(first: Memory, other: Memory) -> Iterator[Difference]:
-    """What makes the difference between the peaks of two runners, part by part; their sum is the difference."""
+    """Explain the difference between the peaks of two engines, part by part; their sum is the difference."""
     parts = dict.fromkeys(part for memory in (first, other) for part, size in memory.split.items() if size)
     separate = {"gradients", "activations", "workspace"}
     apart = separate.isdisjoint(first.split) == separate.isdisjoint(other.split)

@@ -1,4 +1,4 @@
-"""The step whose memory is asked for: its table, what it takes beside, its peak, and the largest size that fits."""
+"""The step whose memory is predicted: its table, what it takes beside, its peak, and the largest size that fits."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def _accumulated(table: Table) -> Accumulated:
 
 
 def gathering(table: Table) -> Table:
-    """A microbatch, whose gradients are added in place to those of the ones before."""
+    """Return a microbatch whose gradients are accumulated in place."""
     from learncost.passes.epilogue_update import KERNELS  # only where it is asked for: start-up counts
 
     inside = any(line.meta.kernel and line.meta.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
@@ -392,7 +392,7 @@ def points(shape: list[int]) -> int:
 
 
 def stacks_of(table: Table) -> frozenset[str]:
-    """The weights that are stacks of every turn's own."""
+    """Return the weights that are stacked over iterations."""
     return frozenset(outer for line in table.repeats for _, outer in line.each)
 
 

@@ -18,7 +18,7 @@ def bytes_of(name: str, text: object) -> int:
 
 
 def said_bytes(count: int) -> str:
-    """A number of bytes in decimal units, and beside them in binary ones where it is round in these alone."""
+    """Return bytes in decimal units, and also in binary units if only those are round."""
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count % (size // 2**6) == 0 and count >= size and count % 10**3:
             return f"{size_of(count)} ({count / size:g} {unit})"

@@ -23,7 +23,7 @@ from learncost.training.contest.workers import Workers, in_iteration
 
 
 class ContestReporter(Protocol):
-    """Who is told how a contest goes."""
+    """An observer of a contest's progress."""
 
     def begin(self, steps: int) -> None:
         """So many steps are to be done, of all trainings together, at most."""

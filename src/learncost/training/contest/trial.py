@@ -41,7 +41,7 @@ class StoppedError(Exception):
 
 
 class TrialReporter(Protocol):
-    """Who is told how the trainings of an entrant go."""
+    """An observer of an entrant's trainings."""
 
     def say(self, text: str) -> None:
         """What begins now."""

@@ -117,5 +117,5 @@ class Split:
 
 
 def _place(content: bytes) -> float:
-    """Where a row stands between 0 and 1: the same content always at the same place."""
+    """Return the position of a row between 0 and 1: the same content always at the same place."""
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big") / 2**64

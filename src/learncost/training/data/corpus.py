@@ -247,7 +247,7 @@ def lines(path: Path, columns: tuple[str, str]) -> Iterator[ListLine]:
 
 
 def _places(names: Sequence[str], columns: tuple[str, str]) -> tuple[int, int] | None:
-    """Where the columns stand, as the first line says it; None where it is no line of names."""
+    """Return the positions of the columns from the first line; None where it is no line of names."""
     column_places = [next((at for at, name in enumerate(names) if name in NAMES[column]), None) for column in columns]
     first, second = column_places
     return None if first is None or second is None or first == second else (first, second)

@@ -92,7 +92,7 @@ class Images(ExampleReader):
 
 
 def place(line: ListLine) -> str:
-    """Where a file stands, and where it is named."""
+    """The path of a file and the line that names it."""
     return str(line.path / line.first) if not line.number else f"{line.where}: {line.path.parent / line.first}"
 
 
@@ -103,8 +103,8 @@ def read(line: ListLine) -> bytes:
         return (folder / line.first).read_bytes()
     except FileNotFoundError:
         raise InputError(
-            f"{line.where}: there is no file {folder / line.first}; the first column names files beside the list, or "
-            "the one that a first line calls file"
+            f"{line.where}: there is no file {folder / line.first}; name files relative to the list in the first "
+            f"column, or in the column file"
         ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{place(line)} cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -1,4 +1,4 @@
-"""Examples with answers beside them: pairs of texts, texts with classes, words with classes."""
+"""Examples with targets: pairs of texts, texts with classes, words with classes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from learncost.engines.options import Options
 from learncost.training.engine import Batch
 
 Say = Callable[[str], None]
-"""Who is told how far reading is."""
+"""An observer of the reading progress."""
 
 
 class Data(Protocol):

@@ -63,7 +63,7 @@ def task(configuration: Configuration, tokenizer: Tokenizer | None, options: Opt
         return Text(rule, tokenizer)
     length, target = options.seq_len or 0, options.target_len or 0
     if "targets" not in inputs and "labels" not in inputs:
-        raise InputError(f"{name} learns where answers stand, which train does not find in files: use lc.Training")
+        raise InputError(f"{name} learns the positions of answers, which train cannot read from files: use lc.Training")
     if not model.two_sided:
         return ExampleRows(Words(tokenizer, length) if "targets" in inputs else Classes(tokenizer, length))
     if "targets" not in inputs:

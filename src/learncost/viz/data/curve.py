@@ -46,7 +46,7 @@ class MemoryLine:
 
 @dataclass(frozen=True)
 class Bracket:
-    """Lines from `first` to `last` that run in turns, as often as the size `count`; `depth` is 0 of the outermost."""
+    """Lines from `first` to `last` in a loop with `count` iterations; `depth` is 0 of the outermost."""
 
     first: int
     last: int
@@ -57,7 +57,7 @@ class Bracket:
 
     @property
     def title(self) -> str:
-        """What is said beside it."""
+        """Return its label."""
         return f"{self.label} {self.iterations:,} ×"
 
 
@@ -236,7 +236,7 @@ def _together(array: MemoryArray, other: MemoryArray) -> MemoryArray:
 
 
 def _brackets(moments: tuple[Moment, ...]) -> Iterator[Bracket]:
-    """The brackets of repeats that turn more than once."""
+    """Return the brackets of loops with more than one iteration."""
     for bracket in brackets([(moment.loops, moment.block) for moment in moments]):
         iterations = moments[bracket.first].loops[bracket.depth][-1]
         if iterations > 1:

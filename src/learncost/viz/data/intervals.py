@@ -65,7 +65,7 @@ def stretches(step: MemoryStep) -> dict[str, Any] | None:
 
 
 def _iterations(step: MemoryStep) -> Iterator[tuple[int | None, ...]]:
-    """Which numbers of turns are walked: as many as there are, more than few, and of one repeat all up to few."""
+    """Return the enumerated numbers of iterations: the number itself, more than few, or all up to few of one loop."""
     sizes = step.sizes()
     as_it_is = tuple(
         None if all(size_of(count, sizes) >= FEW for count in counts) else sizes[name]

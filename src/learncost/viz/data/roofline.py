@@ -57,8 +57,7 @@ class Roofline:
         What the device's rates rest on.
     seconds, low, high
         Of a step, and between which it is expected.
-    beside
-        Seconds of a step beside its lines.
+    beside Seconds of a step outside of its lines.
     peak
         FLOPs a second of the largest products.
     roofs

@@ -1,4 +1,4 @@
-"""What one sample takes by each procedure and plan, beside the memory that there is."""
+"""The memory of one sample by procedure and plan, compared with the available memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FitBar:
 
 @dataclass(frozen=True)
 class Fits:
-    """Bars beside a limit."""
+    """Bars with a limit."""
 
     model: str
     about: str

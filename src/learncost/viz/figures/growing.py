@@ -19,7 +19,7 @@ TITLES = {
 
 
 def axis_of_sizes(axes: Any, along: str, places: Sequence[int], points: float) -> None:
-    """A logarithmic axis with as many powers of two, or sizes of the model, as there is room for."""
+    """A logarithmic axis with as many powers of two, or sizes of the model, as fit."""
     axes.set_xscale("log", base=2)
     axes.set_xlim(places[0], places[-1])
     powers = [size for size in places if size & (size - 1) == 0] if along in ("length", "batch") else list(places)

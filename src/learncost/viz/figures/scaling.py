@@ -130,7 +130,7 @@ def _chart(panel: Panel, along: str, curves: Sequence[Growth], several: bool) ->
 
 
 def _between_powers(axis: Any, powers: float) -> None:
-    """Ticks at twice and five times a power of ten, where the axis has room for them."""
+    """Ticks at twice and five times a power of ten, if they fit."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_minor_locator(LogLocator(subs=(2.0, 5.0)) if powers < 2 else NullLocator())

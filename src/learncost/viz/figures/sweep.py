@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["draw", "height", "notes", "of"]
 
 MOST = 12
-"""Lines that can be told apart."""
+"""Distinguishable line styles."""
 
 
 def of(answer: Sweep) -> Curves:
@@ -67,7 +67,7 @@ def _follows(values: np.ndarray, others: np.ndarray) -> bool:
 
 
 def _name(answer: Sweep, place: int) -> str:
-    """What tells a series from the others."""
+    """The values that distinguish a series."""
     series = answer.series[place]
     fields = ("procedure", "price_book", "macro_operation")
     return " ".join(

@@ -19,7 +19,7 @@ function titleOf(procedure) {
 
 const keptFields = new Map();
 
-/** A field of the sentence, made anew only where something else would be in it, or something was chosen in it: who types
+/** A field of the sentence, rebuilt only where something else would be in it, or something was chosen in it: who types
  * keeps what is typed while numbers change. */
 function kept(name, inside, make) {
   const key = JSON.stringify(inside),

@@ -1,4 +1,4 @@
-"""The answers to requests, as bytes: documents and exports. Who asks wrongly is told in one line."""
+"""The answers to requests, as bytes: documents and exports. A wrong request gets a one-line error."""
 
 from __future__ import annotations
 

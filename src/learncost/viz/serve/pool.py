@@ -1,4 +1,4 @@
-"""Workers that answer requests beside each other, each within a limit of time, and what they answered before."""
+"""Parallel workers with a time limit per request, and a cache of their answers."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ PATIENCE = 6
 """How many times as long an answer may take on a machine that is at work on something else."""
 
 WAITING = 32
-"""Requests that wait for a worker at most; what comes then is told to come again."""
+"""Requests that wait for a worker at most; later requests are asked to retry."""
 
 KEPT = 64 * 2**20
 """Bytes of answers that are kept."""
 
 BESIDE = 1024
-"""Bytes that a kept answer takes beside its content: the key, the entry, Python's objects."""
+"""The overhead in bytes of a cached answer: the key, the entry, Python's objects."""
 
 LASTING = (200, 400)
 """Statuses that the same question has again: an answer, and a refusal of what is asked; others pass."""
 
 OFTEN = 20_000
-"""Answers after which a worker makes room for a new one."""
+"""The number of answers after which a worker is replaced."""
 
 
 class Answers(Protocol):
@@ -100,7 +100,7 @@ class AnswerCache:
 
 
 class ProcessPool:
-    """Processes that answer beside each other, each answer within so many seconds and bytes."""
+    """Parallel worker processes with limits of seconds and bytes per answer."""
 
     def __init__(self, several: int = 2, seconds: float = SECONDS, room: int = ROOM) -> None:
         self.seconds = seconds

@@ -227,7 +227,7 @@ def mesh_parts() -> list[Choice]:
 
 
 SHORT = 24
-"""Letters that stand beside a slider."""
+"""Letters next to a slider."""
 
 LONGEST_AXIS = 4096
 """Devices along an axis of a mesh, as far as a slider goes."""

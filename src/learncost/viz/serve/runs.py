@@ -31,7 +31,7 @@ OPTIONS, CONFIG, METRICS, SAMPLES = "training.json", "config.json", "metrics.jso
 """The files of a training (`learncost.training.folder`)."""
 
 CONTEST = frozenset(("schema", "problem", "budget", "seeds", "results"))
-"""The keys by which the file of a contest is told."""
+"""The keys that identify the file of a contest."""
 
 
 @dataclass

@@ -87,7 +87,7 @@ def over_devices(request: Request, cluster: str | None = None) -> Picture:
     step = many.step
     notes = (
         f"Over {described(step)} on {group.name}; cut by: {many.placed}.",
-        f"Time is modelled: {step.low:.2g} to {step.high:.2g} of what stands here. {'; '.join(ASSUMED.values())}.",
+        f"Estimated times are accurate to {step.low:.2g}x-{step.high:.2g}x. {'; '.join(ASSUMED.values())}.",
     )
     command = replace(request, on=group.name).command("run-cost", tokens="1e12")
     title = (

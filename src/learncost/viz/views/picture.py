@@ -50,7 +50,7 @@ class Bars:
 
 MADE = {
     "activations": "forward",
-    "values and temporaries": "forward",
+    "activations and workspace": "forward",
     "arena": "forward",
     "gradients": "weight_update",
     "new weights and states": "optimizer_step",
@@ -86,7 +86,7 @@ class MemoryBlocks:
 
 @dataclass(frozen=True)
 class TreeRows:
-    """Rows that lie in each other, as (depth, name, values); `columns` are the values' names and units."""
+    """Nested rows, as (depth, name, values); `columns` are the values' names and units."""
 
     kind: ClassVar[str] = "tree"
     heading: str

@@ -65,10 +65,7 @@ def by_runner(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
         if peaks[least] < peaks[most]
         else f"Every runner takes {size_of(peaks[most])}"
     )
-    lead = (
-        "Memory at the peak, as each runner executes the step. Choose one: the sentence above and the curve of memory "
-        "are then of it."
-    )
+    lead = "Peak memory of the step by engine. Choose one for the sentence above and the memory curve."
     names = [name for name, chosen_engine in memory_engines().items() if name in peaks]
     command = command_of(("memory",), model, {**sizes, "engine": ",".join(names)})
     notes = tuple(f"{name}: {memory_engines()[name].convention}" for name in names)
@@ -89,7 +86,7 @@ ENGINE = "c99"
 @question(memory, "procedure batch_size seq_len target_len optimizer dropout dtype precision plan "
     "train train_layers lora lora_rank lora_alpha")  # fmt: skip
 def arena(model: Any, **sizes: Any) -> Picture:
-    """Where every array of a step lies in the memory of a processor without an operating system.
+    """The memory map of a step on a processor without an operating system.
 
     Raises
     ------
@@ -126,8 +123,8 @@ def _laid(model: Any, sizes: dict[str, Any], most: int | None = None) -> Picture
         f"As a program in C99 the step takes {size_of(answer.peak)} of RAM, {size_of(laid.bytes)} of it in the arena"
     )
     lead = (
-        f"The arena holds what the step makes, each array from the call that makes it to the last one that reads it. "
-        f"Beside it lie {size_of(held)} that stay: weights, optimizer state, the batch."
+        f"The arena holds the results of the step, each from the call that computes it to its last reader. "
+        f"Another {size_of(held)} are static: weights, optimizer state, the batch."
     )
     boxes = tuple(
         (
@@ -145,7 +142,7 @@ def _laid(model: Any, sizes: dict[str, Any], most: int | None = None) -> Picture
         Bars("RAM of the program", "bytes", (BarRow("RAM", parts),), made=MADE),
         MemoryBlocks("The arena over the step", "call", "bytes", laid.bytes, boxes, laid.passes),
     )
-    flash = f" {size_of(answer.flash)} of constants lie in flash." if answer.flash else ""
+    flash = f" {size_of(answer.flash)} of constants are in flash." if answer.flash else ""
     notes = (
         f"{answer.convention}{flash}",
         *((f"Plan: {answer.plan}.",) if answer.plan else ()),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _program_memory(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]:
-    """What lies in RAM, by part, and the constants in flash; and the step as it is laid out."""
+    """The memory in RAM, by part, and the constants in flash; and the step as it is laid out."""
     from learncost.backends.c99.layout import alone, counted  # emits kernels: only where it is asked for
     from learncost.engines.made import names_made
 
@@ -39,11 +39,11 @@ def _program_memory(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[dict[st
 
 
 FLASH = "constants"
-"""What of a program lies in flash beside its code."""
+"""Return the constants of a program in flash."""
 
 
 def _arrays(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The arrays in RAM, which lie in one region each."""
+    """Return the arrays in RAM, each in one region."""
     from learncost.backends.c99.layout import alone, arrays
     from learncost.engines.made import names_made
 
@@ -92,7 +92,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
 
 
 def _where(arrays: Mapping[str, int], places: Mapping[str, str], regions: Sequence[Region]) -> str:
-    """What lies in which region."""
+    """Return the arrays of each region."""
     lying = {region: [label(name) for name in arrays if places[name] == region.name] for region in regions}
     sizes = {region: sum(arrays[name] for name in arrays if places[name] == region.name) for region in regions}
     texts = (f"{sizes[region]:,} in {region.name} ({', '.join(names)})" for region, names in lying.items() if names)
@@ -128,7 +128,7 @@ RUNNERS = (
         {
             "new weights and states": "over the old ones",
             "gradients": "until read",
-            "kept for backward": "what lines read",
+            "saved for backward": "what lines read",
             "temporaries": "over operands",
         },
         CONVENTION,

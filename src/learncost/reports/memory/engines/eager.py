@@ -51,7 +51,7 @@ HOOKED = "fused-update"
 RULES = {
     "new weights and states": "over the old ones",
     "gradients": "to the end",
-    "kept for backward": "what operators save",
+    "saved for backward": "what operators save",
     "temporaries": "results",
 }
 WRITTEN = {"foreach": "over, by copies", "for-loop": "over, one by one"}

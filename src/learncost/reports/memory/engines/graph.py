@@ -94,7 +94,7 @@ RUNNERS = (
         {
             "new weights and states": "over the old ones",
             "gradients": "until read",
-            "kept for backward": "what lines read",
+            "saved for backward": "what lines read",
             "temporaries": "none",
         },
         "The step's table, line by line: the optimizer updates weights and states in place, nothing else is in "

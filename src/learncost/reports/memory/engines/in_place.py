@@ -69,7 +69,7 @@ RUNNERS = (
         {
             "new weights and states": "over the old ones",
             "gradients": "until read",
-            "kept for backward": "what lines read",
+            "saved for backward": "what lines read",
             "temporaries": "over operands",
         },
         SAID,

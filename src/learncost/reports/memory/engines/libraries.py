@@ -26,7 +26,7 @@ def peak_of(
 
 
 def _mesh(step: MemoryStep) -> Mapping[str, int] | None:
-    """How many devices lie along each axis, of a device among many."""
+    """Return the number of devices along each mesh axis."""
     return step.over.placed.mesh.sizes if step.over else None
 
 
@@ -40,7 +40,7 @@ def takes(library: str, step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse
     parts["new weights and states"] = sum(
         allocation.bytes for allocation in execution.allocations if allocation.function in OPTIMIZERS
     )
-    parts["values and temporaries"] = execution.peak - sum(parts.values())
+    parts["activations and workspace"] = execution.peak - sum(parts.values())
     allocations = ((allocation.bytes, allocation.line or "given") for allocation in execution.allocations)
     moment = at_line(execution.line, execution.peak)
     return MemoryUse(execution.peak, moment, parts, grouped(allocations), rules=_rules(library))
@@ -53,7 +53,7 @@ def _rules(library: str) -> Mapping[str, str]:
     return {
         "new weights and states": "new arrays",
         "gradients": "to the end",
-        "kept for backward": "what lines read",
+        "saved for backward": "what lines read",
         "temporaries": _TEMPORARIES[library],
     }
 

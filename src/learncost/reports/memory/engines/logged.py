@@ -11,7 +11,7 @@ from learncost.liveness import LiveInterval, Moment
 from learncost.program.allocation_log import AllocationHistory, Logged, LoggedLine
 
 RUNNERS = ()
-"""This module has none of its own."""
+"""Return nothing: this module has none."""
 
 BACKWARD, STATE, UPDATE = ", backward", "optimizer state", "optimizer step"
 

@@ -224,10 +224,10 @@ def test_training_of_gpt3(model, sizes, millions, flops, days):
         ("megatron", "bert-base", (), "with their head: bert-base has none"),
         ("megatron", "bert-base", (), "; --architecture BertForMaskedLM has one"),
         ("megatron", "gpt3-xl", ("--n-head", "24"), "as wide as the model.*gpt3-xl has a width of 2048, heads of 3072"),
-        ("kaplan", "gpt2", ("--procedure", "pepita"), "says nothing of pepita"),
+        ("kaplan", "gpt2", ("--procedure", "pepita"), "does not apply to pepita"),
         ("gpt3", "gpt2", ("--train", "head"), "gpt3 is a formula of models that learn as a whole"),
         ("palm", "gpt2", ("--lora", "attention"), "palm is a formula of models that learn as a whole"),
-        ("palm", "gpt2", ("--procedure", "recompute"), "palm is a formula of bp: it says nothing of recompute"),
+        ("palm", "gpt2", ("--procedure", "recompute"), "palm is a formula of bp and does not apply to recompute"),
     ],
 )
 def test_refusals(book, model, more, message, capsys):

@@ -110,7 +110,7 @@ def test_a_path_after_data_is_told_where_numbers_go(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.json").write_text("{}")
     assert main(["figure", "procedures", "gpt2", "--data", name, "-o", "a.svg"]) == 2
-    assert f"--data takes no path, so {name} is none of the models" in capsys.readouterr().err
+    assert f"--data takes no path, so {name} would be a model" in capsys.readouterr().err
 
 
 def test_numbers_of_a_figure_are_written_again(tmp_path: Path) -> None:

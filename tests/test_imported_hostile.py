@@ -191,7 +191,7 @@ REFUSED = {
     ),
     r"called exit\(3\) in its forward pass": lambda: Computes(exits),
     r"requires a gradient, is not a parameter": lambda: Computes(lambda m, x: m.hidden[0](x), hidden=[nn.Linear(6, 4)]),
-    r"linear is compiled by torch.jit, which no export reads": lambda: nn.Sequential(
+    r"linear is compiled by torch.jit, which torch.export does not support": lambda: nn.Sequential(
         Computes(lambda m, x: m.linear(x), linear=torch.jit.trace(nn.Linear(6, 4), torch.ones(2, 6)))
     ),
     r"Module has no forward": nn.Module,

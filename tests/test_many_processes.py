@@ -207,7 +207,7 @@ def test_four_processes(text, alone, tmp_path):
 @pytest.mark.parametrize(
     ("number", "ops", "message"),
     [
-        (4, [], "4 processes were started, and nothing says what each of them does: give --mesh, such as --mesh dp=4"),
+        (4, [], "4 processes were started without --mesh: give --mesh, for example --mesh dp=4"),
         (4, ["--mesh", "dp=3"], "the mesh dp=3 is of 3 processes, and 4 were started"),
         (1, ["--mesh", "dp=2"], "torchrun --nproc-per-node 2 -m learncost train"),
     ],
@@ -267,7 +267,7 @@ def test_a_port_that_is_taken_is_one_line(text, tmp_path, monkeypatch, capsys):
     [
         ({"MASTER_ADDR": "no.such.host.invalid"}, "for 0 s"),
         ({"MASTER_PORT": "x"}, "MASTER_PORT is 'x', and no number"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT is 70000, and no port"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT must be a port up to"),
     ],
 )
 def test_who_cannot_meet_says_so_at_once(settings, message, monkeypatch, capsys):

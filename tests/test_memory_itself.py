@@ -104,9 +104,9 @@ def test_where_a_module_cannot_run_without_values_its_lines_tell_and_the_page_sa
     layer = lc.from_module(OnValues(), {"x": torch.randn(8, 32, requires_grad=True)})
     found = lc.memory(layer)
     assert found.module == "plain"
-    assert "The module itself was not run: it does not run without values (" in found.convention
+    assert "The module itself was not run: it cannot run without values (" in found.convention
     assert "test_memory_itself.py" in found.convention
-    with pytest.raises(lc.InputError, match="does not run without values"):
+    with pytest.raises(lc.InputError, match="cannot run without values"):
         lc.memory(layer, module="itself", engine="eager")
 
 

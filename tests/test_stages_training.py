@@ -35,8 +35,8 @@ def engine_of(**flags):
         ({"schedule": "interleaved", "clip": 1.0}, "stages 0, 1, 2, 3 sum clip.squares, and one device has several"),
         ({"schedule": "2f2b"}, "no schedule is called '2f2b'"),
         ({"microbatches": 3}, "--batch-size 4 is not divisible into 3 microbatches .* the next divisible size is 6"),
-        ({"accumulate": 2}, "leave --accumulate out: --microbatches cuts the batch"),
-        ({"procedure": "pepita"}, "leave --procedure pepita out"),
+        ({"accumulate": 2}, "remove --accumulate: --microbatches cuts the batch"),
+        ({"procedure": "pepita"}, "remove --procedure pepita"),
         (
             {"plan": "fused-update"},
             "stages update with the gradients of all microbatches: remove the plan fused-update",

@@ -624,7 +624,9 @@ def test_weights_that_are_no_numbers_are_not_saved(run):
 
 def test_a_run_is_not_written_over(text, run, capsys):
     message = refused("train", text, "--out", run, capsys=capsys)
-    assert message.endswith(f"holds a run already: learncost train --resume {run} continues it, or give another --out")
+    assert message.endswith(
+        f"already contains a run: continue it with learncost train --resume {run}, or give another --out"
+    )
     assert refused("train", text, "--out", text, capsys=capsys).endswith("is not empty and no run: give another --out")
 
 
@@ -652,9 +654,9 @@ def test_a_run_is_not_written_over(text, run, capsys):
         ("TEXT --tokenizer nothing.json", "cannot read nothing.json: No such file"),
         ("TEXT --from nothing", "no such folder: nothing"),
         ("nowhere", "no such file or folder: nowhere"),
-        ("--resume nowhere", "nowhere is no run: it has no training.json"),
-        ("--resume nowhere --seed 3", "leave --seed out"),
-        ("TEXT --resume nowhere", "leave PATH out"),
+        ("--resume nowhere", "nowhere is not a run: it has no training.json"),
+        ("--resume nowhere --seed 3", "remove --seed"),
+        ("TEXT --resume nowhere", "remove PATH"),
     ],
 )
 def test_what_is_refused(flags, said, text, tmp_path, capsys, monkeypatch):

@@ -210,7 +210,7 @@ def test_an_epoch_has_every_example_once():
     ("flags", "change", "said"),  # flags begin with the data and the model
     [
         ("images VIT", ("labels.csv", "file,label\n0.png,a\nno.png,b"), "labels.csv line 3: there is no file"),
-        ("images VIT", ("1.png", "nothing"), "is no image that can be read: it must be a PNG or a JPEG"),
+        ("images VIT", ("1.png", "nothing"), "is not a readable image: it must be a PNG or a JPEG"),
         ("images VIT", ("labels.csv", "0.png,a\n1.png,a"), "there must be two classes at least, and a"),
         ("images VIT", ("labels.csv", "0.png\n1.png"), "line 1 has 1 column, and must be file and label with"),
         ("images VIT --num-labels 2", None, "remove --num-labels: the data has 3 classes"),
@@ -219,7 +219,7 @@ def test_an_epoch_has_every_example_once():
         ("text VIT", None, "this model learns from images with classes, a .csv"),
         ("text bart-base", None, "this model learns from pairs of texts, a .tsv with SOURCE, a tab and TARGET"),
         ("sounds whisper-tiny", ("list.tsv", "0.wav\ta\nlist.tsv\tb"), "list.tsv line 2: "),
-        ("sounds whisper-tiny", ("0.wav", "RIFF"), "is no WAV that can be read"),
+        ("sounds whisper-tiny", ("0.wav", "RIFF"), "is not a readable WAV"),
         ("text bert-base --architecture BertForQuestionAnswering", None, "learns where answers stand"),
         ("text VIT --architecture ViTModel", None, "has no answers to learn from"),
     ],

@@ -135,7 +135,7 @@ def test_what_is_refused(flags, said, tmp_path, capsys):
 
 def test_no_run_and_no_checkpoint(run, tmp_path, capsys):
     assert main(["sample", str(tmp_path)]) == 2
-    assert "is no run: it has no training.json" in capsys.readouterr().err
+    assert "is not a run: it has no training.json" in capsys.readouterr().err
     run = shutil.copytree(run, tmp_path / "run")
     (run / "model.safetensors").unlink()
     assert main(["sample", str(run)]) == 2

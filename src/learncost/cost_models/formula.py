@@ -69,7 +69,7 @@ def priced(model: Model, book: Book, procedure: str) -> tuple[PricedLine, ...]:
     formula = formulas()[book.name]
     if procedure != "bp" and not (procedure == "recompute" and formula.recomputes):
         procedures = "bp and recompute" if formula.recomputes else "bp"
-        raise InputError(f"price book {book.name} is a formula of {procedures}: it says nothing of {procedure}")
+        raise InputError(f"price book {book.name} is a formula of {procedures} and does not apply to {procedure}")
     if set(model.learning) != set(model.table.weights):
         raise InputError(f"price book {book.name} is a formula of models that learn as a whole, not of parts of them")
     reading = FormulaValues(model)

@@ -39,8 +39,8 @@ def readable(module: Any) -> Any:
         for spec, what in _OTHER_FORMS.items():
             if any(kind.__module__.startswith(spec) for kind in type(part).__mro__):
                 raise InputError(
-                    f"{path or type(module).__name__} {what}, which no export reads: "
-                    "pass the module that it was made from"
+                    f"{path or type(module).__name__} {what}, which torch.export does not support: pass the "
+                    f"original module"
                 )
         if any(nn.parameter.is_lazy(each) for each in part.parameters(recurse=False)):
             raise InputError(

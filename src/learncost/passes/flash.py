@@ -40,8 +40,8 @@ def flash(table: Table) -> Table:
         return table
     if any(line.meta.again and line.meta.phase == "recomputation" for line, _ in walk(table.lines)):
         raise InputError(
-            "flash recomputes scores that a checkpoint of the module recomputes already: leave torch.utils.checkpoint "
-            "out of the module, and use --procedure recompute with --plan flash"
+            "flash recomputes scores that a checkpoint of the module recomputes already: remove "
+            "torch.utils.checkpoint from the module, and use --procedure recompute with --plan flash"
         )
     again = recomputed(once, lambda line: not pairs.keys().isdisjoint(line.makes))
     # Including their gradients; through an explicit Jacobian these have more axes, and do not count.

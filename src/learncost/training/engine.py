@@ -103,7 +103,7 @@ class NumPyEngine:
         if options.device != "cpu" and self.name != "torch":
             raise InputError(f"--device is for --engine torch: --engine {self.name} chooses its own")
         if options.plan is not None and not self.plans:
-            raise InputError(f"--engine {self.name} runs the step as it is derived: leave --plan out")
+            raise InputError(f"--engine {self.name} does not support plans: remove --plan")
         self._training = Training(
             configuration,
             options.procedure,

@@ -77,7 +77,9 @@ class Folder:
     def make(self) -> None:
         """Make the folder, where there is none. Raises InputError where there is a run, or something else."""
         if (self.path / OPTIONS).exists():
-            raise InputError(f"{self.path} holds a run already: {self.again} continues it, or give another --out")
+            raise InputError(
+                f"{self.path} already contains a run: continue it with {self.again}, or give another --out"
+            )
         ours = (CONFIG, TOKENIZER, TOKENIZER_CONFIG)
         if self.path.is_dir() and any(p.name not in ours and p.suffix != TEMPORARY for p in self.path.iterdir()):
             raise InputError(f"{self.path} is not empty and no run: give another --out")
@@ -113,7 +115,7 @@ class Folder:
         path = self.path / OPTIONS
         if not path.exists():
             raise InputError(
-                f"{self.path} is no run: it has no {OPTIONS}; learncost train PATH --out {self.path} starts one"
+                f"{self.path} is not a run: it has no {OPTIONS}; start one with learncost train PATH --out {self.path}"
             )
         options = from_dict(read_json(path, self.advice), str(path))
         if None in (options.batch_size, options.seq_len, options.learning_rate):

@@ -41,7 +41,7 @@ def meet(distributed: Any) -> tuple[Any, int, int, str]:
         _refuse(f"{wrong} is {words[wrong]!r}, and no number")
     rank, number, port = map(int, words.values())
     if port > PORTS:
-        _refuse(f"MASTER_PORT is {port}, and no port, which are up to {PORTS}")
+        _refuse(f"MASTER_PORT must be a port up to {PORTS}, not {port}")
     keeps = rank == 0 and os.environ.get(AGENT) != "True"
     try:
         if not keeps:

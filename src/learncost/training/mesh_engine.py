@@ -42,7 +42,7 @@ class MeshEngine(NumPyEngine):
         if options.engine not in (None, "torch"):
             raise InputError(f"--mesh is for --engine torch, not for --engine {options.engine}")
         if options.budget is not None:
-            raise InputError("--budget chooses the plan of one process: leave it out, or leave --mesh out")
+            raise InputError("--budget cannot be combined with --mesh: remove one of them")
         if find_procedure(options.procedure).by_iterations:
             raise InputError(f"--mesh lays weights out once, so {options.procedure} is for one process")
         check_device(options)

@@ -141,7 +141,7 @@ class _RunnableStep:
         self.placed = placed
         for name in self._owned:
             if any(base(whole(axis)) in (placed.table.zigzag or ()) for axis in placed.table.axes[name]):
-                raise InputError(f"{name} has positions, which the plan zigzag puts in another order: leave it out")
+                raise InputError(f"{name} depends on positions, which the plan zigzag reorders: remove zigzag")
         self._here = self._sizes | placed.sizes_at(self._runner.place)
 
     def _in_place(self, prepared: Prepared) -> InPlace:

@@ -181,8 +181,8 @@ def check_started(mesh: Mesh | None) -> None:
     number = started()
     if mesh is None and number > 1:
         raise InputError(
-            f"{number} processes were started, and nothing says what each of them does: give --mesh, such as "
-            f"--mesh dp={number}, or start one"
+            f"{number} processes were started without --mesh: give --mesh, for example --mesh dp={number}, or "
+            f"start one process"
         )
     if mesh is not None and mesh.devices != number:
         raise InputError(

@@ -49,9 +49,7 @@ class StagesEngine(MeshEngine):
         }
         if wrong := next((name for name, is_asked in refused.items() if is_asked), None):
             instead = ": --microbatches cuts the batch" if options.accumulate > 1 else ""
-            raise InputError(
-                f"stages of a pipeline are trained by bp, in numbers with a point: leave {wrong} out{instead}"
-            )
+            raise InputError(f"pipeline stages are trained by bp in floating point: remove {wrong}{instead}")
         self._pipeline = pipeline
         super().__init__(configuration, options)
         training = self._training

@@ -88,7 +88,7 @@ class StagesRunner(MeshRunner):
                 plan, beside = self.plan or "", (settings.clip > 0, settings.weight_decay > 0)
                 placed = step_in_stages(model, whole, settings.optimizer, plan, over, self.mesh, sizes, order, *beside)
             if placed[0].table.zigzag:
-                raise InputError("the plan zigzag puts positions in another order, which stages of a pipeline have not")
+                raise InputError("pipeline stages do not support the plan zigzag: remove it")
             title = f"Stages of {self.mesh}."
             precision = training.precision.name
             program = program_in_stages(placed, whole.outputs, order, over.axis, sizes, title, precision)

@@ -111,13 +111,13 @@ def train(
             processes = ends.enter_context(joined(grid, options.get("device", "cpu")))
         report = ends.enter_context(reporter(processes.first))
         if or_resume and (out is None or resume is not None):
-            raise InputError("--or-resume is about the folder of --out: give that, and leave --resume out")
+            raise InputError("--or-resume requires --out and cannot be combined with --resume")
         if resume is not None:
             others = {"PATH": paths, "--out": out, "--precision": precision, **{f"--{name}": name for name in sizes}}
             fixed = [name for name, value in others.items() if value]
             if fixed := [*fixed, *(flags[name].names[0] for name in options if name not in CHANGEABLE)]:
                 raise InputError(
-                    f"--resume goes on as the run began: leave {fixed[0]} out, or begin anew without --resume"
+                    f"--resume continues with the run's options: remove {fixed[0]}, or start a new run without --resume"
                 )
         elif or_resume and processes.of_first(Folder(Path(str(out))).is_begun):
             resume = str(out)
@@ -160,7 +160,7 @@ def _check_same(folder: Folder, paths: tuple[str, ...], options: Mapping[str, An
         fixed = {name: value for name, value in options.items() if name not in (*CHANGEABLE, *NOT_KEPT)}
         different = next((names[name] for name, value in fixed.items() if getattr(kept, name) != value), "")
     if different:
-        raise InputError(f"{folder.path} holds a run that began otherwise, see {different}: give another --out")
+        raise InputError(f"{folder.path} contains a run with other options, see {different}: give another --out")
 
 
 NOT_KEPT = ("tokenizer", "budget", "start")

@@ -78,7 +78,7 @@ def plot(answer: Any, width: int = WIDTH) -> str:
     """
     draw = _PICTURES.get(type(answer).__name__)
     if draw is None:
-        raise InputError(f"--plot draws what grows or falls, which {type(answer).__name__} does not")
+        raise InputError(f"--plot does not support {type(answer).__name__}: it draws curves")
     return "\n".join(line.replace(chr(_BLANK), " ").rstrip() for line in draw(answer, max(40, min(width, WIDTH))))
 
 

@@ -99,7 +99,7 @@ def _in_one_line() -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # any error that a user's module raises
-        raise InputError(f"it does not run without values ({told(error)})") from None
+        raise InputError(f"it cannot run without values ({told(error)})") from None
 
 
 class _Empty:
@@ -247,9 +247,7 @@ def backward(floats: Sequence[Any], seeds: Sequence[Any]) -> None:
         said = str(error).partition("\n")[0]
         if not said.startswith("derivative for"):
             raise
-        raise InputError(
-            f"PyTorch has no backward pass of it ({said}): what it is given there has to be detached, as a table has it"
-        ) from None
+        raise InputError(f"PyTorch has no backward pass of it ({said}): detach its inputs there") from None
 
 
 def _node(tensor: Any) -> Any:

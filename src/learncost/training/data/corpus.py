@@ -135,7 +135,7 @@ def prepare(paths: Iterable[str], tokenizer: Tokenizer, share: float, folder: Pa
             split.add(text, encoded)
         if not split.end():
             if (alone := split.held) is None:
-                raise InputError("there is no text in what was given: a document is a file in UTF-8 that is not empty")
+                raise InputError("the paths contain no text: give UTF-8 files that are not empty")
             cut = len(alone) - max(1, int(len(alone) * share))
             split.to("training", alone[:cut])
             split.to("validation", alone[cut:])

@@ -80,7 +80,7 @@ class Images(ExampleReader):
                     picture = picture.resize((self.width, self.height), images.Resampling.BILINEAR)
         except Exception as error:  # the package raises what its decoders raise
             reason = "it must be a PNG or a JPEG" if isinstance(error, images.UnidentifiedImageError) else str(error)
-            raise InputError(f"{place(line)} is no image that can be read: {reason}") from None
+            raise InputError(f"{place(line)} is not a readable image: {reason}") from None
         return np.asarray(picture, np.uint8).reshape(self.height, self.width, self.channels).transpose(2, 0, 1)
 
     def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:

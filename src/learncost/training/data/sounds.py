@@ -97,7 +97,7 @@ def samples(line: ListLine, content: bytes) -> Any:
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
             data = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
-        raise InputError(f"{place(line)} is no WAV that can be read: {error or 'it ends too early'}") from None
+        raise InputError(f"{place(line)} is not a readable WAV: {error or 'it ends too early'}") from None
     data = data[: len(data) // (width * channels) * width * channels]
     if width == 1:  # the only width without a sign
         samples_read = (np.frombuffer(data, np.uint8) - 128.0) / 128
@@ -107,7 +107,7 @@ def samples(line: ListLine, content: bytes) -> Any:
         wide[:, 4 - width :] = raw  # the least significant byte first, in the upper bytes of 32 bits
         samples_read = wide.view("<i4")[:, 0] / 2.0**31
     if not len(samples_read):
-        raise InputError(f"{place(line)} holds no sound")
+        raise InputError(f"{place(line)} has no samples")
     return resampled(samples_read.reshape(-1, channels).mean(axis=1), rate)
 
 

@@ -56,7 +56,9 @@ def task(configuration: Configuration, tokenizer: Tokenizer | None, options: Opt
         raise InputError(f"{name} has no answers to learn from{instead(configuration.family)}")
     if tokenizer is None:
         if "image" not in inputs:
-            raise InputError(f"{name} reads {', '.join(sorted(inputs))}, which train does not find in files")
+            raise InputError(
+                f"{name} reads {', '.join(sorted(inputs))}, which train cannot read from files: use lc.Training"
+            )
         sizes = configuration.sizes
         return ExampleRows(Images(sizes["image_size"], sizes["image_width"], sizes["num_channels"]))
     if (rule := _rule(model)) is not None:
@@ -67,7 +69,9 @@ def task(configuration: Configuration, tokenizer: Tokenizer | None, options: Opt
     if not model.two_sided:
         return ExampleRows(Words(tokenizer, length) if "targets" in inputs else Classes(tokenizer, length))
     if "targets" not in inputs:
-        raise InputError(f"{name} learns classes with two stacks, which train does not do from files: use lc.Training")
+        raise InputError(
+            f"{name} classifies with an encoder and a decoder, which train does not support: use lc.Training"
+        )
     start = tokenizer.number(family_of(configuration).start)
     if "features" not in inputs:
         return ExampleRows(Pairs(tokenizer, start, (length, target)))

@@ -148,7 +148,9 @@ def check_no_path(models: Sequence[object], path: Path) -> None:
         name = Path(model) if isinstance(model, str) else None
         if name and (name.suffix == ".csv" or name in beside or (name.suffix == ".json" and not name.exists())):
             written_to = " and ".join(other.name for other in beside)
-            raise InputError(f"--data takes no path, so {name} is none of the models: the numbers go to {written_to}")
+            raise InputError(
+                f"--data takes no path, so {name} would be a model: the numbers are written to {written_to}"
+            )
 
 
 def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple[Path, Path]:

@@ -74,7 +74,7 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
         keywords["cluster"] = cluster_name(keywords["cluster"])
     if config:
         if keywords.get("model", CONFIG) != CONFIG:
-            raise InputError(f"the model is the {CONFIG} that came along: leave model out")
+            raise InputError(f"the request already contains the model as {CONFIG}: remove model")
         if is_table:
             table = layer(config)
             names = size_names(table.table).keys() - table.sizes.keys() - keywords.keys()

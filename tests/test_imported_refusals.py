@@ -126,7 +126,7 @@ def test_a_scan_runs_a_graph_of_its_own_and_a_loop_has_lines():
     scanned = Computes(lambda y: scan(lambda c, x: (c * 0.5 + x, c + x), torch.zeros_like(y[0]), y)[1])
     for as_run in (False, True):
         with pytest.raises(
-            lc.InputError, match=r"torch.scan, which runs a graph of its own.*a loop in Python"
+            lc.InputError, match=r"torch.scan, which runs a separate graph for each.*a loop in Python"
         ) as refused:
             lc.from_module(scanned, {"x": "float 4 6"}, as_run=as_run)
         assert "values" not in str(refused.value)
@@ -139,7 +139,7 @@ def test_a_scan_runs_a_graph_of_its_own_and_a_loop_has_lines():
         return torch.stack(results)
 
     assert lc.from_module(Computes(loop), {"x": "float 4 6"})
-    with pytest.raises(lc.InputError, match=r"torch.map, which runs a graph of its own.*torch.vmap"):
+    with pytest.raises(lc.InputError, match=r"torch.map, which runs a separate graph for each.*torch.vmap"):
         lc.from_module(Computes(lambda y: mapped(torch.tanh, y)), {"x": "float 4 6"})
     assert lc.from_module(Computes(torch.vmap(torch.tanh)), {"x": "float 4 6"})
 

@@ -220,7 +220,7 @@ def test_an_epoch_has_every_example_once():
         ("text bart-base", None, "this model learns from pairs of texts, a .tsv with SOURCE, a tab and TARGET"),
         ("sounds whisper-tiny", ("list.tsv", "0.wav\ta\nlist.tsv\tb"), "list.tsv line 2: "),
         ("sounds whisper-tiny", ("0.wav", "RIFF"), "is not a readable WAV"),
-        ("text bert-base --architecture BertForQuestionAnswering", None, "learns where answers stand"),
+        ("text bert-base --architecture BertForQuestionAnswering", None, "learns the positions of answers"),
         ("text VIT --architecture ViTModel", None, "has no answers to learn from"),
     ],
 )  # fmt: skip

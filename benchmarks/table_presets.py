@@ -23,7 +23,7 @@ from typing import Any
 from learncost.importer.configured import inputs_of, module_of
 from learncost.importer.inputs import parse_inputs
 from learncost.importer.live import evaluation_of
-from learncost.importer.materialize import give_room, without_memory
+from learncost.importer.materialize import allocate, without_memory
 from learncost.importer.pipeline import table_of
 from learncost.importer.refusals import OnValuesError
 from learncost.layers.active import parameters
@@ -146,7 +146,7 @@ def written(model: Published) -> dict[str, Any]:
     module = None
     with without_memory():
         module = module_of(model.config)
-    give_room(module)
+    allocate(module)
     given = parse_inputs(model.inputs) or inputs_of(module)
     mode = ""
     try:

@@ -424,7 +424,7 @@ def test_a_worker_that_has_no_room_says_nothing(capfd):
     """An answer that takes more bytes than it may is refused, and nothing is printed where the server was started."""
 
     async def ask():
-        pool = ProcessPool(1, seconds=60, room=2**25)  # too little for what an answer imports
+        pool = ProcessPool(1, seconds=60, capacity=2**25)  # too little for what an answer imports
         try:
             return await pool.answer("document", [("model", "gpt2")])
         finally:

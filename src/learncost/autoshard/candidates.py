@@ -443,7 +443,7 @@ def candidates(
     shapes: Sequence[Mapping[str, int]],
     batch: int,
     rates: Mapping[str, Rates],
-    room: float,
+    capacity: float,
     kept: set[tuple[Any, ...]],
 ) -> tuple[list[Candidate], int, Candidate | None]:
     """Return the configurations that may fit, fastest first, the number that do not, and the smallest of those.
@@ -460,10 +460,10 @@ def candidates(
             continue
         for way, size in zip(several, reading.memory(several), strict=True):
             candidate = Candidate(reading.structure, way, int(size))
-            if size > room:
+            if size > capacity:
                 others += 1
                 nearest = candidate if nearest is None or size < nearest.memory else nearest
-            if size * LEAST > room:
+            if size * LEAST > capacity:
                 continue
             key = (
                 reading.structure.zero,
@@ -476,7 +476,7 @@ def candidates(
             )
             if key not in kept:
                 fitting.append(candidate)
-                if size * MOST <= room:
+                if size * MOST <= capacity:
                     kept.add(key)
     by_structure = {reading.structure: reading for reading in readings}
     for reading in readings:

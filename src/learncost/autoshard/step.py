@@ -108,9 +108,9 @@ class PassTime:
     def waiting(self) -> float:
         """Return the exposed seconds; links with ring steps carry nothing else."""
         hidden = min(self.rounds, self.beside_rounds)
-        room = self.compute - hidden
-        slower = self.shared * min(self.beside, room / (1 - self.shared))
-        return float(self.waits + self.beside_rounds - hidden + max(slower, self.beside - room))
+        available = self.compute - hidden
+        slower = self.shared * min(self.beside, available / (1 - self.shared))
+        return float(self.waits + self.beside_rounds - hidden + max(slower, self.beside - available))
 
 
 @dataclass(frozen=True)
@@ -385,8 +385,8 @@ def _joined(by_pass: Mapping[str, PassTime], overlap: bool) -> dict[str, tuple[f
     """
     result = {name: (by_pass[name].compute, by_pass[name].waiting) for name in "FBW"}
     once = by_pass["O"]
-    room = by_pass["B"].compute + by_pass["W"].compute if overlap else 0.0
-    result["O"] = once.compute, once.waits + max(0.0, once.beside - room)
+    available = by_pass["B"].compute + by_pass["W"].compute if overlap else 0.0
+    result["O"] = once.compute, once.waits + max(0.0, once.beside - available)
     return result
 
 

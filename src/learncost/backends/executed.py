@@ -64,7 +64,7 @@ def executed(
     """Return the peak of one step of a table when a library runs its emitted program.
 
     sizes    of all axes, and the counts of repeats
-    rooms    also find what is held at the peak, the largest first, which takes a second run
+    allocations  also find what is held at the peak, the largest first, which takes a second run
     library  numpy, exactly; torch: the bytes of the allocator of a processor
     mesh     the devices along each axis, of a placed table
     Indices are of 8 bytes, all other arrays of the data type.

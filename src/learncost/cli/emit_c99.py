@@ -37,7 +37,7 @@ from learncost.models.model import Model, build, run_sizes
 from learncost.models.storage import check_finite, path_of, read_arrays, write_arrays
 from learncost.models.tables import letters
 from learncost.passes.plan import plan_of, planned
-from learncost.passes.rewrite_integers import check_room
+from learncost.passes.rewrite_integers import check_sums
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.inference import scored
 from learncost.procedures.needed import needed
@@ -261,7 +261,7 @@ def program_of(
     batch = random_batch(training.model, sizes)
     tables, sizes, plan = _tables(training, batch, settings)
     if training.precision.is_whole:
-        check_room(training.table(), sizes)
+        check_sums(training.table(), sizes)
     content = _constants(training, batch, tables, sizes, begin)
     if settings.device:
         content = replace(content, regions=settings.device.free)

@@ -24,9 +24,9 @@ def whole(table: Table, name: str, array: Any) -> Any:
         return array
     largest, numbers = LARGEST.get(value.dtype, 2**29 - 1), np.asarray(array, float) * 2.0**-value.power
     if np.max(np.abs(numbers), initial=0.0) > largest + 1:
-        most, room = np.max(np.abs(array)), 2.0**value.power * (largest + 1)
+        most, limit = np.max(np.abs(array)), 2.0**value.power * (largest + 1)
         raise InputError(
-            f"{name} has numbers up to {most:g}, but integer-only steps support -{room:g} to {room:g}: scale it"
+            f"{name} has numbers up to {most:g}, but integer-only steps support -{limit:g} to {limit:g}: scale it"
         )
     return np.clip(np.rint(numbers), -largest, largest)
 

@@ -113,14 +113,14 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
     """Return the table of a module with its inputs."""
     from learncost.importer.inputs import examples, sized
     from learncost.importer.live import LiveModule, evaluation_of, saved_of, values_of
-    from learncost.importer.materialize import with_room, with_values
+    from learncost.importer.materialize import allocated, with_values
     from learncost.importer.pipeline import table_of
     from learncost.importer.running import ModuleStepping
     from learncost.importer.wrappers import readable
 
     module = readable(module)
     given = examples(inputs, module, symbols)
-    called, given_module, module = type(module).__name__, module, with_room(module)
+    called, given_module, module = type(module).__name__, module, allocated(module)
     ways: dict[str, Any] = {"symbols": symbols, "as_run": as_run, "unknown": unknown}
     text, _ = table_of(module, given, called, fold=fold, **ways)
     origin = Origin(

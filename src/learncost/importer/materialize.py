@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 
-def with_room(module: Any) -> Any:
+def allocated(module: Any) -> Any:
     """Return the module, or a copy with unwritten parameters on the CPU if they are on the meta device."""
     if all(parameter.device.type != "meta" for parameter in module.parameters()):
         return module
     there = copy.deepcopy(module)
-    give_room(there)
+    allocate(there)
     return there
 
 
@@ -31,7 +31,7 @@ def with_values(module: Any, there: Any) -> Any:
     return filled
 
 
-def give_room(module: Any) -> None:
+def allocate(module: Any) -> None:
     """Replace parameters on the meta device by unwritten ones on the CPU, which use no memory; buffers become zeros."""
     import torch
     from torch import nn

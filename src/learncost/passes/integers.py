@@ -183,9 +183,9 @@ class Shifts:
                     self.emit(Op((size,), inner, (), meta, "max", axes, "body", ("X",), ("Y",)))
                 # Account for rounding up to one bit more: a 128th is more than half of the last place.
                 part = self.op(f"{name}.rest", "shift", (), (size, Literal(7.0)), meta)
-                room = Term(f"{name}.room", ())
-                self.emit(Sum((room,), (size, part), (), meta, (1, 1)))
-                self.op(most.name, "bits", (), (room,), meta)
+                bound = Term(f"{name}.bound", ())
+                self.emit(Sum((bound,), (size, part), (), meta, (1, 1)))
+                self.op(most.name, "bits", (), (bound,), meta)
             many, over = Term(f"{of}.many", ()), f"{of}.over"
             self.emit(Sum((many,), (most, Literal(float(bits))), (), meta, (1, -1)))
             self.op(over, "maximum", (), (many, Literal(0.0)), meta)

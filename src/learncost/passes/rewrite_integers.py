@@ -247,19 +247,19 @@ class Integers(Shifts):
         return ScaledInteger(left.name, power, max(number.bits for number in numbers))
 
 
-def check_room(table: Table, sizes: Mapping[str, int]) -> None:
+def check_sums(table: Table, sizes: Mapping[str, int]) -> None:
     """Raise `InputError` for sums that may need more than 32 bits."""
     for line in table.lines:
         if not isinstance(line, Product) or (line.left[0].indexed and not is_whole(line)):
             continue
         count = prod(size_of(axis, sizes) for axis in set(line.loops) - set(line.left[0].loops)) * _meeting(line, sizes)
-        room = 2 ** (TOTAL - 2 * CODE)
+        limit = 2 ** (TOTAL - 2 * CODE)
         if len(line.right) == 1:
-            room = 2 ** (WORD - HALF)
+            limit = 2 ** (WORD - HALF)
         elif table.values[line.name].role == "gradient":  # which is multiplied by the learning rate's 7 bits
-            room = 2 ** (WORD - 3 * CODE)
-        if count > room:
-            raise InputError(f"a sum of {count:,} numbers may exceed 32 bits: reduce it to {room:,}, in line: {line}")
+            limit = 2 ** (WORD - 3 * CODE)
+        if count > limit:
+            raise InputError(f"a sum of {count:,} numbers may exceed 32 bits: reduce it to {limit:,}, in line: {line}")
 
 
 def _meeting(line: Product, sizes: Mapping[str, int]) -> int:

@@ -29,7 +29,7 @@ from learncost.procedures.inference import scored
 
 _META = Meta("optimizer", phase="optimizer_step", local="rounding")
 
-ROOM = 30
+MOST_SHIFT = 30
 """The largest shift of a step in bits; a larger shift would leave only the random bits."""
 
 DRAWN = 24
@@ -85,7 +85,7 @@ def _codes(work: Integers, line: Op, gradient: Term, rate: Term, scale: Power, d
     found, rated = work.read(gradient), _rate(work, rate)
     amount = work.scalar(scale.times(2) - found.power - rated.power, _META)
     # The shift is at most ROOM; any excess reduces the rate.
-    away = work.op(f"{name}.away", "minimum", (), (amount, Literal(float(ROOM))), _META)
+    away = work.op(f"{name}.away", "minimum", (), (amount, Literal(float(MOST_SHIFT))), _META)
     many = Term(f"{name}.many", ())
     work.emit(Sum((many,), (amount, away), (), _META, (1, -1)))
     factor = work.op(f"{name}.rate", "shift", (), (Term(rated.name, ()), many), _META)

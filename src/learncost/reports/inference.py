@@ -97,7 +97,7 @@ def served(request: Request, on: Rates | None = None) -> Served:
         all_lengths = sides.of(context + new)
         axes = cache_lengths = {**all_lengths, **tables.lengths(all_lengths, context, new)}
     else:
-        context, axes, all_lengths = new, dict(run.axes), _with_room(sides, new)
+        context, axes, all_lengths = new, dict(run.axes), _with_free_place(sides, new)
         cache_lengths = {**all_lengths, **tables.lengths(all_lengths, context, 1)}
     table = tables.decode if decodes else tables.prefill
     rows = price(table, {}, run.book).rows
@@ -141,7 +141,7 @@ def _context(sides: _InferenceSizes, value: Any, new: int) -> int:
     return context
 
 
-def _with_room(sides: _InferenceSizes, prompt: int) -> dict[str, int]:
+def _with_free_place(sides: _InferenceSizes, prompt: int) -> dict[str, int]:
     """The sizes of the prompt and one token more, for which the cache is kept; where there is room for one."""
     try:
         return sides.of(prompt + 1)

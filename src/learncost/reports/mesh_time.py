@@ -159,15 +159,15 @@ def over_time(
             beside[collective.phase == "forward"] += seconds
         else:
             waits += seconds
-    room, of_iterations = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+    available, of_iterations = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
     iterations = {id(line) for line in round_rings(over.placed.table.lines)}
     for row in computed:
         if row.place in lines.kernels and row.macro_operation != "optimizer_step":
             seconds = lines.kernels[row.place].seconds * lines.shares[row.place]
-            room[row.macro_operation == "forward"] += seconds
+            available[row.macro_operation == "forward"] += seconds
             of_iterations[row.macro_operation == "forward"] += seconds if id(row.source) in iterations else 0.0
     hidden = {forward: min(rings[forward], of_iterations[forward]) for forward in rings}  # then links are taken
-    exposed = sum(max(0.0, beside[forward] - (room[forward] - hidden[forward])) for forward in beside)
+    exposed = sum(max(0.0, beside[forward] - (available[forward] - hidden[forward])) for forward in beside)
     exposed += sum(rings[forward] - hidden[forward] for forward in rings)
     moved = tuple(sorted(several.values(), key=lambda row: -row.seconds))
     return OverTime(cluster.name, lines, moved, waits, sum(beside.values()) + sum(rings.values()), exposed)

@@ -84,7 +84,7 @@ class Arrays:
     def count(self, axes: Sequence[str]) -> tree.Expression:
         return times(*map(self.size, axes))
 
-    def room(self, axes: Sequence[str]) -> tuple[tree.Expression, ...]:
+    def block_extents(self, axes: Sequence[str]) -> tuple[tree.Expression, ...]:
         """Return the extents of memory for one block."""
         return tuple(self.block_size if axis == self.block else self.size(axis) for axis in axes)
 
@@ -179,7 +179,7 @@ class Arrays:
 
     def scratch(self, name: str, kind: str, of: str, axes: tuple[str, ...], whole: bool = False) -> ArrayStorage:
         """Return workspace of the iteration, for one block or all of them."""
-        extents = tuple(map(self.size, axes)) if whole else self.room(axes)
+        extents = tuple(map(self.size, axes)) if whole else self.block_extents(axes)
         block = self.block if self.block in axes and not whole else ""
         return ArrayStorage(tree.ArrayMemory(name, kind, "scratch", of, times(*extents)), axes, extents, block)
 

@@ -79,19 +79,19 @@ class Ending(Arrays):
         array = tree.ArrayMemory(
             name, real, "scratch", self.gradient, tree.NameExpression(str(extents[0] * extents[1]))
         )
-        rooms = dict(zip((tile.row, tile.column), (tree.NameExpression(str(size)) for size in extents), strict=True))
+        lengths = dict(zip((tile.row, tile.column), (tree.NameExpression(str(size)) for size in extents), strict=True))
         axes_of_tile = tile.product.left[0].loops
-        self.room_of_tile = ArrayStorage(array, axes_of_tile, tuple(rooms.get(axis, ONE) for axis in axes_of_tile))
+        self.tile_storage = ArrayStorage(array, axes_of_tile, tuple(lengths.get(axis, ONE) for axis in axes_of_tile))
 
     def read_array(self, term: Term) -> ArrayStorage:
-        return self.room_of_tile if term.name == self.gradient else super().read_array(term)
+        return self.tile_storage if term.name == self.gradient else super().read_array(term)
 
     def element(self, store: ArrayStorage, at: Sequence[tree.Expression]) -> tree.Element:
-        if store is not self.room_of_tile:
+        if store is not self.tile_storage:
             return super().element(store, at)
-        places, rooms = (dict(zip(store.axes, each, strict=True)) for each in (at, store.extents))
+        places, lengths = (dict(zip(store.axes, each, strict=True)) for each in (at, store.extents))
         indices = tuple(minus(places[axis], self.edge("from", axis)) for axis in self.sides)
-        return tree.Element(store.array, tuple(rooms[axis] for axis in self.sides), indices)
+        return tree.Element(store.array, tuple(lengths[axis] for axis in self.sides), indices)
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -142,13 +142,13 @@ def _product(arrays: Ending) -> Iterator[tree.CStatement]:
     row, column = arrays.sides
     rows, columns = (minus(last, first) for first, last in (_edges(arrays, row), _edges(arrays, column)))
     to = tree.MatrixBlock(
-        tree.Element(arrays.room_of_tile.array, (), ()), (tree.NameExpression(str(arrays.extents[1])), ONE)
+        tree.Element(arrays.tile_storage.array, (), ()), (tree.NameExpression(str(arrays.extents[1])), ONE)
     )
     dot = tree.Dot(str(tile.product), (rows, columns, arrays.size(tile.summed[-1])), left, right, to, bool(several))
     statements: list[tree.CStatement] = [*(_packed(arrays) if several else ()), *_rows(arrays), dot]
     if several:
-        zero = tree.Store(tree.Element(arrays.room_of_tile.array, (ONE,), (tree.LoopCounter("i"),)), ZERO)
-        yield tree.ForLoop("i", ZERO, arrays.room_of_tile.array.points, (zero,), independent=True)
+        zero = tree.Store(tree.Element(arrays.tile_storage.array, (ONE,), (tree.LoopCounter("i"),)), ZERO)
+        yield tree.ForLoop("i", ZERO, arrays.tile_storage.array.points, (zero,), independent=True)
     for axis in reversed(several):
         statements = [arrays.loop(axis, statements)]
     yield from statements
@@ -182,19 +182,19 @@ def _factors(arrays: Ending) -> tuple[tree.MatrixBlock | tree.Packed, tree.Matri
     left: tree.MatrixBlock | tree.Packed = _matrix(arrays, rows, row, summed)
     right: tree.MatrixBlock | tree.Packed = _matrix(arrays, columns, summed, column)
     if arrays.tiles:
-        right = tree.Packed("strips", _room(arrays, columns, "strips"), length, (ZERO, ZERO))
+        right = tree.Packed("strips", _workspace(arrays, columns, "strips"), length, (ZERO, ZERO))
         if _cell(arrays) == "pair":
-            left = tree.Packed("rows", _room(arrays, rows, "rows"), length, (ZERO, ZERO))
+            left = tree.Packed("rows", _workspace(arrays, rows, "rows"), length, (ZERO, ZERO))
     return left, right
 
 
-def _room(arrays: Ending, term: Term, form: str) -> tree.ArrayMemory:
+def _workspace(arrays: Ending, term: Term, form: str) -> tree.ArrayMemory:
     """Return workspace for a packed factor of a tile."""
     places = tree.NameExpression(str(arrays.extents[form == "strips"]))
-    room = tree.CallExpression(
+    count = tree.CallExpression(
         form.upper(), (tree.NameExpression(_cell(arrays)), arrays.size(arrays.tile.summed[-1]), places)
     )
-    return tree.ArrayMemory(f"{arrays.names.of(term.name)}_{form}", _cell(arrays), "scratch", term.name, room)
+    return tree.ArrayMemory(f"{arrays.names.of(term.name)}_{form}", _cell(arrays), "scratch", term.name, count)
 
 
 def _packed(arrays: Ending) -> Iterator[tree.CStatement]:
@@ -203,7 +203,7 @@ def _packed(arrays: Ending) -> Iterator[tree.CStatement]:
         summed, column, term = arrays.tile.summed[-1], arrays.tile.column, _terms(arrays)[1]
         first, last = _edges(arrays, column)
         extents = (arrays.size(summed), minus(last, first))
-        yield tree.Pack("strips", _matrix(arrays, term, summed, column), _room(arrays, term, "strips"), extents)
+        yield tree.Pack("strips", _matrix(arrays, term, summed, column), _workspace(arrays, term, "strips"), extents)
 
 
 def _rows(arrays: Ending) -> Iterator[tree.CStatement]:
@@ -212,4 +212,4 @@ def _rows(arrays: Ending) -> Iterator[tree.CStatement]:
         summed, row, term = arrays.tile.summed[-1], arrays.tile.row, _terms(arrays)[0]
         first, last = _edges(arrays, row)
         extents = (minus(last, first), arrays.size(summed))
-        yield tree.Pack("rows", _matrix(arrays, term, row, summed), _room(arrays, term, "rows"), extents)
+        yield tree.Pack("rows", _matrix(arrays, term, row, summed), _workspace(arrays, term, "rows"), extents)

@@ -26,27 +26,27 @@ def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[s
     if totals:
         parallel = "omp_get_thread_num(), threads = omp_get_num_threads()" if routine.work else "0, threads = 1"
         inside.append(f"const int thread = {parallel};")
-    rooms = {array: _room(array) for array in (*(total.sums for total in totals), *scratch)}
-    if rooms:
-        inside.append(f"char *memory = own({' + '.join(rooms.values())});")
+    buffers = {array: _size(array) for array in (*(total.sums for total in totals), *scratch)}
+    if buffers:
+        inside.append(f"char *memory = own({' + '.join(buffers.values())});")
     if totals:
         inside.append("sums[thread] = memory;")
-    for array, room in rooms.items():
+    for array, size in buffers.items():
         inside.append(f"{array.type} *{array.name} = ({array.type} *)memory;")
-        inside += [f"memset(memory, 0, {room});"] if array.role == "sums" else []
-        inside.append(f"memory += {room};")
+        inside += [f"memset(memory, 0, {size});"] if array.role == "sums" else []
+        inside.append(f"memory += {size};")
     if routine.work:
         yield f"#pragma omp parallel if ((double){number(routine.work)} > 50000.0)"
         inside.append(_share_out(routine))
     inside += statements([routine.iterations], GNU)
     for i, total in enumerate(totals):
-        first = " + ".join([*rooms.values()][:i]) or "0"
+        first = " + ".join([*buffers.values()][:i]) or "0"
         inside += ["#pragma omp for"] if routine.work else []
         inside += _added_up(total, first)
     yield from block("", inside)
 
 
-def _room(array: tree.ArrayMemory) -> str:
+def _size(array: tree.ArrayMemory) -> str:
     return f"ROUND(({number(array.points)}) * sizeof({array.type}))"
 
 

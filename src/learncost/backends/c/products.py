@@ -106,8 +106,8 @@ class _Factors:
         row, column = (outer, summed) if form == "rows" else (summed, outer)
         source = self.along(self.matrix(self._storage(term), row, column, is_whole))
         name = f"{arrays.names.of(term.name)}_{form}_of_{arrays.counter(summed)}"
-        room = tree.CallExpression(form.upper(), (tree.NameExpression(cell), *arrays.room((summed, outer))))
-        to = tree.ArrayMemory(name, cell, "scratch", term.name, room)
+        points = tree.CallExpression(form.upper(), (tree.NameExpression(cell), *arrays.block_extents((summed, outer))))
+        to = tree.ArrayMemory(name, cell, "scratch", term.name, points)
         rows, columns = (self.extent(axis, is_whole) for axis in (row, column))
         first, other = (self.bounds(axis)[0] if is_whole else ZERO for axis in (summed, outer))
         length = self.extent(summed, is_whole)

@@ -369,10 +369,10 @@ class _FirmwareWriter:
         for name, (kind, axes, dtype) in self.given.items():
             if not self._is_number(name) and kind != "masks":
                 constant = "const " if kind == "constants" else ""
-                points, room = self._points(name), declared(self._points(name), dtype)
-                said = f"{name}[{' '.join(axes)}]{f', {points} of {room}' if room > points else ''}"
+                points, extent = self._points(name), declared(self._points(name), dtype)
+                said = f"{name}[{' '.join(axes)}]{f', {points} of {extent}' if extent > points else ''}"
                 said += self._unit(self.values[name].power)
-                yield name, f"{constant}{_PUBLIC_TYPES[dtype].format(self.prefix)} {self.names[name]}[{room}]", said
+                yield name, f"{constant}{_PUBLIC_TYPES[dtype].format(self.prefix)} {self.names[name]}[{extent}]", said
 
     def _unit(self, power: int | None) -> str:
         """Return the scale of an integer that represents another number."""

@@ -60,12 +60,12 @@ def reduce_scatter(mesh, over, *arrays):
 def all_reduce(mesh, over, how, *arrays):
     """What the arrays of all devices along an axis of the mesh come to: of each array the result, and what it is of."""
     group = mesh.get_group(over).group_name
-    messages, room = [], -1
+    messages, left = [], -1
     for result, array in arrays:
-        room -= result.nbytes
-        if room < 0:
+        left -= result.nbytes
+        if left < 0:
             messages.append([])
-            room = {MESSAGE} - result.nbytes
+            left = {MESSAGE} - result.nbytes
         messages[-1].append((result, array))
     for message in messages:
         if len(message) == 1:

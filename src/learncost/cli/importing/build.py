@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.cli.importing.user_file import RanFile, Target, UserError, run, user_code
 from learncost.importer.inputs import Input, examples
-from learncost.importer.materialize import give_room, without_memory
+from learncost.importer.materialize import allocate, without_memory
 from learncost.importer.wrappers import readable
 from learncost.ir.errors import InputError, shown
 from learncost.models.files import read_path
@@ -36,7 +36,7 @@ def built(wanted: Target, real: bool, say: Callable[[str], None]) -> BuiltModule
         try:
             with without_memory():
                 answer = _built(wanted)
-            give_room(answer.module)
+            allocate(answer.module)
             return answer
         except UserError as error:
             first = error

@@ -160,7 +160,7 @@ def _workspace(func: Any, args: Any, result: Any) -> Any:
     return result
 
 
-def _in_all_their_room(func: Any, args: Any, result: Any) -> Any:
+def _in_their_whole_storage(func: Any, args: Any, result: Any) -> Any:
     """A loss that is written into the memory of the losses of all pairs, and keeps that memory (`resize_` frees
     none).
     """
@@ -176,10 +176,10 @@ def _in_the_room_of_its_operand(func: Any, args: Any, result: Any) -> Any:
 RESULTS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     "aten::mkldnn_rnn_layer": _workspace,
     "aten::col2im": _in_the_room_of_its_operand,
-    "aten::mse_loss": _in_all_their_room,
-    "aten::smooth_l1_loss": _in_all_their_room,
-    "aten::binary_cross_entropy": _in_all_their_room,
-    "aten::soft_margin_loss": _in_all_their_room,
+    "aten::mse_loss": _in_their_whole_storage,
+    "aten::smooth_l1_loss": _in_their_whole_storage,
+    "aten::binary_cross_entropy": _in_their_whole_storage,
+    "aten::soft_margin_loss": _in_their_whole_storage,
 }
 """Operators whose results without values are smaller than in a run."""
 

@@ -88,7 +88,7 @@ class Sharded:
             self._groups[key] = ParameterGroup(padded, TensorStorage(self.tape.account))
         return self._groups[key]
 
-    def _room(self, size: int, label: str) -> Allocation:
+    def _allocation(self, size: int, label: str) -> Allocation:
         label, self.tape.label = self.tape.label, label
         allocation = Allocation(self.tape.account, size)
         self.tape.label = label
@@ -98,8 +98,8 @@ class Sharded:
         """Start an all-gather: shards in float are cast first, and the bucket has the shards of all devices."""
         if group.message is None and not group.allocation.bytes:
             casts = 0 if self.wrapping.stored else group.elements // self.wrapping.parts * self.width
-            cast = self._room(casts, MESSAGES)
-            group.message = self._room(group.elements * self.width, MESSAGES)
+            cast = self._allocation(casts, MESSAGES)
+            group.message = self._allocation(group.elements * self.width, MESSAGES)
             del cast
 
     def _copy_out(self, group: ParameterGroup) -> Allocation | None:
@@ -142,7 +142,7 @@ class Sharded:
         if not learned:
             return
         elements, width = sum(parts), self.wrapping.reduced
-        message = self._room(elements * self.wrapping.parts * width, MESSAGES)
+        message = self._allocation(elements * self.wrapping.parts * width, MESSAGES)
         for node in learned:
             node.gradients[0] = None
         reduced = Allocation(self.tape.account, elements * width)

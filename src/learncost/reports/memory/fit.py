@@ -170,10 +170,10 @@ class Fit(Drawn):
             if "c99" in others:
                 rule += " Stack and code are not included."
         if self.regions:
-            rooms = " and ".join(f"{region.bytes:,} in {region.name}" for region in self.regions)
+            regions = " and ".join(f"{region.bytes:,} in {region.name}" for region in self.regions)
             left = self.ram - sum(region.bytes for region in self.regions)
             one = "; each array is in one region" if len(self.regions) > 1 else ""
-            rule += f" Available after {left:,} bytes for the stack: {rooms}{one}."
+            rule += f" Available after {left:,} bytes for the stack: {regions}{one}."
         return rule
 
     @property
@@ -302,10 +302,10 @@ def fit(
     if over:
         _check_over(mesh, engine, flash)
         engine = engine or GRAPH
-    room = sum(region.bytes for region in regions) or bytes_of("ram", ram)
+    capacity = sum(region.bytes for region in regions) or bytes_of("ram", ram)
     names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if over else EVERY)))
     question = FitQuestion(
-        model, room, None if flash is None else bytes_of("flash", flash), seq_len, target_len,
+        model, capacity, None if flash is None else bytes_of("flash", flash), seq_len, target_len,
         state_of(optimizer or DEFAULT).name, either(dtype, precision, trains=names != (NAME,)).name, plan, engine,
         eager, (train, train_layers, lora, lora_rank, lora_alpha), sizes, over,
         regions,

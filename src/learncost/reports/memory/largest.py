@@ -8,34 +8,34 @@ from math import inf, isinf
 from learncost.ir.errors import InputError
 
 
-def largest_batch(peak: Callable[[int], int], room: int) -> int:
+def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
     """The largest batch whose peak fits, 0 where one sample does not.
 
     peak    the bytes of a batch: lines that bend where another moment becomes the worst. A step of Newton's method
-            from a batch goes to where its own line meets the room.
+            from a batch goes to where its own line meets the capacity.
     """
     batch = 1
     for _ in range(64):
         level, more = peak(batch), peak(batch + 1)
-        if level <= room < more:
+        if level <= capacity < more:
             return batch
-        if batch == 1 and level > room:
+        if batch == 1 and level > capacity:
             return 0
-        batch = max(1, batch + int((room - level) // max(1, more - level)))
+        batch = max(1, batch + int((capacity - level) // max(1, more - level)))
     raise InputError("the largest batch was not found: the peak does not grow with the batch")
 
 
-def longest_within(peak: Callable[[int], int], room: int, most: int = 2**24) -> int:
-    """The largest length whose peak fits a room that one of 1 fits, where a longer one takes no less.
+def longest_within(peak: Callable[[int], int], capacity: int, most: int = 2**24) -> int:
+    """The largest length whose peak fits a capacity that one of 1 fits, where a longer one takes no less.
 
     A length for which the model has no positions is refused by `InputError`, and does not fit. Between one that fits
-    and one that does not, the next that is tried is where a line through both meets the room, or, each second time,
+    and one that does not, the next that is tried is where a line through both meets the capacity, or, each second time,
     the one in the middle: a peak takes a while.
     """
 
     def over(length: int) -> float:
         try:
-            return peak(length) - room
+            return peak(length) - capacity
         except InputError:
             return inf
 

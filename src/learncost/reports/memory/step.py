@@ -135,9 +135,9 @@ class MemoryStep:
         self.ran: tuple[Hashable, RunUsage] | None = None  # the last run of a module that was read
         self.plan = run.plan
         if run.plan == CHOSEN:
-            room = None if budget is None else budget - self.beside
+            capacity = None if budget is None else budget - self.beside
             part = _accumulated(table).gather if self.accumulate > 1 else table
-            self.plan = planner(part, self.sizes(), _NAMES[kind.value], room, self.widths)
+            self.plan = planner(part, self.sizes(), _NAMES[kind.value], capacity, self.widths)
             if optimizer not in OPTIMIZERS:
                 self.plan = self.plan.replace(",epilogue-update", "")
         if "epilogue-update" in self.plan and optimizer not in OPTIMIZERS:

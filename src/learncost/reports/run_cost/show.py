@@ -126,8 +126,8 @@ def _of_mesh(spread: Spread) -> list[str]:
     from learncost.autoshard.step import ASSUMED
     from learncost.reports.search.spread import described  # only where there is a mesh: start-up counts
 
-    step, room = spread.step, size_of(int(spread.memory))
-    fits = f"It fits in the {room} of a device" if spread.fits else f"IT DOES NOT FIT in the {room} of a device"
+    step, capacity = spread.step, size_of(int(spread.memory))
+    fits = f"It fits in the {capacity} of a device" if spread.fits else f"IT DOES NOT FIT in the {capacity} of a device"
     sent = [
         f"{row.op} over {row.mesh_axis} of {row.role} {size_of(int(row.sent))} by {row.algorithm} on {row.link}"
         for row in sorted(step.sent, key=lambda row: -row.sent)

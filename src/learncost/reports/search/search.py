@@ -410,7 +410,7 @@ def batch_of(batch_size: object, length: int, devices: int) -> int:
 
 
 def _look(
-    first: StructureCost, kinds: Sequence[Any], devices: int, batch: int, rates: Mapping[str, Rates], room: float
+    first: StructureCost, kinds: Sequence[Any], devices: int, batch: int, rates: Mapping[str, Rates], capacity: float
 ) -> tuple[list[Candidate], int, Candidate | None]:
     """Ways that keep what a backward pass needs; and ways that make some of it again, where these do not fit."""
     model, sizes, cluster, axes = first.model, first.sizes, first.cluster, first.structure.axes
@@ -431,7 +431,7 @@ def _look(
                 f"{batch:,} sequences cannot be split over {devices:,} devices: give a divisible --batch-size, such as "
                 f"{devices:,}"
             )
-        more_candidates, others, near = candidates(readings, shapes, batch, rates, room, kept)
+        more_candidates, others, near = candidates(readings, shapes, batch, rates, capacity, kept)
         candidates_known = sorted([*candidates_known, *more_candidates], key=lambda each: each.seconds)
         if near is not None and (nearest is None or near.memory < nearest.memory):
             nearest = near
@@ -459,7 +459,7 @@ def _exact(
     rates: Mapping[str, Rates],
     length: int,
     few: int,
-    room: float,
+    capacity: float,
 ) -> list[tuple[Candidate, StepUsage]]:
     """The fastest that fit, evaluated exactly: stages with the blocks that they have, and their orders run.
 
@@ -481,6 +481,6 @@ def _exact(
             step = step_of(placed[structure].account, way, sizes, cluster, kind, length)
         except InputError:
             continue
-        if step.peak <= room:
+        if step.peak <= capacity:
             insort(found, (replace(each, structure=structure, way=way), step), key=lambda pair: pair[1].seconds)
     return found[:few]

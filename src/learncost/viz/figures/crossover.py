@@ -37,8 +37,8 @@ def draw(data: Growth, panel: Panel) -> None:
     high, wide = panel.height - 0.34 - HEADING - 0.08, panel.width - 0.32 - right
     ratios = [ratio for series in data.series for ratio in series.ratios if ratio is not None]
     low, top = min(ratios, default=1.0), max(ratios, default=1.0)
-    room = max(0.05, (top - low) * 0.12)
-    axes.set_ylim(low - room, top + 1.4 * room)
+    margin = max(0.05, (top - low) * 0.12)
+    axes.set_ylim(low - margin, top + 1.4 * margin)
     axis_of_sizes(axes, "length", data.places, wide * POINTS)
     ground_beyond(axes, data)
     ends = []

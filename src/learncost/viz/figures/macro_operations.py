@@ -55,8 +55,8 @@ def draw(data: Shares, panel: Panel) -> None:
                 place, part.share, 0.74, left=start, color=look.fill, hatch=look.hatch, edgecolor="white", linewidth=0.6
             )
             percent = share(part.flops, bar.flops)
-            room = part.share * points - 5
-            text = fitting((f"{name} {percent}", percent), room, SMALL)
+            available = part.share * points - 5
+            text = fitting((f"{name} {percent}", percent), available, SMALL)
             plate = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.8} if look.hatch else None
             axes.text(
                 start + part.share / 2, place, text, ha="center", va="center", size=SMALL, color=look.text, bbox=plate

@@ -107,7 +107,7 @@ def _stairs(axes: Any, data: MemoryCurve, across: float, up: float) -> list[str]
             hatch=look.hatch, edgecolor=INK if look.hatch else look.fill, linewidth=0,
         )  # fmt: skip
         name = SAID.get(kind, kind)
-        place = _room(below, above, width_of(name, SMALL) + 5, across, up, data.peak_at)
+        place = _free_place(below, above, width_of(name, SMALL) + 5, across, up, data.peak_at)
         if place is not None:
             plate = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.6} if look.hatch else None
             axes.text(*place, name, size=SMALL, color=look.text, va="center", bbox=plate)
@@ -117,7 +117,7 @@ def _stairs(axes: Any, data: MemoryCurve, across: float, up: float) -> list[str]
     return missing
 
 
-def _room(
+def _free_place(
     below: Sequence[int], above: Sequence[int], points: float, across: float, up: float, peak_at: int
 ) -> tuple[float, float] | None:
     """Where a text of so many points fits between two stairs, not at the peak: its left end and its middle's height."""
@@ -218,10 +218,10 @@ def _list(panel: Panel, data: MemoryCurve) -> None:
         shape = " × ".join(f"{part:,}" for part in ((array.number,) if array.number > 1 else ()) + array.shape)
         if array.shape == (array.bytes // array.number,):  # only its bytes are known
             shape = f"{array.number:,} ×" if array.number > 1 else ""
-        room = panel.width * POINTS - width_of(size, SMALL) - width_of(array.name, SMALL) - 10
+        available = panel.width * POINTS - width_of(size, SMALL) - width_of(array.name, SMALL) - 10
         panel.text(0, y, array.name, size=SMALL)
         panel.text(
-            (width_of(array.name, SMALL) + 4) / POINTS, y, fitting((shape,), room, SMALL), size=SMALL, color=FAINT
+            (width_of(array.name, SMALL) + 4) / POINTS, y, fitting((shape,), available, SMALL), size=SMALL, color=FAINT
         )
         panel.text(panel.width, y, size, size=SMALL, ha="right")
         look = KINDS[array.kind]

@@ -123,11 +123,11 @@ def _limits(panel: Panel, data: Roofline) -> None:
         part = data.limits.get(name, 0.0) / total
         axes.barh(0, part, 1, left=start, color=fill, edgecolor="white", linewidth=0.6)
         percent = share(data.limits.get(name, 0.0), total)
-        room = part * panel.width * POINTS - 5
+        available = part * panel.width * POINTS - 5
         interval = f" of {seconds_of(data.seconds)} ({low}–{high})" if name == "compute" else ""
         text = fitting(
             (f"limited by {name} {percent}{interval}", f"limited by {name} {percent}", f"{name} {percent}", percent),
-            room,
+            available,
             SMALL,
         )
         axes.text(start + 3 / (panel.width * POINTS), 0, text, size=SMALL, va="center")

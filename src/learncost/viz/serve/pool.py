@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from learncost.viz.serve.replies import Answer, Pairs, refusal
-from learncost.viz.serve.worker import ROOM
+from learncost.viz.serve.worker import CAPACITY
 
 SECONDS = 20.0
 """How long a processor may work on an answer."""
@@ -83,10 +83,10 @@ class AnswerCache:
             coming = self._coming[key] = asyncio.create_task(self.others.answer(route, pairs, config))
             coming.add_done_callback(lambda _: self._coming.pop(key, None))
         answer = await asyncio.shield(coming)  # who asked may go, others may wait for it
-        room = len(answer.content) + BESIDE
-        if answer.status in LASTING and room <= self.most and key not in self._known:
+        size = len(answer.content) + BESIDE
+        if answer.status in LASTING and size <= self.most and key not in self._known:
             self._known[key] = answer
-            self.bytes += room
+            self.bytes += size
             while self.bytes > self.most:
                 _, old = self._known.popitem(last=False)
                 self.bytes -= len(old.content) + BESIDE
@@ -102,10 +102,10 @@ class AnswerCache:
 class ProcessPool:
     """Parallel worker processes with limits of seconds and bytes per answer."""
 
-    def __init__(self, several: int = 2, seconds: float = SECONDS, room: int = ROOM) -> None:
+    def __init__(self, several: int = 2, seconds: float = SECONDS, capacity: int = CAPACITY) -> None:
         self.seconds = seconds
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()
-        self._workers = [_Worker(room) for _ in range(several)]
+        self._workers = [_Worker(capacity) for _ in range(several)]
         for worker in self._workers:
             self._free.put_nowait(worker)
         self._waiting = 0
@@ -160,8 +160,8 @@ class ProcessPool:
 class _Worker:
     """A process that answers one request after the other, and is begun again where it ended."""
 
-    def __init__(self, room: int) -> None:
-        self._room = room
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._process: asyncio.subprocess.Process | None = None
         self._answered = 0
 
@@ -178,7 +178,7 @@ class _Worker:
 
     async def start(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
-            command = sys.executable, "-m", "learncost.viz.serve.worker", str(self._room)
+            command = sys.executable, "-m", "learncost.viz.serve.worker", str(self._capacity)
             pipe, nobody = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL  # libraries that find no room print it
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=pipe, stdout=pipe, stderr=nobody, env=_environment()

@@ -325,10 +325,10 @@ def _sample(path: Path) -> dict[str, Any] | None:
 
 def run_page(nonce: str) -> str:
     """The page of what is watched, as HTML with all that it needs inside of it."""
-    room = files("learncost.viz.page")
+    page = files("learncost.viz.page")
 
     def part(name: str) -> str:
-        return room.joinpath(name).read_text(encoding="utf-8")
+        return page.joinpath(name).read_text(encoding="utf-8")
 
     parts = {
         "version": __version__,

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from learncost.viz.serve.replies import Answer, refusal
 
-ROOM = 4 * 2**30
+CAPACITY = 4 * 2**30
 """Bytes of address space that an answer may take."""
 
 WANT = (MemoryError, ImportError)
@@ -45,13 +45,13 @@ def _answer(request: bytes) -> Answer:
         return refusal(500, f"learncost made a mistake here, please report it: {what}")
 
 
-def main(room: int = ROOM) -> None:
+def main(capacity: int = CAPACITY) -> None:
     """Answer what comes from standard input, in so many bytes; where they do not do, end without a word."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which ends this process then
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        resource.setrlimit(resource.RLIMIT_AS, (capacity, capacity))
     with suppress(BrokenPipeError, *WANT), os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # whatever is printed goes to standard error
         serve(sys.stdin.buffer, answers)

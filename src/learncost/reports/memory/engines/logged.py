@@ -21,7 +21,7 @@ class Logs:
     """A log, the forward table that its labels are names of, and the bytes that are there before it begins.
 
     given  by name, what part of the step's memory it is, the optimizer's state aside
-    state  the room of that name is the state and the master weights: bytes of each
+    state  the allocation of that name is the state and the master weights: bytes of each
     counts  the table's sizes that say how often blocks turn, by how often that is
     """
 
@@ -65,7 +65,7 @@ class Logs:
             yield LiveInterval(name, (), (size,), number, number * size, first, last, phase, part=part)
 
     def _state(self, arrays: list[Logged], first: int, last: int) -> Iterator[LiveInterval]:
-        """The first room is the optimizer's, with copies of weights; what else there is are buffers of the module."""
+        """The first allocation is the optimizer's, with copies of weights; the others are buffers of the module."""
         allocations = [*self.state.items()]
         buffers = sum(array.bytes for array in arrays) - sum(self.state.values())
         for name, size in (*allocations, ("buffers", buffers)):

@@ -329,12 +329,12 @@ def test_a_float_has_the_digits_that_were_typed():
 
 @pytest.mark.parametrize("number", ["", "abc", "-3", "0", "1.2.3", "nan", "1e999", "3 apples", True, "9" * 99])
 def test_what_is_no_number(number):
-    with pytest.raises(lc.InputError, match="--mine must be a number"):
-        lc.conventions("gpt2", mine=number)
+    with pytest.raises(lc.InputError, match="--identify must be a number"):
+        lc.conventions("gpt2", identify=number)
 
 
 @pytest.mark.parametrize("model", sampled(["t5-small", "gpt2", "bert-base"], 3))
-def test_mine_finds_every_convention(model):
+def test_identify_finds_every_convention(model):
     """The exact number of each book and counter leads back to it; so does its rounding to four digits."""
     lengths = {"seq_len": 128, "batch_size": 2}
     conventions = lc.conventions(model, **lengths)
@@ -346,44 +346,46 @@ def test_mine_finds_every_convention(model):
     expected += [(f"{counter.name}, attention by matmul", counter.by_matmul, "") for counter in conventions.counters]
     for name, value, part in expected[::3]:
         for number in (value, f"{value:.3e}"):
-            ways = lc.conventions(model, mine=number, **lengths).mine.matches
+            ways = lc.conventions(model, identify=number, **lengths).identified.matches
             assert any(way.convention == name and part in way.part and way.per == "a step" for way in ways), name
-    sequence = lc.conventions(model, mine=conventions["matmul"].counts.forward.flops // 2, **lengths).mine.matches
+    sequence = lc.conventions(
+        model, identify=conventions["matmul"].counts.forward.flops // 2, **lengths
+    ).identified.matches
     assert any((match.convention, match.part, match.per) == ("matmul", "forward", "a sequence") for match in sequence)
 
 
-def test_mine_that_nobody_says_is_explained():
+def test_identify_that_nobody_says_is_explained():
     """Forward matrix products and the scores of softmax as the run counts them: the nearest, and the line between."""
     conventions = lc.conventions("gpt2")
     products = conventions["palm"].counts.forward.flops
     softmax = next(reason for reason in conventions["run"].reasons if reason.what == "softmax").amount.forward.flops
-    mine = lc.conventions("gpt2", mine=products + softmax).mine
-    assert not mine.matches
-    assert mine.rest == 0
-    assert mine.nearest.value + sum(amount for _, amount in mine.lines) == products + softmax
-    below = lc.conventions("gpt2", mine=products - softmax).mine  # matrix products have no softmax to leave out
+    found = lc.conventions("gpt2", identify=products + softmax).identified
+    assert not found.matches
+    assert found.rest == 0
+    assert found.nearest.value + sum(amount for _, amount in found.lines) == products + softmax
+    below = lc.conventions("gpt2", identify=products - softmax).identified  # products have no softmax to leave out
     assert all(amount > 0 or reason not in ("softmax", "activations") for reason, amount in below.lines)
-    kaplan = lc.conventions("gpt2", mine="62GMac").mine  # it counts no scores and no head: neither is left out again
+    kaplan = lc.conventions("gpt2", identify="62GMac").identified  # it counts no scores and no head
     assert kaplan.nearest.convention == "kaplan"
     assert not kaplan.lines
-    odd = lc.conventions("gpt2", mine=1234567).mine
+    odd = lc.conventions("gpt2", identify=1234567).identified
     assert odd.nearest.value + sum(amount for _, amount in odd.lines) + odd.rest == 1234567
 
 
-def test_mine_on_the_screen_and_as_data(capsys):
-    assert main(["conventions", "gpt2", "--mine", "291.6G"]) == 0
+def test_identify_on_the_screen_and_as_data(capsys):
+    assert main(["conventions", "gpt2", "--identify", "291.6G"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("gpt2: conventions that give 291.6G")
     assert "price book matmul: FLOPs of forward, for a step" in out
     assert "A step is 1 sequence of 1,024 tokens." in out
     assert len(out.splitlines()) < 20, "the answer, without all the conventions that it was sought among"
     assert max(map(len, out.splitlines())) <= 80
-    assert main(["conventions", "gpt2", "--mine", "300G", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)["mine"]
+    assert main(["conventions", "gpt2", "--identify", "300G", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)["identified"]
     assert data["matches"] == []
     assert data["nearest"]["value"] + sum(line["amount"] for line in data["lines"]) + data["rest"] == 300 * 10**9
-    assert main(["conventions", "gpt2", "--mine", "300G", "--format", "md"]) == 0
-    assert main(["conventions", "gpt2", "--mine", "300G", "--memory"]) == 2
+    assert main(["conventions", "gpt2", "--identify", "300G", "--format", "md"]) == 0
+    assert main(["conventions", "gpt2", "--identify", "300G", "--memory"]) == 2
 
 
 def test_counters_come_first(capsys):

@@ -182,9 +182,9 @@ def test_a_runner_is_chosen_and_a_mesh_is_moved(opened: Watched, address: str) -
     opened.errors.clear()  # refusals of views of the model before, which are answered whenever they are
     page.goto(f"{address}/#{'&'.join(f'{name}={size}' for name, size in sizes.items())}")
     until(page, f"{lc.cost('gpt2', **sizes).total.flops:,} FLOPs")
-    page.evaluate("document.getElementById('runners').scrollIntoView()")
-    until(page, "The same step takes", "#runners")
-    page.click('#runners >> text="eager"')
+    page.evaluate("document.getElementById('engines').scrollIntoView()")
+    until(page, "The same step takes", "#engines")
+    page.click('#engines >> text="eager"')
     answer = lc.memory("gpt2", engine="eager", precision="bf16-masters", **sizes)
     until(page, f"{answer.peak / 1e3:.3g} kB", "#peak")
     page.evaluate("document.getElementById('devices').scrollIntoView()")

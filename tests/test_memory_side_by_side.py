@@ -1,4 +1,4 @@
-"""Runners side by side: the parts of a difference are the difference, and a runner is one module."""
+"""Engines side by side: the parts of a difference are the difference, and an engine is one module."""
 
 import json
 import sys
@@ -65,7 +65,7 @@ def takes(step, sizes):
 def peak(step, sizes):
     return 7 * sizes["B"]
 
-RUNNERS = (Engine("seven", peak, takes, dict.fromkeys(RULES, "none"), "Always seven."),)
+ENGINES = (Engine("seven", peak, takes, dict.fromkeys(RULES, "none"), "Always seven."),)
 """
 
 
@@ -74,7 +74,7 @@ def test_a_runner_is_added_by_one_module(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     memory_engines.cache_clear()
     try:
-        assert import_module("learncost.reports.memory.engines.seven").RUNNERS[0].name == "seven"
+        assert import_module("learncost.reports.memory.engines.seven").ENGINES[0].name == "seven"
         assert lc.memory("gpt2", engine="seven", **SMALL).peak == 7
         assert lc.fit("gpt2", "1GB", procedures="bp", engine="seven", **SMALL).rows[0].ram == 7
         assert main(["memory", "gpt2", "--engine", "graph,seven", "--seq-len", "8"]) == 0

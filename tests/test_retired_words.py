@@ -54,6 +54,20 @@ WORDS = {
     "alike",
     "thumbs",
     "rooms_taken",
+    "room",
+    "rooms",
+    "with_room",
+    "give_room",
+    "check_room",
+    "room_of_tile",
+    "_room",
+    "ROOM",
+    "_told",
+    "RUNNERS",
+    "runner_of",
+    "runner_name",
+    "by_runner",
+    "Mine",
     "word_called",
     "entry_of_word",
 }
@@ -112,9 +126,11 @@ def test_a_retired_name_is_refused_with_todays(kind, old, new):
     assert old not in REGISTRIES[kind]
 
 
-def test_the_list_of_words_is_that_of_operators(capsys):
+def test_a_retired_list_and_a_retired_flag_are_refused_with_todays(capsys):
     assert main(["list", "words"]) == 2
     assert capsys.readouterr().err.strip() == "learncost: the list 'words' is called 'operators' now"
+    assert main(["conventions", "gpt2", "--mine", "126.6G"]) == 2
+    assert capsys.readouterr().err.strip() == "learncost: the flag '--mine' is called '--identify' now"
     assert main(["list", "operators", "--like", "softmax"]) == 0
     assert "softmax" in capsys.readouterr().out
-    assert RETIRED.keys() == {*REGISTRIES, "list"}
+    assert RETIRED.keys() == {*REGISTRIES, "list", "flag"}

@@ -48,7 +48,7 @@ def chart(picture: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def test_memory_by_runner_is_that_of_the_command(client):
-    rows = {row["name"]: row for row in chart(view(client, "runners", **SMALL, engine="torch"), "bars")["rows"]}
+    rows = {row["name"]: row for row in chart(view(client, "engines", **SMALL, engine="torch"), "bars")["rows"]}
     assert rows.keys() == memory_engines().keys()
     for name, row in rows.items():
         answer = lc.memory("gpt2", engine=name, **SMALL)
@@ -58,7 +58,7 @@ def test_memory_by_runner_is_that_of_the_command(client):
 
 
 def test_a_runner_that_refuses_says_why(client):
-    several = view(client, "runners", **SMALL, precision="bf16-masters", engine="eager")
+    several = view(client, "engines", **SMALL, precision="bf16-masters", engine="eager")
     rows = {row["name"]: row for row in chart(several, "bars")["rows"]}
     assert rows["numpy"]["refused"] == "supports only fp32 or fp64"
 

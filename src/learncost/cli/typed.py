@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
-from learncost.ir.errors import InputError, nearest, printable, shown
+from learncost.ir.errors import RETIRED, InputError, nearest, printable, shown
 from learncost.models.argument import names_own_sizes
 from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
@@ -70,6 +70,8 @@ def _is_flag(word: str) -> bool:
 
 def _check_size(name: str, spellings: Sequence[str], others: bool) -> None:
     """Refuse a flag that is neither the command's nor a size or a setting of models."""
+    if name in RETIRED["flag"]:
+        raise InputError(f"the flag {name!r} is called {RETIRED['flag'][name]!r} now")
     sizes = {*CANONICAL, *SETTINGS} if others else set()
     if others and name.startswith("--") and spelled(name[2:]) in sizes:
         return

@@ -14,8 +14,8 @@ from learncost.ir.loop import check_known
 from learncost.ir.polynomial import total
 from learncost.models.tables import letters_of
 from learncost.reports.counters import FlopsCounter, counters
-from learncost.reports.identify import Mine
-from learncost.reports.identify import mine as held_against
+from learncost.reports.identify import Identified
+from learncost.reports.identify import identify as identified_number
 from learncost.reports.reasons import because
 from learncost.reports.record import Amount
 from learncost.reports.request import Request, takes_request
@@ -102,7 +102,7 @@ class Conventions(Drawn):
         One entry for each price book.
     counters
         One entry for each common counter of operations, with what it reports and what it misses.
-    mine
+    identified
         Which conventions give a number of the caller's; None where none was given.
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
@@ -127,7 +127,7 @@ class Conventions(Drawn):
     counted: str
     conventions: tuple[Convention, ...]
     counters: tuple[FlopsCounter, ...]
-    mine: Mine | None = None
+    identified: Identified | None = None
     letters: str = ""  # of a run of a table: its sizes as the table calls them
 
     def __getitem__(self, name: str) -> Convention:
@@ -151,7 +151,7 @@ class Conventions(Drawn):
             "price_books": books,
             "counters": [counter.to_dict() for counter in self.counters],
         }
-        return result if self.mine is None else {**result, "mine": self.mine.to_dict()}
+        return result if self.identified is None else {**result, "identified": self.identified.to_dict()}
 
 
 @overload
@@ -164,7 +164,7 @@ def conventions(model: object, *, memory: Literal[True], **more: Any) -> Publish
 
 @takes_request("model batch_size seq_len target_len", price_book=YARDSTICK)
 def conventions(
-    request: Request, mine: int | float | str | None = None, memory: bool = False
+    request: Request, identify: int | float | str | None = None, memory: bool = False
 ) -> Conventions | PublishedMemory | Peaks:
     """Compare the counts of all price books and common counters for one training step, and explain their differences.
 
@@ -172,7 +172,7 @@ def conventions(
 
     Parameters
     ----------
-    mine
+    identify
         Your own number, such as 291.6G or 8.75e11: shows which conventions give it, or the nearest one and the
         difference.
     memory
@@ -193,7 +193,7 @@ def conventions(
     --------
     learncost conventions gpt2
         The counts of one step of GPT-2 under all conventions, with their differences.
-    learncost conventions gpt2 --mine 291.6G
+    learncost conventions gpt2 --identify 291.6G
         The conventions that give this number.
 
     Examples
@@ -205,11 +205,11 @@ def conventions(
     1.006
     >>> [(reason.what, reason.amount.whole.flops) for reason in found["causal-half"].reasons]
     [('causal attention in half', -57982058496)]
-    >>> lc.conventions("gpt2", mine="291.6G").mine.matches[0].text
+    >>> lc.conventions("gpt2", identify="291.6G").identified.matches[0].text
     'counter FlopCounterMode, CPU, forward, attention by matmul: FLOPs of forward, for a step'
     """
     if memory:
-        return _of_memory(request, mine)
+        return _of_memory(request, identify)
     run = prepare(request)
     check_known(run.model.table.lines, "a comparison of conventions")
     plain = run.rows("bp", run.book)
@@ -227,15 +227,15 @@ def conventions(
         counters=counters(run, plain),
         letters=letters_of(run.model.configuration.layer, run.axes),
     )
-    return result if mine is None else replace(result, mine=held_against(run, mine, result))
+    return result if identify is None else replace(result, identified=identified_number(run, identify, result))
 
 
-def _of_memory(request: Request, mine: Any) -> PublishedMemory | Peaks:
+def _of_memory(request: Request, identify: Any) -> PublishedMemory | Peaks:
     """The peaks that were measured of a model as it is; else its activations, of one sequence."""
     from learncost.reports.memory.published import Peaks, measured_of, published_memory  # are about memory alone
 
-    if mine is not None:
-        raise InputError("--mine cannot be combined with --memory: it is a number of operations")
+    if identify is not None:
+        raise InputError("--identify cannot be combined with --memory: it is a number of operations")
     if str(request.batch_size or 1) != "1":
         raise InputError("--memory applies to one sequence: remove --batch-size")
     runs = () if request.given.keys() - {"batch_size", "price_book"} else measured_of(request.model_name)

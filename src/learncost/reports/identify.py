@@ -90,7 +90,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Mine:
+class Identified:
     """Which conventions give a number; where none does, the nearest one, and what explains the rest.
 
     Attributes
@@ -137,7 +137,7 @@ def typed(number: object) -> Typed:
     text = str(int(number) if is_whole else number).strip()  # type: ignore[call-overload]
     match = _WRITTEN.fullmatch(text)
     if match is None or isinstance(number, bool) or Fraction(digits := re.sub(r"[,_]", "", match[1])) == 0:
-        raise InputError(f"--mine must be a number above 0 such as 291.6G, 8.75e11 or 875 GFLOPs, not {shown(text)}")
+        raise InputError(f"--identify must be a number above 0 such as 291.6G or 875 GFLOPs, not {shown(text)}")
     power = int(match[2] or 0) + _POWERS[match[3].lower()]
     after = len(digits.partition(".")[2])
     value = Fraction(digits) * 10**power
@@ -148,7 +148,7 @@ def typed(number: object) -> Typed:
     return Typed(text, value, rounding, _UNITS.get((match[4] or "")[:1].lower(), ""))
 
 
-def mine(run: PreparedRun, number: object, conventions: Conventions) -> Mine:
+def identify(run: PreparedRun, number: object, conventions: Conventions) -> Identified:
     """Which conventions give this number for this step. Raises `InputError`."""
     asked_number = typed(number)
     ways = [way for way in all_ways(run, conventions) if way.value and asked_number.unit in ("", way.unit)]
@@ -156,7 +156,7 @@ def mine(run: PreparedRun, number: object, conventions: Conventions) -> Mine:
     matches = exact or [way for way in ways if abs(way.value - asked_number.value) <= asked_number.rounding]
     unique = {(way.convention, way.part, way.unit, way.per, way.value): way for way in reversed(_usual(matches))}
     if matches:
-        return Mine(asked_number, tuple(reversed(unique.values())), _usual(matches)[0])
+        return Identified(asked_number, tuple(reversed(unique.values())), _usual(matches)[0])
     usual = [way for way in _usual(ways) if not way.without and way.part in ("forward", "forward and backward")]
     if not usual:
         raise InputError(f"no convention counts {asked_number.unit} for this model")
@@ -165,7 +165,7 @@ def mine(run: PreparedRun, number: object, conventions: Conventions) -> Mine:
     left = [abs(asked_number.value - way.value - sum(amount for _, amount in lines)) for way, lines in tries]
     best = next((place for place, rest in enumerate(left) if rest <= asked_number.rounding), 0)
     nearest, lines = tries[best]
-    return Mine(
+    return Identified(
         asked_number, (), nearest, lines, asked_number.value - nearest.value - sum(amount for _, amount in lines)
     )
 

@@ -19,7 +19,7 @@ MATCHES = 8
 """Ways of counting that are shown; the JSON has all."""
 
 if TYPE_CHECKING:
-    from learncost.reports.identify import Mine
+    from learncost.reports.identify import Identified
 
 
 def records(answer: Conventions) -> Iterator[dict[str, Any]]:
@@ -35,9 +35,9 @@ def records(answer: Conventions) -> Iterator[dict[str, Any]]:
         yield from (
             row("difference", convention.book.name, reason.what, reason.amount) for reason in convention.reasons
         )
-    if answer.mine:
-        for place, way in enumerate(answer.mine.matches, 1):
-            yield row("mine", answer.mine.number.text, f"{place}: {way.text}")
+    if answer.identified:
+        for place, way in enumerate(answer.identified.matches, 1):
+            yield row("identified", answer.identified.number.text, f"{place}: {way.text}")
     for counter in answer.counters:
         label = f"{counter.unit}, {counter.version}: {counter.rule}"
         yield row("counter", counter.name, label, None, counter.by_matmul, counter.fused)
@@ -45,37 +45,39 @@ def records(answer: Conventions) -> Iterator[dict[str, Any]]:
 
 def sheets(answer: Conventions, width: int = WIDTH) -> tuple[Sheet, ...]:
     """Whose number it is, where one is given; else what counters say, what every book says, and why."""
-    if answer.mine is not None:
-        return (_mine(answer, answer.mine),)
+    if answer.identified is not None:
+        return (_identified(answer, answer.identified),)
     return Sheet(_title(answer), (), ()), _counters(answer, width), _books(answer, width), _why(answer, width)
 
 
-def _mine(answer: Conventions, mine: Mine) -> Sheet:
-    matches = mine.matches[:MATCHES]
+def _identified(answer: Conventions, identified: Identified) -> Sheet:
+    matches = identified.matches[:MATCHES]
     rows = [SheetRow((way.text, number(round(way.value)))) for way in matches]
     notes = []
-    heading = f"{answer.model}: conventions that give {mine.number.text}"
-    if len(mine.matches) > MATCHES:
-        notes.append(f"{len(mine.matches) - MATCHES} more conventions give it; --format json has all.")
-    if mine.number.rounding and matches:
+    heading = f"{answer.model}: conventions that give {identified.number.text}"
+    if len(identified.matches) > MATCHES:
+        notes.append(f"{len(identified.matches) - MATCHES} more conventions give it; --format json has all.")
+    if identified.number.rounding and matches:
         notes.append("Within the rounding of the given digits.")
     if not matches:
-        near = mine.nearest
-        share = 100 * (float(mine.number.value / near.value) - 1)
+        near = identified.nearest
+        share = 100 * (float(identified.number.value / near.value) - 1)
         off = f"{significant(abs(share))} % {'more' if share > 0 else 'less'}"
-        heading = f"{answer.model}: no convention gives {mine.number.text}; it is {off} than the nearest"
+        heading = f"{answer.model}: no convention gives {identified.number.text}; it is {off} than the nearest"
         rows = [SheetRow((near.text, number(round(near.value))), "bold")]
-        rows += [SheetRow((label, f"{round(amount):+,}"), depth=1) for label, amount in mine.lines]
-        if mine.rest:
+        rows += [SheetRow((label, f"{round(amount):+,}"), depth=1) for label, amount in identified.lines]
+        if identified.rest:
             rows.append(
-                SheetRow(("not explained" if mine.lines else "the difference", f"{round(mine.rest):+,}"), depth=1)
+                SheetRow(
+                    ("not explained" if identified.lines else "the difference", f"{round(identified.rest):+,}"), depth=1
+                )
             )
-        rows.append(SheetRow((mine.number.text, number(round(mine.number.value))), "bold"))
+        rows.append(SheetRow((identified.number.text, number(round(identified.number.value))), "bold"))
         notes.append(
             "If your counter used another length, batch or class, give it: --seq-len, --batch-size, --architecture."
         )
     notes.append(
-        f"A step is {_sequences(answer)}. Counted: {answer.counted}. Without --mine every convention is shown."
+        f"A step is {_sequences(answer)}. Counted: {answer.counted}. Without --identify every convention is shown."
     )
     return Sheet(heading, ("", ""), tuple(rows), tuple(notes))
 

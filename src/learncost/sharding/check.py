@@ -240,9 +240,9 @@ class _LineCheck:
         plain = {axis for term in terms for axis in term.axes if isinstance(axis, str)}
         cut = {axis for axis in plain if self.mesh_axis in sharded_over(axis)}
         for axis in cut:
-            identical = {other for other in plain if whole(other) == whole(axis)}
-            if not identical <= cut:
-                raise self.refuse(line, f"an axis is both sharded and unsharded ({', '.join(sorted(identical))})")
+            same = {other for other in plain if whole(other) == whole(axis)}
+            if not same <= cut:
+                raise self.refuse(line, f"an axis is both sharded and unsharded ({', '.join(sorted(same))})")
         read = {axis.axis for term in terms for axis in term.axes if isinstance(axis, Read)}
         return cut | {f"{axis}=" for axis in read if self.mesh_axis in sharded_over(axis)}
 

@@ -227,8 +227,8 @@ class Cutting:
 
     def _queries(self, axis: str) -> str:
         """Return the sharded axis of queries: a line may read pairs transposed, with its keys named as queries."""
-        identical = (other for other in self.line.loops if base(other) == base(axis) and self.sharded_over(other))
-        return cut(axis, self.sharded_over(next(identical, axis)))
+        same = (other for other in self.line.loops if base(other) == base(axis) and self.sharded_over(other))
+        return cut(axis, self.sharded_over(next(same, axis)))
 
     def operand(self, operand: Operand, reason: CollectiveReason) -> Operand:
         if isinstance(operand, Literal):

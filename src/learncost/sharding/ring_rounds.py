@@ -163,7 +163,9 @@ class Rounds:
             iteration.before = {**iteration.before, shares: SoFar(*several.values())}
         iteration.write()
         ends = {name: self._total(iteration, name, starts[name]).name for name in region.totals}
-        ends |= {name: self._spec(iteration, line, name, starts[name]).name for name, line in region.scatters.items()}
+        ends |= {
+            name: self._returned(iteration, line, name, starts[name]).name for name, line in region.scatters.items()
+        }
         for shares, so_far in own.now.items():
             now = iteration.now[shares]
             ends |= {so_far.largest.name: now.largest.name, so_far.total.name: now.total.name}
@@ -238,7 +240,7 @@ class Rounds:
         add = Term(iteration.names[name], term.axes)
         return iteration.so_far(Term(start.name, term.axes), add, scale, iteration.meta(line))
 
-    def _spec(self, iteration: RingIteration, line: Op, name: str, start: Term) -> Term:
+    def _returned(self, iteration: RingIteration, line: Op, name: str, start: Term) -> Term:
         """Return the gradient of a received shard, with this device's contribution, on its way back to its owner."""
         add = Term(iteration.names[name], start.axes)
         so_far = iteration.so_far(start, add, None, line.meta)

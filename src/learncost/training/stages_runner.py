@@ -128,7 +128,7 @@ class _StagesStep:
         self._namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": program.text}
         exec(compile(program.text, "<emitted by learncost>", "exec"), self._namespace)
         known, self._renewed = prepared.table.known, prepared.table.renewed
-        self._told = [name for name in prepared.table.outputs if known[name].role not in ("gradient", "new")]
+        self._reported = [name for name in prepared.table.outputs if known[name].role not in ("gradient", "new")]
         self._begin = self._begins()
 
     def _begins(self) -> dict[tuple[int, str], int]:
@@ -165,7 +165,7 @@ class _StagesStep:
                 for number, arrays in made.items():
                     if new in arrays:
                         self._view(number, name, prepared).copy_(arrays[new])
-        told = {name: self._runner.told(name, self._array(name, made), self._placed) for name in self._told}
+        told = {name: self._runner.told(name, self._array(name, made), self._placed) for name in self._reported}
         arrays = self._runner.pool.arrays
         return told | {new: arrays[name] for name, new in self._renewed.items() if name in arrays}
 

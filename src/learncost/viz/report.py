@@ -23,7 +23,7 @@ from learncost.viz.page import page
 from learncost.viz.views import VIEWS, pictures
 
 MOST = 50_000
-"""Lines that a step may run for its memory under the usual runner to be told, which goes through each of them: 96
+"""Lines that a step may run for its memory under the usual engine to be told, which goes through each of them: 96
 blocks run some ten thousand, the turns of a Mamba many more, which takes minutes."""
 
 LARGEST = 6_000_000
@@ -182,7 +182,7 @@ def _add_usual(step: dict[str, Any], model: str, sizes: Mapping[str, Any]) -> No
     """The memory of the default engine, as `learncost memory` predicts it, next to that of the table."""
     if step["memory"].get("usual", {"runs": MOST + 1})["runs"] > MOST:
         return
-    taken = {**VIEWS["runners"].taken(sizes), "procedure": step["said"]["procedure"]}
+    taken = {**VIEWS["engines"].taken(sizes), "procedure": step["said"]["procedure"]}
     taken = {name: value for name, value in taken.items() if name not in ("on", "dtype", "engine")}
     with suppress(InputError):
         usual = memory(model, **taken | {"precision": step["said"]["dtype"]})

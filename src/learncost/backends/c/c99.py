@@ -39,7 +39,7 @@ BODY = """\
 
 REAL, CODE, WHOLE = "real", "int8_t", "whole"
 
-SUMS = "typedef int32_t whole; /* a sum of products of whole numbers of 8 bits, of which 131,072 have room */\n"
+SUMS = "typedef int32_t whole; /* a sum of products of whole numbers of 8 bits, of which 131,072 fit */\n"
 
 
 def product_name(left: str, right: str) -> str:

@@ -61,7 +61,9 @@ class CachePlace:
         try:
             record = json.loads(self.path.read_text(encoding="utf-8"))
             text, files = str(record["text"]), record["files"]
-            if record["digest"] == _told(text) and all(_digest(Path(file)) == told for file, told in files.items()):
+            if record["digest"] == _text_digest(text) and all(
+                _digest(Path(file)) == told for file, told in files.items()
+            ):
                 return Remembered(text, tuple(map(str, record["said"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
@@ -70,7 +72,7 @@ class CachePlace:
     def write(self, table: Remembered, files: Iterable[Path]) -> None:
         """Keep a table with the files that it was made of; nothing happens where that cannot be written."""
         digests = {str(file): _digest(file) for file in sorted({self.file.resolve(), *files})}
-        record = {"files": digests, "said": table.said, "text": table.text, "digest": _told(table.text)}
+        record = {"files": digests, "said": table.said, "text": table.text, "digest": _text_digest(table.text)}
         with suppress(OSError, InputError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with written(self.path) as temporary:
@@ -81,7 +83,7 @@ LARGE = 2**24
 """Bytes from which on a file, such as one of weights, is told by its size and its time."""
 
 
-def _told(text: str) -> str:
+def _text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 

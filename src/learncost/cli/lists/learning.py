@@ -15,10 +15,10 @@ def _price_books() -> Listed:
     entries: list[Known] = [
         {"name": book.name, "title": book.title, "source": book.source} for book in every().values()
     ]
-    return Listed(entries, {"price book": cell_of("name"), "what it counts": _told})
+    return Listed(entries, {"price book": cell_of("name"), "what it counts": _description})
 
 
-def _told(entry: Known) -> str:
+def _description(entry: Known) -> str:
     """What it is, and who says so."""
     return f"{entry['title']}; {entry['source']}"
 
@@ -140,7 +140,7 @@ def _plans() -> Listed:
     entries: list[Known] = [
         {"name": plan.spelling, "title": plan.title, "source": plan.source} for plan in PLANS.values()
     ]
-    return Listed(entries, {"plan": cell_of("name"), "what it does": _told})
+    return Listed(entries, {"plan": cell_of("name"), "what it does": _description})
 
 
 def _placements() -> Listed:

@@ -55,7 +55,7 @@ class ModuleStepping:
             if running.weights:
                 learn_only(module, running.weights[1], running.weights[0])
             given = empty.inputs(given)
-            with _told(module, counting):
+            with _reported(module, counting):
                 row, by_name = as_called(module, given)
                 learned = _let_go(module, counting) if running.hooked else []
                 for _ in range(min(running.microbatches, DIFFERENT)):
@@ -154,7 +154,7 @@ class _Empty:
 
 
 @contextmanager
-def _told(module: Any, counting: Any) -> Iterator[None]:
+def _reported(module: Any, counting: Any) -> Iterator[None]:
     """Attribute every operator to the module that runs it."""
     from learncost.importer.running.counting import starred
 

@@ -18,7 +18,7 @@ from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.inference import NAME, Serving
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
-from learncost.reports.memory.runs import largest, longest, runner_of
+from learncost.reports.memory.runs import engine_of, largest, longest
 from learncost.reports.memory.step import EagerOptions, MemoryStep
 from learncost.reports.request import ADAPTING, Request
 from learncost.reports.run import PreparedRun, prepare
@@ -156,7 +156,7 @@ class FitQuestion:
             step = self.step(run, procedure)
             if step.least > self.ram or not self.stored(step.flash):
                 return False
-            return runner_of(step, self.engine).chosen_engine.peak(step, step.sizes()) <= self.ram
+            return engine_of(step, self.engine).chosen_engine.peak(step, step.sizes()) <= self.ram
         except InputError:
             return False
 
@@ -171,7 +171,7 @@ class FitQuestion:
 
     def _learning(self, run: PreparedRun, procedure: str) -> FitPlan:
         step = self.step(run, procedure)
-        chosen = runner_of(step, self.engine)
+        chosen = engine_of(step, self.engine)
         chosen_engine = chosen.chosen_engine
         needs = chosen_engine.takes(step, step.sizes())
         flash = step.flash if needs.flash is None else needs.flash

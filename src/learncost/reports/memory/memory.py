@@ -20,7 +20,7 @@ from learncost.procedures.procedure import MODES, PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
-from learncost.reports.memory.runs import ChosenEngine, largest, longest, runner_of
+from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
 from learncost.reports.memory.step import CPU, GPU, EagerOptions, MemoryStep, implementation_named
 from learncost.reports.memory.types import bytes_of
 from learncost.reports.question import question
@@ -90,7 +90,7 @@ class Memory(Drawn):
     convention
         What is counted, and what is not.
     rules
-        By what they are about, the runner's rules: where new weights lie, how long gradients are there, what is kept
+        By what they are about, the engine's rules: where new weights lie, how long gradients are there, what is kept
         for the backward pass, and what a line takes beside its result.
     module
         Whose code autograd runs where that runs the step: transformers, plain, or of a module that was read itself;
@@ -366,7 +366,7 @@ def memory(
     from learncost.reports.memory.show import MemoryComparison  # is built on this module
 
     if len(engines) > 1:
-        return MemoryComparison(tuple(of_one(names[0], runner_name) for runner_name in engines), "engine")
+        return MemoryComparison(tuple(of_one(names[0], engine_name) for engine_name in engines), "engine")
     for name in names:
         find_procedure(name)
     answers, refused = possible(lambda name: of_one(name, engines[0]), names)
@@ -426,11 +426,11 @@ def _too_little(answer: Memory, budget: int) -> str:
 
 
 def answered(step: MemoryStep, engine: str = "", budget: int | None = None) -> Memory:
-    """What a step takes as its runner executes it; with a budget what fits it: 0 where nothing does.
+    """What a step takes as its engine executes it; with a budget what fits it: 0 where nothing does.
 
-    Raises `InputError` as `runner_of`.
+    Raises `InputError` as `engine_of`.
     """
-    answer = memory_on(step, chosen := runner_of(step, engine))
+    answer = memory_on(step, chosen := engine_of(step, engine))
     if budget is None:
         return answer
     chosen_engine = chosen.chosen_engine
@@ -439,7 +439,7 @@ def answered(step: MemoryStep, engine: str = "", budget: int | None = None) -> M
 
 
 def memory_on(step: MemoryStep, chosen: ChosenEngine) -> Memory:
-    """What a step takes as a runner executes it."""
+    """What a step takes as an engine executes it."""
     chosen_engine = chosen.chosen_engine
     needs = chosen_engine.takes(step, step.sizes())
     why = f" Engine eager does not support this step (it {chosen.why}); using graph." if chosen.why else ""

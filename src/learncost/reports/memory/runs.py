@@ -19,14 +19,14 @@ PLANS = 16
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """The runner of a step; `why` the usual one is not, where another was not asked for."""
+    """The engine of a step; `why` the usual one is not, where another was not asked for."""
 
     chosen_engine: Engine
     why: str = ""
 
 
-def runner_of(step: MemoryStep, engine: str = "") -> ChosenEngine:
-    """The runner of that name; by default PyTorch's autograd, and the table where that has no answer.
+def engine_of(step: MemoryStep, engine: str = "") -> ChosenEngine:
+    """The engine of that name; by default PyTorch's autograd, and the table where that has no answer.
 
     Raises `InputError` for one that is not known, and for what the one that is named does not execute.
     """

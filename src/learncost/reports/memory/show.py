@@ -90,7 +90,7 @@ def _beside(several: MemoryComparison) -> Sheet:
         notes = [memory.convention for memory in memories]
         notes += [f"{text}." for text in (left_out_text(several.left_out),) if text]
     return Sheet(
-        title(first, with_procedure=by_engine, with_runner=not by_engine),
+        title(first, with_procedure=by_engine, with_engine=not by_engine),
         ("", *headings),
         tuple(rows),
         tuple(dict.fromkeys(notes)),
@@ -112,11 +112,11 @@ def _why(memory: Memory, other: Memory) -> str:
     return f"{memory.engine} uses {much} {other.engine}: {', '.join(texts)}."
 
 
-def title(memory: Memory, with_runner: bool = True, with_procedure: bool = True) -> str:
+def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True) -> str:
     """Return the title: the step, or what several procedures or engines have in common."""
     name = "standard input" if memory.model == "-" else memory.model
-    plan = f" under {memory.plan}" if memory.plan and with_runner == with_procedure else ""
-    plan += f" by {run_by(memory)}" if _executed(memory) and with_runner and with_procedure else ""
+    plan = f" under {memory.plan}" if memory.plan and with_engine == with_procedure else ""
+    plan += f" by {run_by(memory)}" if _executed(memory) and with_engine and with_procedure else ""
     sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
     sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
@@ -232,7 +232,7 @@ class Difference:
 
 @dataclass(frozen=True, repr=False)
 class MemoryComparison(Drawn):
-    """What a step takes by each of several procedures, or of several runners: `by` says which.
+    """What a step takes by each of several procedures, or of several engines: `by` says which.
 
     left_out  procedures that the model cannot learn by, with the reason
     """

@@ -160,7 +160,7 @@ class MemoryCurve:
 def curve(answer: Memory) -> MemoryCurve:
     """The line-by-line account of an answer of `lc.memory`.
 
-    Raises `InputError` where its runner has no such account.
+    Raises `InputError` where its engine has no such account.
     """
     if not answer.curve:
         raise InputError(f"--engine {answer.engine} has no memory by line: use --engine graph")

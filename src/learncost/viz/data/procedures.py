@@ -27,7 +27,7 @@ class PassShare:
 class ProcedureShare:
     """What a step costs by one procedure; `ratio` is to backpropagation, None where that is not compared.
 
-    peak  bytes, of the runner that is named; None where no memory was asked for
+    peak  bytes, of the engine that is named; None where no memory was asked for
     """
 
     name: str

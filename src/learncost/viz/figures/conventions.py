@@ -51,7 +51,7 @@ def draw(data: Bridge, panel: Panel) -> None:
     _strip(panel.part(0, panel.height - HEADING - STRIP, panel.width, STRIP), data)
     rows = _rows(data, panel.columns)
     left = max(width_of(word, SMALL, kind != "item") for words, _, kind in rows for word in words) / POINTS + 0.08
-    right = max(width_of(_told(amount, kind), SMALL, kind != "item") for _, amount, kind in rows) / POINTS + 0.08
+    right = max(width_of(_label(amount, kind), SMALL, kind != "item") for _, amount, kind in rows) / POINTS + 0.08
     cut = data.reach[0] > 0
     axes = panel.axes(left, 0.2 if cut else 0.05, right, HEADING + STRIP)
     low, high = data.reach
@@ -66,7 +66,7 @@ def draw(data: Bridge, panel: Panel) -> None:
         fill, edge = (INK, INK) if kind != "item" else (DARK, DARK) if amount > 0 else ("white", INK)
         axes.barh(middle, end - start, ROW * 0.62, left=start, color=fill, edgecolor=edge, linewidth=0.6)
         axes.annotate(
-            _told(amount, kind), (end, middle), xytext=(4, 0), textcoords="offset points", va="center", size=SMALL,
+            _label(amount, kind), (end, middle), xytext=(4, 0), textcoords="offset points", va="center", size=SMALL,
             weight="normal" if kind == "item" else "bold", annotation_clip=False,
         )  # fmt: skip
         axes.annotate(
@@ -89,7 +89,7 @@ def draw(data: Bridge, panel: Panel) -> None:
         panel.text(left, 0.04, f"The bars begin at {short(low)}, not at 0", size=SMALL, color=FAINT)
 
 
-def _told(amount: int, kind: str) -> str:
+def _label(amount: int, kind: str) -> str:
     return signed(amount) if kind == "item" else short(amount)
 
 

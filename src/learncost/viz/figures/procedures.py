@@ -16,7 +16,7 @@ ROW = 0.4
 
 
 def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Procedures]:
-    """A panel for each model; memory as the table says, the same runner for all."""
+    """A panel for each model; memory as the table says, the same engine for all."""
     keywords = keywords_of("procedures", compare, arguments)
     data = []
     for model in models:

@@ -45,11 +45,11 @@ section(
   () => Object.values(page.view.names).map(String),
 );
 
-/** What the step takes as it is run by default, where that is another runner than the table; or where that is told. */
+/** What the step takes as it is run by default, where that is another engine than the table; or where that is told. */
 function usualSaid({ usual }) {
   if (!usual) return "";
   if (usual.peak === undefined)
-    return ` By default learncost memory tells what PyTorch’s ${usual.engine} takes${GIVEN.api ? ", which stands among the runners" : ""}.`;
+    return ` By default learncost memory tells what PyTorch’s ${usual.engine} takes${GIVEN.api ? ", which stands among the engines" : ""}.`;
   if (usual.engine === page.step.memory.engine || page.view.changed) return "";
   return ` As PyTorch’s ${usual.engine} runs it (${usual.module}): ${bytes(exact(usual.peak))} at the peak, which learncost memory tells by default.`;
 }

@@ -151,15 +151,15 @@ def fields(question: Callable[..., Any]) -> dict[str, Any]:
         {
             "name": name,
             "word": view.word,
-            "flags": _told(flag for flag in flags_of(view.question) if flag.name not in known),
+            "flags": _described(flag for flag in flags_of(view.question) if flag.name not in known),
         }
         for name, view in VIEWS.items()
     ]
     schema = schema_of(question.__name__, question)
-    return {"flags": _told(flags), "schema": schema, "views": views, "choices": choices()}
+    return {"flags": _described(flags), "schema": schema, "views": views, "choices": choices()}
 
 
-def _told(flags: Iterable[Flag]) -> list[dict[str, Any]]:
+def _described(flags: Iterable[Flag]) -> list[dict[str, Any]]:
     return [
         {
             "name": flag.name,

@@ -14,9 +14,9 @@ from learncost.reports.cost import cost
 from learncost.reports.question import flags_of
 from learncost.reports.record import Cost
 from learncost.viz.views.devices import over_devices
+from learncost.viz.views.engines import arena, by_engine, small_arena
 from learncost.viz.views.modules import modules, of_modules
 from learncost.viz.views.picture import Picture
-from learncost.viz.views.runners import arena, by_runner, small_arena
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class ReportView:
 
 
 VIEWS: Mapping[str, ReportView] = {
-    "runners": ReportView("runners", "Memory by runner", "memory", by_runner),
-    "arena": ReportView("C99", "RAM of a program in C99", "runners", arena, report=small_arena),
+    "engines": ReportView("engines", "Memory by engine", "memory", by_engine),
+    "arena": ReportView("C99", "RAM of a program in C99", "engines", arena, report=small_arena),
     "modules": ReportView("modules", "The step by modules", "growth", modules, of_modules, modules),
     "devices": ReportView("devices", "Over many devices", "growth", over_devices),
 }

@@ -1,4 +1,4 @@
-"""Who runs steps: every module here has its `RUNNERS`, and whoever adds a module adds them everywhere."""
+"""The engines of memory: each module here has its `ENGINES`, which every command and page then offers."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ USUAL = "eager"
 def memory_engines() -> Mapping[str, Engine]:
     """Return every engine by its name, `graph` first."""
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    by_name = {chosen_engine.name: chosen_engine for module in modules for chosen_engine in module.RUNNERS}
+    by_name = {chosen_engine.name: chosen_engine for module in modules for chosen_engine in module.ENGINES}
     return {GRAPH: by_name[GRAPH], **by_name}

@@ -120,7 +120,7 @@ CONVENTION = (
     "learncost verify --engine c99 measures them if a compiler is installed."
 )
 
-RUNNERS = (
+ENGINES = (
     Engine(
         "c99",
         _peak,

@@ -332,7 +332,7 @@ def _otherwise(step: MemoryStep) -> str:
     return f"with --module itself {why}" if why else ""
 
 
-RUNNERS = (
+ENGINES = (
     Engine(
         "eager",
         _peak,

@@ -86,7 +86,7 @@ def part_of(step: MemoryStep, array: LiveArray | LiveInterval | SymbolicInterval
     return _PART.get(array.role, "workspace")
 
 
-RUNNERS = (
+ENGINES = (
     Engine(
         "graph",
         lambda step, sizes: step.peak(sizes),

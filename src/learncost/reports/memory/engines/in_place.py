@@ -61,7 +61,7 @@ MESSAGES = (
     "library is not."
 )
 
-RUNNERS = (
+ENGINES = (
     Engine(
         "torch",
         _peak,

@@ -63,7 +63,7 @@ OPERATORS = (
     "it. New weights are separate arrays. Temporary buffers inside operators are not included."
 )
 
-RUNNERS = (
+ENGINES = (
     Engine(
         "numpy",
         partial(peak, "numpy"),

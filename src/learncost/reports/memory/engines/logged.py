@@ -10,7 +10,7 @@ from learncost.ir.table import Table
 from learncost.liveness import LiveInterval, Moment
 from learncost.program.allocation_log import AllocationHistory, Logged, LoggedLine
 
-RUNNERS = ()
+ENGINES = ()
 """Return nothing: this module has none."""
 
 BACKWARD, STATE, UPDATE = ", backward", "optimizer state", "optimizer step"

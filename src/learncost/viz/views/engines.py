@@ -1,4 +1,4 @@
-"""Memory by runner: the same step as each of them executes it."""
+"""Memory by engine: the same step as each of them executes it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ADDRESSED = 2**32
 
 @question(memory, "procedure batch_size seq_len target_len optimizer dropout dtype precision plan "
     "train train_layers lora lora_rank lora_alpha")  # fmt: skip
-def by_runner(model: Any, *, engine: str = "", on: str | None = None, **sizes: Any) -> Picture:
-    """The memory of a step at its peak, as every runner executes it.
+def by_engine(model: Any, *, engine: str = "", on: str | None = None, **sizes: Any) -> Picture:
+    """The memory of a step at its peak, as every engine executes it.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def by_runner(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
     title = (
         f"The same step takes {size_of(peaks[least])} by {least} and {size_of(peaks[most])} by {most}"
         if peaks[least] < peaks[most]
-        else f"Every runner takes {size_of(peaks[most])}"
+        else f"Every engine takes {size_of(peaks[most])}"
     )
     lead = "Peak memory of the step by engine. Choose one for the sentence above and the memory curve."
     names = [name for name, chosen_engine in memory_engines().items() if name in peaks]

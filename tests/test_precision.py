@@ -246,7 +246,7 @@ def test_states_of_eight_bits_are_read_and_written_in_a_byte():
             lambda: lc.memory(
                 "gpt2", engine="eager", optimizer_implementation="foreach", optimizer="adamw8bit", **SMALL
             ),
-            "has only a fused adamw8bit",
+            "has no foreach adamw8bit: there is fused",
         ),
     ],
 )

@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import replace
 
 from learncost.ir.line import Line, Op
-from learncost.ir.loop import Loop, Statement, each_line
+from learncost.ir.loop import Loop, Statement, each_line, walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.term import Term
@@ -134,9 +134,12 @@ def in_place(placed: Placed) -> Table:
             for line in lines
         )
 
+    lines = without_states(each_line(table.lines, change))
+    read = {name for line, _ in walk(lines) for name in line.reads}
+    unread = {name for name in table.inputs if table.values[name].role == "number"} - read
     return replace(
         table,
-        lines=without_states(each_line(table.lines, change)),
-        inputs=tuple(name for name in table.inputs if name not in states),
+        lines=lines,
+        inputs=tuple(name for name in table.inputs if name not in states | unread),
         outputs=tuple(name for name in table.outputs if name not in renewed),
     )

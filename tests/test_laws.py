@@ -1,0 +1,101 @@
+"""Laws that answers to random requests obey, whatever is asked: growth, halves, intervals, what fits."""
+
+import os
+import random
+
+import pytest
+
+import learncost as lc
+from learncost.reports.request import Request
+from requests_drawn import MODELS, draw
+
+SEED = int(os.environ.get("LEARNCOST_TEST_SEED") or random.randrange(2**32))
+FEW = [*range(6), *(pytest.param(number, marks=pytest.mark.slow) for number in range(6, 120))]
+
+
+def training(number, **fixed):
+    """A training step that is answered, and the line that asks for it again."""
+    chance = random.Random(f"{SEED} {number}")
+    for _ in range(100):
+        procedure = chance.choice(("bp", "bp", "recompute", "pepita", "mempepita"))
+        request = draw(chance, **{"procedure": procedure, "dropout": 0.0, "batch_size": chance.choice((4, 8)), **fixed})
+        if answered(lc.cost, request) is not None and answered(lc.memory, request) is not None:
+            return request, f"LEARNCOST_TEST_SEED={SEED} {request.command('memory')}"
+    raise AssertionError("no request is answered")
+
+
+def answered(function, request, **changed):
+    """The answer, or None where it is refused."""
+    try:
+        return function(request.model, **{**request.given, **changed})
+    except lc.InputError:
+        return None
+
+
+@pytest.mark.parametrize("number", FEW)
+def test_more_never_takes_less_memory_operations_or_time(number):
+    request, shown = training(number)
+    on = "V100" if request.precision == "fp64" else "H100-SXM"
+    layers = "n_layer" if request.model == "gpt2" else "num_hidden_layers"
+    more = ({"batch_size": request.batch_size + 4}, {"seq_len": request.seq_len * 2}, {layers: 3})
+    needs, flops = lc.memory(request.model, **request.given).peak, lc.cost(request.model, **request.given).total.flops
+    known = answered(lc.cost, request, on=on)
+    seconds = known.timing.seconds if known else None
+    for changed in more:
+        assert answered(lc.memory, request, **changed).peak >= needs, (shown, changed)
+        assert answered(lc.cost, request, **changed).total.flops > flops, (shown, changed)
+        if seconds is not None:  # a device has the type
+            assert answered(lc.cost, request, **changed, on=on).timing.seconds >= seconds, (shown, changed)
+
+
+@pytest.mark.parametrize("number", FEW)
+def test_operations_of_the_passes_grow_with_the_batch(number):
+    """Twice at twice the batch: no line of these models joins samples."""
+    request, shown = training(number)
+    one, two = (
+        answered(lc.cost, request, batch_size=batch).macro_operations
+        for batch in (request.batch_size, 2 * request.batch_size)
+    )
+    for name in ("forward", "backward", "recomputation", "error_projection"):
+        if name in one:
+            assert two[name][1].flops == 2 * one[name][1].flops, (shown, name)
+
+
+@pytest.mark.parametrize("number", FEW)
+def test_a_time_lies_in_its_interval(number):
+    request, shown = training(number)
+    for device in ("H100-SXM", "A100-SXM-40GB", "RTX 4090"):
+        if (answer := answered(lc.cost, request, on=device)) is None:
+            continue  # a device may not have the type
+        timing = answer.timing
+        assert 0 < timing.time.low <= timing.seconds <= timing.time.high, (shown, device)
+
+
+@pytest.mark.parametrize("number", FEW)
+def test_the_largest_batch_fits_and_one_more_does_not(number):
+    request, shown = training(number, plan=None)
+    needs = lc.memory(request.model, **request.given)
+    budget = 3 * needs.peak
+    found = lc.memory(request.model, **request.given, budget=budget).fits["batch_size"]
+    at, above = (answered(lc.memory, request, batch_size=batch).peak for batch in (found, found + 1))
+    assert at <= budget < above, shown
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_mesh_of_one_device_is_no_mesh(model):
+    request = Request(model, batch_size=4, seq_len=32, sizes=MODELS[model])
+    alone, over = lc.cost(model, **request.given), lc.cost(model, **request.given, mesh="dp=1", placement="ddp")
+    assert (alone.total.flops, alone.total.maccs) == (over.total.flops, over.total.maccs)
+    alone = lc.memory(model, **request.given, engine="graph")
+    over = lc.memory(model, **request.given, mesh="dp=1", placement="ddp")
+    assert alone.peak == over.peak
+
+
+@pytest.mark.parametrize("number", FEW)
+def test_microbatches_never_take_more_than_the_undivided_batch(number):
+    request, shown = training(number, procedure="bp", plan=None, precision="fp32", batch_size=8, seq_len=64)
+    whole = lc.memory(request.model, **request.given)
+    four = lc.memory(request.model, **request.given, accumulate=4)
+    if whole.split["activations"] >= 3 * whole.peak / 4:
+        assert four.peak <= whole.peak, shown
+    assert four.peak <= whole.peak + whole.split.get("weights", 0), shown

@@ -108,7 +108,7 @@ def test_frozen_weights_lie_in_flash_where_there_is_flash():
 
 def test_a_batch_more_than_the_largest_takes_more_than_there_is():
     for row in fit("gpt2", "20MB", procedures="bp,mempepita", seq_len=64, **MODEL).rows:
-        settings = {"seq_len": 64, "procedure": row.procedure, "plan": row.plan, **MODEL}
+        settings = {"seq_len": 64, "procedure": row.procedure, "plan": row.plan, "engine": row.engine, **MODEL}
         assert lc.memory("gpt2", batch_size=row.largest, **settings).peak <= 20 * 10**6
         assert lc.memory("gpt2", batch_size=row.largest + 1, **settings).peak > 20 * 10**6
 
@@ -269,7 +269,7 @@ def test_several_lengths_are_one_table(capsys):
         assert at_length.keys() & alone.keys()
     assert {row.batches[2] for row in fit.rows} == {None}  # the model has positions for 64
     for row in fit.rows:
-        settings_of_row = {**settings, "procedures": row.procedure, "plan": row.plan}
+        settings_of_row = {**settings, "procedures": row.procedure, "plan": row.plan, "engine": row.engine}
         assert lc.fit("gpt2", "2MB", seq_len=row.longest, **settings_of_row).rows[0].fits
     ops = ["fit", "gpt2", "--ram", "2MB", "--seq-len", "8,16", "--precision", "nf4", "--lora-rank", "2"]
     assert main([*ops, *(f"--{name}={value}" for name, value in NARROW.items())]) == 0

@@ -23,7 +23,7 @@ KINDS = {
 ASKED = (
     {},
     {"procedure": "recompute"},
-    {"plan": "flash,fused,fused-update"},
+    {"plan": "flash,fused,fused-update", "engine": "graph"},
     {"dtype": "bf16-masters"},
     {"dtype": "bf16-masters", "lora": "attention", "optimizer": "sgd"},
     {"dtype": "int8", "optimizer": "lion", "engine": "graph"},

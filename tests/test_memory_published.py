@@ -120,7 +120,8 @@ def test_a_budget_is_met_by_what_fits_and_by_no_more():
 
 
 def test_the_split_and_the_curve_belong_to_the_peak():
-    needs = lc.memory("gpt2", "recompute", 4, 64, optimizer="adamw", dtype="bf16-masters", accumulate=2)
+    settings = {"optimizer": "adamw", "dtype": "bf16-masters", "accumulate": 2, "engine": "graph"}
+    needs = lc.memory("gpt2", "recompute", 4, 64, **settings)
     assert sum(needs.split.values()) == needs.peak == max(moment.bytes for moment in needs.curve)
     assert needs.moment.bytes == needs.peak
     beside = needs.split["master weights"] + needs.split["optimizer state"]
@@ -135,7 +136,10 @@ def test_the_split_and_the_curve_belong_to_the_peak():
         ({"dtype": "fp12"}, "no precision is called 'fp12'"),
         ({"optimizer": "adamm"}, "no optimizer is called 'adamm'"),
         ({"batch_size": 4, "accumulate": 3}, "accumulate must be a divisor of the batch size 4"),
-        ({"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "remove the plan fused-update"),
+        ({"batch_size": 4, "accumulate": 2, "plan": "fused-update", "engine": "graph"}, "remove the plan fused-update"),
+        ({"batch_size": 4, "accumulate": 2, "plan": "fused-update"}, "eager does not support --accumulate with"),
+        ({"plan": "chunked-loss"}, "engine eager does not support --plan chunked-loss: give --engine graph"),
+        ({"procedure": "pepita", "clip": 1.0}, "engine graph does not support --clip$"),
     ],
 )
 def test_refusals(given, line):

@@ -64,7 +64,8 @@ class Engine:
     takes       the full memory use of a step
     rules       the rules by subject (`RULES`)
     convention  what is counted, and what is not
-    refuses     why it does not support a step, as a verb phrase after its name; empty if it does
+    refuses     why it does not support what is asked of a step, as a verb phrase after its name; empty if it does
+    outside     why it has no step of a model, procedure, type or device, whatever else is asked; empty if it has
     plan        the default plan; `planner` chooses it if this is auto
     plans       the plans that are tried by default
     largest     the largest batch within a budget, if there is a closed form
@@ -83,6 +84,7 @@ class Engine:
     rules: Mapping[str, str]
     convention: str
     refuses: Callable[[MemoryStep], str] = lambda step: ""
+    outside: Callable[[MemoryStep], str] = lambda step: ""
     plan: str | None = None
     planner: Callable[..., str] = chosen
     plans: tuple[str, ...] | None = None

@@ -185,7 +185,7 @@ class Fit(Drawn):
                 whys.setdefault(row.why, {})[row.procedure] = None
         parts = [f"{', '.join(names)} (it {why})" for why, names in whys.items()]
         if any(row.why and row.plan and row.why not in whys for row in self.rows):
-            parts.append("plans (PyTorch cannot run them)")
+            parts.append("plans other than fused-update")
         return f" Engine eager does not support {'; '.join(parts)}: those rows use graph." if parts else ""
 
 
@@ -235,8 +235,9 @@ def fit(
     plan
         Try only this plan (`learncost list plans`). By default several are tried.
     engine
-        The engine that executes the step, as in learncost memory. The default is eager where it supports the step, and
-        graph otherwise: under a plan, with `flash`, in int8.
+        The engine that executes the step, as in learncost memory. The default is eager, and graph over a mesh, with
+        `flash`, and where PyTorch's autograd has no step of the procedure or type. Without `plan`, rows of plans that
+        eager does not support use graph, and say so.
     module
         The module whose autograd step is simulated: transformers (the default) or plain, as in learncost memory.
     optimizer_implementation

@@ -18,7 +18,7 @@ from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.inference import NAME, Serving
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
-from learncost.reports.memory.runs import engine_of, largest, longest
+from learncost.reports.memory.runs import ChosenEngine, largest, longest, engine_of
 from learncost.reports.memory.step import EagerOptions, MemoryStep
 from learncost.reports.request import ADAPTING, Request
 from learncost.reports.run import PreparedRun, prepare
@@ -156,9 +156,13 @@ class FitQuestion:
             step = self.step(run, procedure)
             if step.least > self.ram or not self.stored(step.flash):
                 return False
-            return engine_of(step, self.engine).chosen_engine.peak(step, step.sizes()) <= self.ram
+            return self.runner(step).chosen_engine.peak(step, step.sizes()) <= self.ram
         except InputError:
             return False
+
+    def runner(self, step: MemoryStep) -> ChosenEngine:
+        """Return the engine of a row: graph under the plans that are tried and that the default engine cannot run."""
+        return engine_of(step, self.engine, is_tried=self.plan is None)
 
     def step(self, run: PreparedRun, procedure: str) -> MemoryStep:
         chosen_engine = memory_engines()[self.engine or GRAPH]
@@ -171,7 +175,7 @@ class FitQuestion:
 
     def _learning(self, run: PreparedRun, procedure: str) -> FitPlan:
         step = self.step(run, procedure)
-        chosen = engine_of(step, self.engine)
+        chosen = self.runner(step)
         chosen_engine = chosen.chosen_engine
         needs = chosen_engine.takes(step, step.sizes())
         flash = step.flash if needs.flash is None else needs.flash
@@ -255,9 +259,9 @@ ADVICE = {
     "gradients": "use --plan fused-update, or freeze weights",
     "optimizer state": "use 8-bit Adam, SGD or LoRA, or freeze weights",
     "activations": "use shorter sequences or recomputation",
-    "workspace": "logits are as wide as the vocabulary; use shorter sequences or --plan chunked-loss",
+    "workspace": "logits are as wide as the vocabulary; use shorter sequences or --engine graph --plan chunked-loss",
     "cache": "use shorter sequences, or a model with grouped queries",
-    "values": "use shorter sequences, or --plan flash, which stores no attention scores",
+    "values": "use shorter sequences, or --engine graph --plan flash, which stores no attention scores",
 }
 """Advice by the largest part of the peak."""
 

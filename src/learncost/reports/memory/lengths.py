@@ -12,7 +12,7 @@ from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.fit import each_of
 from learncost.reports.memory.fit_question import FitQuestion, refusal
 from learncost.reports.memory.inference import NAME
-from learncost.reports.memory.runs import engine_of, largest, longest
+from learncost.reports.memory.runs import largest, longest
 from learncost.reports.memory.types import said_bytes
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 
@@ -173,7 +173,7 @@ def _learned(
     question: FitQuestion, run: Any, procedure: str, lengths: tuple[int, ...], why_not: dict[int, str]
 ) -> FitAtLengths:
     step = question.step(run, procedure)
-    chosen_engine = engine_of(step, question.engine).chosen_engine
+    chosen_engine = question.runner(step).chosen_engine
     batches: list[int | None] = []
     for length in lengths:
         try:

@@ -265,8 +265,9 @@ def memory(
     engine
         The engine that executes the step: eager (PyTorch's autograd, on a CPU or on the GPU of `on`; under the plan
         fused-update with an optimizer step in gradient hooks), graph (the step's table, line by line), numpy or torch
-        (programs that learncost emits, torch in place where possible), or c99. The default is eager where it supports
-        the step, else graph. Comma-separated list; results are compared.
+        (programs that learncost emits, torch in place where possible), or c99. The default is eager, and graph over a
+        mesh and where PyTorch's autograd has no step of the procedure, type or model; flags that the default does not
+        support are refused. Comma-separated list; results are compared.
     module
         The module whose autograd step is simulated: transformers (the default), transformers-uncached
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True) or plain (a hand-optimized
@@ -301,8 +302,8 @@ def memory(
 
     Examples
     --------
-    >>> plan = "chunked-loss,fused-update"
-    >>> found = lc.memory("gpt2", batch_size=4, seq_len=256, plan=plan, optimizer="adamw", budget="8GB")
+    >>> asked = {"plan": "chunked-loss,fused-update", "engine": "graph", "budget": "8GB"}
+    >>> found = lc.memory("gpt2", batch_size=4, seq_len=256, **asked)
     >>> found.peak, found.moment.line
     (2720187404, 'dwte+1:sum.2')
     >>> found.split["weights"], found.split["optimizer state"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from learncost.ir.errors import InputError, named_one
 from learncost.models.model import run_sizes
 from learncost.models.tables import has_batch
-from learncost.passes.plan import CHOSEN
+from learncost.passes.plan import CHOSEN, plan_of
 from learncost.reports.memory.engine import Engine
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.largest import largest_batch, longest_within
@@ -25,28 +25,47 @@ class ChosenEngine:
     why: str = ""
 
 
-def engine_of(step: MemoryStep, engine: str = "") -> ChosenEngine:
-    """The engine of that name; by default PyTorch's autograd, and the table where that has no answer.
+def engine_of(step: MemoryStep, engine: str = "", is_tried: bool = False) -> ChosenEngine:
+    """Return the engine of a step: the one that is named, or the default.
 
-    Raises `InputError` for one that is not known, and for what the one that is named does not execute.
+    The default is eager, PyTorch's autograd, and graph where that has no step of the model, procedure, type or device;
+    plans, optimizers, accumulation and clipping do not change it. Raises `InputError` for an unknown engine, and if the
+    engine does not support what is asked, with one that does.
+
+    is_tried  whether the plan is one of several that a command tries: graph runs it if the default engine cannot
     """
-    if engine:
-        chosen_engine = named_one("engine", engine, memory_engines())
-        for flag in ("implementation", "clip"):
-            if getattr(step.eager, flag) and not chosen_engine.module:
-                text = "--clip" if flag == "clip" else "--optimizer-implementation"
-                raise InputError(f"--engine {engine} does not support {text}: give --engine {USUAL}")
-        if why := chosen_engine.refuses(step):
-            raise InputError(f"--engine {engine} {why}")
-        return ChosenEngine(chosen_engine)
-    usual = memory_engines()[USUAL]
-    why = usual.refuses(step)
+    plan_of(step.plan)  # raises for names that no plan has
+    engines, why = memory_engines(), ""
+    chosen = named_one("engine", engine or USUAL, engines)
+    if not engine and (why := _outside(step, chosen)):
+        chosen = engines[GRAPH]
+    if not (refused := _refused(step, chosen)):
+        return ChosenEngine(chosen, why)
+    if is_tried and not engine and not _refused(step, engines[GRAPH]):
+        return ChosenEngine(engines[GRAPH], refused)
+    others = (name for name, each in engines.items() if not each.outside(step) and not _refused(step, each))
+    able = "" if "--engine" in refused else next(others, "")
+    named = f"--engine {engine}" if engine else f"engine {chosen.name}"
+    raise InputError(f"{named} {refused}{f': give --engine {able}' if able else ''}")
+
+
+def _outside(step: MemoryStep, chosen_engine: Engine) -> str:
+    """Return why the default engine has no step of the model, procedure, type or device."""
+    if why := chosen_engine.outside(step):
+        return why
     try:
-        if not why:
-            usual.peak(step, step.sizes(step.accumulate))
+        if not _refused(step, chosen_engine):
+            chosen_engine.peak(step, step.sizes(step.accumulate))
     except InputError as error:
-        why = str(error)
-    return ChosenEngine(memory_engines()[GRAPH], why) if why else ChosenEngine(usual)
+        return str(error)
+    return ""
+
+
+def _refused(step: MemoryStep, chosen_engine: Engine) -> str:
+    """Return why an engine does not support what is asked of a step."""
+    if not chosen_engine.module and (step.eager.implementation or step.eager.clip):
+        return f"does not support {'--clip' if step.eager.clip else '--optimizer-implementation'}"
+    return chosen_engine.outside(step) or chosen_engine.refuses(step)
 
 
 def largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:

@@ -294,13 +294,27 @@ def _unwrapped(step: MemoryStep) -> str:
     )
 
 
-def _refuses(step: MemoryStep) -> str:
-    if step.over and (why := _unwrapped(step)):
-        return why
+def _outside(step: MemoryStep) -> str:
+    """Return why autograd has no step of a model, procedure, type or device."""
     if step.module == Itself.name and (why := _otherwise(step)):
         return why
+    if step.kind.values not in TRAINED:
+        return f"supports activations in {', '.join(TRAINED)} only"
+    if step.in_flash:
+        return "does not support --flash"
+    if step.kind.kept or step.kind.products or step.kind.learned:
+        return "does not support quantized weights or activations"
+    if not procedure(step.procedure).differentiates:
+        return "supports bp and recompute (torch.utils.checkpoint of every block) only"
+    return ""
+
+
+def _refuses(step: MemoryStep) -> str:
+    """Return why PyTorch does not apply what is asked."""
+    if step.over and (why := _unwrapped(step)):
+        return why
     if step.plan and not _hooked(step):
-        return f"does not support --plan {step.plan}; --procedure recompute is torch.utils.checkpoint"
+        return f"does not support --plan {step.run.plan}"
     implementations = CLASSES[step.optimizer.name].implementations
     if step.eager.implementation and step.eager.implementation not in implementations:
         return f"has no {step.eager.implementation} {step.optimizer.name}: there is {' or '.join(implementations)}"
@@ -310,17 +324,9 @@ def _refuses(step: MemoryStep) -> str:
         flag = "--clip" if step.eager.clip else "--accumulate"
         return f"does not support {flag} with --plan {HOOKED}, which steps before all gradients are there"
     if step.accumulate > 1 and step.over:
-        return "does not support --accumulate over a mesh: use --engine graph"
+        return "does not support --accumulate over a mesh"
     if _hooked(step) and step.over:
         return f"does not support --plan {HOOKED} over a mesh, since DDP and FSDP2 reduce gradients before a hook steps"
-    if step.kind.values not in TRAINED:
-        return f"supports activations in {', '.join(TRAINED)} only"
-    if step.in_flash:
-        return "does not support --flash"
-    if step.kind.kept or step.kind.products or step.kind.learned:
-        return "does not support quantized weights or activations"
-    if not procedure(step.procedure).differentiates:
-        return "supports bp and recompute (torch.utils.checkpoint of every block) only"
     return ""
 
 
@@ -340,6 +346,7 @@ ENGINES = (
         RULES,
         _CONVENTION.format("the module", "a CPU, or on the GPU of --on", LIVE, "").rstrip(),
         _refuses,
+        _outside,
         plans=("", HOOKED),
         lengths=True,
         module=True,

@@ -68,10 +68,16 @@ def test_memory_and_fit_say_the_same_batch_and_it_is_the_largest(kind):
 
 @pytest.mark.slow
 def test_so_do_they_where_the_planner_chooses_for_every_batch():
-    room = 2 * of_memory("decoder", {"plan": "auto"}, batch_size=3).peak
-    answer, row = of_memory("decoder", {"plan": "auto"}, budget=room), of_fit("decoder", {"plan": "auto"}, room)
+    room = 2 * of_memory("decoder", {"plan": "auto", "engine": "graph"}, batch_size=3).peak
+    answer, row = (
+        of_memory("decoder", {"plan": "auto", "engine": "graph"}, budget=room),
+        of_fit("decoder", {"plan": "auto", "engine": "graph"}, room),
+    )
     assert row.largest == answer.fits["batch_size"]
-    at, over = (of_memory("decoder", {"plan": "auto"}, budget=room, batch_size=row.largest + n).peak for n in (0, 1))
+    at, over = (
+        of_memory("decoder", {"plan": "auto", "engine": "graph"}, budget=room, batch_size=row.largest + n).peak
+        for n in (0, 1)
+    )
     assert at <= room < over
 
 

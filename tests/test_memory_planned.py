@@ -23,7 +23,14 @@ def test_the_longest_sequence_of_a_planner_is_under_the_plan_that_it_takes_for_i
 
 @pytest.mark.slow
 def test_the_planner_is_told_the_budget():
-    settings = {"optimizer": "adamw", "batch_size": 8, "seq_len": 1024, "plan": "auto", "num_hidden_layers": 3}
+    settings = {
+        "optimizer": "adamw",
+        "batch_size": 8,
+        "seq_len": 1024,
+        "plan": "auto",
+        "num_hidden_layers": 3,
+        "engine": "graph",
+    }
     free = lc.memory("gpt2", **settings)
     assert "recompute=all" not in free.plan
     tight = lc.memory("gpt2", **settings, budget=int(0.7 * free.peak))
@@ -36,13 +43,20 @@ def test_the_planner_is_told_the_budget():
 
 @pytest.mark.parametrize("dtype", sampled(("bf16-masters", "int8"), 2))
 def test_the_plan_of_a_narrow_type_fits_where_one_does(dtype):
-    settings = {"batch_size": 4, "seq_len": 512, "plan": "auto", "dtype": dtype, "optimizer": "adamw"}
+    settings = {
+        "batch_size": 4,
+        "seq_len": 512,
+        "plan": "auto",
+        "dtype": dtype,
+        "optimizer": "adamw",
+        "engine": "graph",
+    }
     least = lc.memory("gpt2", **settings, budget="600MB" if dtype == "int8" else "2300MB")
     assert least.peak <= (600 if dtype == "int8" else 2300) * 10**6
 
 
 def test_microbatches_wait_for_the_optimizer():
-    needs = lc.memory("gpt2", batch_size=8, seq_len=128, plan="auto", accumulate=4)
+    needs = lc.memory("gpt2", batch_size=8, seq_len=128, plan="auto", accumulate=4, engine="graph")
     assert "fused-update" not in needs.plan
 
 

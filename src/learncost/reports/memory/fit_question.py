@@ -18,7 +18,7 @@ from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.inference import NAME, Serving
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
-from learncost.reports.memory.runs import ChosenEngine, largest, longest, engine_of
+from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
 from learncost.reports.memory.step import EagerOptions, MemoryStep
 from learncost.reports.request import ADAPTING, Request
 from learncost.reports.run import PreparedRun, prepare

@@ -7,7 +7,7 @@ names, and whoever has a request already passes it as it is.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -50,7 +50,7 @@ class Request:
     mode: str = PAPER
     price_book: str | Book = "run"
     batch_size: int | str | None = None
-    seq_len: int | str | None = None
+    seq_len: int | str | Sequence[int] | None = None
     target_len: int | str | None = None
     tokens: int | str | None = None
     context: int | str | None = None
@@ -58,7 +58,9 @@ class Request:
     dropout: float | str = 0.0
     dtype: str | None = None
     precision: str | None = None
+    optimizer_implementation: str = ""
     accumulate: int | str = 1
+    clip: float | str | None = None
     train: object = None
     train_layers: object = None
     lora: object = None
@@ -110,6 +112,11 @@ class Request:
         return training_precision(dtype) if self.is_training else dtype
 
     @property
+    def adapts(self) -> bool:
+        """Return whether anything is said about which parameters are trained."""
+        return any(getattr(self, name) is not None for name in ADAPTING)
+
+    @property
     def is_fine_tuning(self) -> bool:
         """Return whether some parameters are frozen, or adapters are trained."""
         return any(value is not None for value in (self.train, self.train_layers, self.lora))
@@ -120,7 +127,7 @@ class Request:
 
     def adaptation(self, kind: Precision | None = None) -> Adaptation | None:
         """Return what is trained, if the request says it; `kind` is the precision. Raises `InputError`."""
-        if all(getattr(self, name) is None for name in ADAPTING):
+        if not self.adapts:
             return None
         from learncost.models.adaptation import adaptation  # imported where it is needed: start-up counts
 

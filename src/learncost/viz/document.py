@@ -124,7 +124,7 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
     try:
         if step.cache is not None:
             raise InputError("use learncost fit --procedure inference for the memory of inference")
-        answer = memory(request.model, **request.given | {"engine": request.engine or GRAPH})
+        answer = memory(replace(request, engine=request.engine or GRAPH))
         assert isinstance(answer, Memory)
         result = {
             "peak": answer.peak,

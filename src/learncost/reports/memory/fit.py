@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.precision import either
-from learncost.layers.layer import Layer
-from learncost.models.configuration import Configuration
 from learncost.models.module import usual_module
 from learncost.models.sizes import CANONICAL, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
@@ -23,7 +20,7 @@ from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.memory import check_over
 from learncost.reports.memory.step import CPU, GPU, EagerOptions, implementation_named
 from learncost.reports.memory.types import bytes_of, said_bytes
-from learncost.reports.question import question
+from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of
 
 if TYPE_CHECKING:
@@ -189,32 +186,15 @@ class Fit(Drawn):
         return f" Engine eager does not support {'; '.join(parts)}: those rows use graph." if parts else ""
 
 
-@question()
+@takes_request(
+    "model ram flash procedures seq_len optimizer dtype * precision plan engine module optimizer_implementation train "
+    "train_layers lora lora_rank lora_alpha target_len on mesh place placement"
+)
 def fit(
-    model: str | Configuration | Layer,
+    request: Request,
     ram: int | str | None = None,
     flash: int | str | None = None,
     procedures: Iterable[str] | str | None = None,
-    seq_len: int | str | Sequence[int] | None = None,
-    optimizer: str | None = None,
-    dtype: str | None = None,
-    *,
-    precision: str | None = None,
-    plan: str | None = None,
-    engine: str = "",
-    module: str = "",
-    optimizer_implementation: str = "",
-    train: object = None,
-    train_layers: object = None,
-    lora: object = None,
-    lora_rank: object = None,
-    lora_alpha: object = None,
-    target_len: int | str | None = None,
-    on: str | None = None,
-    mesh: str | None = None,
-    place: str | None = None,
-    placement: str | None = None,
-    **sizes: Any,
 ) -> Fit | Lengths:
     """Which learning procedures fit a device's memory, at which batch size, and what to change if none fits.
 
@@ -277,20 +257,21 @@ def fit(
     >>> [(row.procedure, row.largest) for row in found.rows if row.fits]
     [('inference', 78), ('inference', 86), ('bp', 3), ('bp', 11)]
     """
-    batch = next((size for size in sizes if CANONICAL.get(spelled(size)) == "batch_size" or size == "B"), None)
+    batch = next((size for size in request.sizes if CANONICAL.get(spelled(size)) == "batch_size" or size == "B"), None)
     if batch is not None:
         raise InputError(
             f"remove --{batch.replace('_', '-')}: learncost fit finds the largest batch that fits; learncost memory "
             "predicts the peak of one batch"
         )
-    device, regions = None, tuple[Region, ...]()
-    eager = EagerOptions(module and module_named(module).name, CPU, implementation_named(optimizer_implementation))
-    if on == GPU:
+    device, regions, engine, over = None, tuple[Region, ...](), request.engine, request.is_sharded
+    module = request.module and module_named(request.module).name
+    eager = EagerOptions(module, CPU, implementation_named(request.optimizer_implementation))
+    if request.on == GPU:
         eager = replace(eager, device=GPU)
-    elif on is not None:
+    elif request.on is not None:
         from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
 
-        device = find_device(on)
+        device = find_device(request.on)
         engine = engine or ("c99" if device.core else "")
         if ram is None and engine == "c99" and device.core:
             regions = device.free
@@ -299,18 +280,23 @@ def fit(
     if ram is None:
         known = f"the memory of {device.name} is not known: " if device else ""
         raise InputError(f"{known}give --ram, such as --ram 24GB, or --on with a device of known memory")
-    over = (mesh, place, placement) if mesh or place or placement else None
     if over:
-        _check_over(mesh, engine, flash)
+        check_over(engine)
+        if flash is not None:
+            raise InputError("--flash cannot be combined with --mesh")
         engine = engine or GRAPH
     capacity = sum(region.bytes for region in regions) or bytes_of("ram", ram)
     names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if over else EVERY)))
     question = FitQuestion(
-        model, capacity, None if flash is None else bytes_of("flash", flash), seq_len, target_len,
-        state_of(optimizer or DEFAULT).name, either(dtype, precision, trains=names != (NAME,)).name, plan, engine,
-        eager, (train, train_layers, lora, lora_rank, lora_alpha), sizes, over,
+        request,
+        capacity,
+        None if flash is None else bytes_of("flash", flash),
+        state_of(request.optimizer or DEFAULT).name,
+        request.kind(trains=names != (NAME,)).name,
+        engine,
+        eager,
         regions,
-    )  # fmt: skip
+    )
     if engine:
         named_one("engine", engine, memory_engines())
     for name in names:
@@ -319,7 +305,7 @@ def fit(
         raise InputError(f"{NAME} is not supported over a mesh: remove it from the procedures, or remove --mesh")
     from learncost.reports.memory.lengths import at_lengths, lengths_of  # is built on this module
 
-    if (lengths := lengths_of(seq_len)) is not None:
+    if (lengths := lengths_of(request.seq_len)) is not None:
         return at_lengths(question, names, lengths)
     rows: list[Fitting] = []
     unfit: dict[str, list[str]] = {}
@@ -361,13 +347,6 @@ def fit(
 def each_of(over: OverMesh | None) -> str:
     """Return the remark that memory is per device."""
     return f" on each of {number(over.devices)} devices" if over else ""
-
-
-def _check_over(mesh: str | None, engine: str, flash: object) -> None:
-    """Refuse options that do not apply to a mesh."""
-    check_over(mesh, engine)
-    if flash is not None:
-        raise InputError("--flash cannot be combined with --mesh")
 
 
 def _different(fittings: Iterable[Fitting]) -> Iterable[Fitting]:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of, training_precision
-from learncost.layers.layer import Layer
-from learncost.models.configuration import Configuration
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region, largest_assigned
@@ -20,7 +18,7 @@ from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
 from learncost.reports.memory.step import EagerOptions, MemoryStep
-from learncost.reports.request import ADAPTING, Request
+from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.sheet import size_of
 
@@ -83,34 +81,32 @@ class FitQuestion:
     regions  of the RAM, without the stack, where a device was named that has them
     """
 
-    model: str | Configuration | Layer
+    request: Request
     ram: int
     flash: int | None
-    seq_len: Any
-    target_len: Any
     optimizer: str
     dtype: str
-    plan: str | None
     engine: str
     eager: EagerOptions
-    learns: tuple[object, ...]
-    sizes: Mapping[str, Any]
-    over: tuple[str | None, str | None, str | None] | None = None
     regions: tuple[Region, ...] = ()
 
     @property
     def least(self) -> int:
-        """The smallest batch: a sample, or one for each device that has its own."""
+        """Return the smallest batch: a sample, or one for each device that has its own."""
         from learncost.reports.mesh_cost import whole_batch  # only where it is asked for: start-up counts
 
-        return whole_batch(self.over[0] or "", *self.over[1:]) if self.over else 1
+        asked = self.request
+        return whole_batch(asked.mesh or "", asked.place, asked.placement) if asked.is_sharded else 1
+
+    def at_length(self, length: int) -> FitQuestion:
+        """Return the same question for another length."""
+        return replace(self, request=replace(self.request, seq_len=length))
 
     def run(self, procedure: str, plan: str, seq_len: int | None = None) -> PreparedRun:
-        """A sample, checked and built."""
-        lengths: dict[str, Any] = {"seq_len": seq_len or self.seq_len, "target_len": self.target_len}
-        learning: dict[str, Any] = dict(zip(ADAPTING, self.learns, strict=True))
-        request = Request(self.model, batch_size=self.least, precision=self.dtype, plan=plan, sizes=self.sizes)
-        return prepare(replace(request, **lengths, **learning), () if procedure == NAME else (procedure,))
+        """Return a sample, checked and built."""
+        asked = self.request if seq_len is None else replace(self.request, seq_len=seq_len)
+        asked = replace(asked, batch_size=self.least, optimizer=None, plan=plan).in_precision(self.dtype)
+        return prepare(asked, () if procedure == NAME else (procedure,))
 
     def ways(self, procedure: str) -> tuple[list[FitPlan], list[str]]:
         """A procedure under the plans that are tried, those that come to the same once; and what is refused, why."""
@@ -119,7 +115,7 @@ class FitQuestion:
         try:
             unplanned = self.run(procedure, "")
         except InputError as error:
-            if precision_of(self.dtype).quantized and all(choice is None for choice in self.learns):
+            if precision_of(self.dtype).quantized and not self.request.adapts:
                 return [], [str(error)]  # nothing is frozen, but in inference
             raise
         for plan in self.plans(procedure):
@@ -134,8 +130,8 @@ class FitQuestion:
         return different, list(refused)
 
     def plans(self, procedure: str) -> tuple[str, ...]:
-        if self.plan is not None:
-            return (self.plan.strip(),)
+        if self.request.plan is not None:
+            return (self.request.plan.strip(),)
         if procedure == NAME:
             return SERVED
         plans = (memory_engines()[self.engine].plans if self.engine else None) or PLANS
@@ -162,7 +158,7 @@ class FitQuestion:
 
     def runner(self, step: MemoryStep) -> ChosenEngine:
         """Return the engine of a row: graph under the plans that are tried and that the default engine cannot run."""
-        return engine_of(step, self.engine, is_tried=self.plan is None)
+        return engine_of(step, self.engine, is_tried=self.request.plan is None)
 
     def step(self, run: PreparedRun, procedure: str) -> MemoryStep:
         chosen_engine = memory_engines()[self.engine or GRAPH]
@@ -171,7 +167,8 @@ class FitQuestion:
         kind, eager = precision_of(self.dtype), self.eager
         step = MemoryStep(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, eager=eager)
         step.regions = self.regions
-        return step.over_mesh(self.over[0] or "", *self.over[1:], chosen_engine.trains) if self.over else step
+        asked = self.request
+        return step.over_mesh(asked.mesh, asked.place, asked.placement, chosen_engine.trains) if asked.mesh else step
 
     def _learning(self, run: PreparedRun, procedure: str) -> FitPlan:
         step = self.step(run, procedure)
@@ -237,16 +234,10 @@ class FitQuestion:
             return None if narrow else replace(self, dtype=value)
         if name == "optimizer":
             return None if self.optimizer == value or procedure == NAME else replace(self, optimizer=value)
-        if (
-            procedure == NAME
-            or not find_procedure(procedure).differentiates
-            or any(choice is not None for choice in self.learns)
-        ):
+        if procedure == NAME or not find_procedure(procedure).differentiates or self.request.adapts:
             return None
-        changed_place = ADAPTING.index(name)
-        return replace(
-            self, learns=tuple(value if place == changed_place else choice for place, choice in enumerate(self.learns))
-        )
+        changed: dict[str, Any] = {name: value}
+        return replace(self, request=replace(self.request, **changed))
 
     def stored(self, frozen: int) -> bool:
         """Whether frozen weights fit the flash."""
@@ -305,7 +296,7 @@ def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -
         (
             fitting_length
             for fitting_length in lengths
-            if fitting_length and replace(question, seq_len=fitting_length).fits(procedure)
+            if fitting_length and question.at_length(fitting_length).fits(procedure)
         ),
         0,
     )

@@ -148,7 +148,7 @@ def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[
             trained = unplanned.trained if name != NAME else trained
             for plan in question.plans(name):
                 run = replace(unplanned, plan=plan)
-                over = over or (question.step(run, name).over if question.over else None)
+                over = over or (question.step(run, name).over if question.request.is_sharded else None)
                 rows_by_lines.append(
                     _served(question, run, lengths, why_not)
                     if name == NAME

@@ -8,23 +8,19 @@ from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError, named_one, shown
-from learncost.ir.precision import either
 from learncost.ir.table import Table
-from learncost.layers.layer import Layer
 from learncost.liveness import LiveArray, LiveInterval, Moment
-from learncost.models.configuration import Configuration
 from learncost.models.tables import letters_of
 from learncost.passes.plan import plan_of
 from learncost.procedures.optimizer import DEFAULT
-from learncost.procedures.procedure import MODES, PAPER
+from learncost.procedures.procedure import MODES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
 from learncost.reports.memory.step import CPU, GPU, EagerOptions, MemoryStep, implementation_named
 from learncost.reports.memory.types import bytes_of
-from learncost.reports.question import question
-from learncost.reports.request import Request
+from learncost.reports.request import Request, takes_request
 from learncost.reports.run import possible, prepare
 from learncost.reports.sheet import Drawn
 
@@ -207,37 +203,11 @@ _FIELDS = (
 )  # fmt: skip
 
 
-@question()
-def memory(
-    model: str | Configuration | Layer,
-    procedure: str = "bp",
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    optimizer: str | None = None,
-    dropout: float | str = 0.0,
-    dtype: str | None = None,
-    *,
-    precision: str | None = None,
-    plan: str | None = None,
-    accumulate: int | str = 1,
-    clip: float | str | None = None,
-    budget: int | str | None = None,
-    on: str | None = None,
-    engine: str = "",
-    module: str = "",
-    optimizer_implementation: str = "",
-    mode: str = PAPER,
-    train: object = None,
-    train_layers: object = None,
-    lora: object = None,
-    lora_rank: object = None,
-    lora_alpha: object = None,
-    mesh: str | None = None,
-    place: str | None = None,
-    placement: str | None = None,
-    **sizes: Any,
-) -> Memory | MemoryComparison:
+@takes_request(
+    "model procedure batch_size seq_len target_len optimizer dropout dtype * precision plan accumulate clip budget on "
+    "engine module optimizer_implementation mode train train_layers lora lora_rank lora_alpha mesh place placement"
+)
+def memory(request: Request) -> Memory | MemoryComparison:
     """The exact memory of one training step: the peak, the live arrays at the peak, and the batch that fits a budget.
 
     Parameters
@@ -312,52 +282,49 @@ def memory(
     {'batch_size': 31, 'seq_len': 1024}
     """
     regions: tuple[Region, ...] = ()
-    eager = EagerOptions(module, CPU, implementation_named(optimizer_implementation), _clips(clip))
-    if on == GPU:
+    budget, engine = request.budget, request.engine
+    eager = EagerOptions(
+        request.module, CPU, implementation_named(request.optimizer_implementation), _clips(request.clip)
+    )
+    if request.on == GPU:
         eager = replace(eager, device=GPU)
-    elif on is not None:
+    elif request.on is not None:
         from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
 
         if budget is not None:
             raise InputError("--budget and --on both set the available memory: give one of them")
-        if not (device := find_device(on)).data:
+        if not (device := find_device(request.on)).data:
             raise InputError(f"the memory of {device.name} is not known: give --budget, such as --budget 24GB")
         engine = engine or ("c99" if device.core else "")
         regions = device.free
         budget = sum(region.bytes for region in regions)
         eager = replace(eager, device=device.torch or CPU)
-    limit, parts = None if budget is None else bytes_of("budget", budget), 1
-    learning: dict[str, Any] = {"train": train, "train_layers": train_layers, "lora": lora}
-    learning |= {"lora_rank": lora_rank, "lora_alpha": lora_alpha}
-    kind = either(dtype, precision)
-    named_one("mode", mode, MODES)
-    request = Request(model, seq_len=seq_len, target_len=target_len, dropout=dropout, sizes=sizes)
-    request = replace(request, precision=kind.name, **learning)
+    limit, parts, kind = None if budget is None else bytes_of("budget", budget), 1, request.kind(trains=True)
+    named_one("mode", request.mode, MODES)
+    if request.is_sharded:
+        check_over(engine)
+        from learncost.reports.mesh_cost import whole_batch, with_global_batch  # only where there is a mesh
 
-    if mesh or place or placement:
-        check_over(mesh, engine)
-        from learncost.reports.mesh_cost import whole_batch  # imported where it is needed: start-up counts
-
-        parts = whole_batch(mesh or "", place, placement)
-        batch_size = parts if batch_size is None else batch_size
-        engine = engine or GRAPH
+        parts = whole_batch(request.mesh or "", request.place, request.placement)
+        request, engine = with_global_batch(request), engine or GRAPH
+    counted_alone = replace(request, price_book="run", optimizer=None, tokens=None).in_precision(kind.name)
 
     def of_one(procedure: str, engine: str) -> Memory:
         chosen_engine = named_one("engine", engine or USUAL, memory_engines())
-        chosen_plan = chosen_engine.plan if plan is None else plan
-        run = prepare(replace(request, procedure=procedure, plan=chosen_plan, batch_size=batch_size))
-        chosen = optimizer or DEFAULT
-        planner = chosen_engine.planner if mesh is None else of_part(chosen_engine.planner, parts)
-        step = MemoryStep(run, procedure, kind, chosen, accumulate, False, limit, planner, mode=mode, eager=eager)
+        chosen_plan = chosen_engine.plan if request.plan is None else request.plan
+        run = prepare(replace(counted_alone, procedure=procedure, plan=chosen_plan))
+        chosen, accumulate = request.optimizer or DEFAULT, request.accumulate
+        planner = of_part(chosen_engine.planner, parts) if request.is_sharded else chosen_engine.planner
+        step = MemoryStep(run, procedure, kind, chosen, accumulate, False, limit, planner, request.mode, eager)
         step.regions = regions
-        if mesh is not None:
-            step = step.over_mesh(mesh, place, placement, chosen_engine.trains)
+        if request.mesh is not None:
+            step = step.over_mesh(request.mesh, request.place, request.placement, chosen_engine.trains)
         answer = answered(step, engine, limit)
         if limit is not None and not any(answer.fits.values() if answer.fits else ()):
             raise InputError(_too_little(answer, limit))
         return answer
 
-    names, engines = _names("procedures", procedure), _names("engines", engine)
+    names, engines = _names("procedures", request.procedure), _names("engines", engine)
     if len(names) > 1 and len(engines) > 1:
         raise InputError(
             "several procedures and several engines cannot be compared at once: give one procedure or one engine"
@@ -387,10 +354,8 @@ def _clips(clip: float | str | None) -> bool:
     return True
 
 
-def check_over(mesh: str | None, engine: str) -> None:
-    """Refuse options that do not apply to a mesh."""
-    if mesh is None:
-        raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
+def check_over(engine: str) -> None:
+    """Raise `InputError` for engines that do not support a mesh."""
     for name in filter(None, engine.split(",")):
         if why := named_one("engine", name.strip(), memory_engines()).alone:
             others = " or ".join(each.name for each in memory_engines().values() if not each.alone)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from learncost.ir.errors import InputError
@@ -124,7 +124,7 @@ def table_memories(names: Iterable[str], request: Request) -> dict[str, Memory]:
     memories = {}
     for name in names:
         with suppress(InputError):
-            answer = memory(request.model, **request.given | {"procedure": name, "engine": "graph"})
+            answer = memory(replace(request, procedure=name, engine="graph"))
             assert isinstance(answer, Memory)
             memories[name] = answer
     return memories

@@ -58,7 +58,7 @@ def test_every_microbatch_has_masks_of_its_own():
 def test_rows_that_cannot_be_parted():
     trained = training("gpt2", "bp", "sgd", accumulate=2)
     tokens, _ = batch("gpt2", rows=3)
-    with pytest.raises(lc.InputError, match="3 sequences are not 2 equal microbatches"):
+    with pytest.raises(lc.InputError, match="3 sequences are not divisible into 2 microbatches"):
         trained.step(tokens)
 
 

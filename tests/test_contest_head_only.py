@@ -54,7 +54,7 @@ def test_it_is_a_control_and_no_procedure_that_is_compared_unasked():
     [
         ({"train": "head"}, "fixes the trainable parameters"),
         ({"lora": "q_proj"}, "fixes the trainable parameters"),
-        ({"price_book": "palm"}, "says nothing of head-only"),
+        ({"price_book": "palm"}, "does not apply to head-only"),
     ],
 )
 def test_what_it_does_not_go_with(given, message):

@@ -55,7 +55,7 @@ def test_what_is_stored_is_named_with_the_reason() -> None:
     assert found.outside["mlp.b1"].startswith("a sum over rows")
     table = table_of("gpt2")
     assert {*found.inside, *found.outside} == {*table.weights}
-    memory = lc.memory("gpt2", seq_len=16, plan="epilogue-update")
+    memory = lc.memory("gpt2", seq_len=16, plan="epilogue-update", engine="graph")
     assert memory.updates == found
     assert "wte (a sum of 2)" in str(memory.sheets()[0].notes)
     assert memory.to_dict()["updates"]["outside"]["wte"] == "a sum of 2"
@@ -65,9 +65,9 @@ def test_no_plan_without_its_reason() -> None:
     with pytest.raises(InputError, match="leave out epilogue-update"):
         planned(with_clipping(table_of("gpt2")), "epilogue-update")
     with pytest.raises(InputError, match="remove the plan epilogue-update"):
-        lc.memory("gpt2", batch_size=2, seq_len=16, accumulate=2, plan="epilogue-update")
+        lc.memory("gpt2", batch_size=2, seq_len=16, accumulate=2, plan="epilogue-update", engine="graph")
     with pytest.raises(InputError, match="requires an elementwise optimizer"):
-        lc.memory("gpt2", seq_len=16, optimizer="muon", plan="epilogue-update")
+        lc.memory("gpt2", seq_len=16, optimizer="muon", plan="epilogue-update", engine="graph")
 
 
 def test_weight_decay_stands_in_the_product_too() -> None:

@@ -86,7 +86,7 @@ def test_a_column_of_zeros_can_learn() -> None:
 
 
 def test_who_cannot_have_codes_that_learn_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match="draws already"):
+    with pytest.raises(InputError, match="already draws random numbers"):
         lc.Training(lc.layer(MLP), "forward-gradient-activities", "sgd", precision="int8-learned").table()
     assert main(["memory", "gpt2", "--engine", "eager", "--dtype", "int8-learned", "--seq-len", "8"]) == 2
     assert "does not support quantized weights" in capsys.readouterr().err

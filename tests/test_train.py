@@ -670,7 +670,9 @@ def test_too_little_text(tmp_path, capsys):
     message = refused("train", tmp_path / "a.txt", "--out", tmp_path / "run", *TINY, capsys=capsys)
     assert "too few for sequences of 16" in message
     (tmp_path / "b").write_bytes(b"\0")
-    assert "there is no text" in refused("train", tmp_path / "b", "--out", tmp_path / "two", *TINY, capsys=capsys)
+    assert "the paths contain no text" in refused(
+        "train", tmp_path / "b", "--out", tmp_path / "two", *TINY, capsys=capsys
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b"]  # nothing was made
 
 

@@ -60,7 +60,7 @@ def test_memory_by_runner_is_that_of_the_command(client):
 def test_a_runner_that_refuses_says_why(client):
     several = view(client, "engines", **SMALL, precision="bf16-masters", engine="eager")
     rows = {row["name"]: row for row in chart(several, "bars")["rows"]}
-    assert rows["numpy"]["refused"] == "supports only fp32 or fp64"
+    assert rows["numpy"]["refused"] == "supports only fp32 or fp64: give --engine graph"
 
 
 def test_the_page_shows_the_runner_that_is_chosen(client):

@@ -91,12 +91,10 @@ def _unit(step: MemoryStep) -> int:
 def _largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:
     if not has_batch(step.model.table):
         return int(chosen_engine.peak(step, step.sizes()) <= budget)
-    if step.over:  # every device has as many
-        unit = _unit(step)
-        return unit * largest_batch(lambda several: chosen_engine.peak(step, step.sizes(several * unit)), budget)
-    if chosen_engine.largest:
+    if chosen_engine.largest and not step.over:
         return chosen_engine.largest(step, budget)
-    return largest_batch(lambda batch: chosen_engine.peak(step, step.sizes(batch)), budget)
+    unit = _unit(step)  # every device, and every microbatch, has as many
+    return unit * largest_batch(lambda several: chosen_engine.peak(step, step.sizes(several * unit)), budget)
 
 
 def longest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int | None:

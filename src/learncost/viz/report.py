@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -16,11 +15,12 @@ from learncost.models.argument import NamedLayer
 from learncost.models.storage import written
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.reports.memory.memory import Memory, memory
-from learncost.reports.question import question
+from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import Readable
+from learncost.viz.comparisons import of_memory
 from learncost.viz.document import document
 from learncost.viz.page import page
-from learncost.viz.views import VIEWS, pictures
+from learncost.viz.views import pictures
 
 MOST = 50_000
 """Lines that a step may run for its memory under the usual engine to be told, which goes through each of them: 96
@@ -71,18 +71,11 @@ class Report(Readable):
         return f"{where}, {', '.join(self.models)} by {', '.join(self.procedures)}. Open it in any browser.{refusals}"
 
 
-@question(
-    document,
-    "price_book batch_size seq_len target_len optimizer dropout dtype context precision plan "
-    "train train_layers lora lora_rank lora_alpha",
+@takes_request(
+    "procedure on output price_book batch_size seq_len target_len optimizer dropout dtype context precision plan train "
+    "train_layers lora lora_rank lora_alpha"
 )
-def report(
-    *models: str,
-    procedure: str | None = None,
-    on: str | None = None,
-    output: str | None = "report.html",
-    **sizes: Any,
-) -> Report:
+def report(request: Request, *models: str, procedure: str | None = None, output: str | None = "report.html") -> Report:
     """Write one HTML file with the cost of a step by layer and line, its memory, its time, and every formula.
 
     It opens in any browser, without a network. Its sliders recompute the counts exactly.
@@ -136,10 +129,11 @@ def report(
         refusals: list[InputError] = []
         for name in names:
             try:
-                of_model.append(document(model, name, on=on, side_by_side=side_by_side, **sizes))
-                _add_usual(of_model[-1], model, sizes)
+                asked = replace(request, model=model, procedure=name)
+                of_model.append(document(asked, side_by_side))
+                _add_usual(of_model[-1], asked)
                 if len(of_model) == 1:  # the others have the same modules, and a program is laid out for one
-                    of_model[-1]["views"] = pictures({"model": model, "procedure": name, "on": on, **sizes})
+                    of_model[-1]["views"] = pictures({**asked.given, "model": model, "procedure": name})
             except InputError as error:
                 if not procedure and name == "bp":
                     raise
@@ -178,13 +172,11 @@ def _called(model: object) -> str:
     raise InputError(f"report requires the name of a model, a path or a table, not {shown(model)}")
 
 
-def _add_usual(step: dict[str, Any], model: str, sizes: Mapping[str, Any]) -> None:
-    """The memory of the default engine, as `learncost memory` predicts it, next to that of the table."""
+def _add_usual(step: dict[str, Any], request: Request) -> None:
+    """Add to the memory of engine graph that of the default engine, as `learncost memory` predicts it."""
     if step["memory"].get("usual", {"runs": MOST + 1})["runs"] > MOST:
         return
-    taken = {**VIEWS["engines"].taken(sizes), "procedure": step["said"]["procedure"]}
-    taken = {name: value for name, value in taken.items() if name not in ("on", "dtype", "engine")}
     with suppress(InputError):
-        usual = memory(model, **taken | {"precision": step["said"]["dtype"]})
+        usual = memory(of_memory(request.in_precision(step["said"]["dtype"])))
         assert isinstance(usual, Memory)
         step["memory"]["usual"] |= {"engine": usual.engine, "peak": usual.peak, "module": usual.module}

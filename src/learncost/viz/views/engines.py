@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from learncost.devices.device import device
 from learncost.devices.rates import HERE, calibrated, rates
@@ -11,17 +11,23 @@ from learncost.ir.precision import training_precision
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.step import GPU
-from learncost.reports.question import question
+from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import size_of
-from learncost.viz.views.picture import MADE, BarRow, Bars, MemoryBlocks, Picture, command_of
+from learncost.viz.views.picture import MADE, BarRow, Bars, MemoryBlocks, Picture
 
 ADDRESSED = 2**32
 """Bytes that a 32-bit processor addresses: of more no program without an operating system is laid out here."""
 
 
-@question(memory, "procedure batch_size seq_len target_len optimizer dropout dtype precision plan "
-    "train train_layers lora lora_rank lora_alpha")  # fmt: skip
-def by_engine(model: Any, *, engine: str = "", on: str | None = None, **sizes: Any) -> Picture:
+_STEP = (
+    "model * procedure batch_size seq_len target_len optimizer dropout dtype precision plan train train_layers lora "
+    "lora_rank lora_alpha"
+)
+"""The fields of a request that both views have."""
+
+
+@takes_request(f"{_STEP} engine on")
+def by_engine(request: Request) -> Picture:
     """The memory of a step at its peak, as every engine executes it.
 
     Parameters
@@ -36,9 +42,11 @@ def by_engine(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
     InputError
         As for `lc.memory`.
     """
-    if on and not (sizes.get("precision") or sizes.get("dtype")):
-        sizes["precision"] = training_precision(rates(on).dtype)
-    table = memory(model, **sizes, engine=GRAPH)
+    on, engine = request.on, request.engine
+    if on and not request.is_typed:
+        request = request.in_precision(training_precision(rates(on).dtype))
+    request = replace(request, on=None, engine="")
+    table = memory(replace(request, engine=GRAPH))
     assert isinstance(table, Memory)
     on_gpu = bool(on) and on != HERE and not calibrated(on) and device(on).torch == GPU
     rows = list[BarRow]()
@@ -49,8 +57,8 @@ def by_engine(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
             rows.append(BarRow(name, refused=why, here=here))
             continue
         try:
-            there = {"on": GPU} if on_gpu and chosen_engine.module else {}
-            answer = table if name == GRAPH else memory(model, **sizes, **there, engine=name)
+            there = GPU if on_gpu and chosen_engine.module else None
+            answer = table if name == GRAPH else memory(replace(request, on=there, engine=name))
         except InputError as error:
             rows.append(BarRow(name, refused=str(error).removeprefix(f"--engine {name} "), here=here))
             continue
@@ -67,7 +75,7 @@ def by_engine(model: Any, *, engine: str = "", on: str | None = None, **sizes: A
     )
     lead = "Peak memory of the step by engine. Choose one for the sentence above and the memory curve."
     names = [name for name, chosen_engine in memory_engines().items() if name in peaks]
-    command = command_of(("memory",), model, {**sizes, "engine": ",".join(names)})
+    command = replace(request, engine=",".join(names)).command("memory")
     notes = tuple(f"{name}: {memory_engines()[name].convention}" for name in names)
     return Picture(title, lead, (Bars("", "bytes", tuple(rows), made=MADE),), notes, command)
 
@@ -83,9 +91,8 @@ def too_large(table: Memory) -> str:
 ENGINE = "c99"
 
 
-@question(memory, "procedure batch_size seq_len target_len optimizer dropout dtype precision plan "
-    "train train_layers lora lora_rank lora_alpha")  # fmt: skip
-def arena(model: Any, **sizes: Any) -> Picture:
+@takes_request(_STEP)
+def arena(request: Request) -> Picture:
     """The memory map of a step on a processor without an operating system.
 
     Raises
@@ -93,27 +100,28 @@ def arena(model: Any, **sizes: Any) -> Picture:
     InputError
         As for `lc.memory`, and for a step that is too large.
     """
-    return _laid(model, sizes)
+    return _laid(request)
 
 
 SMALL = 64 * 2**20
 """Bytes of a step that a report lays out for a microcontroller: what the largest have with memory beside them."""
 
 
-def small_arena(model: Any, **sizes: Any) -> Picture:
+@takes_request(_STEP)
+def small_arena(request: Request) -> Picture:
     """The same of a step that a microcontroller may hold. Raises `InputError` for others, too."""
-    return _laid(model, sizes, SMALL)
+    return _laid(request, SMALL)
 
 
-def _laid(model: Any, sizes: dict[str, Any], most: int | None = None) -> Picture:
+def _laid(request: Request, most: int | None = None) -> Picture:
     """The picture of a step that takes at most so many bytes as the table says."""
-    table = memory(model, **sizes, engine=GRAPH)
+    table = memory(replace(request, engine=GRAPH))
     assert isinstance(table, Memory)
     if why := too_large(table):
         raise InputError(why)
     if most is not None and table.peak > most:
         raise InputError(f"the step takes {size_of(table.peak)}, more than {size_of(most)}")
-    answer = memory(model, **sizes, engine=ENGINE)
+    answer = memory(replace(request, engine=ENGINE))
     assert isinstance(answer, Memory)
     laid = answer.arena
     assert laid is not None
@@ -148,4 +156,4 @@ def _laid(model: Any, sizes: dict[str, Any], most: int | None = None) -> Picture
         *((f"Plan: {answer.plan}.",) if answer.plan else ()),
         "Choose a smaller model by its sizes above, or another plan, to see what a microcontroller takes.",
     )
-    return Picture(title, lead, charts, notes, command_of(("memory",), model, {**sizes, "engine": ENGINE}))
+    return Picture(title, lead, charts, notes, replace(request, engine=ENGINE).command("memory"))

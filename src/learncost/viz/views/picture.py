@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
-
-from learncost.layers.layer import Layer
-from learncost.models.argument import NamedLayer
-from learncost.reports.question import flags_typed
 
 
 @dataclass(frozen=True)
@@ -139,11 +134,3 @@ class Picture:
         """As a page has it."""
         charts = [{"kind": chart.kind, **asdict(chart)} for chart in self.charts]
         return {**asdict(self), "charts": charts}
-
-
-def command_of(words: Sequence[str], model: object, settings: Mapping[str, Any]) -> str:
-    """A command line; of what is no name of a model, the name that its file has on the page."""
-    name = f"{model.name}.table" if isinstance(model, Layer) else model if isinstance(model, str) else "config.json"
-    read_by = model.read_by if isinstance(model, NamedLayer) else ()
-    given = {name: value for name, value in settings.items() if value is not None}
-    return shlex.join(["learncost", *words, name, *read_by, *flags_typed(given)])

@@ -89,19 +89,13 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     check_choice("by", by, BY)
     counts_alone, trains = request.on is None and not request.mesh, bool(request.mesh) and request.is_training
     kind = request.kind(counts_alone, trains) if request.is_typed else None
-    rates = cluster = None
-    if request.on is not None:
-        from learncost.devices.rates import rates as attained  # imported where it is needed: start-up counts
+    cluster, rates = None, None if request.mesh else request.rates(kind)
+    if request.on is not None and request.mesh:
+        from learncost.devices.sustained import sustained  # imported where it is needed: start-up counts
+        from learncost.reports.mesh_time import cluster_of
 
-        engine = "kernels" if request.plan else "operators"
-        if request.mesh:
-            from learncost.devices.sustained import sustained
-            from learncost.reports.mesh_time import cluster_of
-
-            cluster = cluster_of(request.on)
-            rates = sustained(cluster.device, kind.values if kind else cluster.device.trained_in, engine)
-        else:
-            rates = attained(request.on, kind.values if kind else None, engine)
+        cluster = cluster_of(request.on)
+        rates = sustained(cluster.device, kind.values if kind else cluster.device.trained_in, request.timed_as)
     type_name = kind.name if kind else request.usual_precision(rates)
     request = request.in_precision(type_name)
     if procedure in INFERENCE:

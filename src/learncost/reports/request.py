@@ -106,6 +106,19 @@ class Request:
         depends = self.is_training if trains is None else trains
         return either(self.dtype, self.precision, counts_alone=counts_alone, trains=depends)
 
+    @property
+    def timed_as(self) -> str:
+        """Return whose time is predicted: of this package's kernels under a plan, else of PyTorch's operators."""
+        return "kernels" if self.plan else "operators"
+
+    def rates(self, kind: Precision | None) -> Rates | None:
+        """Return the rates of the request's device in a precision, its usual one if None; None without a device."""
+        if self.on is None:
+            return None
+        from learncost.devices.rates import rates  # imported where it is needed: start-up counts
+
+        return rates(self.on, kind.values if kind else None, self.timed_as)
+
     def usual_precision(self, rates: Rates | None) -> str:
         """Return the name of the precision where none is given: that of a device's rates, fp32 without a device."""
         dtype = (rates.dtype if rates else "") or "fp32"

@@ -181,11 +181,7 @@ def trace(request: Request, output: str | None = None) -> Trace:
     procedure = request.procedure
     find_procedure(procedure, INFERENCE)
     kind = request.kind() if request.is_typed else None
-    rates = None
-    if request.on is not None:
-        from learncost.devices.rates import rates as attained
-
-        rates = attained(request.on, kind.values if kind else None, "kernels" if request.plan else "operators")
+    rates = request.rates(kind)
     type_name = kind.name if kind else request.usual_precision(rates)
     request = request.in_precision(type_name)
     if procedure in INFERENCE:

@@ -18,7 +18,7 @@ from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.fit_question import FitQuestion, Fitting, advice_for, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.memory import check_over
-from learncost.reports.memory.step import CPU, GPU, EagerOptions, implementation_named
+from learncost.reports.memory.step import device_asked
 from learncost.reports.memory.types import bytes_of, said_bytes
 from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of
@@ -263,20 +263,11 @@ def fit(
             f"remove --{batch.replace('_', '-')}: learncost fit finds the largest batch that fits; learncost memory "
             "predicts the peak of one batch"
         )
-    device, regions, engine, over = None, tuple[Region, ...](), request.engine, request.is_sharded
-    module = request.module and module_named(request.module).name
-    eager = EagerOptions(module, CPU, implementation_named(request.optimizer_implementation))
-    if request.on == GPU:
-        eager = replace(eager, device=GPU)
-    elif request.on is not None:
-        from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
-
-        device = find_device(request.on)
-        engine = engine or ("c99" if device.core else "")
+    regions, over, (device, engine, eager) = tuple[Region, ...](), request.is_sharded, device_asked(request)
+    if device is not None:
         if ram is None and engine == "c99" and device.core:
             regions = device.free
         ram, flash = ram or device.data or None, device.flash if flash is None else flash
-        eager = replace(eager, device=device.torch or CPU)
     if ram is None:
         known = f"the memory of {device.name} is not known: " if device else ""
         raise InputError(f"{known}give --ram, such as --ram 24GB, or --on with a device of known memory")
@@ -338,7 +329,7 @@ def fit(
         length = 0
     model_name = run.model.configuration.name
     by_module = any(memory_engines()[row.engine].module for row in rows)
-    ran = module_named(module or usual_module(run.model)).name if by_module else ""
+    ran = module_named(eager.module or usual_module(run.model)).name if by_module else ""
     settings = question.dtype, question.optimizer, length, bytes_of("ram", ram), question.flash, engine
     named = device.name if device else ""
     return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, named, placed, regions)

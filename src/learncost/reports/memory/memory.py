@@ -18,7 +18,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
-from learncost.reports.memory.step import CPU, GPU, EagerOptions, MemoryStep, implementation_named
+from learncost.reports.memory.step import MemoryStep, device_asked
 from learncost.reports.memory.types import bytes_of
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import possible, prepare
@@ -282,23 +282,15 @@ def memory(request: Request) -> Memory | MemoryComparison:
     {'batch_size': 31, 'seq_len': 1024}
     """
     regions: tuple[Region, ...] = ()
-    budget, engine = request.budget, request.engine
-    eager = EagerOptions(
-        request.module, CPU, implementation_named(request.optimizer_implementation), _clips(request.clip)
-    )
-    if request.on == GPU:
-        eager = replace(eager, device=GPU)
-    elif request.on is not None:
-        from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
-
+    budget, (device, engine, eager) = request.budget, device_asked(request)
+    eager = replace(eager, clip=_clips(request.clip))
+    if device is not None:
         if budget is not None:
             raise InputError("--budget and --on both set the available memory: give one of them")
-        if not (device := find_device(request.on)).data:
+        if not device.data:
             raise InputError(f"the memory of {device.name} is not known: give --budget, such as --budget 24GB")
-        engine = engine or ("c99" if device.core else "")
         regions = device.free
         budget = sum(region.bytes for region in regions)
-        eager = replace(eager, device=device.torch or CPU)
     limit, parts, kind = None if budget is None else bytes_of("budget", budget), 1, request.kind(trains=True)
     named_one("mode", request.mode, MODES)
     if request.is_sharded:

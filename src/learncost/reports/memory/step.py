@@ -33,9 +33,11 @@ from learncost.program.lifetimes import FEW, Walked, every_iteration
 from learncost.program.regions import Region
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX
+from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun
 
 if TYPE_CHECKING:
+    from learncost.devices.device import Device
     from learncost.procedures.accumulation import Accumulated
     from learncost.reports.mesh_cost import OverMesh
 
@@ -65,6 +67,24 @@ class EagerOptions:
 def implementation_named(name: str) -> str:
     """Return the implementation of an optimizer. Raises `InputError` for an unknown one."""
     return name and named_one("optimizer implementation", name, {each: each for each in IMPLEMENTATIONS})
+
+
+def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
+    """Return the device of a request, the engine, which a microcontroller sets, and the options of engine eager.
+
+    The device is None where none is given, and for any GPU. Raises `InputError` for an unknown one.
+    """
+    options = EagerOptions(
+        request.module and module_named(request.module).name,
+        GPU if request.on == GPU else CPU,
+        implementation_named(request.optimizer_implementation),
+    )
+    if request.on is None or request.on == GPU:
+        return None, request.engine, options
+    from learncost.devices.device import device as find_device  # only where it is asked for: start-up counts
+
+    device = find_device(request.on)
+    return device, request.engine or ("c99" if device.core else ""), replace(options, device=device.torch or CPU)
 
 
 _Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have

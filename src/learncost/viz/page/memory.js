@@ -45,7 +45,7 @@ section(
   () => Object.values(page.view.names).map(String),
 );
 
-/** What the step takes as it is run by default, where that is another engine than the table; or where that is told. */
+/** The peak of the default engine, if it is not engine graph; or the command that predicts it. */
 function usualSaid({ usual }) {
   if (!usual) return "";
   if (usual.peak === undefined)

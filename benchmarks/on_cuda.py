@@ -1,6 +1,6 @@
 """What the package says of PyTorch, held to a GPU: values, trainings, memory, time.
 
-    python benchmarks/on_cuda.py [--only values,training,memory,imported,time] [--quick] [--json FILE]
+    python benchmarks/on_cuda.py [--only values,training,memory,imported,steps,time] [--quick] [--json FILE]
     python benchmarks/on_cuda.py --device cpu --quick
 
 Needs torch, and transformers for rows of its modules. A row that fails says why, and the others go on. With
@@ -12,6 +12,7 @@ training  `learncost train --device cuda` beside the same on a processor: losses
 memory    the peak that `memory` predicts beside the bytes that were asked of the caching allocator (`requested_bytes`,
           without its rounding) while two steps ran, and those that it handed out; libraries' workspaces apart
 imported  the same of modules that were read
+steps     the same of optimizers, accumulation, clipping and checkpoints
 time      the median of steps by CUDA's events, in turns, beside what the published record of the card and a calibration
           say; MFU by the price book `matmul` over the published peak
 """
@@ -44,6 +45,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     "training": ("off", "steps", "first", "last"),
     "memory": ("predicted", "measured", "handed_out", "ratio"),
     "imported": ("predicted", "measured", "handed_out", "ratio"),
+    "steps": ("predicted", "measured", "handed_out", "ratio"),
     "time": ("seconds", "from", "to", "busy", "published", "calibrated", "mfu"),
 }
 
@@ -91,6 +93,7 @@ def main() -> None:
             "training": lambda: training(asked),
             "memory": lambda: peaks_of("memory", asked, futures["memory"]),
             "imported": lambda: peaks_of("imported", asked, futures["imported"]),
+            "steps": lambda: peaks_of("steps", asked, futures["steps"]),
             "time": lambda: timed(asked, given.calibration, given.compile),
         }
         for section in (each for each in COLUMNS if each in chosen):

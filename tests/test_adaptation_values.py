@@ -237,6 +237,7 @@ def test_low_rank_paths_of_grouped_queries(tmp_path):
         )
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("kind", ["nf4-64-double", "nf4-64", "int8-rows"])
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_gradients_are_those_of_autograd_on_dequantized_weights(kind, family):

@@ -252,6 +252,7 @@ def test_codes_and_frozen_matrices_of_a_table_begin_so_too(precision: str) -> No
         assert float(np.std(weights[name])) == pytest.approx((2 / inputs) ** 0.5, rel=0.1), name
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(("entry", "said"), [("both", True), ("predict", True), ("step", False)])
 def test_a_prediction_that_normalizes_over_its_batch_is_said_so(entry: str, said: bool) -> None:
     """A table has no running statistics, nor has a module that keeps none; of others nothing is said."""

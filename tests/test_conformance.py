@@ -73,6 +73,7 @@ def test_forward_pass_by_shapes(name):
     assert shapes.maccs == CASES[name].truth.forward
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("name", CASES)
 def test_both_passes_by_autograd(name):
     """What autograd runs, counted on meta, where that is all of it; experts on the CPU, without a fused kernel."""

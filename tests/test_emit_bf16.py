@@ -84,6 +84,7 @@ def test_every_product_is_in_bf16() -> None:
     assert set.union(*products.types) == {torch.bfloat16}
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("model", ["gpt2", "bert-base-uncased", "encoder-decoder"])
 @pytest.mark.parametrize("procedure", ["recompute", "pepita", "mempepita"])
 def test_every_procedure(model: str, procedure: str) -> None:

@@ -121,6 +121,7 @@ CASES = [
 CASES += [("gpt2", procedure, "momentum") for procedure in MORE]
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_losses_and_weights_are_numpys_where_no_gradient_is_stored(name: str) -> None:
     projected = {"vit": ("image",), "mlp": ("X",)}.get(name, ())
@@ -142,6 +143,7 @@ def test_losses_and_weights_are_numpys(name: str, procedure: str, optimizer: str
     assert set(found.nothing) <= {"attn.bK"}, "no other gradient is zero in mathematics"
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     "learning",
     [
@@ -197,6 +199,7 @@ def test_frozen_codes_are_read_by_products(name: str, learns: dict[str, str]) ->
     )
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", ["mlp", "convolution", "gpt2", "vit"])
 def test_activations_wait_for_the_backward_pass_as_codes(name: str) -> None:
     learning = {"precision": "int8-kept", "optimizer": "sgd"}
@@ -209,6 +212,7 @@ def test_activations_wait_for_the_backward_pass_as_codes(name: str) -> None:
         assert program.firmware.program_memory.arena <= 0.85 * plain.firmware.program_memory.arena
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("name", ["mlp", "recurrence", "vit"])
 def test_products_are_of_whole_numbers(name: str) -> None:
     program = made(name, precision="int8-products", optimizer="sgd")

@@ -82,6 +82,7 @@ HELPERS = {
 }
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("kind", "where", "clips", "dtype", "error"),
     [

@@ -193,6 +193,7 @@ def test_encoders(kind, head):
     compare(kind, prefix + head, keys | labels)
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
@@ -212,6 +213,7 @@ def test_switches_of_encoders(kind, keys):
     compare(kind, ENCODERS[kind][0] + "ForMaskedLM", SMALL | keys)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("kind", "architecture", "keys"),
     [

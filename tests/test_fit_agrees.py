@@ -81,6 +81,7 @@ def test_so_do_they_where_the_planner_chooses_for_every_batch():
     assert at <= room < over
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("engine", LIMITED)
 def test_so_do_they_of_a_runner_that_is_named(engine):
     if engine == "operators":

@@ -71,6 +71,7 @@ def learning(module):
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(("architecture", "name"), HEADS)
 def test_a_head_learns_by_the_name_of_its_module(architecture, name, tmp_path):
     values = values_of(architecture)

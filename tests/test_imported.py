@@ -46,6 +46,7 @@ def test_equal_blocks_become_a_repeat_that_costs_the_same(name):
     assert costs[0].parameters == costs[1].parameters
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("name", sorted(GROUPS))
 def test_operators_have_the_values_and_gradients_of_pytorch(name):
     module = GROUPS[name]()

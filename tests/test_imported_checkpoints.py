@@ -281,6 +281,7 @@ class Wide(nn.Module):
         return self.narrow(torch.relu(self.wide(x)))
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("chosen", ["wide", "narrow", "wide,narrow"])
 @pytest.mark.parametrize("fold", [True, False])
 def test_paths_of_low_rank_run_again_with_the_line_that_they_adapt(chosen, fold):
@@ -298,6 +299,7 @@ def test_paths_of_low_rank_run_again_with_the_line_that_they_adapt(chosen, fold)
     assert ours.total.flops == counter.get_total_flops()
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_t5_makes_zeros_that_require_a_gradient(reentrant):
     """Its layers share a bias; under checkpoints that is zeros which require a gradient that nothing reads."""
@@ -369,6 +371,7 @@ BEHIND = {
 }
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize("behind", BEHIND)
 def test_attention_at_the_end_of_a_checkpoint_runs_again_as_a_kernel_or_as_its_products(behind, reentrant):
@@ -418,6 +421,7 @@ class Embedded(nn.Module):
         return self.head(checkpoint(self.run, x, use_reentrant=False) if self.outer else self.run(x))
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize(("between", "outer"), [(0, False), (2, False), (4, False), (2, True)])
 def test_a_reentrant_checkpoint_whose_input_stops_to_learn_has_no_gradient(reentrant, between, outer):

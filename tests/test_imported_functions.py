@@ -92,6 +92,7 @@ def test_distributions_whose_parameters_learn():
     assert max(found.value, found.gradient, found.module) < 1e-12
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_cross_entropy_with_shares_of_classes(reduction):
     """Targets that are probabilities, with weights of classes and smoothing."""
@@ -134,6 +135,7 @@ def variances(x):
     return torch.nn.functional.gaussian_nll_loss(x, x.roll(1), x.square() * 1e-3, full=True, eps=1e-4, reduction="sum")
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     "function",
     [

@@ -212,6 +212,7 @@ def asserts(m, x):
     assert x.shape[1] == 7, "seven"
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("said", REFUSED, ids=[f"refusal{place}" for place in range(len(REFUSED))])
 def test_it_is_refused_in_one_line(said):

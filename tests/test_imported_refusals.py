@@ -96,6 +96,7 @@ DISTRIBUTIONS = {
 }
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("as_run", [False, True])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_a_distribution_that_is_returned_is_its_parameters(name, as_run):

@@ -289,6 +289,7 @@ def decoders():
             continue
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("family", list(decoders()))
 def test_every_family_decodes_what_a_position_of_its_prompt_costs(family, tmp_path):
     """Of N tokens with N keys each, in a product of matrices all cost the same: N steps after N - 1 are the prompt.

@@ -42,6 +42,7 @@ def expected(kind: str, logits: torch.Tensor, answers: torch.Tensor) -> torch.Te
     return functional.cross_entropy(logits.flatten(0, -2), answers.flatten(), ignore_index=-1)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("family", KINDS)
 def test_every_kind_of_answer_counts_as_in_pytorch(family: str) -> None:
     """On NumPy and as a module of PyTorch, with answers that are not there: values and gradients of one step."""

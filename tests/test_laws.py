@@ -32,6 +32,7 @@ def answered(function, request, **changed):
         return None
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("number", FEW)
 def test_more_never_takes_less_memory_operations_or_time(number):
     request, shown = training(number)
@@ -48,6 +49,7 @@ def test_more_never_takes_less_memory_operations_or_time(number):
             assert answered(lc.cost, request, **changed, on=on).timing.seconds >= seconds, (shown, changed)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("number", FEW)
 def test_operations_of_the_passes_grow_with_the_batch(number):
     """Twice at twice the batch: no line of these models joins samples."""
@@ -61,6 +63,7 @@ def test_operations_of_the_passes_grow_with_the_batch(number):
             assert two[name][1].flops == 2 * one[name][1].flops, (shown, name)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("number", FEW)
 def test_a_time_lies_in_its_interval(number):
     request, shown = training(number)
@@ -71,6 +74,7 @@ def test_a_time_lies_in_its_interval(number):
         assert 0 < timing.time.low <= timing.seconds <= timing.time.high, (shown, device)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("number", FEW)
 def test_the_largest_batch_fits_and_one_more_does_not(number):
     request, shown = training(number, plan=None)
@@ -91,6 +95,7 @@ def test_a_mesh_of_one_device_is_no_mesh(model):
     assert alone.peak == over.peak
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("number", FEW)
 def test_microbatches_never_take_more_than_the_undivided_batch(number):
     request, shown = training(number, procedure="bp", plan=None, precision="fp32", batch_size=8, seq_len=64)

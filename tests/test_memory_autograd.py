@@ -147,6 +147,7 @@ def test_a_tape_runs_once_for_the_peak_and_once_for_what_it_holds(monkeypatch):
     assert len(tapes) == 2
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("module", ["transformers", "plain"])
 @pytest.mark.parametrize("model", UNROLLED)
 def test_a_repeat_and_the_same_blocks_one_by_one_take_the_same(model, module):
@@ -201,6 +202,7 @@ def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator
     assert example_module.predicted(*case) == pytest.approx(measured, rel=0.02)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"])
 def test_every_weight_of_a_mixture_has_a_gradient_and_two_moments(family):
     """However few the tokens are: shared experts behind a gate of their own turn nothing, as positions do."""

@@ -151,6 +151,7 @@ LEARN = {
 }
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("chosen", LEARN)
 def test_the_module_runs_with_what_is_said_to_learn(chosen):
     said, learns = LEARN[chosen]

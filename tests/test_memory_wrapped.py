@@ -78,6 +78,7 @@ def predicted(name, dtype, placement, mesh, number, checkpoints):
     return lc.memory(configuration, "recompute" if checkpoints else "bp", 4 * number, optimizer="adamw", **flags)
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("name", "dtype", "placement", "mesh", "checkpoints"),
     [

@@ -88,6 +88,7 @@ def test_time_and_energy_follow_from_the_clock_and_the_current() -> None:
         lc.cost("gpt2", seq_len=8, on="nrf52840", dtype="bf16-masters")
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("plan", ["", "fused-update", "epilogue-update", "fused,epilogue-update"])
 def test_memory_on_c99_is_what_the_emitted_header_says(net: str, plan: str, optimizer: str) -> None:

@@ -78,6 +78,7 @@ def test_a_length_that_code_makes_a_number_of_stays_open():
     assert lc.cost(fixed, B=6).total == lc.cost(number).total
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     "function",
     [
@@ -148,6 +149,7 @@ class Positions(torch.nn.Module):
         return self.places(x + self.rows(torch.arange(2, 2 + x.shape[1])))
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize(
     ("module", "taken", "refused", "said"),
     [
@@ -335,6 +337,7 @@ def test_a_run_stores_what_it_does_not_read():
     assert step.total.flops == 2 * 2 * 2 * 4 * 3
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     "function",
     [

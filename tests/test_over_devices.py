@@ -141,6 +141,7 @@ def kept_in_blocks(t, placement, plan):
     return total / LAYERS
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("t", [1, 2, 4])
 @pytest.mark.parametrize(
     ("placement", "plan", "bytes_kept"),

@@ -202,6 +202,7 @@ def test_a_forward_pass_that_asks_for_a_gradient_of_its_input_has_one():
         lc.from_module(module, inputs, as_run=True)
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     ("function", "said"),
     [

@@ -152,6 +152,7 @@ def test_every_preset_is_clauses():
         assert row.source
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     ("name", "mesh_text", "placement", "plan"),
     [
@@ -187,6 +188,7 @@ def test_what_may_be_filled_up_is_no_choice_and_no_width(family, axes):
     assert not paddable(build(small(family)).table) & {"e", "d", "h", "f", "M"}
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("procedure", ["local", "local-shared", "evolution", "kolen-pollack", "dfa-linear"])
 def test_ways_to_learn_are_placed(procedure):
     model = build(small("gpt2", **SIZES))
@@ -241,6 +243,7 @@ def test_rows_that_are_as_many_as_are_priced_are_still_rows():
     assert np.abs(found - values[name]).max() <= 1e-12 * np.abs(values[name]).max()
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("name", "mesh_text", "text", "plan"),
     [

@@ -209,6 +209,7 @@ def test_small_modulations_tend_to_the_directional_derivative(model, sign):
         np.testing.assert_allclose(update / scale, expected, 1e-5, 1e-6 * float(expected.abs().max()), err_msg=name)
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("mode", ["paper", "stable"])
 @pytest.mark.parametrize("model", LEARNING)
 def test_without_a_modulation_only_the_head_learns_as_it_does_by_backpropagation(model, mode):

@@ -240,6 +240,7 @@ def test_the_document_names_those_who_are_asked():
     assert {question: set(re.findall("`([a-z-]+)", names_text)) for question, names_text in rows} == commands
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("model", KINDS)
 def test_every_price_book_says_one_number_to_all(model):
     settings = lengths(model)
@@ -258,6 +259,7 @@ def test_every_price_book_says_one_number_to_all(model):
         assert convention.counts.whole.flops == flops, convention.book.name
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("model", KINDS)
 def test_the_peak_of_one_sequence_and_the_batch_that_fits(model):
     settings = {"plan": "fused-update", **lengths(model)}

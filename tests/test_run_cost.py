@@ -357,6 +357,7 @@ def test_nothing_heavy_is_imported():
     assert heavy(*COMMAND.split()) <= heavy("cost", "gpt2")
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(
     "name", [name for row in PRECISIONS.values() if row.is_stored for name in (row.name, *row.also)]
 )
@@ -384,6 +385,7 @@ def test_a_precision_is_that_of_a_mesh_too():
     assert masters.spread.step.peak - none.spread.step.peak == 8 * weights
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("name", "called", "peak"),
     [

@@ -163,6 +163,7 @@ def test_stages_are_said_by_name_as_learncost_place_takes_them():
     assert named.spread.step.seconds == usual.spread.step.seconds
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("model", ["qwen3-235b-a22b", "mixtral-8x7b", "deepseek-v2-lite"])
 @pytest.mark.parametrize("mesh", ["pp=2,ep=8,tp=4", "ep=2,tp=2", "dp=2,ep=2,tp=2", "tp=2,ep=4"])
 def test_experts_beside_heads_and_widths_have_no_time(model, mesh):

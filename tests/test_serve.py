@@ -501,6 +501,7 @@ def answered(port):
     return httpx.get(f"http://127.0.0.1:{port}/api/fields", timeout=20).status_code
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize("sent", ["nothing", "half", "half of the second", "trickle", "half a body", "reads nothing"])
 def test_who_sends_half_a_request_keeps_nobody_waiting(sent, here):
     """200 connections, of which a server may have 128 beside each other."""

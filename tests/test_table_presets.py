@@ -31,6 +31,7 @@ PUBLISHED = {
 """torchvision's own num_params for the images' models, the safetensors of the others' repositories, DiT's paper."""
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("preset", table_presets(), ids=NAMES)
 def test_a_preset_that_is_a_table_costs_what_its_parameters_say(preset):
     step = lc.cost(preset.name, price_book="matmul")
@@ -193,6 +194,7 @@ def test_every_command_reads_a_config_json_of_another_package(tmp_path, monkeypa
     assert lc.cost(str(tmp_path / "x.table"), B=4).parameters == count
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -168,6 +168,7 @@ def test_bad_input_is_one_line(flags, said, capsys, monkeypatch, tmp_path):
     assert error.count("\n") == 1
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("procedure", ["prefill", "decode"])
 @pytest.mark.parametrize(
     "model", ["gpt2", "llama-3.2-1b", "t5-small", "gemma-2-2b", "mixtral-8x7b", "deepseek-v2-lite"]

@@ -101,6 +101,7 @@ def test_every_kind_is_learned_and_goes_on(kind, model, sizes, data, tmp_path):
     assert "said" in sample or "right" in sample or "replaced" in sample
 
 
+@pytest.mark.one_in(every=2)
 @pytest.mark.parametrize("at", [0, 8, -2])
 def test_pieces_are_the_whole_bit_for_bit(at, data, tmp_path):
     start(options(data, *KINDS[at], steps=3), tmp_path / "whole", Silent())
@@ -206,6 +207,7 @@ def test_an_epoch_has_every_example_once():
 # What is refused
 
 
+@pytest.mark.one_in(every=3)
 @pytest.mark.parametrize(
     ("flags", "change", "said"),  # flags begin with the data and the model
     [

@@ -272,6 +272,7 @@ def test_values_and_gradients(family: str, architecture: str, seed: int) -> None
     compare(model, module, np.random.default_rng(seed))
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("family", "architecture"), CASES)
 def test_padded_batches(family: str, architecture: str, seed: int) -> None:
@@ -322,6 +323,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.one_in(every=4)
 @pytest.mark.parametrize(("preset", "model", "parameters"), PUBLISHED, ids=[case[0] for case in PUBLISHED])
 def test_published_parameters(preset: str, model: str | dict, parameters: int) -> None:
     if isinstance(model, dict):  # sizes that are not given are the defaults of the model type

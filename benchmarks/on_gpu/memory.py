@@ -17,7 +17,8 @@ from prediction import gpt2, llama
 from torch.utils.checkpoint import checkpoint
 
 import learncost as lc
-from allocator import apart, workspaces  # of the tests, whose folder peaks.py has put on the path
+import test_memory_steps as steps  # of the tests, whose folder peaks.py has put on the path
+from allocator import apart, workspaces
 from learncost.models.configuration import configure
 from on_gpu.alive import alive
 from on_gpu.asked import Asked, Row, said, tried
@@ -112,7 +113,31 @@ def imported_cases(asked: Asked) -> Iterator[Case]:
         yield f"{name}, {dtype}", run, partial(imported_peaks.predicted, build, given, dtype, PLACES[asked.device])
 
 
-CASES: dict[str, Callable[[Asked], Iterator[Case]]] = {"memory": memory_cases, "imported": imported_cases}
+def steps_cases(asked: Asked) -> Iterator[Case]:
+    """Optimizers, accumulation, clipping and checkpoints, as `tests/test_memory_steps.py` has them."""
+    small = [(case, None, steps.LENGTH) for case in steps.CASES]
+    settings = (1, False, False), (4, True, False), (4, True, True)
+    large = [
+        ((name, optimizer, *setting), LARGE[name].keys, 1024)
+        for name, optimizer, setting in product(("gpt2", "llama"), steps.OPTIMIZERS, settings)
+    ]
+    for case, keys, length in asked.some([*small, *large], 4):
+        name, optimizer, microbatches, clip, checkpoints = case
+        more = (", clipped" if clip else "") + (", checkpoints" if checkpoints else "") + (", large" if keys else "")
+        what = f"{name} {optimizer}, microbatches {microbatches}{more}"
+        asks = partial(_peak_of_steps, *case, keys, length, on=PLACES[asked.device])
+        yield what, partial(steps.train, *case, keys, length), asks
+
+
+def _peak_of_steps(*case: Any, on: str | None) -> int:
+    return int(steps.predicted(*case, on=on).peak)
+
+
+CASES: dict[str, Callable[[Asked], Iterator[Case]]] = {
+    "memory": memory_cases,
+    "imported": imported_cases,
+    "steps": steps_cases,
+}
 
 
 def cases(section: str, asked: Asked) -> list[Case]:

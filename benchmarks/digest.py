@@ -86,7 +86,7 @@ def of_tables(preset: str) -> Iterator[Question]:
         yield memory("eager", "--procedure", procedure, *short)
     for engine in ("torch", "numpy"):
         yield memory(engine, *short, "--num-hidden-layers", "2")
-    yield f"{preset} fit", ("fit", preset, "--ram", "24GB", "--optimizer", "adamw", *length, "--json")
+    yield f"{preset} fit", ("fit", preset, "--budget", "24GB", "--optimizer", "adamw", *length, "--json")
 
 
 def of_sizes(preset: str) -> Iterator[Question]:

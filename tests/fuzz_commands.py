@@ -68,8 +68,7 @@ RIGHT = {
     "lora_alpha": "1 16 0.5 1e9",
     "accumulate": "1 2 3",
     "budget": "1 8GB 24GB 80GiB 1e15 1TB",
-    "ram": "1 64KB 256MB 8GB 24GB 1e15",
-    "flash": "0 1MB 1GB",
+    "flash_size": "0 1MB 1GB",
     "devices": "1 8 1024 1e6",
     "mfu": "0.4 1 1e-9",
     "hfu": "0.4 1 1e-9",
@@ -86,7 +85,7 @@ RIGHT = {
     "num_attention_heads": "1 2 12",
     "batch": "1",
 }
-NEEDED = {"fit": ("--ram", "8GB"), "run-cost": ("--tokens", "1e9", "--on", "A100-SXM-40GB")}
+NEEDED = {"fit": ("--budget", "8GB"), "run-cost": ("--tokens", "1e9", "--on", "A100-SXM-40GB")}
 LISTS = "models families sizes price-books procedures optimizers plans layers words devices countries runs commands"
 
 

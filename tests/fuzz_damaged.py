@@ -112,7 +112,7 @@ def made(place: Path) -> list[Case]:
     read = "cost {file} --B 2 --f 3", "explain {file}", "formulas {file}", "memory {file} --B 2 --f 3 --engine graph"
     emitted = "emit {file} --backend c99 --B 1 --f 2 --output {folder}/out.c"
     cases += [Case("mine.table", (*read, emitted), TABLE.encode())] * 2
-    asked = "cost {file}", "memory {folder}", "conventions {file}", "fit {file} --ram 8GB"
+    asked = "cost {file}", "memory {folder}", "conventions {file}", "fit {file} --budget 8GB"
     cases.append(Case("config.json", asked, json.dumps(SMALL).encode()))
     if (tokens := tokenizer()) is not None:
         train = f"train {text} {MODEL} --engine numpy --steps 1 --tokenizer {{file}} --out {{folder}}/new"

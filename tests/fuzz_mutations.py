@@ -33,7 +33,7 @@ ASKED = (
         "conventions {}",
         "rules {}",
         "formulas {}",
-        "fit {} --ram 8GB",
+        "fit {} --budget 8GB",
         "explain {}",
     ),
     *(

@@ -47,7 +47,7 @@ LINES = {
     "cost": [f"cost {{model}} {{lengths}} {flags}" for flags in ("", "--by equation --json", "--plan chunked-loss")],
     "compare": ["compare {model} {lengths}"],
     "memory": [f"memory {{model}} {{lengths}} --engine {engine}" for engine in ENGINES],
-    "fit": ["fit {model} {lengths} --ram 200kB"],
+    "fit": ["fit {model} {lengths} --budget 200kB"],
     "formulas": ["formulas {model}"],
     "emit": [f"emit {{model}} --backend {backend} --output {{folder}}/step{end}" for backend, end in BACKENDS.items()],
     "sweep": ["sweep {model} {lengths} --batch-size 1,2"],

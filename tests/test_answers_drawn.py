@@ -50,7 +50,7 @@ def test_what_fits_is_drawn_beside_what_there_is(ram: str) -> None:
     fit = lc.fit("gpt2", ram, procedures="bp", seq_len=8, n_layer=1, n_embd=64, n_head=4, vocab_size=64)
     drawn = module_of("fit").of(fit)
     assert [(bar.ram, bar.largest) for bar in drawn.bars] == [(row.ram, row.largest) for row in fit.rows]
-    assert drawn.limit == fit.ram
+    assert drawn.limit == fit.budget
     assert fit.plot().rests_on["Title"] == drawn.finding
 
 

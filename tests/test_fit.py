@@ -116,20 +116,20 @@ def test_a_batch_more_than_the_largest_takes_more_than_there_is():
 def test_what_to_change_where_nothing_fits(capsys):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in MODEL.items()]
     flags.append("--optimizer=sgd")
-    assert main(["fit", "gpt2", "--ram", "1500kB", "--seq-len", "512", *flags]) == 0
+    assert main(["fit", "gpt2", "--budget", "1500kB", "--seq-len", "512", *flags]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "Nothing fits." in text
     for name in ("inference", "recompute"):
         advice = text[re.search(rf"{name}(, \w+)* (does|do) not fit", text).start() :]
         length = int(re.search(r"It fits with --seq-len (\d+)", advice)[1])
         for length_tried, fits in ((length, True), (length + 1, False)):
-            flags_given = ["--ram", "1500kB", "--seq-len", str(length_tried), "--procedure", name, "--json"]
+            flags_given = ["--budget", "1500kB", "--seq-len", str(length_tried), "--procedure", name, "--json"]
             assert main(["fit", "gpt2", *flags_given, *flags]) == 0
             assert any(row["fits"] for row in json.loads(capsys.readouterr().out)["rows"]) is fits, (name, length_tried)
 
 
 def test_an_image_has_one_length_and_nothing_else_is_advised(capsys):
-    assert main(["fit", "vit-b-16", "--ram", "1MB", "--procedure", "inference,bp"]) == 0
+    assert main(["fit", "vit-b-16", "--budget", "1MB", "--procedure", "inference,bp"]) == 0
     assert "--seq-len" not in re.sub(r"a shorter --seq-len", "", capsys.readouterr().out)
 
 
@@ -190,7 +190,7 @@ def test_inference_as_numpy_executes_it():
 
 
 def test_what_a_model_cannot_learn_by_is_said_and_the_rest_is_there(capsys):
-    assert main(["fit", "bert-base", "--ram", "1GB", "--seq-len", "16"]) == 0
+    assert main(["fit", "bert-base", "--budget", "1GB", "--seq-len", "16"]) == 0
     text = capsys.readouterr().out
     assert "pepita, mempepita: bert-base has no output to learn from" in text
     assert "\ninference " in text
@@ -209,17 +209,17 @@ def test_weights_that_do_not_fit_the_flash_are_said_beside_the_ram():
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--ram", "lots"], "ram must be bytes such as 8GB, 256KiB or 1e9, not 'lots'"),
-        (["--ram", "1GB", "--dtype", "fp12"], "no precision is called 'fp12'"),
-        (["--ram", "1GB", "--procedure", "pepitta"], "no procedure is called 'pepitta'; the nearest is 'pepita'"),
-        (["--ram", "1GB", "--procedure", "bp,,pepita"], "no procedure is called ''"),
-        (["--ram", "1GB", "--optimizer", "adamm"], "no optimizer is called 'adamm'"),
-        (["--ram", "1GB", "--plan", "bogus"], "no plan is called 'bogus'"),
-        (["--ram", "0"], "ram must be bytes such as 8GB"),
-        (["--ram", "1e18"], "ram must be bytes such as 8GB"),
-        (["--ram", "5XB"], "ram must be bytes such as 8GB"),
-        (["--ram", "1GB", "--flash", "-1"], "flash must be bytes such as 8GB"),
-        (["--ram", "1GB", "--engine", "numpy", "--dtype", "bf16-masters"], "supports only fp32 or fp64"),
+        (["--budget", "lots"], "budget must be bytes such as 8GB, 256KiB or 1e9, not 'lots'"),
+        (["--budget", "1GB", "--dtype", "fp12"], "no precision is called 'fp12'"),
+        (["--budget", "1GB", "--procedure", "pepitta"], "no procedure is called 'pepitta'; the nearest is 'pepita'"),
+        (["--budget", "1GB", "--procedure", "bp,,pepita"], "no procedure is called ''"),
+        (["--budget", "1GB", "--optimizer", "adamm"], "no optimizer is called 'adamm'"),
+        (["--budget", "1GB", "--plan", "bogus"], "no plan is called 'bogus'"),
+        (["--budget", "0"], "budget must be bytes such as 8GB"),
+        (["--budget", "1e18"], "budget must be bytes such as 8GB"),
+        (["--budget", "5XB"], "budget must be bytes such as 8GB"),
+        (["--budget", "1GB", "--flash-size", "-1"], "flash_size must be bytes such as 8GB"),
+        (["--budget", "1GB", "--engine", "numpy", "--dtype", "bf16-masters"], "supports only fp32 or fp64"),
     ],
 )
 def test_refusals_are_one_line(flags, line, capsys):
@@ -272,7 +272,7 @@ def test_several_lengths_are_one_table(capsys):
     for row in fit.rows:
         settings_of_row = {**settings, "procedures": row.procedure, "plan": row.plan, "engine": row.engine}
         assert lc.fit("gpt2", "2MB", seq_len=row.longest, **settings_of_row).rows[0].fits
-    ops = ["fit", "gpt2", "--ram", "2MB", "--seq-len", "8,16", "--precision", "nf4", "--lora-rank", "2"]
+    ops = ["fit", "gpt2", "--budget", "2MB", "--seq-len", "8,16", "--precision", "nf4", "--lora-rank", "2"]
     assert main([*ops, *(f"--{name}={value}" for name, value in NARROW.items())]) == 0
     out = capsys.readouterr().out
     assert "longest" in out

@@ -127,14 +127,15 @@ def test_all_advice_fits_when_it_is_tried(kind, capsys):
         for room in (0.5, 0.95):
             ram = str(int(room * least))
             assert (
-                main(["fit", model, "--ram", ram, *flags, *flags_given, "--procedure", "inference,bp", "--json"]) == 0
+                main(["fit", model, "--budget", ram, *flags, *flags_given, "--procedure", "inference,bp", "--json"])
+                == 0
             )
             for text in json.loads(capsys.readouterr().out)["advice"]:
                 names = re.match(r"([\w, -]+?) do(?:es)? not fit\.", text)
                 match = re.search(r"It fits with (--.*) \(each verified\)\.", text)
                 for name in names[1].split(", ") if names and match else ():
                     for change in re.split(r", or with | or with ", match[1]):
-                        call = ["fit", model, "--ram", ram, *_without(flags, change), *_without(flags_given, change)]
+                        call = ["fit", model, "--budget", ram, *_without(flags, change), *_without(flags_given, change)]
                         assert main([*call, "--procedure", name, *shlex.split(change), "--json"]) == 0
                         rows = json.loads(capsys.readouterr().out)["rows"]
                         assert any(row["fits"] for row in rows), (kind, name, ram, flags_given, change)

@@ -101,7 +101,7 @@ def test_memory_on_c99_is_what_the_emitted_header_says(net: str, plan: str, opti
 
 def test_fit_names_the_byte_that_is_too_much_and_what_would_help(net: str) -> None:
     found = lc.fit(net, on="nrf52840", procedures="bp", optimizer="sgd")
-    assert (found.ram, found.flash, found.on) == (2**18, 2**20, "nRF52840")
+    assert (found.budget, found.flash_size, found.on) == (2**18, 2**20, "nRF52840")
     best = max(found.rows, key=lambda row: row.largest)
     assert best.plan == "epilogue-update"
     for batch, fits in ((best.largest, True), (best.largest + 1, False)):
@@ -114,7 +114,7 @@ def test_fit_names_the_byte_that_is_too_much_and_what_would_help(net: str) -> No
     assert "1.00x the available memory" in line
     adamw = lc.fit(net, least + 4096, procedures="bp", engine="c99")
     assert "It fits with --optimizer sgd" in " ".join(adamw.advice)
-    with pytest.raises(InputError, match="give --ram"):
+    with pytest.raises(InputError, match="give --budget"):
         lc.fit(net)
 
 

@@ -170,8 +170,8 @@ def test_a_narrow_type_alone_is_refused_where_the_choices_differ(name, kind, tmp
     text.write_text("abc" * 100)
     for ask in (
         lambda: lc.memory("gpt2", precision=name, **SMALL),
-        lambda: lc.fit("gpt2", ram="1GB", dtype=name, **SMALL),
-        lambda: lc.fit("gpt2", ram="1GB", procedures="bp,inference", dtype=name, **SMALL),
+        lambda: lc.fit("gpt2", budget="1GB", dtype=name, **SMALL),
+        lambda: lc.fit("gpt2", budget="1GB", procedures="bp,inference", dtype=name, **SMALL),
         lambda: lc.cost("gpt2", precision=name, mesh="dp=2", placement="zero-1", **SMALL),
         lambda: lc.place("gpt2", "dp=2", placement="zero-1", precision=name, **SMALL),
         lambda: lc.search("llama-2-7b", "DGX-H100", 8, precision=name),
@@ -196,7 +196,7 @@ def test_a_narrow_type_alone_is_taken_where_the_choices_agree(name, kind):
             lc.cost("gpt2", seq_len=16, on="A100-SXM-80GB", **given),
             lc.cost("gpt2", "decode", context=16, on="A100-SXM-80GB", **given),
             lc.run_cost("gpt2", "1e9", "A100-SXM-80GB", mfu=0.4, **given),
-            lc.fit("gpt2", ram="1GB", procedures="inference", seq_len=16, **given),
+            lc.fit("gpt2", budget="1GB", procedures="inference", seq_len=16, **given),
             lc.compare("gpt2", seq_len=16, **given),
         )
 

@@ -32,7 +32,7 @@ REFUSED = (
     f"memory gpt2 --dtype fp8 {SIZES}",
     f"memory gpt2 --precision fp8 --engine graph {SIZES}",
     f"memory gpt2 --precision fp8 --mesh dp=2 --placement zero-1 --batch-size 2 {SIZES}",
-    f"fit gpt2 --ram 24GB --dtype fp8 {SIZES}",
+    f"fit gpt2 --budget 24GB --dtype fp8 {SIZES}",
     f"place gpt2 --mesh dp=2 --placement zero-1 --batch-size 2 --precision fp8 {SIZES}",
     f"run-cost gpt2 --tokens 1e9 --on H100-SXM --dtype fp8 {SIZES}",
     f"run-cost gpt2 --tokens 1e9 --on H100-SXM --precision fp8 --mfu 0.4 {SIZES}",

@@ -134,7 +134,7 @@ def _figure(name: str) -> Callable[[dict], object]:
 
 
 RUN = {"tokens": TOKENS, "on": ON}
-ROOM = {"ram": "32TB", "procedures": "bp"}
+ROOM = {"budget": "32TB", "procedures": "bp"}
 
 QUESTIONS: Mapping[str, tuple[Asked, ...]] = {
     "How many parameters?": (
@@ -296,7 +296,7 @@ def test_a_whole_number_counts_however_it_is_written(number):
     assert lc.cost("gpt2", tokens=number, **sizes).total == total
     assert lc.run_cost("gpt2", 300e9, ON, number, **sizes).figures["tokens"].value == 300 * 10**9
     assert lc.memory("gpt2", accumulate=number, budget=8e9, **sizes).budget == 8 * 10**9
-    assert lc.fit("gpt2", np.float64(8e9), procedures="bp", seq_len=number).ram == 8 * 10**9
+    assert lc.fit("gpt2", np.float64(8e9), procedures="bp", seq_len=number).budget == 8 * 10**9
     assert lc.rules("gpt2", tokens=300e9, seq_len=number).tokens == 300 * 10**9
     assert lc.cost("gpt2", "decode", context=number).context == 2
     axes = {"M": 2, "N": 2, "d": 4, "h": 2, "k": 2}
@@ -323,7 +323,7 @@ def test_what_is_no_whole_number_is_refused_in_one_line(number):
 
 def test_several_procedures_where_several_can_stand(capsys):
     small = ["--num-hidden-layers", "1", "--seq-len", "8"]
-    for line in (["compare"], ["memory"], ["fit", "--ram", "8G"], ["sweep"]):
+    for line in (["compare"], ["memory"], ["fit", "--budget", "8G"], ["sweep"]):
         for flag in ("--procedure", "--procedures") if line[0] != "sweep" else ("--procedure",):
             assert main([line[0], "gpt2", *line[1:], *small, flag, "bp,recompute"]) in (0, None)
             assert "recompute" in capsys.readouterr().out
@@ -331,7 +331,7 @@ def test_several_procedures_where_several_can_stand(capsys):
     assert "compare, memory, fit, sweep and contest take several" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["cost", "compare", "memory", "sweep", "emit", "fit --ram 8GB"])
+@pytest.mark.parametrize("command", ["cost", "compare", "memory", "sweep", "emit", "fit --budget 8GB"])
 def test_a_wrong_optimizer_is_answered_with_all(command, capsys):
     name, *more = command.split()
     assert main([name, "gpt2", *more, "--optimizer", "adamm"]) == 2
@@ -344,3 +344,9 @@ def test_a_line_of_progress_is_no_wider_than_the_screen(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert max(map(len, lines)) <= 80
     assert " ".join(line.strip() for line in lines) == text
+
+
+def test_retired_keywords_are_refused_with_todays():
+    for old, today in (("ram", "budget"), ("flash", "flash_size")):
+        with pytest.raises(lc.InputError, match=f"the keyword '{old}' is called '{today}' now"):
+            lc.fit("gpt2", **{old: "1GB"})

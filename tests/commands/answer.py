@@ -158,7 +158,7 @@ def _fit(data: Mapping[str, Any]) -> list[str]:
     return [
         f"{row['procedure']} {row['plan']}: fits is {row['fits']} at {row['ram']:,} of {data['ram']:,} bytes"
         for row in data["rows"]
-        if row["ram"] is not None and row["fits"] and row["ram"] > data["ram"]
+        if row["ram"] is not None and row["fits"] and row["ram"] > data["budget"]
     ]
 
 

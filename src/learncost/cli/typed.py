@@ -70,7 +70,7 @@ def _is_flag(word: str) -> bool:
 
 def _check_size(name: str, spellings: Sequence[str], others: bool) -> None:
     """Refuse a flag that is neither the command's nor a size or a setting of models."""
-    if name in RETIRED["flag"]:
+    if RETIRED["flag"].get(name) in spellings:
         raise InputError(f"the flag {name!r} is called {RETIRED['flag'][name]!r} now")
     sizes = {*CANONICAL, *SETTINGS} if others else set()
     if others and name.startswith("--") and spelled(name[2:]) in sizes:

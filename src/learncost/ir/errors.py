@@ -111,7 +111,7 @@ RETIRED: Mapping[str, Mapping[str, str]] = {
     },
     "precision": {"bf16-pure": "bf16-true", "fp16-pure": "fp16-true"},
     "list": {"words": "operators"},
-    "flag": {"--mine": "--identify"},
+    "flag": {"--mine": "--identify", "--ram": "--budget", "--flash": "--flash-size"},
     "plan": {"at-once": "fused-update", "in-product": "epilogue-update", "head": "chunked-loss"},
 }
 """Names of earlier versions by what they name, each with today's, and with the flags that say the rest."""

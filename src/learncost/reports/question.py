@@ -17,7 +17,7 @@ from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from learncost.ir.errors import InputError, counted, shown
+from learncost.ir.errors import RETIRED, InputError, counted, shown
 from learncost.models.sizes import OF_A_RUN, spelled
 
 QuestionFunction = TypeVar("QuestionFunction", bound=Callable[..., Any])
@@ -163,6 +163,9 @@ def asked(
 
     @wraps(function)
     def ask(*args: Any, **arguments: Any) -> Any:
+        for name in arguments:
+            if (today := RETIRED["flag"].get(f"--{name}", "")[2:].replace("-", "_")) in parameters:
+                raise InputError(f"the keyword {name!r} is called {today!r} now")
         canonical = {_renamed(name, parameters): _usual(name, value) for name, value in arguments.items()}
         if len(canonical) < len(arguments):
             raise InputError(f"{' and '.join(_twice(arguments, parameters))} are the same option: give one of them")

@@ -111,7 +111,7 @@ def refusal(step: MemoryStep, dtypes: Collection[str], with_flash: bool = False)
         return f"supports only the optimizers {', '.join(supported)}"
     if step.accumulate > 1:
         return "does not support --accumulate"
-    return "does not support --flash" if step.in_flash and not with_flash else ""
+    return "does not support --flash-size" if step.in_flash and not with_flash else ""
 
 
 def grouped(allocations: Iterable[tuple[int, str]]) -> tuple[LiveArray, ...]:

@@ -18,7 +18,7 @@ from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.fit_question import FitQuestion, Fitting, advice_for, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.memory import check_over
-from learncost.reports.memory.step import device_asked
+from learncost.reports.memory.step import available, device_asked
 from learncost.reports.memory.types import bytes_of, said_bytes
 from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of
@@ -45,10 +45,10 @@ class Fit(Drawn):
         The optimizer.
     seq_len
         Tokens in a sequence; 0 where the model is a table that has none.
-    ram
-        Bytes of RAM that there are.
-    flash
-        Bytes of flash that there are, or None.
+    budget
+        Available bytes of memory.
+    flash_size
+        Available bytes of flash memory, or None.
     engine
         Whose step it is, as in `lc.memory`.
     rows
@@ -61,7 +61,7 @@ class Fit(Drawn):
     on
         The device that was named, or "".
     over
-        Of many devices: what is cut over them; `ram` is then what each of them has, `largest` of all together.
+        Of many devices: what is cut over them; `budget` is then what each of them has, `largest` of all together.
     regions
         Of a microcontroller that was named, the regions of its RAM with the bytes that are left of each for arrays.
 
@@ -78,8 +78,8 @@ class Fit(Drawn):
     dtype: str
     optimizer: str
     seq_len: int
-    ram: int
-    flash: int | None
+    budget: int
+    flash_size: int | None
     engine: str
     rows: tuple[Fitting, ...]
     advice: tuple[str, ...]
@@ -90,7 +90,7 @@ class Fit(Drawn):
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
-        names = ("model", "dtype", "optimizer", "seq_len", "ram", "flash", "engine", "module", "on")
+        names = ("model", "dtype", "optimizer", "seq_len", "budget", "flash_size", "engine", "module", "on")
         rows = [
             {"procedure": r.procedure, "plan": r.plan, "engine": r.engine, "ram": r.ram, "flash": r.flash}
             | {"fits": r.fits, "batch_size": r.largest, "most": r.most}
@@ -103,7 +103,7 @@ class Fit(Drawn):
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return a table with a row for each procedure and plan."""
-        several, stored = len({row.engine for row in self.rows}) > 1, self.flash is not None
+        several, stored = len({row.engine for row in self.rows}) > 1, self.flash_size is not None
         all_columns = [
             (True, "procedure", [row.procedure for row in self.rows]),
             (True, "plan", [row.plan for row in self.rows]),
@@ -117,8 +117,8 @@ class Fit(Drawn):
         rows = [
             SheetRow(cells) for cells in zip(*(column for visible, _, column in all_columns if visible), strict=True)
         ]
-        flash = "" if self.flash is None else f" and {said_bytes(self.flash)} of flash"
-        where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.ram)}"
+        flash = "" if self.flash_size is None else f" and {said_bytes(self.flash_size)} of flash"
+        where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.budget)}"
         title = f"{where} of RAM{flash}{each_of(self.over)}: {self.dtype}, {self.optimizer}, "
         title += f"sequences of {self.seq_len:,} tokens" if self.seq_len else "samples"
         left = frozenset(
@@ -148,7 +148,7 @@ class Fit(Drawn):
             rule = f"{self.over.said} RAM is per device; the batch is global."
         else:
             rule = "All weights, gradients and activations are in RAM."
-            if self.flash is not None:
+            if self.flash_size is not None:
                 rule = "Frozen weights are in flash; trainable weights, gradients and activations are in RAM."
         if any(row.procedure == NAME for row in self.rows):
             rule += (
@@ -168,7 +168,7 @@ class Fit(Drawn):
                 rule += " Stack and code are not included."
         if self.regions:
             regions = " and ".join(f"{region.bytes:,} in {region.name}" for region in self.regions)
-            left = self.ram - sum(region.bytes for region in self.regions)
+            left = self.budget - sum(region.bytes for region in self.regions)
             one = "; each array is in one region" if len(self.regions) > 1 else ""
             rule += f" Available after {left:,} bytes for the stack: {regions}{one}."
         return rule
@@ -187,22 +187,21 @@ class Fit(Drawn):
 
 
 @takes_request(
-    "model ram flash procedures seq_len optimizer dtype * precision plan engine module optimizer_implementation train "
-    "train_layers lora lora_rank lora_alpha target_len on mesh place placement"
+    "model budget flash_size procedures seq_len optimizer dtype * precision plan engine module "
+    "optimizer_implementation train train_layers lora lora_rank lora_alpha target_len on mesh place placement"
 )
 def fit(
     request: Request,
-    ram: int | str | None = None,
-    flash: int | str | None = None,
+    flash_size: int | str | None = None,
     procedures: Iterable[str] | str | None = None,
 ) -> Fit | Lengths:
     """Which learning procedures fit a device's memory, at which batch size, and what to change if none fits.
 
     Parameters
     ----------
-    ram
-        Available memory, as 24GB or 24GiB; the same as `budget` of learncost memory.
-    flash
+    budget
+        Available memory, as 24GB or 24GiB. The default is the memory of the device of `on`.
+    flash_size
         Available flash memory for frozen weights. By default frozen weights are in RAM.
     procedures
         The learning procedures to try, comma-separated: inference (no learning), {choices}. The default is inference
@@ -216,15 +215,16 @@ def fit(
         Try only this plan (`learncost list plans`). By default several are tried.
     engine
         The engine that executes the step, as in learncost memory. The default is eager, and graph over a mesh, with
-        `flash`, and where PyTorch's autograd has no step of the procedure or type. Without `plan`, rows of plans that
-        eager does not support use graph, and say so.
+        `flash_size`, and where PyTorch's autograd has no step of the procedure or type. Without `plan`, rows of plans
+        that eager does not support use graph, and say so.
     module
         The module whose autograd step is simulated: transformers (the default) or plain, as in learncost memory.
     optimizer_implementation
         How PyTorch's optimizer steps under `engine` eager: fused (the default), foreach or for-loop.
     on
-        A published device (`learncost list devices`) or a file that describes one; the defaults of RAM and flash. On a
-        GPU `engine` eager uses the GPU's kernels; cuda is any GPU. For a microcontroller the default engine is c99.
+        A published device (`learncost list devices`) or a file that describes one; the defaults of `budget` and
+        `flash_size`. On a GPU `engine` eager uses the GPU's kernels; cuda is any GPU. For a microcontroller the
+        default engine is c99.
     mesh
         The mesh of devices, such as dp=2,tp=4: memory is per device, the batch is global.
 
@@ -240,15 +240,15 @@ def fit(
 
     Commands
     --------
-    learncost fit gpt2 --ram 8GB
+    learncost fit gpt2 --budget 8GB
         Which procedures fit in 8 GB, and the largest batch of each.
     learncost fit net.table --on stm32h743
         A microcontroller: its RAM and flash, and the step as freestanding C99.
-    learncost fit gpt2 --ram 256MB --flash 1GB --seq-len 128
+    learncost fit gpt2 --budget 256MB --flash-size 1GB --seq-len 128
         A small device with frozen weights in flash.
-    learncost fit qwen2.5-7b --precision qlora --lora all-linear --seq-len 1024,4096,16384 --ram 24GB
+    learncost fit qwen2.5-7b --precision qlora --lora all-linear --seq-len 1024,4096,16384 --budget 24GB
         What fits a GPU at which length, with which checkpointing.
-    learncost fit llama-3-8b --ram 80GB --precision bf16-masters --mesh dp=2,tp=4 --placement fsdp,megatron-sp
+    learncost fit llama-3-8b --budget 80GB --precision bf16-masters --mesh dp=2,tp=4 --placement fsdp,megatron-sp
         What fits eight devices of 80 GB.
 
     Examples
@@ -263,25 +263,24 @@ def fit(
             f"remove --{batch.replace('_', '-')}: learncost fit finds the largest batch that fits; learncost memory "
             "predicts the peak of one batch"
         )
-    regions, over, (device, engine, eager) = tuple[Region, ...](), request.is_sharded, device_asked(request)
-    if device is not None:
-        if ram is None and engine == "c99" and device.core:
-            regions = device.free
-        ram, flash = ram or device.data or None, device.flash if flash is None else flash
-    if ram is None:
-        known = f"the memory of {device.name} is not known: " if device else ""
-        raise InputError(f"{known}give --ram, such as --ram 24GB, or --on with a device of known memory")
+    over, (device, engine, eager) = request.is_sharded, device_asked(request)
+    capacity, regions = available(request.budget, device)
+    if capacity is None:
+        raise InputError("give --budget, such as --budget 24GB, or --on with a device of known memory")
+    if device is not None and flash_size is None:
+        flash_size = device.flash
     if over:
         check_over(engine)
-        if flash is not None:
-            raise InputError("--flash cannot be combined with --mesh")
+        if flash_size is not None:
+            raise InputError("--flash-size cannot be combined with --mesh")
         engine = engine or GRAPH
-    capacity = sum(region.bytes for region in regions) or bytes_of("ram", ram)
+    if device is None or not device.core:
+        regions = ()  # shown for microcontrollers alone
     names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if over else EVERY)))
     question = FitQuestion(
         request,
         capacity,
-        None if flash is None else bytes_of("flash", flash),
+        None if flash_size is None else bytes_of("flash_size", flash_size),
         state_of(request.optimizer or DEFAULT).name,
         request.kind(trains=names != (NAME,)).name,
         engine,
@@ -330,7 +329,14 @@ def fit(
     model_name = run.model.configuration.name
     by_module = any(memory_engines()[row.engine].module for row in rows)
     ran = module_named(eager.module or usual_module(run.model)).name if by_module else ""
-    settings = question.dtype, question.optimizer, length, bytes_of("ram", ram), question.flash, engine
+    settings = (
+        question.dtype,
+        question.optimizer,
+        length,
+        device.data if device and regions else capacity,
+        question.flash_size,
+        engine,
+    )
     named = device.name if device else ""
     return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, named, placed, regions)
 

@@ -82,8 +82,8 @@ class FitQuestion:
     """
 
     request: Request
-    ram: int
-    flash: int | None
+    budget: int
+    flash_size: int | None
     optimizer: str
     dtype: str
     engine: str
@@ -150,9 +150,9 @@ class FitQuestion:
             if procedure == NAME:
                 return self._serving(run).fitting.fits
             step = self.step(run, procedure)
-            if step.least > self.ram or not self.stored(step.flash):
+            if step.least > self.budget or not self.stored(step.flash):
                 return False
-            return self.runner(step).chosen_engine.peak(step, step.sizes()) <= self.ram
+            return self.runner(step).chosen_engine.peak(step, step.sizes()) <= self.budget
         except InputError:
             return False
 
@@ -163,9 +163,9 @@ class FitQuestion:
     def step(self, run: PreparedRun, procedure: str) -> MemoryStep:
         chosen_engine = memory_engines()[self.engine or GRAPH]
         planner = of_part(chosen_engine.planner, self.least)
-        in_flash = self.flash is not None
+        in_flash = self.flash_size is not None
         kind, eager = precision_of(self.dtype), self.eager
-        step = MemoryStep(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, eager=eager)
+        step = MemoryStep(run, procedure, kind, self.optimizer, 1, in_flash, self.budget, planner, eager=eager)
         step.regions = self.regions
         asked = self.request
         return step.over_mesh(asked.mesh, asked.place, asked.placement, chosen_engine.trains) if asked.mesh else step
@@ -177,10 +177,13 @@ class FitQuestion:
         needs = chosen_engine.takes(step, step.sizes())
         flash = step.flash if needs.flash is None else needs.flash
         most = max(needs.split, key=lambda part: needs.split[part])
-        batch = self.stored(flash) * largest(step, chosen_engine, self.ram)
+        batch = self.stored(flash) * largest(step, chosen_engine, self.budget)
         fitting = Fitting(procedure, step.plan, chosen_engine.name, needs.bytes, flash, batch, most, chosen.why)
         return FitPlan(
-            fitting, (step.table.lines, chosen_engine.name), lambda: longest(step, chosen_engine, self.ram), step.over
+            fitting,
+            (step.table.lines, chosen_engine.name),
+            lambda: longest(step, chosen_engine, self.budget),
+            step.over,
         )
 
     def _serving(self, run: PreparedRun) -> FitPlan:
@@ -189,13 +192,13 @@ class FitQuestion:
         flash = served.flash
         if self.engine in ("", GRAPH):
             split = served.split()
-            most, peak, batch = max(split, key=lambda part: split[part]), served.peak(), served.largest(self.ram)
+            most, peak, batch = max(split, key=lambda part: split[part]), served.peak(), served.largest(self.budget)
         else:
             if (peak_of_pass := memory_engines()[self.engine].passes) is None:
                 others = (name for name, chosen_engine in memory_engines().items() if chosen_engine.passes)
                 raise InputError(f"{NAME} requires --engine {' or '.join((GRAPH, *others))}")
             stored = memory_engines()[self.engine].stored
-            if self.dtype not in TYPES or (self.flash is not None and stored is None):
+            if self.dtype not in TYPES or (self.flash_size is not None and stored is None):
                 raise InputError(f"--engine {self.engine} supports only {' or '.join(TYPES)}, with all weights in RAM")
 
             def peak_of(batch: int) -> int:
@@ -204,7 +207,7 @@ class FitQuestion:
                     for inference_pass in served.passes
                 )
 
-            most, peak, batch = "", peak_of(1), largest_batch(peak_of, self.ram)
+            most, peak, batch = "", peak_of(1), largest_batch(peak_of, self.budget)
             if (arrays := memory_engines()[self.engine].arrays) is not None and len(self.regions) > 1:
                 laid, dtype, passes = arrays, self.dtype, served.passes
                 batch = largest_assigned(
@@ -217,13 +220,13 @@ class FitQuestion:
                 flash = max(stored(table, sizes_of_pass, self.dtype) for table, sizes_of_pass in sizes)
         batch = self.stored(flash) * batch
         fitting = Fitting(NAME, run.plan, self.engine or GRAPH, peak, flash, batch, most)
-        return FitPlan(fitting, lines, lambda: served.longest(self.ram) if self.engine in ("", GRAPH) else None)
+        return FitPlan(fitting, lines, lambda: served.longest(self.budget) if self.engine in ("", GRAPH) else None)
 
     def serving(self, run: PreparedRun) -> Serving:
         """Inference as it is asked."""
         axes, two_sided = run.axes, run.model.two_sided
         seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
-        return Serving(run.model, precision_of(self.dtype), seq_len, target_len, self.flash is not None, run.plan)
+        return Serving(run.model, precision_of(self.dtype), seq_len, target_len, self.flash_size is not None, run.plan)
 
     def changed(self, change: Mapping[str, str], procedure: str) -> FitQuestion | None:
         """With something else; None where that was said, or says nothing about the procedure."""
@@ -241,11 +244,11 @@ class FitQuestion:
 
     def stored(self, frozen: int) -> bool:
         """Whether frozen weights fit the flash."""
-        return self.flash is None or frozen <= self.flash
+        return self.flash_size is None or frozen <= self.flash_size
 
 
 ADVICE = {
-    "weights": "use a smaller model, or freeze weights and give --flash",
+    "weights": "use a smaller model, or freeze weights and give --flash-size",
     "master weights": "use int8, or freeze weights",
     "gradients": "use --plan fused-update, or freeze weights",
     "optimizer state": "use 8-bit Adam, SGD or LoRA, or freeze weights",
@@ -274,14 +277,14 @@ def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -
     least = min((way.fitting for way in ways), key=lambda fitting: fitting.ram)
     under = f" under {least.plan}" if least.plan else ""
     sentences = []
-    if question.flash is not None and least.flash > question.flash:
+    if question.flash_size is not None and least.flash > question.flash_size:
         subject = "All" if procedure == NAME else "Frozen"
         sentences.append(
-            f"{subject} weights need {least.flash:,} bytes, {least.flash / question.flash:,.2f}x the available flash: "
-            "use a smaller model or a narrower --dtype."
+            f"{subject} weights need {least.flash:,} bytes, {least.flash / question.flash_size:,.2f}x the available "
+            "flash: use a smaller model or a narrower --dtype."
         )
-    if least.ram > question.ram:
-        much = f"{least.ram / question.ram:,.2f}x the available memory"
+    if least.ram > question.budget:
+        much = f"{least.ram / question.budget:,.2f}x the available memory"
         sentences.append(f"The closest option{under} needs {least.ram:,} bytes ({size_of(least.ram)}), {much}.")
         if least.most in ADVICE:
             sentences.append(f"The largest part is {least.most}: {ADVICE[least.most]}.")

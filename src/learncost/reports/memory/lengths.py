@@ -47,8 +47,8 @@ class Lengths(Shown):
         The precision.
     optimizer
         The optimizer.
-    ram
-        Bytes of RAM that there are.
+    budget
+        Available bytes of memory.
     seq_lens
         Tokens in a sequence.
     rows
@@ -56,13 +56,13 @@ class Lengths(Shown):
     refused
         Why procedures or plans are left out.
     over
-        Of many devices: what is cut over them; `ram` is then what each of them has, a batch that of all together.
+        Of many devices: what is cut over them; `budget` is then what each of them has, a batch that of all together.
     """
 
     model: str
     dtype: str
     optimizer: str
-    ram: int
+    budget: int
     trained: str
     seq_lens: tuple[int, ...]
     rows: tuple[FitAtLengths, ...]
@@ -71,7 +71,7 @@ class Lengths(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
-        names = ("model", "dtype", "optimizer", "ram", "trained", "seq_lens")
+        names = ("model", "dtype", "optimizer", "budget", "trained", "seq_lens")
         rows = [
             {"procedure": r.procedure, "plan": r.plan, "engine": r.engine}
             | {"batch_sizes": list(r.batches), "longest": r.longest}
@@ -89,8 +89,8 @@ class Lengths(Shown):
             most = "-" if row.longest is None else f"{row.longest:,}" if row.longest else "no"
             rows.append(SheetRow((row.procedure, row.plan, *cells, most)))
         title = (
-            f"{self.model} in {said_bytes(self.ram)}{each_of(self.over)}: {self.dtype}, {self.optimizer}; the largest "
-            "batch of sequences"
+            f"{self.model} in {said_bytes(self.budget)}{each_of(self.over)}: {self.dtype}, {self.optimizer}; the "
+            "largest batch of sequences"
         )
         title += " by their tokens, and the longest single sequence"
         learns = () if self.trained == "all" else (f"Trainable: {self.trained}.",)
@@ -165,7 +165,15 @@ def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[
     sentences = tuple(f"{refusal((False, text), names)}." for text, names in refused.items())
     sentences += tuple(f"{length:,} tokens: {text}." for length, text in why_not.items())
     return Lengths(
-        model, question.dtype, question.optimizer, question.ram, trained or "all", lengths, tuple(rows), sentences, over
+        model,
+        question.dtype,
+        question.optimizer,
+        question.budget,
+        trained or "all",
+        lengths,
+        tuple(rows),
+        sentences,
+        over,
     )
 
 
@@ -182,9 +190,9 @@ def _learned(
             why_not.setdefault(length, str(refusal_of_length))
             batches.append(None)
             continue
-        batches.append(question.stored(at_length.flash) * largest(at_length, chosen_engine, question.ram))
+        batches.append(question.stored(at_length.flash) * largest(at_length, chosen_engine, question.budget))
     most = (
-        longest(step, chosen_engine, question.ram)
+        longest(step, chosen_engine, question.budget)
         if chosen_engine.name == GRAPH and question.stored(step.flash)
         else None
     )
@@ -196,7 +204,7 @@ def _served(question: FitQuestion, run: Any, lengths: tuple[int, ...], why_not: 
     batches: list[int | None] = []
     for length in lengths:
         try:
-            batches.append(question.stored(served.flash) * replace(served, seq_len=length).largest(question.ram))
+            batches.append(question.stored(served.flash) * replace(served, seq_len=length).largest(question.budget))
         except InputError as refusal_of_length:
             why_not.setdefault(length, str(refusal_of_length))
             batches.append(None)

@@ -15,11 +15,9 @@ from learncost.passes.plan import plan_of
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.program.regions import Region
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
-from learncost.reports.memory.step import MemoryStep, device_asked
-from learncost.reports.memory.types import bytes_of
+from learncost.reports.memory.step import MemoryStep, available, device_asked
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import possible, prepare
 from learncost.reports.sheet import Drawn
@@ -229,9 +227,10 @@ def memory(request: Request) -> Memory | MemoryComparison:
     budget
         Available memory, as 8GB or 256MiB. Shows the largest batch and sequence length that fit.
     on
-        A published device (`learncost list devices`) or a file that describes one; its memory is the budget. On a GPU
-        `engine` eager uses the GPU's kernels; cuda is any GPU, without a budget. For a microcontroller, `engine` c99 is
-        used and the result shows which arrays are in which RAM region.
+        A published device (`learncost list devices`) or a file that describes one; its memory is the default of
+        `budget`. On a GPU `engine` eager uses the GPU's kernels; cuda is any GPU, without a budget. For a
+        microcontroller, `engine` c99 is used and the result shows which arrays are in which RAM region, unless
+        `budget` is given.
     engine
         The engine that executes the step: eager (PyTorch's autograd, on a CPU or on the GPU of `on`; under the plan
         fused-update with an optimizer step in gradient hooks), graph (the step's table, line by line), numpy or torch
@@ -281,17 +280,10 @@ def memory(request: Request) -> Memory | MemoryComparison:
     >>> found.fits
     {'batch_size': 31, 'seq_len': 1024}
     """
-    regions: tuple[Region, ...] = ()
-    budget, (device, engine, eager) = request.budget, device_asked(request)
+    device, engine, eager = device_asked(request)
     eager = replace(eager, clip=_clips(request.clip))
-    if device is not None:
-        if budget is not None:
-            raise InputError("--budget and --on both set the available memory: give one of them")
-        if not device.data:
-            raise InputError(f"the memory of {device.name} is not known: give --budget, such as --budget 24GB")
-        regions = device.free
-        budget = sum(region.bytes for region in regions)
-    limit, parts, kind = None if budget is None else bytes_of("budget", budget), 1, request.kind(trains=True)
+    limit, regions = available(request.budget, device)
+    parts, kind = 1, request.kind(trains=True)
     named_one("mode", request.mode, MODES)
     if request.is_sharded:
         check_over(engine)

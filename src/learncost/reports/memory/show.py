@@ -190,7 +190,7 @@ def _fits(memory: Memory) -> str:
         text += f"; of {memory.batch_size:,} {_sequences(memory.batch_size)}, {length:,} tokens each"
     if not batch:
         text += (
-            ". Recomputation and other plans use less memory: run learncost fit with --ram for --budget and the same "
+            ". Recomputation and other plans use less memory: run learncost fit with the same "
             "other flags to see which fit"
         )
     return f"{text}."

@@ -32,7 +32,7 @@ from learncost.program.calls import IN_KERNELS
 from learncost.program.lifetimes import FEW, Walked, every_iteration
 from learncost.program.regions import Region
 from learncost.reports.memory.planner import chosen
-from learncost.reports.memory.types import INDEX
+from learncost.reports.memory.types import INDEX, bytes_of
 from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun
 
@@ -85,6 +85,21 @@ def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
 
     device = find_device(request.on)
     return device, request.engine or ("c99" if device.core else ""), replace(options, device=device.torch or CPU)
+
+
+def available(budget: int | str | None, device: Device | None) -> tuple[int | None, tuple[Region, ...]]:
+    """Return the bytes of memory that arrays may use: the budget, else the device's memory; None without both.
+
+    The regions are those of the device, without the stack; none under a budget. Raises `InputError` for a device whose
+    memory is not known.
+    """
+    if budget is not None:
+        return bytes_of("budget", budget), ()
+    if device is None:
+        return None, ()
+    if not device.data:
+        raise InputError(f"the memory of {device.name} is not known: give --budget, such as --budget 24GB")
+    return sum(region.bytes for region in device.free), device.free
 
 
 _Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have

@@ -61,7 +61,7 @@ def of(answer: Fit) -> Fits:
     bars = tuple(FitBar(" ".join(filter(None, (row.procedure, row.plan))), row.ram, row.largest) for row in answer.rows)
     about = f"RAM for one sequence of {answer.seq_len:,} tokens · {answer.dtype} · {answer.optimizer}"
     said = (f"{answer.model}: {answer.dtype}, {answer.optimizer}, sequences of {answer.seq_len:,} tokens",)
-    return Fits(answer.model, about, answer.ram, bars, said)
+    return Fits(answer.model, about, answer.budget, bars, said)
 
 
 def height(data: Fits, columns: int) -> float:

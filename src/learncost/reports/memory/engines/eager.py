@@ -301,7 +301,7 @@ def _outside(step: MemoryStep) -> str:
     if step.kind.values not in TRAINED:
         return f"supports activations in {', '.join(TRAINED)} only"
     if step.in_flash:
-        return "does not support --flash"
+        return "does not support --flash-size"
     if step.kind.kept or step.kind.products or step.kind.learned:
         return "does not support quantized weights or activations"
     if not procedure(step.procedure).differentiates:

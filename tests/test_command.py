@@ -306,7 +306,7 @@ def test_errata_as_data(capsys):
         ("cost gpt2", "learncost.reports.cost.prepare"),
         ("calibrate --out own.json", "learncost.cli.calibrate.measure"),
         ("sweep gpt2 --seq-len 1:100 --output rows.csv", "learncost.cli.sweep.compute"),
-        ("search gpt2 --on DGX-H100 --devices 8", "learncost.reports.search.search._look"),
+        ("search gpt2 --on DGX-H100 --devices 8", "learncost.reports.search.space.SearchSpace.look"),
         ("verify", "learncost.cli.verify.compute"),
     ],
 )

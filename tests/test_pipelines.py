@@ -1,11 +1,13 @@
 """Pipelines: the orders that are generated, run, against the formulas that publications print."""
 
+import os
+import random
 from fractions import Fraction
 
 import pytest
 
 import learncost as lc
-from learncost.program.pipeline import KINDS, peak, run, schedule, seconds
+from learncost.program.pipeline import KINDS, least_seconds, peak, run, schedule, seconds
 
 
 def bubble(name, devices, microbatches, chunks=1):
@@ -89,6 +91,49 @@ def test_bytes_in_flight_are_of_the_stages_chunks():
         held += kept[2 * task.chunk + 1] * {"F": 1, "B": -1}[task.kind]
         most = max(most, held)
     assert peak(made, 1, kept) == most
+
+
+SEED = int(os.environ.get("LEARNCOST_TEST_SEED") or random.randrange(2**32))
+print(f"LEARNCOST_TEST_SEED={SEED}")
+
+
+def drawn(number):
+    """A schedule and the cost of each of its stages by pass, five columns."""
+    chance = random.Random(f"{SEED} {number}")
+    name, devices = chance.choice([*KINDS]), chance.choice([2, 3, 4, 8])
+    chunks = chance.choice([1, 2, 3]) if KINDS[name].several else 1
+    microbatches = devices * chance.randint(1, 9) + (chance.randrange(devices) if chunks == 1 else 0)
+    columns = [[chance.randint(1, 1000) for _ in range(devices * chunks)] for _ in range(5)]
+    return (name, devices, microbatches, chunks), columns, chance.choice([0.0, 50.0])
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_the_peak_of_a_device_is_that_of_walking_through_its_order(number):
+    arguments, (kept, forward, backward, waiting, update), _ = drawn(number)
+    made, devices = schedule(*arguments), arguments[1]
+    peaks = []
+    for device, order in enumerate(made.orders):
+        held = most = 0
+        for task in order:
+            stage = task.chunk * devices + device
+            held -= {"F": 0, "B": kept[stage], "W": waiting[stage]}[task.kind]
+            most = max(most, held + {"F": forward, "B": backward, "W": update}[task.kind][stage])
+            held += {"F": kept[stage], "B": waiting[stage] if made.parted else 0, "W": 0}[task.kind]
+            most = max(most, held)
+        peaks.append(most)
+        assert peak(made, device, kept, forward, backward, waiting, update) == most, (SEED, arguments)
+    same = [column[:1] * len(column) for column in (kept, forward, backward, waiting, update)]
+    of_same = [peak(made, device, *same) for device in range(devices)]
+    assert all(of_same[device] <= of_same[device - 1] for device in made.lighter), (SEED, arguments)
+
+
+@pytest.mark.parametrize("number", range(100))
+def test_no_step_is_faster_than_its_lower_bound(number):
+    arguments, (forward, backward, update, *_), send = drawn(number)
+    ran = run(schedule(*arguments), forward, backward, update, send).seconds
+    assert least_seconds(*arguments, forward, backward, update, send) <= ran * (1 + 1e-12), (SEED, arguments)
+    found = seconds(*arguments, forward, backward, update, send)
+    assert least_seconds(*arguments, forward, backward, update, send) <= found * (1 + 1e-12), (SEED, arguments)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -90,17 +90,18 @@ class MeshAccount:
 
     def seconds(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[SegmentPass, Any]:
         """Return the compute seconds of one iteration of each segment in each pass; arrays if sizes are arrays."""
-        by_place: dict[SegmentPass, Any] = {}
-        for where, _, seconds in self._at(sizes, rates, dtype):
-            by_place[where] = by_place.get(where, 0.0) + seconds
-        return by_place
+        return self.computed(sizes, rates, dtype)[0]
 
-    def products(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> dict[SegmentPass, Any]:
-        """Return the matrix-product FLOPs of one iteration of each segment in each pass."""
-        by_place: dict[SegmentPass, Any] = {}
-        for where, flops, _ in self._at(sizes, rates, dtype):
-            by_place[where] = by_place.get(where, 0) + flops
-        return by_place
+    def computed(
+        self, sizes: Mapping[str, Any], rates: Rates, dtype: str
+    ) -> tuple[dict[SegmentPass, Any], dict[SegmentPass, Any]]:
+        """Return the seconds and the matrix-product FLOPs of one iteration of each segment in each pass."""
+        times: dict[SegmentPass, Any] = {}
+        products: dict[SegmentPass, Any] = {}
+        for where, flops, seconds in self._at(sizes, rates, dtype):
+            times[where] = times.get(where, 0.0) + seconds
+            products[where] = products.get(where, 0) + flops
+        return times, products
 
     def _at(self, sizes: Mapping[str, Any], rates: Rates, dtype: str) -> Iterator[tuple[SegmentPass, Any, Any]]:
         """Return the kernels: key, matrix-product FLOPs in one iteration of the segment, and seconds."""

@@ -1,31 +1,44 @@
 """Parallel configurations of a training: meshes, schedules, plans and microbatches with their bytes and seconds.
 
-A structure is sharded once, over a mesh of two devices per axis, and read as polynomials; every mesh substitutes its
-sizes. Bytes of all configurations of a structure are evaluated together, as arrays of sizes.
+A structure is sharded once, over a mesh of two devices per axis, and read as polynomials; every mesh with the same
+axes substitutes its sizes. All configurations of a structure are evaluated together, as arrays of sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass
+from learncost.autoshard.account import MeshAccount, SegmentPass
 from learncost.autoshard.placed_step import StagePart
-from learncost.autoshard.step import PIPELINE, ParallelConfig, PassTime, carried
+from learncost.autoshard.sent import Sending
+from learncost.autoshard.step import (
+    PIPELINE,
+    ParallelConfig,
+    between_stages,
+    order_in_flight,
+    sizes_of,
+    stage_seconds,
+    stages_of,
+    tied_seconds,
+)
 from learncost.devices.cluster import Cluster
 from learncost.devices.collective import MeshGroup, groups, transfer
+from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import Loop, walk
-from learncost.ir.polynomial import base, size_of
+from learncost.ir.loop import walk
+from learncost.ir.polynomial import base
 from learncost.ir.precision import Precision
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model
-from learncost.sharding.clauses import Clause, clauses
+from learncost.program import pipeline
+from learncost.program.pipeline import KINDS, peak
+from learncost.sharding.clauses import Clause, check_timed, clauses
 from learncost.sharding.mesh import mesh
 from learncost.timing import Rates
 
@@ -84,11 +97,6 @@ class ShardedStructure:
     context: str = WHOLE
     again: str = ""
 
-    def over(self, model: Model, axes: Sequence[str]) -> ShardedStructure:
-        """Return the structure over these axes only, without the lines of other axes."""
-        several = structures(model, [self.kind], [self.again], axes, [self.context])
-        return next(each for each in several if each.zero == self.zero)
-
     @property
     def clauses(self) -> tuple[Clause, ...]:
         return clauses(self.text)
@@ -96,12 +104,11 @@ class ShardedStructure:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A parallel configuration with its structure, the bytes on the fullest device and the closed-form step time."""
+    """A parallel configuration with its structure and the bytes on the fullest device."""
 
     structure: ShardedStructure
     way: ParallelConfig
-    memory: int = 0
-    seconds: float = 0.0
+    memory: int
 
 
 def structures(
@@ -210,280 +217,221 @@ def ways(shape: Mapping[str, int], batch: int, layers: int) -> Iterator[Parallel
                 yield ParallelConfig(cut_mesh, microbatch, number, "interleaved", chunks)
 
 
-class StructureCost:
-    """A sharded structure and the costs of its configurations."""
+@dataclass(frozen=True)
+class StageGroup:
+    """Stages of several configurations with the same segments and loops: sizes and iterations are arrays over them.
 
-    def __init__(
-        self,
-        model: Model,
-        sizes: Mapping[str, int],
-        structure: ShardedStructure,
-        cluster: Cluster,
-        times: dict[tuple[Any, ...], dict[SegmentPass, float]] | None = None,
-    ) -> None:
-        self.times = {} if times is None else times  # shared by all structures with the same computation
+    ways  the configuration of each stage, by its place
+    """
+
+    part: StagePart
+    ways: tuple[int, ...]
+    sizes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LinkSeconds:
+    """What a collective takes over the links of several configurations."""
+
+    seconds: Any
+    payload: Any
+
+
+class ConfigLinks:
+    """The transfers of collectives over the meshes of several configurations."""
+
+    def __init__(self, cluster: Cluster, several: Sequence[Mapping[str, MeshGroup]]) -> None:
+        self.cluster, self.several = cluster, several
+        self.known: dict[tuple[str, str], tuple[Any, Any]] = {}
+
+    def __call__(self, sending: Sending, sizes: Mapping[str, Any]) -> LinkSeconds:
+        key = sending.op, sending.mesh_axis
+        if key not in self.known:
+            groups_of = [each.get(sending.mesh_axis, ALONE) for each in self.several]
+            takes = {group: transfer(sending.op, 1.0, group, self.cluster) for group in {*groups_of}}
+            columns = ([getattr(takes[group], name) for group in groups_of] for name in ("latency", "moving"))
+            latency, per_byte = map(np.array, columns)
+            self.known[key] = latency, per_byte
+        latency, per_byte = self.known[key]
+        payload = sending.payload.at(sizes)
+        return LinkSeconds(latency + per_byte * payload, payload)
+
+
+class StructureCost:
+    """A sharded structure and the costs of its configurations, evaluated together as arrays of their sizes.
+
+    They are those of `step.memory_of` and `step.step_of` for each configuration alone.
+    """
+
+    def __init__(self, model: Model, sizes: Mapping[str, int], structure: ShardedStructure, cluster: Cluster) -> None:
         self.model, self.sizes, self.structure, self.cluster = model, dict(sizes), structure, cluster
         two = mesh(",".join(f"{axis}=2" for axis in structure.axes))
         batch = 2 ** sum(axis in ("dp", "ep") for axis in structure.axes)
         placed_sizes = {**sizes, "B": batch}
         self.account = MeshAccount(model, placed_sizes, two, structure.clauses, structure.kind, structure.plan)
-        self._moved: dict[tuple[Any, ...], dict[str, PassTime]] = {}
+        self._parts: dict[int, tuple[StagePart, ...]] = {}
+        self._allowed: dict[tuple[Any, ...], bool] = {}
 
-    @cached_property
-    def iterations(self) -> dict[str, int]:
-        """Return the blocks of every loop."""
-        return {
-            base(line.count).partition("/")[0]: int(size_of(line.count, self.sizes))
-            for line in self.model.table.lines
-            if isinstance(line, Loop)
-        }
+    def parts(self, way: ParallelConfig) -> tuple[StagePart, ...]:
+        """Return the stages of a configuration."""
+        number = way.stages * way.chunks
+        if number not in self._parts:
+            self._parts[number] = stages_of(self.account, way, self.sizes)
+        return self._parts[number]
 
-    @property
-    def layers(self) -> int:
-        return sum(self.iterations.values())
+    def allows(self, way: ParallelConfig) -> bool:
+        """Whether the sizes can be sharded over a mesh, its collectives timed and its blocks split into stages."""
+        key = way.microbatch, tuple(way.mesh.items()), way.chunks
+        if key not in self._allowed:
+            try:
+                check_timed(self.structure.clauses, way.mesh)
+                self.parts(way)
+                why = self.account.sizes.divides(sizes_of(self.account, way, self.sizes))
+                self._allowed[key] = not why
+            except InputError:
+                self._allowed[key] = False
+        return self._allowed[key]
 
-    def sizes_of(self, way: ParallelConfig) -> dict[str, int]:
-        """Return the sizes of a microbatch under a configuration, for every axis of the structure."""
-        shape = {axis: way.mesh.get(axis, 1) for axis in self.structure.axes}
-        batch = way.microbatch * shape.get("dp", 1) * shape.get("ep", 1)
-        return self.account.sizes.filled({**self.sizes, **shape, "B": batch})
-
-    def attends(self, shape: Mapping[str, int]) -> bool:
-        """Whether this structure can compute attention on a mesh that shards sequences."""
-        sizes = {**self.sizes, **{axis: shape.get(axis, 1) for axis in self.structure.axes}}
-        batch = shape.get("dp", 1) * shape.get("ep", 1)
-        return shape.get("cp", 1) > 1 and not self.account.sizes.divides({**sizes, "B": batch})
-
-    def _sizes_of_all(self, several: Sequence[ParallelConfig]) -> dict[str, Any]:
-        """Return the sizes of a microbatch of many configurations, as arrays."""
+    def _arrays(self, several: Sequence[ParallelConfig]) -> dict[str, Any]:
+        """Return the sizes of a microbatch of several configurations, as arrays."""
         shapes = {axis: np.array([way.mesh.get(axis, 1) for way in several], float) for axis in self.structure.axes}
-        batch = np.array([way.microbatch for way in several], float) * shapes.get("dp", 1) * shapes.get("ep", 1)
+        batch = np.array([way.microbatch for way in several], float)
+        for axis in self.account.sizes.batch_axes:
+            batch = batch * shapes[axis]
         return self.account.sizes.filled({**self.sizes, **shapes, "B": batch})
 
-    def memory(self, several: Sequence[ParallelConfig]) -> np.ndarray[Any, Any]:
-        """Return the bytes on the fullest device of every configuration: the first or the last pipeline stage.
+    def _groups(
+        self, several: Sequence[ParallelConfig], parted: bool
+    ) -> tuple[list[tuple[bool, StageGroup]], list[dict[StagePart, tuple[int, int]]]]:
+        """Return the distinct stages of configurations in groups, and the place of each by group and row.
 
-        Every stage is assumed to have the largest number of blocks; shown configurations are evaluated exactly.
+        parted  whether those with separate weight updates have groups of their own
         """
-        every = self._sizes_of_all(several)
-        stages = np.array([way.stages for way in several], dtype=float)
-        chunks = np.array([way.chunks for way in several], dtype=float)
-        number = np.array([way.microbatches for way in several], dtype=float)
-        flight = np.minimum(number, stages)
-        flight = np.where(chunks > 1, np.minimum(number, stages + (stages - 1) / chunks), flight)
-        held = np.array([way.schedule == "zb-h1" for way in several])
-        alone = stages == 1
-        alone_seconds, first, last = (
-            self._bytes(every, self._part(frozenset(outside), stages))
-            for outside in (self._outside, (0,), self._outside[-1:])
-        )
-        beginning = first[0] + first[1] * (np.maximum(flight, 1) - 1) + np.where(held, first[4], first[2])
-        others = np.where(chunks > 1, np.minimum(number, stages - (stages - 1) / chunks), 1.0)
-        others = np.where((chunks > 1) & (number == stages), number, others)  # then all forward passes come first
-        end = last[0] + np.where(held, last[3] * (flight - 1) + last[4], last[1] * (others - 1) + last[2])
-        return np.asarray(np.where(alone, alone_seconds[0] + alone_seconds[2], np.maximum(beginning, end)))
+        rows: dict[tuple[Any, ...], list[tuple[int, StagePart]]] = {}
+        places: list[dict[StagePart, tuple[int, int]]] = []
+        order: dict[tuple[Any, ...], int] = {}
+        for number, way in enumerate(several):
+            places.append({})
+            for part in dict.fromkeys(self.parts(way)):
+                key = part.outside, tuple(part.iterations), parted and KINDS[way.schedule].parted
+                mine = rows.setdefault(key, [])
+                places[number][part] = order.setdefault(key, len(order)), len(mine)
+                mine.append((number, part))
+        groups_of = []
+        for (outside, names, apart), mine in rows.items():
+            ways_of = tuple(number for number, _ in mine)
+            iterations = {name: np.array([float(part.iterations[name]) for _, part in mine]) for name in names}
+            sizes = self._arrays([several[number] for number in ways_of])
+            groups_of.append((apart, StageGroup(StagePart(iterations, outside), ways_of, sizes)))
+        return groups_of, places
+
+    def memory(self, several: Sequence[ParallelConfig]) -> list[int]:
+        """Return the bytes on the fullest device of every configuration."""
+        groups_of, places = self._groups(several, True)
+        columns = []
+        for apart, group in groups_of:
+            values = self.account.passes.activations(group.sizes, group.part, apart)
+            static = self.account.weights.static(group.sizes, group.part).total
+            every = (static, values.kept, values.forward, values.backward, values.waiting, values.update)
+            columns.append([np.broadcast_to(each, len(group.ways)).tolist() for each in every])
+        result = []
+        for way, place in zip(several, places, strict=True):
+            parts, order, most = self.parts(way), order_in_flight(way), 0
+            every_stage = [[column[place[part][1]] for column in columns[place[part][0]]] for part in parts]
+            statics, *values_of = map(list, zip(*every_stage, strict=True))
+            for device in range(way.stages):
+                same = device and parts[device :: way.stages] == parts[device - 1 :: way.stages]
+                if not same or device not in order.lighter:
+                    static = int(sum(statics[device :: way.stages]))
+                    most = max(most, static + int(peak(order, device, *values_of)))
+            result.append(most)
+        return result
+
+    def times(self, several: Sequence[ParallelConfig], rates: Rates) -> list[ConfigTime]:
+        """Return the seconds of the passes of every configuration."""
+        groups_of, places = self._groups(several, False)
+        computed, mesh_groups = self._computed(several, rates), [groups(w.mesh, self.cluster.devices) for w in several]
+        columns = []
+        for _, group in groups_of:
+            mine = np.array(group.ways)
+            moved = ConfigLinks(self.cluster, [mesh_groups[way] for way in mine])
+            here = {where: each[mine] for where, each in computed.items()}
+            taken = stage_seconds(
+                self.account, group.part, group.sizes, here, moved, several[0], self.cluster.shared, rates
+            )
+            columns.append([np.broadcast_to(sum(taken[name]), len(mine)).tolist() for name in "FBWO"])
+        result = []
+        for way, place, of_axes in zip(several, places, mesh_groups, strict=True):
+            parts = self.parts(way)
+            each = [[column[place[part][1]] for column in columns[place[part][0]]] for part in parts]
+            forward, backward, update, once = map(list, zip(*each, strict=True))
+            way_sizes = self.account.sizes.filled(sizes_of(self.account, way, self.sizes))
+            send = between_stages(self.account, way_sizes, of_axes, self.cluster)
+            tied = tied_seconds(self.account, way_sizes, parts, self.cluster, of_axes)
+            result.append(ConfigTime(way, forward, backward, update, send, max(once) + tied))
+        return result
+
+    def _computed(self, several: Sequence[ParallelConfig], rates: Rates) -> dict[SegmentPass, Any]:
+        """Return the seconds of one iteration of each segment in each pass, of every configuration."""
+        inner = [
+            (way.mesh.get("cp", 1), way.mesh.get("ep", 1), way.mesh.get("tp", 1), way.microbatch) for way in several
+        ]
+        points = sorted({*inner})
+        result: dict[SegmentPass, Any] = {}
+        for cp in sorted({point[0] for point in points}):  # a ring of one turn is no loop
+            of_cp = {point: place for place, point in enumerate(each for each in points if each[0] == cp)}
+            alone = [_one_pass(point) for point in of_cp]
+            times = self.account.seconds(self._arrays(alone), rates, self.account.kind.values)
+            places = np.array([of_cp.get(point, -1) for point in inner])
+            for where, each in times.items():
+                values = np.broadcast_to(np.asarray(each), len(of_cp))
+                result[where] = np.where(places >= 0, values[places], result.get(where, 0.0))
+        return result
+
+
+ALONE = MeshGroup(1, 1)
+"""The devices of a mesh axis that is not there."""
+
+
+def _one_pass(point: tuple[int, int, int, int]) -> ParallelConfig:
+    """Return one pass over the parts of a batch, which computes as long for any number of them."""
+    cp, ep, tp, microbatch = point
+    return ParallelConfig({"ep": ep, "cp": cp, "tp": tp}, microbatch)
+
+
+@dataclass(frozen=True)
+class ConfigTime:
+    """The seconds of a configuration: of the passes on its stages, of sends, and of what runs once per step."""
+
+    way: ParallelConfig
+    forward: Sequence[float]
+    backward: Sequence[float]
+    update: Sequence[float]
+    send: float
+    once: float
+
+    def _by(self, seconds_of: Callable[..., float]) -> float:
+        way = self.way
+        passes = self.forward, self.backward, self.update
+        return seconds_of(way.schedule, way.stages, way.microbatches, way.chunks, *passes, self.send) + self.once
 
     @property
-    def _outside(self) -> list[int]:
-        return list(range(0, 2 * len(self.account.blocks) + 1, 2))
+    def least(self) -> float:
+        """Return a lower bound of the seconds of a step."""
+        return self._by(pipeline.least_seconds)
 
-    def _part(self, outside: frozenset[int], stages: Any) -> StagePart:
-        total = float(self.layers)
-        blocks = np.ceil(total / stages)
-        if len(self.iterations) == 1:
-            return StagePart(dict.fromkeys(self.account.blocks, blocks), outside)
-        # With several kinds of blocks, a stage has them in proportion.
-        return StagePart({name: blocks * iterations / total for name, iterations in self.iterations.items()}, outside)
-
-    def _bytes(self, sizes: Mapping[str, Any], part: StagePart) -> tuple[Any, ...]:
-        """The static, saved and peak bytes of a stage; and of separate weight updates."""
-        values, apart = (self.account.passes.activations(sizes, part, updates_apart) for updates_apart in (False, True))
-        most = np.maximum(values.forward, values.backward)
-        most_apart = np.maximum(np.maximum(apart.forward, apart.backward), apart.update)
-        return self.account.weights.static(sizes, part).total, values.kept, most, apart.waiting, most_apart
-
-    def seconds(self, way: ParallelConfig, rates: Rates) -> float:
-        """Return the seconds of a step if all stages are equal, as in the published bubble formulas."""
-        way_sizes = self.sizes_of(way)
-        times = self._computed(way, way_sizes, rates)
-        moved = self._sent(way)
-        stages, number = way.stages, way.microbatches
-        passes = dict.fromkeys("FBW", 0.0)
-        for name in passes:
-            spent = replace(moved.get(name, PassTime()), shared=self.cluster.shared)
-            for where, each in times.items():
-                if where.letter == name:
-                    seconds = each * (self.iterations_of(where.segment) if where.segment % 2 else 1)
-                    spent.compute += seconds
-                    spent.rounds += seconds if where.rounds else 0.0
-            passes[name] = (spent.compute + spent.waiting) / stages
-        total = sum(passes.values())
-        bubble = (stages - 1) * total / way.chunks
-        if way.schedule == "zb-h1":
-            bubble = (stages - 1) * max(0.0, passes["F"] + passes["B"] - passes["W"])
-        send = 0.0
-        if stages > 1:
-            mesh_groups = groups(way.mesh, self.cluster.devices)
-            size = float(carried(self.account).at(way_sizes)) * self.account.kind.value
-            send = 2 * (stages * way.chunks - 1) * transfer("send", size, mesh_groups[PIPELINE], self.cluster).seconds
-        last = moved.get("O", PassTime())
-        once = self._optimizer(way_sizes, rates) / stages
-        exposed = max(0.0, last.beside / stages - passes["B"] - passes["W"]) + last.waits / stages
-        return float(number * total + bubble + send + once + exposed)
-
-    def iterations_of(self, segment: int) -> int:
-        """Return the iterations of a loop."""
-        return self.sizes[self.account.blocks[segment // 2]]
-
-    def _computed(self, way: ParallelConfig, way_sizes: Mapping[str, int], rates: Rates) -> dict[SegmentPass, float]:
-        """Return the seconds of one iteration of each segment in each pass, linear in the number of sequences."""
-        inner = tuple((axis, way_sizes[axis]) for axis in self.structure.axes if axis != "dp")
-        first, last = MICROBATCHES[0], MICROBATCHES[-1]
-        few, many = (self._at(inner, number, rates) for number in (first, last))
-        share = (way.microbatch - first) / (last - first)
-        return {where: few[where] + share * (many[where] - few[where]) for where in few}
-
-    def _at(self, inner: tuple[tuple[str, int], ...], microbatch: int, rates: Rates) -> dict[SegmentPass, float]:
-        key = *self._alike(rates), inner, microbatch
-        if key not in self.times:
-            self._compute([(inner, microbatch)], rates)
-        return self.times[key]
-
-    def prepare(self, several: Sequence[ParallelConfig], rates: Rates) -> None:
-        """Evaluate compute and communication of all configurations together, with the results of `seconds`."""
-        if not several:
-            return
-        self._move(several)
-        inners = {
-            tuple((axis, way.mesh.get(axis, 1)) for axis in self.structure.axes if axis != "dp") for way in several
-        }
-        points = [(inner, number) for inner in sorted(inners) for number in (MICROBATCHES[0], MICROBATCHES[-1])]
-        self._compute([each for each in points if (*self._alike(rates), *each) not in self.times], rates)
-
-    def _alike(self, rates: Rates) -> tuple[Any, ...]:
-        """Return the key that structures with the same computation share."""
-        return self.structure.plan, self.structure.context, rates.dtype
-
-    def _compute(self, points: Sequence[tuple[tuple[tuple[str, int], ...], int]], rates: Rates) -> None:
-        if not points:
-            return
-        shapes = [dict(inner) for inner, _ in points]
-        shape = {axis: np.array([float(each[axis]) for each in shapes]) for axis in shapes[0]}
-        batch = np.array([float(number * each.get("ep", 1)) for each, (_, number) in zip(shapes, points, strict=True)])
-        sizes = self.account.sizes.filled({**self.sizes, **shape, "dp": 1, "B": batch})
-        times = self.account.seconds(sizes, rates, self.account.kind.values)
-        along = {where: np.broadcast_to(np.asarray(each), len(points)).tolist() for where, each in times.items()}
-        for number, point in enumerate(points):
-            key = *self._alike(rates), *point
-            self.times[key] = {where: several[number] for where, several in along.items()}
-
-    def _sent(self, way: ParallelConfig) -> dict[str, PassTime]:
-        """Return the seconds of the collectives of a microbatch, by pass."""
-        if _moves(way) not in self._moved:
-            self._move([way])
-        return self._moved[_moves(way)]
-
-    def _move(self, several: Sequence[ParallelConfig]) -> None:
-        """Return the collective seconds of all configurations, as `_sent` does for one."""
-        identical = {_moves(way): way for way in several}
-        several = [way for key, way in identical.items() if key not in self._moved]
-        if not several:
-            return
-        sizes = self._sizes_of_all(several)
-        of_ways = [groups(way.mesh, self.cluster.devices) for way in several]
-        links: dict[tuple[str, str], Any] = {}
-        passes: dict[str, PassTime] = {}
-        for sending in self.account.sendings:
-            key = sending.op, sending.mesh_axis
-            if key not in links:
-                links[key] = self._link(sending.op, [each.get(sending.mesh_axis, MeshGroup(1, 1)) for each in of_ways])
-            latency, per_byte = links[key]
-            name = PASSES.get(sending.phase, "F")
-            calls = 1 if name == "O" else sending.iterations.at(sizes)
-            seconds = calls * (latency + per_byte * sending.payload.at(sizes))
-            passes.setdefault(name, PassTime()).send(sending, seconds, several[0])
-        for number, way in enumerate(several):
-            self._moved[_moves(way)] = {
-                name: PassTime(*(float(np.broadcast_to(each, len(several))[number]) for each in vars(spent).values()))
-                for name, spent in passes.items()
-            }
-
-    def _link(self, op: str, several: Sequence[MeshGroup]) -> tuple[Any, Any]:
-        """Return the seconds per call and per byte of a collective, for several groups."""
-        known = {group: transfer(op, 1.0, group, self.cluster) for group in {*several}}
-        latency, moving = ([getattr(known[group], name) for group in several] for name in ("latency", "moving"))
-        return np.array(latency), np.array(moving)
-
-    def _optimizer(self, way_sizes: Mapping[str, int], rates: Rates) -> float:
-        whole = StagePart({name: self.sizes[name] for name in self.account.blocks}, frozenset(self._outside))
-        return self.account.weights.optimizer_seconds(way_sizes, whole, rates)
+    @cached_property
+    def seconds(self) -> float:
+        """Return the seconds of a step."""
+        return self._by(pipeline.seconds)
 
 
-def _is_apart(reading: StructureCost, shape: Mapping[str, int]) -> bool:
-    """Whether a structure differs from the others on a mesh: zero-3 has devices to shard weights over, without
-    pipeline stages, and context parallelism has sequences to shard.
-    """
-    structure = reading.structure
+def sharded_axes(shape: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the axes of a mesh with several devices, without the pipeline's; dp for one device."""
+    return tuple(axis for axis, size in shape.items() if size > 1 and axis != PIPELINE) or ("dp",)
+
+
+def is_apart(structure: ShardedStructure, shape: Mapping[str, int]) -> bool:
+    """Whether a structure differs from zero-1 on a mesh: zero-3 has devices to shard weights over, and no stages."""
     sharded_over = shape[PIPELINE] == 1 and any(shape[axis] > 1 for axis in ("dp", "ep", "cp"))
-    return (structure.zero == "zero-1" or sharded_over) and (structure.context == WHOLE or reading.attends(shape))
-
-
-def _moves(way: ParallelConfig) -> tuple[Any, ...]:
-    """Return the part of a configuration that decides the collective time of a microbatch."""
-    return way.microbatch, tuple(way.mesh.items())
-
-
-LEAST, MOST = 0.75, 1.03
-"""The least and the largest share of its closed form's bytes that the fullest device of a step, evaluated exactly,
-takes: tests/test_search.py measures them."""
-
-
-def candidates(
-    readings: Sequence[StructureCost],
-    shapes: Sequence[Mapping[str, int]],
-    batch: int,
-    rates: Mapping[str, Rates],
-    capacity: float,
-    kept: set[tuple[Any, ...]],
-) -> tuple[list[Candidate], int, Candidate | None]:
-    """Return the configurations that may fit, fastest first, the number that do not, and the smallest of those.
-
-    kept  configurations that surely fit under a plan that saves more, which is never slower; those that surely fit here
-          are added
-    """
-    fitting: list[Candidate] = []
-    others = 0
-    nearest: Candidate | None = None
-    for reading in readings:
-        several = [way for shape in shapes if _is_apart(reading, shape) for way in ways(shape, batch, reading.layers)]
-        if not several:
-            continue
-        for way, size in zip(several, reading.memory(several), strict=True):
-            candidate = Candidate(reading.structure, way, int(size))
-            if size > capacity:
-                others += 1
-                nearest = candidate if nearest is None or size < nearest.memory else nearest
-            if size * LEAST > capacity:
-                continue
-            key = (
-                reading.structure.zero,
-                reading.structure.context,
-                reading.structure.kind.name,
-                str(way),
-                way.schedule,
-                way.chunks,
-                way.microbatch,
-            )
-            if key not in kept:
-                fitting.append(candidate)
-                if size * MOST <= capacity:
-                    kept.add(key)
-    by_structure = {reading.structure: reading for reading in readings}
-    for reading in readings:
-        mine = [each.way for each in fitting if each.structure == reading.structure]
-        reading.prepare(mine, rates[reading.structure.kind.values])
-    timed = [
-        replace(each, seconds=by_structure[each.structure].seconds(each.way, rates[each.structure.kind.values]))
-        for each in fitting
-    ]
-    return sorted(timed, key=lambda each: each.seconds), others, nearest
+    return structure.zero == "zero-1" or sharded_over

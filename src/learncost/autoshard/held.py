@@ -125,15 +125,15 @@ class StepWeights:
             most = max(most, size)
         return most * self.step.kind.weight
 
-    def optimizer_seconds(self, sizes: Mapping[str, int], part: StagePart, rates: Rates) -> float:
+    def optimizer_seconds(self, sizes: Mapping[str, Any], part: StagePart, rates: Rates) -> Any:
         """Return the seconds of the optimizer in a stage: it reads and writes every state at the bandwidth."""
         part_sizes = self.sizes.of_stage(sizes, part)
         kind, learning = self.step.kind, set(self.step.model.learning)
         points = sum(
-            int(held.state.at(part_sizes))
+            held.state.at(part_sizes)
             for held in self.held
             if held.name in learning and self.step.within(held.segments, part)
         )
         updates = 2 * kind.master + kind.weight if kind.master else 2 * kind.weight  # read, and written
         moved = points * (2 * self.bytes_of_state + updates + kind.gradient)
-        return float(moved / rates.bandwidth(float("inf")) + rates.optimizer)
+        return moved / rates.bandwidth(float("inf")) + rates.optimizer

@@ -6,12 +6,12 @@ simulating their schedules. Overlap is a named assumption.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from learncost.autoshard.account import PASSES, MeshAccount
+from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass
 from learncost.autoshard.held import Static
 from learncost.autoshard.passes import StageActivations
 from learncost.autoshard.placed_step import StagePart, parts_of
@@ -22,8 +22,8 @@ from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop
-from learncost.ir.polynomial import Polynomial, base
-from learncost.program.pipeline import KINDS, peak, schedule, seconds
+from learncost.ir.polynomial import Polynomial, base, larger, smaller
+from learncost.program.pipeline import KINDS, Schedule, peak, schedule, seconds
 from learncost.sharding.clauses import check_timed
 from learncost.sharding.padding import Padded
 from learncost.timing import Rates
@@ -105,12 +105,12 @@ class PassTime:
             self.waits = self.waits + seconds
 
     @property
-    def waiting(self) -> float:
+    def waiting(self) -> Any:
         """Return the exposed seconds; links with ring steps carry nothing else."""
-        hidden = min(self.rounds, self.beside_rounds)
+        hidden = smaller(self.rounds, self.beside_rounds)
         available = self.compute - hidden
-        slower = self.shared * min(self.beside, available / (1 - self.shared))
-        return float(self.waits + self.beside_rounds - hidden + max(slower, self.beside - available))
+        slower = self.shared * smaller(self.beside, available / (1 - self.shared))
+        return self.waits + self.beside_rounds - hidden + larger(slower, self.beside - available)
 
 
 @dataclass(frozen=True)
@@ -233,6 +233,18 @@ def memory_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int
     return _memory(account, way, way_sizes, parts, {})
 
 
+def order_in_flight(way: ParallelConfig) -> Schedule:
+    """Return the schedule with as many microbatches as have the memory of all: a full pipeline has no more in flight.
+
+    This is not so of gpipe.
+    """
+    most = way.microbatches
+    if way.schedule != "gpipe":
+        most = min(most, 2 * way.stages)
+        most = max(way.stages, most // way.stages * way.stages) if way.chunks > 1 else most
+    return schedule(way.schedule, way.stages, most, way.chunks)
+
+
 def _memory(
     account: MeshAccount,
     way: ParallelConfig,
@@ -246,11 +258,7 @@ def _memory(
         if part not in statics:
             statics[part] = account.weights.static(way_sizes, part)
             values[part] = account.passes.activations(way_sizes, part, KINDS[way.schedule].parted)
-    most = way.microbatches  # a full pipeline has no more in flight
-    if way.schedule != "gpipe":
-        most = min(most, 2 * way.stages)
-        most = max(way.stages, most // way.stages * way.stages) if way.chunks > 1 else most
-    order = schedule(way.schedule, way.stages, most, way.chunks)
+    order = order_in_flight(way)
     kept = [float(values[part].kept) for part in parts]
     forward = [float(values[part].forward) for part in parts]
     backward = [float(values[part].backward) for part in parts]
@@ -291,37 +299,17 @@ def step_of(
     parts = stages_of(account, way, sizes)
     kind = KINDS[way.schedule]
     mesh_groups = groups(way.mesh, cluster.devices)
-    computed = account.seconds(way_sizes, rates, account.kind.values)
-    transfers = [(each, _moved(each, way_sizes, mesh_groups, cluster, way)) for each in account.sendings]
-    made: dict[StagePart, dict[str, tuple[float, float]]] = {}  # identical stages take the same time
-    for part in parts:
-        if part in made:
-            continue
-        by_pass = {}
-        for name in "FBWO":
-            spent = PassTime(shared=cluster.shared)
-            for where, each in computed.items():
-                if where.letter == name:
-                    seconds_of = each * _iterations(account, part, where.segment)
-                    spent.compute += seconds_of
-                    spent.rounds += seconds_of if where.rounds else 0.0
-            if name == "O":
-                spent.compute = account.weights.optimizer_seconds(way_sizes, part, rates)
-            for sending, moved in transfers:
-                if PASSES.get(sending.phase, "F") != name:
-                    continue
-                calls = _calls(account, sending, way_sizes, part)
-                if name == "O":  # the payload of stacks grows with the iterations
-                    moved = _moved(sending, account.sizes.of_stage(way_sizes, part), mesh_groups, cluster, way)
-                    calls = 1 if account.step.within((sending.segment,), part) else 0
-                spent.send(sending, calls * moved.seconds, way)
-                if sending.copies and moved.group.devices > 1:  # every copy of the rows is read and written
-                    spent.compute += calls * way.sorted_rows * 2 * moved.payload / rates.bandwidth(float("inf"))
-            by_pass[name] = spent
-        made[part] = _joined(by_pass, way.overlap)
+    computed, products = account.computed(way_sizes, rates, account.kind.values)
+
+    def moved(sending: Sending, sizes: Mapping[str, Any]) -> Transfer:
+        return _moved(sending, sizes, mesh_groups, cluster, way)
+
+    made = {
+        part: stage_seconds(account, part, way_sizes, computed, moved, way, cluster.shared, rates) for part in {*parts}
+    }
     passes = [made[part] for part in parts]
     columns = {name: [entry[name][0] + entry[name][1] for entry in passes] for name in "FBWO"}
-    send = _send(account, way_sizes, mesh_groups, cluster) if way.stages > 1 else 0.0
+    send = between_stages(account, way_sizes, mesh_groups, cluster)
     pipeline = seconds(
         way.schedule, way.stages, way.microbatches, way.chunks, columns["F"], columns["B"], columns["W"], send
     )
@@ -329,7 +317,7 @@ def step_of(
         [sum(columns[name][chunk * way.stages + device] for chunk in range(way.chunks)) for name in "FBW"]
         for device in range(way.stages)
     ]
-    once = max(columns["O"]) + (_tied(account, way_sizes, parts, cluster, mesh_groups) if way.stages > 1 else 0.0)
+    once = max(columns["O"]) + tied_seconds(account, way_sizes, parts, cluster, mesh_groups)
     busiest = max(range(way.stages), key=lambda device: sum(per_device[device]))
     busy = way.microbatches * sum(per_device[busiest])
     waited = way.microbatches * sum(
@@ -341,7 +329,7 @@ def step_of(
     total = pipeline + once
     low = rates.low
     if rates.most and total:
-        low = min(1.0, max(low, way.microbatches * _most_products(account, way, way_sizes, parts, rates) / total))
+        low = min(1.0, max(low, way.microbatches * _most_products(account, way, products, parts, rates) / total))
     return StepUsage(
         way,
         cluster,
@@ -362,10 +350,13 @@ def step_of(
 
 
 def _most_products(
-    account: MeshAccount, way: ParallelConfig, way_sizes: Mapping[str, int], parts: Sequence[StagePart], rates: Rates
+    account: MeshAccount,
+    way: ParallelConfig,
+    flops: Mapping[SegmentPass, Any],
+    parts: Sequence[StagePart],
+    rates: Rates,
 ) -> float:
     """Return the matrix-product seconds of one microbatch on the busiest device, at the highest measured rate."""
-    flops = account.products(way_sizes, rates, account.kind.values)
     of_part = {
         part: sum(
             each * _iterations(account, part, where.segment) for where, each in flops.items() if where.letter != "O"
@@ -378,29 +369,50 @@ def _most_products(
     return float(max(of_devices)) / rates.most
 
 
-def _joined(by_pass: Mapping[str, PassTime], overlap: bool) -> dict[str, tuple[float, float]]:
-    """Return the compute seconds of each pass and its exposed communication.
+def stage_seconds(
+    account: MeshAccount,
+    part: StagePart,
+    way_sizes: Mapping[str, Any],
+    computed: Mapping[SegmentPass, Any],
+    moved: Callable[[Sending, Mapping[str, Any]], Any],
+    way: ParallelConfig,
+    shared: float,
+    rates: Rates,
+) -> dict[str, tuple[Any, Any]]:
+    """Return the compute seconds of each pass of a stage and its exposed communication; arrays if sizes are arrays.
 
     Communication once per step, after the last backward pass, may overlap with that pass.
+
+    computed  the seconds of one iteration of each segment
+    moved     the transfer of a collective at sizes
     """
-    result = {name: (by_pass[name].compute, by_pass[name].waiting) for name in "FBW"}
-    once = by_pass["O"]
-    available = by_pass["B"].compute + by_pass["W"].compute if overlap else 0.0
-    result["O"] = once.compute, once.waits + max(0.0, once.beside - available)
+    spent = {name: PassTime(shared=shared) for name in "FBWO"}
+    for where, each in computed.items():
+        seconds_of = each * _iterations(account, part, where.segment)
+        spent[where.letter].compute += seconds_of
+        spent[where.letter].rounds += seconds_of if where.rounds else 0.0
+    spent["O"].compute = account.weights.optimizer_seconds(way_sizes, part, rates)
+    inner = account.sizes.of_stage(way_sizes, part)
+    for sending in account.sendings:
+        if not account.step.within((sending.segment,), part):
+            continue
+        name = PASSES.get(sending.phase, "F")
+        once = name == "O"  # the payload of stacks grows with the iterations
+        calls = 1 if once else sending.iterations.at(inner)
+        takes = moved(sending, inner if once else way_sizes)
+        spent[name].send(sending, calls * takes.seconds, way)
+        if way.sorted_rows and sending.copies and takes.group.devices > 1:  # every copy of a row is read and written
+            spent[name].compute += calls * way.sorted_rows * 2 * takes.payload / rates.bandwidth(float("inf"))
+    result = {name: (spent[name].compute, spent[name].waiting) for name in "FBW"}
+    available = spent["B"].compute + spent["W"].compute if way.overlap else 0.0
+    result["O"] = spent["O"].compute, spent["O"].waits + larger(0.0, spent["O"].beside - available)
     return result
 
 
-def _iterations(account: MeshAccount, part: StagePart, segment: int) -> int:
+def _iterations(account: MeshAccount, part: StagePart, segment: int) -> Any:
     if segment % 2 == 0:
         return int(segment in part.outside)
-    return int(part.iterations.get(account.blocks[segment // 2], 0))
-
-
-def _calls(account: MeshAccount, sending: Sending, way_sizes: Mapping[str, int], part: StagePart) -> int:
-    """Return how often a stage runs a collective for one microbatch."""
-    if not account.step.within((sending.segment,), part):
-        return 0
-    return int(sending.iterations.at(account.sizes.of_stage(way_sizes, part)))
+    return part.iterations.get(account.blocks[segment // 2], 0)
 
 
 def _moved(
@@ -424,14 +436,17 @@ def carried(account: MeshAccount) -> Polynomial:
     return Polynomial()
 
 
-def _send(
+def between_stages(
     account: MeshAccount, way_sizes: Mapping[str, int], mesh_groups: Mapping[str, MeshGroup], cluster: Cluster
 ) -> float:
+    """Return the seconds of a send from a stage to the next one; nothing without a pipeline."""
+    if mesh_groups.get(PIPELINE, MeshGroup(1, 1)).devices == 1:
+        return 0.0
     size = float(carried(account).at(way_sizes)) * account.kind.value
     return transfer("send", size, mesh_groups[PIPELINE], cluster).seconds
 
 
-def _tied(
+def tied_seconds(
     account: MeshAccount,
     way_sizes: Mapping[str, int],
     parts: Sequence[StagePart],
@@ -440,10 +455,9 @@ def _tied(
 ) -> float:
     """Return the seconds for gradients of weights shared by first and last stage: an all_reduce of two devices."""
     total = 0.0
-    for held in account.weights.held:
-        if len([part for part in parts if account.step.within(held.segments, part)]) > 1 and all(
-            segment % 2 == 0 for segment in held.segments
-        ):
+    for held in account.weights.held if len(parts) > 1 and mesh_groups.get(PIPELINE) else ():
+        outside = all(segment % 2 == 0 for segment in held.segments)
+        if outside and sum(account.step.within(held.segments, part) for part in parts) > 1:
             size = float(held.gradient.at(way_sizes)) * account.kind.gradient
             total += transfer("all_reduce", size, MeshGroup(2, min(2, mesh_groups[PIPELINE].inside)), cluster).seconds
     return total

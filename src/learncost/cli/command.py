@@ -6,6 +6,7 @@ code 2. Questions are imported when they are asked, so that one costs nothing to
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -179,8 +180,14 @@ class _NotWrittenError(Exception):
     """The result could not be written, such as for want of space."""
 
 
+COLLECTED = 50_000, 20, 100
+"""The thresholds of Python's garbage collector in a process of one command, which makes many objects and few cycles."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    if arguments is None:
+        gc.set_threshold(*COLLECTED)
     words = list(sys.argv[1:] if arguments is None else arguments)
     with like_ctrl_c():
         return _ended(words)

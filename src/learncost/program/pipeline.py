@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, named_one
@@ -28,6 +29,18 @@ class Pass:
 
 
 Order = tuple[Pass, ...]
+
+Counts = tuple[int, ...]
+"""Microbatches by the chunk that holds them."""
+
+
+class InFlight(NamedTuple):
+    """A pass of a chunk, or the time after a pass (""), and the microbatches saved until B and until W meanwhile."""
+
+    kind: str
+    chunk: int
+    counts: tuple[Counts, Counts]
+
 
 CHUNKS = 2
 """The default number of stages per device of an interleaved schedule."""
@@ -59,6 +72,18 @@ class Schedule(Displayed):
         """The number of all stages."""
         return self.devices * self.chunks
 
+    @cached_property
+    def moments(self) -> tuple[tuple[InFlight, ...], ...]:
+        """The moments of every device at which its microbatches may take the most memory."""
+        known = {order: _moments(order, self.chunks, self.parted) for order in {*self.orders}}
+        return tuple(known[order] for order in self.orders)
+
+    @cached_property
+    def lighter(self) -> frozenset[int]:
+        """The devices that never hold more microbatches than the device before."""
+        pairs = enumerate(zip(self.moments, self.moments[1:], strict=False), 1)
+        return frozenset(device for device, (before, mine) in pairs if all(_in_one(each, before) for each in mine))
+
     def in_flight(self, device: int) -> float:
         """Return the largest number of microbatches with activations on a device, in units of all its stages."""
         return peak(self, device, [1.0] * self.stages) / self.chunks
@@ -79,19 +104,50 @@ def peak(
     waiting   bytes that it saves from B to the end of W, where a schedule separates them; by default those of `kept`
     forward, backward, update  peak bytes of one F, B or W; by default the saved bytes
     """
-    behind = {"F": kept, "B": (waiting or kept) if schedule.parted else [0.0] * schedule.stages}
-    before = {"B": kept, "W": waiting or kept}
+    held = kept, (waiting or kept) if schedule.parted else [0.0] * schedule.stages
     during = {"F": forward or kept, "B": backward or kept, "W": update or waiting or kept}
-    held = most = 0.0
-    for task in schedule.orders[device]:
-        stage = task.chunk * schedule.devices + device
-        if task.kind in before:
-            held -= before[task.kind][stage]
-        most = max(most, held + during[task.kind][stage])
-        if task.kind in behind:
-            held += behind[task.kind][stage]
-        most = max(most, held)
+    most = 0.0
+    for kind, chunk, counts in schedule.moments[device]:
+        size = during[kind][chunk * schedule.devices + device] if kind else 0.0
+        for several, by_chunk in zip(held, counts, strict=True):
+            for number, count in enumerate(by_chunk):
+                size += count * several[number * schedule.devices + device]
+        most = max(most, size)
     return most
+
+
+def _moments(order: Order, chunks: int, parted: bool) -> tuple[InFlight, ...]:
+    """Return the moments of a device's order, without those that hold no more microbatches than another."""
+    saved, waiting = [0] * chunks, [0] * chunks
+    largest: dict[tuple[str, int], set[tuple[Counts, Counts]]] = {}
+    for task in order:
+        if task.kind == "B":
+            saved[task.chunk] -= 1
+        if task.kind == "W":
+            waiting[task.chunk] -= 1
+        largest.setdefault((task.kind, task.chunk), set()).add((tuple(saved), tuple(waiting)))
+        if task.kind == "F":
+            saved[task.chunk] += 1
+        if task.kind == "B" and parted:
+            waiting[task.chunk] += 1
+        largest.setdefault(("", 0), set()).add((tuple(saved), tuple(waiting)))
+    return tuple(
+        InFlight(kind, chunk, counts)
+        for (kind, chunk), several in largest.items()
+        for counts in several
+        if not any(other != counts and _covers(other, counts) for other in several)
+    )
+
+
+def _in_one(moment: InFlight, several: Sequence[InFlight]) -> bool:
+    return any(each[:2] == moment[:2] and _covers(each.counts, moment.counts) for each in several)
+
+
+def _covers(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> bool:
+    """Whether the first counts are nowhere smaller."""
+    return all(
+        one >= two for ones, twos in zip(first, second, strict=True) for one, two in zip(ones, twos, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -348,6 +404,36 @@ def seconds(
         for number in (few, few + devices)
     )
     return first + (second - first) * (microbatches - few) / devices
+
+
+def least_seconds(
+    name: str,
+    devices: int,
+    microbatches: int,
+    chunks: int,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    update: Sequence[float],
+    send: float = 0.0,
+) -> float:
+    """Return a lower bound of `seconds`: the passes of one device, those before its first and those after its last.
+
+    The first pass of a device waits for the forward passes of the stages before it, and the backward passes of these
+    follow its last one; update passes of a schedule that separates them may run meanwhile.
+    """
+    if devices == 1 or min(microbatches, 4 * devices * chunks) * devices * chunks > MANY:
+        return seconds(name, devices, microbatches, chunks, forward, backward, update, send)
+    parted, before, after, most = KINDS[name].parted, 0.0, 0.0, 0.0
+    for device in range(devices):
+        mine = range(device, devices * chunks, devices)
+        late = sum(update[stage] for stage in mine)
+        busy = microbatches * (sum(forward[stage] + backward[stage] for stage in mine) + late)
+        last = min(device + 1, microbatches) * late if parted else 0.0  # updates after its last backward pass
+        end = max(after, last) - last
+        most = max(most, before + busy + end)
+        before += forward[device] + send
+        after += send + backward[device] + (0.0 if parted else update[device])
+    return most
 
 
 def _printed(

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.autoshard.account import SegmentPass
 from learncost.autoshard.candidates import (
     CONTEXTS,
-    KEEPING_ALL,
     MICROBATCHES,
     PLANS,
     WHOLE,
     Candidate,
-    ShardedStructure,
-    StructureCost,
-    axes_of,
-    candidates,
-    meshes,
-    structures,
 )
 from learncost.autoshard.step import ASSUMED, StepUsage, step_of
 from learncost.devices.cluster import Cluster
@@ -31,8 +21,8 @@ from learncost.ir.precision import stored
 from learncost.reports.memory.types import bytes_of
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_tokens, prepare
+from learncost.reports.search.space import SearchSpace
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown, seconds_of, size_of
-from learncost.timing import Rates
 
 SHOWN = 8
 """Ways that are shown, if nothing is said."""
@@ -312,13 +302,28 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
     length = run.axes["M"]
     batch = batch_of(request.batch_size, length, number_of)
     memory = float(bytes_of("budget", budget)) if budget is not None else max(cluster.device.memory_gb) * 1e9
-    times: dict[tuple[Any, ...], dict[SegmentPass, float]] = {}
-    first, refused = _first(run.model, run.axes, kinds[0], cluster, times)
-    if {"ep", "tp"} <= {*first.structure.axes}:
+    space = SearchSpace(run.model, run.axes, cluster, kinds)
+    refused = space.refused
+    if {"ep", "tp"} <= {*space.axes}:
         refused += ("Meshes with both ep and tp are not modelled.",)
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
-    candidates_known, others, nearest = _look(first, kinds, number_of, batch, rates, memory)
-    shown_ways = _exact(first, candidates_known, rates, length, few, memory)
+    looked = space.look(number_of, batch, memory)
+    nearest = looked.nearest
+    steps = [
+        (
+            each,
+            step_of(
+                space.placed[each.structure].account,
+                each.way,
+                run.axes,
+                cluster,
+                rates[each.structure.kind.values],
+                length,
+            ),
+        )
+        for each, _ in space.fastest(looked.fit, rates, few)
+    ]
+    shown_ways = sorted(steps, key=lambda pair: pair[1].seconds)[:few]
     per_day = None if total is None else total / (batch * length) / DAY
     best = shown_ways[0][1] if shown_ways else None
     asked = replace(request, batch_size=batch, seq_len=length, tokens=total or batch * length, budget=None)
@@ -343,32 +348,12 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
             )
             for each, step in shown_ways
         ),
-        sum(each.memory <= memory for each in candidates_known),
-        others,
+        len(looked.fit),
+        looked.too_large,
         rates[kinds[0].values].source,
         None if nearest is None else (nearest.memory, f"{nearest.way} with {nearest.structure.zero}"),
         refused,
     )
-
-
-def _first(
-    model: Any,
-    sizes: Mapping[str, int],
-    kind: Any,
-    cluster: Cluster,
-    times: dict[tuple[Any, ...], dict[SegmentPass, float]],
-) -> tuple[StructureCost, tuple[str, ...]]:
-    """The first structure, over all mesh axes that the model can be cut over, and why not over others."""
-    axes, refused = axes_of(model, sizes), list[str]()
-    while True:
-        try:
-            structure = structures(model, [kind], [KEEPING_ALL], axes, [WHOLE])[0]
-            return StructureCost(model, sizes, structure, cluster, times), tuple(refused)
-        except InputError as error:
-            if len(axes) == 1:
-                raise
-            refused.append(f"Not sharded over {axes[-1]}: {str(error).partition(' (clause')[0]}.")
-            axes = axes[:-1]
 
 
 def of_one(request: Request) -> Request:
@@ -407,80 +392,3 @@ def batch_of(batch_size: object, length: int, devices: int) -> int:
         return _whole("batch_size", batch_size)
     each, largest = -(-max(1, TOKENS // length) // devices), max(MICROBATCHES)
     return devices * (each if each < largest else each + -each % largest)
-
-
-def _look(
-    first: StructureCost, kinds: Sequence[Any], devices: int, batch: int, rates: Mapping[str, Rates], capacity: float
-) -> tuple[list[Candidate], int, Candidate | None]:
-    """Ways that keep what a backward pass needs; and ways that make some of it again, where these do not fit."""
-    model, sizes, cluster, axes = first.model, first.sizes, first.cluster, first.structure.axes
-    candidates_known: list[Candidate] = []
-    kept: set[tuple[Any, ...]] = set()
-    others, nearest = 0, None
-    for plan in PLANS:
-        readings = list(_readings(first, structures(model, kinds, (plan,), axes)))
-        whole = first.account.sizes.cut_over("tp")
-        shapes = list(meshes(devices, axes, sizes, cluster.devices, readings[0].layers, batch, whole))
-        if not readings[0].layers:
-            raise InputError(
-                "search requires a model with a stack of blocks: use learncost cost --mesh --placement for the cost "
-                "of one placement"
-            )
-        if not shapes:
-            raise InputError(
-                f"{batch:,} sequences cannot be split over {devices:,} devices: give a divisible --batch-size, such as "
-                f"{devices:,}"
-            )
-        more_candidates, others, near = candidates(readings, shapes, batch, rates, capacity, kept)
-        candidates_known = sorted([*candidates_known, *more_candidates], key=lambda each: each.seconds)
-        if near is not None and (nearest is None or near.memory < nearest.memory):
-            nearest = near
-    return candidates_known, others, nearest
-
-
-FASTEST = 0.78
-"""The least share of its closed form's time that an exactly evaluated step takes: tests/test_search.py measures it."""
-
-
-def _readings(first: StructureCost, several: Sequence[ShardedStructure]) -> Iterator[StructureCost]:
-    """Structures placed, but those whose sequences cannot attend as they have them: where nothing goes round."""
-    for each in several:
-        try:
-            same = each == first.structure
-            yield first if same else StructureCost(first.model, first.sizes, each, first.cluster, first.times)
-        except InputError:
-            if each.context == WHOLE:
-                raise
-
-
-def _exact(
-    first: StructureCost,
-    candidates_known: Iterable[Candidate],
-    rates: Mapping[str, Rates],
-    length: int,
-    few: int,
-    capacity: float,
-) -> list[tuple[Candidate, StepUsage]]:
-    """The fastest that fit, evaluated exactly: stages with the blocks that they have, and their orders run.
-
-    Candidates are evaluated in the order of their closed forms, until none that is left can be faster than those found.
-    """
-    model, sizes, cluster = first.model, first.sizes, first.cluster
-    placed = {first.structure: first}
-    found: list[tuple[Candidate, StepUsage]] = []
-    for each in candidates_known:
-        if len(found) >= few and each.seconds * FASTEST > found[few - 1][1].seconds:
-            break
-        shape = {axis: size for axis, size in each.way.mesh.items() if size > 1} or {"dp": 1}
-        axes = tuple(axis for axis in each.structure.axes if axis in shape) or ("dp",)
-        structure = each.structure.over(model, axes)
-        try:
-            if structure not in placed:
-                placed[structure] = StructureCost(model, sizes, structure, cluster, first.times)
-            way, kind = replace(each.way, mesh=shape), rates[each.structure.kind.values]
-            step = step_of(placed[structure].account, way, sizes, cluster, kind, length)
-        except InputError:
-            continue
-        if step.peak <= capacity:
-            insort(found, (replace(each, structure=structure, way=way), step), key=lambda pair: pair[1].seconds)
-    return found[:few]

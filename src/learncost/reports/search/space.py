@@ -1,0 +1,166 @@
+"""The configurations of a training on the devices of a cluster: which fit, and which are the fastest."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.autoshard.candidates import (
+    KEEPING_ALL,
+    PLANS,
+    WHOLE,
+    Candidate,
+    ConfigTime,
+    ShardedStructure,
+    StructureCost,
+    axes_of,
+    is_apart,
+    meshes,
+    sharded_axes,
+    structures,
+    ways,
+)
+from learncost.autoshard.step import ParallelConfig
+from learncost.devices.cluster import Cluster
+from learncost.ir.errors import InputError
+from learncost.ir.polynomial import base, size_of
+from learncost.ir.precision import Precision
+from learncost.models.model import Model
+from learncost.timing import Rates
+
+EQUAL = 1 + 1e-9
+"""The ratio of times that differ by rounding alone."""
+
+
+@dataclass
+class LookedAt:
+    """The configurations that were evaluated: those that fit, how many do not, and the smallest of these."""
+
+    fit: list[Candidate]
+    too_large: int = 0
+    nearest: Candidate | None = None
+
+
+class SearchSpace:
+    """The configurations of a training on devices, and the structures that they have been placed as."""
+
+    def __init__(self, model: Model, sizes: Mapping[str, int], cluster: Cluster, kinds: Sequence[Precision]) -> None:
+        self.model, self.sizes, self.cluster, self.kinds = model, sizes, cluster, kinds
+        self.axes, self.placed, self.refused = _placed(model, sizes, kinds[0], cluster)
+
+    def cost(self, structure: ShardedStructure) -> StructureCost | None:
+        """A structure placed; none if attention cannot be sharded so, or axes not together."""
+        if structure not in self.placed:
+            try:
+                self.placed[structure] = StructureCost(self.model, self.sizes, structure, self.cluster)
+            except InputError:
+                if len(structure.axes) == 1:
+                    raise
+                return None
+        return self.placed[structure]
+
+    def shapes(self, devices: int, batch: int) -> list[dict[str, int]]:
+        """The meshes of so many devices. Raises `InputError` where there is none."""
+        layers = sum(int(size_of(base(loop.count), self.sizes)) for loop in self.model.table.repeats)
+        if not layers:
+            raise InputError(
+                "search requires a model with a stack of blocks: use learncost cost --mesh --placement for the cost "
+                "of one placement"
+            )
+        whole = [axis for cost in self.placed.values() for axis in cost.account.sizes.cut_over("tp")]
+        node = self.cluster.devices
+        shapes = list(meshes(devices, self.axes, self.sizes, node, layers, batch, [*dict.fromkeys(whole)]))
+        if not shapes:
+            raise InputError(
+                f"{batch:,} sequences cannot be split over {devices:,} devices: give a divisible --batch-size, such as "
+                f"{devices:,}"
+            )
+        return shapes
+
+    def look(self, devices: int, batch: int, capacity: float) -> LookedAt:
+        """The configurations that fit: those that keep what a backward pass needs, else those that recompute."""
+        looked, fitting = LookedAt([]), set[tuple[Any, ...]]()
+        several: dict[tuple[str, ...], list[dict[str, int]]] = {}
+        for shape in self.shapes(devices, batch):
+            several.setdefault(sharded_axes(shape), []).append(shape)
+        for plan in PLANS:
+            looked.too_large = 0
+            for axes, shapes in several.items():
+                for structure in structures(self.model, self.kinds, [plan], axes):
+                    self._add(looked, fitting, structure, shapes, batch, capacity)
+        return looked
+
+    def _add(
+        self,
+        looked: LookedAt,
+        fitting: set[tuple[Any, ...]],
+        structure: ShardedStructure,
+        shapes: Sequence[Mapping[str, int]],
+        batch: int,
+        capacity: float,
+    ) -> None:
+        apart = structure.zero, structure.context, structure.kind.name
+        layers = sum(int(size_of(base(loop.count), self.sizes)) for loop in self.model.table.repeats)
+        configurations = [
+            way
+            for shape in shapes
+            if is_apart(structure, shape)
+            for way in ways(shape, batch, layers)
+            if (*apart, *key_of(way)) not in fitting
+        ]
+        cost = self.cost(structure) if configurations else None
+        if cost is None:
+            return
+        configurations = [way for way in configurations if cost.allows(way)]
+        for way, size in zip(configurations, cost.memory(configurations), strict=True):
+            candidate = Candidate(structure, way, size)
+            if size <= capacity:
+                looked.fit.append(candidate)
+                fitting.add((*apart, *key_of(way)))
+                continue
+            looked.too_large += 1
+            if looked.nearest is None or size < looked.nearest.memory:
+                looked.nearest = candidate
+
+    def fastest(
+        self, several: Sequence[Candidate], rates: Mapping[str, Rates], few: int
+    ) -> list[tuple[Candidate, ConfigTime]]:
+        """The fastest configurations, and others as fast as the last of them.
+
+        Pipelines are simulated in the order of lower bounds, until none that is left can be faster than those found.
+        """
+        timed: list[tuple[Candidate, ConfigTime]] = []
+        for structure, cost in self.placed.items():
+            mine = [each for each in several if each.structure == structure]
+            times = cost.times([each.way for each in mine], rates[structure.kind.values]) if mine else []
+            timed += zip(mine, times, strict=True)
+        found: list[tuple[Candidate, ConfigTime]] = []
+        for least, number in sorted((time.least, number) for number, (_, time) in enumerate(timed)):
+            if len(found) >= few and least > found[few - 1][1].seconds * EQUAL:
+                break
+            insort(found, timed[number], key=lambda pair: pair[1].seconds)
+        return [pair for pair in found if len(found) <= few or pair[1].seconds <= found[few - 1][1].seconds * EQUAL]
+
+
+def key_of(way: ParallelConfig) -> tuple[Any, ...]:
+    """What tells a configuration of a structure from others."""
+    return str(way), way.schedule, way.chunks, way.microbatch
+
+
+def _placed(
+    model: Model, sizes: Mapping[str, int], kind: Precision, cluster: Cluster
+) -> tuple[tuple[str, ...], dict[ShardedStructure, StructureCost], tuple[str, ...]]:
+    """The axes that the model can be sharded over, the structures of each of them, and why not over others."""
+    axes, refused, placed = list[str](), list[str](), dict[ShardedStructure, StructureCost]()
+    for axis in axes_of(model, sizes):
+        structure = structures(model, [kind], [KEEPING_ALL], [*dict.fromkeys(("dp", axis))], [WHOLE])[0]
+        try:
+            placed[structure] = StructureCost(model, sizes, structure, cluster)
+            axes.append(axis)
+        except InputError as error:
+            if axis == "dp":
+                raise
+            refused.append(f"Not sharded over {axis}: {str(error).partition(' (clause')[0]}.")
+    return tuple(axes), placed, tuple(refused)

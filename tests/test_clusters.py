@@ -170,7 +170,7 @@ def test_an_axis_that_leaves_the_only_node_is_refused(tmp_path):
             'device = "H100 SXM"\ndevices = 8\ninside = { name = "x", gbs = 1, attained = 2 }\n',
             "attained must be above 0",
         ),
-        ('device = "no such"\ndevices = 8\ninside = "NVLink 4"\n', "no device is called 'no such'"),
+        ('device = "no such"\ndevices = 8\ninside = "NVLink 4"\n', "no device or cluster is called 'no such'"),
         ('device = "H100 SXM"\ndevices = 8\ninside = 7\n', "a link must be a name or a table, not 7"),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_cluster_of_ones_own_is_checked_key_by_key(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("DGX H10", "did you mean 'DGX H100'"), ("", "no cluster"), (7, "called 7")]
+    ("name", "message"), [("DGX H10", "did you mean 'DGX H100'"), ("", "no device or cluster"), (7, "called 7")]
 )
 def test_unknown_clusters(name, message):
     with pytest.raises(lc.InputError, match=message):
@@ -224,3 +224,31 @@ def test_collectives_are_measured_where_torch_runs(tmp_path, capsys):
 def test_a_link_that_cannot_be_measured_is_one_line(more, message, capsys):
     assert main(["calibrate", *more.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "cost gpt2",
+        "memory gpt2",
+        "fit gpt2",
+        "run-cost gpt2 --tokens 1e9",
+        "search gpt2 --devices 8",
+        "cost gpt2 --mesh dp=8 --seq-len 64 --batch-size 8",
+        "emit gpt2 --backend c99",
+    ],
+)
+def test_devices_and_clusters_are_one_namespace(asked, capsys):
+    """Every command answers a name that stands for several with the same sentence."""
+    assert main([*asked.split(), "--on", "H100"]) == 2
+    says = "learncost: 'H100' is one of NVIDIA H100 SXM, NVIDIA H100 PCIe, DGX H100: say which\n"
+    assert capsys.readouterr().err == says
+
+
+def test_a_cluster_means_its_device_and_a_device_its_cluster():
+    assert lc.device("DGX-H100") == lc.device("H100 SXM")
+    assert lc.cluster("H100 SXM") == lc.cluster("DGX H100")
+    sizes = {"n_layer": 1, "seq_len": 32}
+    assert lc.memory("gpt2", on="DGX-H100", **sizes).to_dict() == lc.memory("gpt2", on="H100 SXM", **sizes).to_dict()
+    of_cluster, of_device = (lc.cost("gpt2", on=name, **sizes).timing for name in ("DGX-H100", "H100 SXM"))
+    assert of_cluster.seconds == of_device.seconds > 0

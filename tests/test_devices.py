@@ -68,12 +68,12 @@ def test_every_spelling_is_of_one_device():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("A100", "choose 'NVIDIA A100 SXM 40GB' or 'NVIDIA A100 SXM 80GB' or 'NVIDIA A100 PCIe 80GB' or "),
-        ("H10", "no device is called 'H10'; did you mean 'H100'"),
+        ("A100", "'A100' is one of NVIDIA A100 SXM 40GB, NVIDIA A100 SXM 80GB, .*, DGX A100, DGX A100 40GB: say which"),
+        ("H10", "no device or cluster is called 'H10'; did you mean 'H100'"),
         ("NVIDIA RTX 4091", "did you mean 'NVIDIA RTX 4090'"),
         ("abacus", "see `learncost list devices`"),
-        ("", "no device is called ''"),
-        (7, "no device is called 7"),
+        ("", "no device or cluster is called ''"),
+        (7, "no device or cluster is called 7"),
         ("no/such.toml", "no such file"),
     ],
 )

@@ -147,7 +147,7 @@ def test_without_a_device_nothing_changes(capsys):
     ("flags", "said"),
     [
         (["--on", "here"], "run `learncost calibrate`"),
-        (["--on", "nosuch"], "no device is called 'nosuch'"),
+        (["--on", "nosuch"], "no device or cluster is called 'nosuch'"),
         (["--on", "nosuch.json"], "no such file: 'nosuch.json'; `learncost calibrate --out FILE` makes one"),
         (["--on", "V100", "--dtype", "bf16-masters"], "has no peak in bf16 (known: fp16, fp32, fp64)"),
         (["--on", "H100-SXM", "--price-book", "paper"], "time requires --price-book run or matmul, not paper"),

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learncost.devices.device import LARGEST, Device, above_0, device, known_device
+from learncost.devices.device import LARGEST, Device, above_0, device
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.models.files import looks_like_path, read_path
@@ -173,7 +173,8 @@ def cluster(name: object) -> Cluster:
     Parameters
     ----------
     name
-        A name (`learncost list clusters`), or the path of a TOML or JSON file.
+        A name (`learncost list clusters`), or the path of a TOML or JSON file; a device stands for the first published
+        cluster of its kind.
 
     Returns
     -------
@@ -190,20 +191,7 @@ def cluster(name: object) -> Cluster:
     >>> lc.cluster("GB200 NVL72").devices
     72
     """
-    if isinstance(name, Cluster):
-        return name
-    if isinstance(name, str) and name.strip():
-        if known := known_cluster(name):
-            return known
-        if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
-            if Path(name).is_dir():
-                raise InputError(f"{shown(name)} is a folder: give a TOML or JSON file that describes the cluster")
-            row = {"name": Path(name).stem, "source": f"the file {Path(name).name}", **read_path(name)}
-            return _cluster(row, shown(name))
-    spellings = [spelling for each in clusters().values() for spelling in (each.name, *each.names)]
-    hint = nearest(name, spellings) if isinstance(name, str) else ""
-    more = ": see `learncost list clusters`, or give a TOML or JSON file that describes it"
-    raise InputError(f"no cluster is called {shown(name)}{hint or more}")
+    return cluster_of(name) or cluster_with(device(name))
 
 
 def known_cluster(name: str) -> Cluster | None:
@@ -213,23 +201,18 @@ def known_cluster(name: str) -> Cluster | None:
 
 
 def cluster_of(on: object) -> Cluster | None:
-    """Return the cluster of a name or a file; None if it is a device or unknown."""
+    """Return the cluster of a name or a file; None if it is a device or unknown. Raises `InputError` for a folder."""
     if isinstance(on, Cluster):
         return on
-    if not isinstance(on, str) or _names_a_device(on):
+    if not isinstance(on, str) or not on.strip():
         return None
     if known := known_cluster(on):
         return known
-    if looks_like_path(on) and Path(on).is_file() and "inside" in read_path(on):
-        return cluster(on)
+    if looks_like_path(on) and on.lower().endswith((".toml", ".json")) and Path(on).is_file():
+        row = read_path(on)
+        if "inside" in row or "device" in row:
+            return _cluster({"name": Path(on).stem, "source": f"the file {Path(on).name}", **row}, shown(on))
     return None
-
-
-def _names_a_device(name: str) -> bool:
-    try:
-        return known_device(name) is not None
-    except InputError:  # several devices match
-        return True
 
 
 def cluster_with(device: Device) -> Cluster:

@@ -194,7 +194,8 @@ def device(name: object) -> Device:
     Parameters
     ----------
     name
-        A name (`learncost list devices`), a unique part of one, or the path of a TOML or JSON file.
+        A name (`learncost list devices`), a unique part of one, or the path of a TOML or JSON file; a cluster stands
+        for its device.
 
     Returns
     -------
@@ -211,17 +212,22 @@ def device(name: object) -> Device:
     >>> lc.device("A100-SXM-80GB").peak_tflops["bf16"]
     312.0
     """
+    from learncost.devices.cluster import Cluster, cluster_of, clusters  # is built on this module
+
     if isinstance(name, Device):
         return name
-    if not isinstance(name, str) or not name.strip():
-        raise InputError(f"no device is called {shown(name)}: see `learncost list devices`")
-    if full_name := known_device(name):
+    if not isinstance(name, str | Cluster) or not str(name).strip():
+        raise InputError(f"no device or cluster is called {shown(name)}: see `learncost list devices`")
+    if isinstance(name, str) and (full_name := known_device(name)):
         return full_name
+    if group := cluster_of(name):
+        return group.device
+    assert isinstance(name, str)
     if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
         return _from_file(name)
-    hint = nearest(name, [spelling for _, spelling in _spellings()]) or _near_words(name)
-    more = ": see `learncost list devices`, or give a TOML or JSON file that describes it"
-    raise InputError(f"no device is called {shown(name)}{hint or more}")
+    hint = nearest(name, [*(spelling for _, spelling in _spellings()), *clusters()]) or _near_words(name)
+    more = ": see `learncost list devices` and `learncost list clusters`, or give a TOML or JSON file that describes it"
+    raise InputError(f"no device or cluster is called {shown(name)}{hint or more}")
 
 
 def known_device(name: str) -> Device | None:
@@ -237,7 +243,10 @@ def known_device(name: str) -> Device | None:
         key=_place,
     )
     if len(several) > 1:
-        raise InputError(f"{shown(name)} is ambiguous: choose {' or '.join(map(repr, several))}")
+        from learncost.devices.cluster import clusters  # is built on this module
+
+        several += [group for group in clusters() if words_asked <= set(_words(group))]
+        raise InputError(f"{shown(name)} is one of {', '.join(several)}: say which")
     return devices()[several[0]] if several else None
 
 

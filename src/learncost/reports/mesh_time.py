@@ -8,15 +8,13 @@ from typing import Any
 
 from learncost.backends.precision import rounds_states
 from learncost.cost_models import Book, PricedLine
-from learncost.devices.cluster import Cluster, cluster_with, known_cluster
+from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.collective import groups, transfer
 from learncost.devices.device import Device
-from learncost.devices.device import device as find_device
 from learncost.ir.errors import InputError
 from learncost.ir.loop import round_rings
 from learncost.ir.precision import BYTES, Precision
-from learncost.models.files import looks_like_path, read_path
 from learncost.ops.collectives import is_collective
 from learncost.reports.mesh_cost import OverMesh
 from learncost.reports.sheet import seconds_of
@@ -120,16 +118,9 @@ def cluster_of(on: str | Device | Rates | Cluster) -> Cluster:
 
     Raises `InputError` where there is none.
     """
-    if isinstance(on, Cluster):
-        return on
     if isinstance(on, Rates):
         raise InputError(f"{on.name} has no links: give --on a cluster (learncost list clusters)")
-    if isinstance(on, str):
-        if known := known_cluster(on):
-            return known
-        if looks_like_path(on) and on.lower().endswith((".toml", ".json")) and "inside" in read_path(on):
-            return find_cluster(on)
-    return cluster_with(find_device(on))
+    return find_cluster(on)
 
 
 def over_time(

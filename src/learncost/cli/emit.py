@@ -234,7 +234,8 @@ def emit(
             raise InputError("--backend c applies to models: use numpy, torch or jax for a layer")
         batch = None if batch_size is None else check_size("batch-size", batch_size)
         length = None if seq_len is None else check_size("seq-len", seq_len)
-        return _in_place(subject, table, about, written, plan, batch, length, dtype or "fp32")
+        sizes = run_sizes(subject, batch, length, None)
+        return _in_place(table, sizes, about, written, plan, dtype or "fp32")
     title = _title(about, LIBRARIES.get(backend, backend), written)
     return program(table, backend, phase, title, constants, dtype).text
 
@@ -247,18 +248,8 @@ def _title(about: str, library: str, written: str) -> str:
     return "\n\n".join((*filled, f"    {written}")) + "\n"
 
 
-def _in_place(
-    model: Model,
-    table: Table,
-    about: str,
-    written: str,
-    plan: str | None,
-    batch: int | None,
-    length: int | None,
-    dtype: str,
-) -> str:
-    """The file of a step in place, under the planner's plan where none is given."""
-    sizes = run_sizes(model, batch, length, None)
+def _in_place(table: Table, sizes: Mapping[str, int], about: str, written: str, plan: str | None, dtype: str) -> str:
+    """Return the file of a step in place, under the planner's plan where none is given."""
     if plan is None:
         plan = smallest(table, sizes, dtype)
         table = planned(table, plan)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.cost_models import PricedLine, price
+from learncost.cost_models import Price, PricedLine, price
 from learncost.ir.errors import InputError
 from learncost.ir.polynomial import Polynomial, size_of, total
 from learncost.ir.precision import BYTES
@@ -45,7 +45,7 @@ class Served:
 def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
     """The exact cost of a prompt, or of one step of decoding."""
     run, book, dtype = priced.run, priced.run.book.name, priced.run.dtype
-    ledger_of_pass = ledger(run.model, procedure, priced.rows, priced.axes, by, dtype, None, "", book, priced.timed)
+    ledger_of_pass = ledger(run.model, procedure, Price(book, priced.rows, priced.axes, dtype), by, priced.timed)
     cache = _cache(priced.tables, priced.held, priced.context, dtype)
     context = priced.context if procedure.name == "decode" else None
     return replace(ledger_of_pass, context=context, cache=cache, last_only="last" in priced.table.inputs)

@@ -28,18 +28,13 @@ if TYPE_CHECKING:
 def ledger(
     model: Model,
     chosen: Procedure,
-    rows: Iterable[PricedLine],
-    axes: Mapping[str, int],
+    price: Price,
     by: str,
-    dtype: str,
-    tokens: int | None,
-    optimizer: str,
-    book: str,
     timed: Timing | None = None,
     over: OverMesh | None = None,
 ) -> Cost:
-    """Priced rows, put together as asked and evaluated; over many devices those of one of them."""
-    price = Price(book, tuple(rows), axes, dtype)
+    """Return priced lines put together as asked and evaluated; over many devices those of one of them."""
+    axes = price.sizes
     passes = chosen.passes_over(model)
     if any(row.macro_operation == "recomputation" for row in price.rows):
         passes["recomputation"] = 1  # a plan's, where the procedure has none
@@ -51,7 +46,7 @@ def ledger(
     return Cost(
         model=model.configuration.name,
         procedure=chosen.name,
-        price_book=book,
+        price_book=price.book,
         batch_size=axes["B"],
         seq_len=axes["N"] if two_sided else axes["M"],
         target_len=axes["M"] if two_sided else None,
@@ -62,9 +57,9 @@ def ledger(
         macro_operations=phases,
         rows=_rows(price, by, passes, timed, whole=model.table.title if model.configuration.layer else None, over=over),
         by=by,
-        dtype=dtype,
-        optimizer=optimizer,
-        tokens=tokens,
+        dtype=price.dtype,
+        optimizer="",
+        tokens=None,
         tokens_per_step=axes["B"] * axes["M"],
         counted=model.configuration.counted,
         source=model.configuration.source,

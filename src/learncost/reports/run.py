@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from learncost.cost_models import Book, PricedLine, price
+from learncost.cost_models import Book, Price, PricedLine, price
 from learncost.cost_models.books import BOOKS
 from learncost.cost_models.books import book as find_book
 from learncost.ir.errors import InputError, counted, shown
@@ -145,8 +145,8 @@ class PreparedRun:
 
             timed = timing(rows, self.axes, on, self.dtype, book)
         optimizer = self.optimizer or default_optimizer(book)
-        answer = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, optimizer, book.name, timed)
-        return replace(answer, trained=trained, plan=self.plan)
+        answer = ledger(model, chosen, Price(book.name, rows, self.axes, self.dtype), by, timed)
+        return replace(answer, trained=trained, plan=self.plan, optimizer=optimizer, tokens=self.tokens)
 
     def cost_over(
         self, procedure: str, book: Book, by: str, over: OverMesh, on: tuple[Cluster, Rates, Precision] | None = None
@@ -157,15 +157,16 @@ class PreparedRun:
         rows, sizes = price(over.placed.table, {}, book).rows, {**over.sizes, **over.placed.sizes}
         optimizer = self.optimizer or default_optimizer(book)
         chosen = find_procedure(procedure)
-        model, tokens = trained_by(self.model, procedure), self.tokens
+        model = trained_by(self.model, procedure)
         takes = None
         if on is not None:
             from learncost.reports.mesh_time import over_time  # imported where it is needed: start-up counts
 
             takes = over_time(rows, over, sizes, *on, book)
         timed = takes.lines if takes else None
-        answer = ledger(model, chosen, rows, sizes, by, self.dtype, tokens, optimizer, book.name, timed, over)
-        return replace(answer, trained=self.trained, plan=self.plan, over_time=takes)
+        answer = ledger(model, chosen, Price(book.name, rows, sizes, self.dtype), by, timed, over)
+        answer = replace(answer, trained=self.trained, plan=self.plan, optimizer=optimizer, tokens=self.tokens)
+        return replace(answer, over_time=takes)
 
 
 def prepare(request: Request, procedures: Iterable[str] | None = None) -> PreparedRun:

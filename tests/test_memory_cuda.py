@@ -5,12 +5,15 @@
 
 import io
 import json
+from pathlib import Path
+from statistics import median
 
 import pytest
 
 import learncost as lc
 from learncost.devices.device import devices
 from learncost.models.configuration import configure
+from sampling import sampled
 
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 32000}
 LLAMA = {
@@ -46,6 +49,33 @@ def test_the_predicted_peak_is_the_measured_one(keys, batch, length, asked, meas
     assert needs.peak == pytest.approx(measured, rel=5e-4)
     assert sum(needs.split.values()) == needs.peak
     assert "on a GPU" in needs.convention
+
+
+STEPS = json.loads((Path(__file__).parents[1] / "benchmarks" / "steps_on_gpu.json").read_text(encoding="utf-8"))["rows"]
+"""By optimizer, microbatches, clipping and checkpoints: bytes predicted before the run, and measured on the H100."""
+
+
+@pytest.fixture(scope="module")
+def predictions():
+    pytest.importorskip("transformers")
+    import peaks  # noqa: F401  benchmarks/peaks.py, which puts tests on the path of benchmarks
+    from on_gpu.asked import Asked
+    from on_gpu.memory import cases
+
+    return {name: predicted for name, _, predicted in cases("steps", Asked("cuda", False, ("",)))}
+
+
+@pytest.mark.parametrize("name", sampled(STEPS, 29))
+def test_a_step_of_every_optimizer_takes_what_was_measured(predictions, name):
+    _, measured, _ = STEPS[name]
+    assert predictions[name]() == pytest.approx(measured, rel=2e-3)
+
+
+def test_every_step_was_predicted_before_it_was_measured():
+    assert len(STEPS) == 299
+    differences = [abs(predicted / measured - 1) for predicted, measured, _ in STEPS.values()]
+    assert max(differences) < 1.3e-3
+    assert median(differences) < 3e-5
 
 
 def test_a_module_that_was_read_says_where_it_ran():

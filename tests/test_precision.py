@@ -253,3 +253,31 @@ def test_states_of_eight_bits_are_read_and_written_in_a_byte():
 def test_states_of_eight_bits_are_refused_where_nothing_rounds_them(ask, why):
     with pytest.raises(InputError, match=why):
         ask()
+
+
+@pytest.mark.parametrize(
+    ("on", "name"),
+    [
+        (None, "fp32"),
+        ("H100-SXM", "bf16-masters"),
+        ("V100", "fp16-masters"),
+        ("Apple M1 Max", "fp32"),
+        ("cuda", "fp32"),
+    ],
+)
+def test_every_command_has_the_usual_precision_of_the_device(on, name):
+    small = {"seq_len": 8, "n_layer": 1, "optimizer": "adamw"}
+    plain, stated = lc.memory("gpt2", on=on, **small), lc.memory("gpt2", on=on, precision=name, **small)
+    assert (plain.dtype, plain.peak) == (name, stated.peak)
+    assert f" in {name} by eager" in str(plain).partition(":")[0]
+    if on == "cuda":
+        return
+    if on is None:
+        assert lc.cost("gpt2", **small).dtype == name
+        return
+    fits = lc.fit("gpt2", procedures="bp", on=on, **small)
+    assert (fits.dtype, fits.rows[0].ram) == (name, plain.peak)
+    timed = lc.cost("gpt2", on=on, **small)
+    assert timed.dtype == name
+    assert f"one step of bp in {name}:" in str(timed).partition("\n")[0]
+    assert lc.run_cost("gpt2", "1e9", on, seq_len=8, n_layer=1).precision == name

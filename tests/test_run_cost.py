@@ -394,7 +394,7 @@ def test_a_precision_is_that_of_a_mesh_too():
         ("bf16-true", "bf16-true", "bf16"),
         ("int8-learned", "int8-learned", "fp32"),
         ("tf32", "tf32", "tf32"),
-        (None, "bf16", "bf16"),
+        (None, "bf16-masters", "bf16"),
     ],
 )
 def test_the_title_is_of_the_precision_and_the_peak_of_its_values(name, called, peak):

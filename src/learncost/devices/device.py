@@ -147,8 +147,8 @@ class Device(Displayed):
 
     @property
     def trained_in(self) -> str:
-        """Return the default data type of training."""
-        return next((dtype for dtype in TRAINED_IN if dtype in self.peak_tflops), TRAINED_IN[0])
+        """Return the default data type of training: the first with a peak, fp32 where none is published."""
+        return next((dtype for dtype in TRAINED_IN if dtype in self.peak_tflops), TRAINED_IN[-1])
 
     @property
     def ram(self) -> int:

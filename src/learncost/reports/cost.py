@@ -42,10 +42,6 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         calibrate `out`, or a published device (`learncost list devices`). Under a plan the time is that of this
         package's kernels, otherwise that of PyTorch's operators one by one. With `mesh`: a cluster (`learncost list
         clusters`), a file that describes one, or its device; the time of collectives is included.
-    precision
-        Data type of weights, activations, gradients and optimizer states: {choices} (`learncost list precisions`). The
-        default is fp32; for a published device in `on`, the first of bf16, fp16 and fp32 that it supports, in training
-        with fp32 master weights.
 
     Returns
     -------
@@ -88,16 +84,15 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         raise InputError(f"--depth requires --by module, not {by}")
     check_choice("by", by, BY)
     counts_alone, trains = request.on is None and not request.mesh, bool(request.mesh) and request.is_training
-    kind = request.kind(counts_alone, trains) if request.is_typed else None
+    kind = request.kind(counts_alone, trains) if request.is_typed else request.kind()
     cluster, rates = None, None if request.mesh else request.rates(kind)
     if request.on is not None and request.mesh:
         from learncost.devices.sustained import sustained  # imported where it is needed: start-up counts
         from learncost.reports.mesh_time import cluster_of
 
         cluster = cluster_of(request.on)
-        rates = sustained(cluster.device, kind.values if kind else cluster.device.trained_in, request.timed_as)
-    type_name = kind.name if kind else request.usual_precision(rates)
-    request = request.in_precision(type_name)
+        rates = sustained(cluster.device, kind.values, request.timed_as)
+    request = request.in_precision(kind.name)
     if procedure in INFERENCE:
         from learncost.reports.inference import cost_of_inference, served  # imported where needed: start-up counts
 
@@ -117,5 +112,5 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         if request.context is not None:
             raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
         answer = run.cost(procedure, run.book, by, rates)
-    answer = replace(answer, dtype=type_name)
+    answer = replace(answer, dtype=kind.name)
     return by_module(answer, depth) if by == "module" else answer

@@ -31,6 +31,9 @@ Answer = TypeVar("Answer")
 ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
 """The fields that say which parameters are trained."""
 
+CPU, GPU = "cpu", "cuda"
+"""The devices, as PyTorch calls them; as the device of a request the second is any GPU."""
+
 CONFIG = "config.json"
 """The name of a configuration that came as data."""
 
@@ -98,31 +101,46 @@ class Request:
         return self.procedure not in INFERENCE
 
     def kind(self, counts_alone: bool = False, trains: bool | None = None) -> Precision:
-        """Return the precision, fp32 if none was given. Raises `InputError`.
+        """Return the precision, or the usual one if none was given. Raises `InputError`.
 
         counts_alone  whether nothing but operations is counted, so that types of products alone are allowed
         trains        whether the answer depends on the types of updates; by default where the procedure is training
         """
         depends = self.is_training if trains is None else trains
-        return either(self.dtype, self.precision, counts_alone=counts_alone, trains=depends)
+        usual = "" if self.is_typed else self.usual_precision(depends)
+        return either(self.dtype, self.precision, usual, counts_alone=counts_alone, trains=depends)
 
     @property
     def timed_as(self) -> str:
         """Return whose time is predicted: of this package's kernels under a plan, else of PyTorch's operators."""
         return "kernels" if self.plan else "operators"
 
-    def rates(self, kind: Precision | None) -> Rates | None:
-        """Return the rates of the request's device in a precision, its usual one if None; None without a device."""
+    def rates(self, kind: Precision) -> Rates | None:
+        """Return the rates of the request's device in a precision; None without a device."""
         if self.on is None:
             return None
         from learncost.devices.rates import rates  # imported where it is needed: start-up counts
 
-        return rates(self.on, kind.values if kind else None, self.timed_as)
+        return rates(self.on, kind.values, self.timed_as)
 
-    def usual_precision(self, rates: Rates | None) -> str:
-        """Return the name of the precision where none is given: that of a device's rates, fp32 without a device."""
-        dtype = (rates.dtype if rates else "") or "fp32"
-        return training_precision(dtype) if self.is_training else dtype
+    def usual_precision(self, trains: bool) -> str:
+        """Return the name of the precision where none is given. Raises `InputError` for an unknown device.
+
+        It is that of the device: of bf16, fp16 and fp32 the first with a published peak, in training with fp32 master
+        weights; of a calibrated machine the type that was measured. It is fp32 without a device and on any GPU.
+        """
+        if self.on is None or self.on == GPU:
+            return "fp32"
+        from learncost.devices.cluster import cluster_of  # imported where it is needed: start-up counts
+        from learncost.devices.device import device
+        from learncost.devices.rates import calibrated
+
+        if measured := calibrated(self.on, engine=self.timed_as):
+            dtype = measured.dtype or "fp32"
+        else:
+            group = cluster_of(self.on)
+            dtype = (group.device if group else device(self.on)).trained_in
+        return training_precision(dtype) if trains else dtype
 
     @property
     def adapts(self) -> bool:

@@ -156,12 +156,14 @@ def title(cost: Cost) -> str:
     """What was run: the model, the procedure, the batch and the lengths."""
     name = "standard input" if cost.model == "-" else cost.model
     if cost.context is not None:
-        return f"{name}, one step of decode: {_decoded(cost)}"
+        kind = f" in {cost.dtype}" if cost.timing else ""
+        return f"{name}, one step of decode{kind}: {_decoded(cost)}"
     sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''} of {cost.seq_len:,}"
     sides = "" if cost.target_len is None else f" and {cost.target_len:,}"
     tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
     step = "" if cost.cache else "one step of "
     plan = f" under {cost.plan}" if cost.plan else ""
+    plan += f" in {cost.dtype}" if cost.timing else ""
     what = f"{name}, {step}{cost.procedure}{plan}: {cost.letters or f'{sequences}{sides} {tokens}'}"
     return f"{what}, on {cost.over.devices:,} devices together; counts of one device" if cost.over else what
 

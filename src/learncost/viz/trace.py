@@ -145,9 +145,6 @@ def trace(request: Request, output: str | None = None) -> Trace:
     on
         The device for predicted times: here (after learncost calibrate), a file of learncost calibrate `out`, or a
         published device (`learncost list devices`). By default the length of a slice is its number of FLOPs.
-    precision
-        Data type of weights, activations, gradients and optimizer states: {choices} (`learncost list precisions`). The
-        default is fp32; for a published device in `on`, the first of bf16, fp16 and fp32 that it supports.
     output
         The output file: .json for the Trace Event Format, .pftrace for Perfetto's protobuf.
 
@@ -180,9 +177,8 @@ def trace(request: Request, output: str | None = None) -> Trace:
     path = None if output is None else path_of("trace", ENDINGS, output)
     procedure = request.procedure
     find_procedure(procedure, INFERENCE)
-    kind = request.kind() if request.is_typed else None
-    rates = request.rates(kind)
-    type_name = kind.name if kind else request.usual_precision(rates)
+    kind = request.kind()
+    rates, type_name = request.rates(kind), kind.name
     request = request.in_precision(type_name)
     if procedure in INFERENCE:
         each = served(request, rates)

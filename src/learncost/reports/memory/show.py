@@ -121,6 +121,7 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
+    step += f" in {memory.dtype}"
     what = f"{name}, memory of {step}{plan}: {memory.letters or f'{sequences} tokens'}{parts}"
     return f"{what}, on {memory.over.devices:,} devices together; memory of one device" if memory.over else what
 

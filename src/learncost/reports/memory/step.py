@@ -33,16 +33,13 @@ from learncost.program.lifetimes import FEW, Walked, every_iteration
 from learncost.program.regions import Region
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.types import INDEX, bytes_of
-from learncost.reports.request import Request
+from learncost.reports.request import CPU, GPU, Request
 from learncost.reports.run import PreparedRun
 
 if TYPE_CHECKING:
     from learncost.devices.device import Device
     from learncost.procedures.accumulation import Accumulated
     from learncost.reports.mesh_cost import OverMesh
-
-CPU, GPU = "cpu", "cuda"
-"""The devices, as PyTorch calls them."""
 
 IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
 """How PyTorch's optimizers step: one kernel for all, operators over lists of tensors, or weight by weight."""

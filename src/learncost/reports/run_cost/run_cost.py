@@ -203,6 +203,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     figures["petaflop_s_days"] = published.petaflop_days(figures["flops"])
     figures["devices"] = number
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
+    precision = precision or training_precision(kind)
     many: Spread | None = None
     most = most_of_peak(machine, kind)
     usual = assumptions.mfu(machine, request.is_fine_tuning)
@@ -210,7 +211,6 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     if over_devices:
         if procedure != "bp":
             raise InputError(f"--mesh requires --procedure bp, not {procedure}")
-        precision = precision or training_precision(kind)
         asked = replace(request, dtype=None, precision=precision, devices=int(number.value))
         many = step_over(asked, group or cluster_with(machine))
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
@@ -220,7 +220,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     else:
         if named := [name for name in ("microbatch", "chunks") if getattr(request, name)]:
             raise InputError(f"--{named[0].replace('_', '-')} requires --mesh")
-        seconds = step_on(replace(one, price_book="run", on=on, precision=precision or kind), attained is not None)
+        seconds = step_on(replace(one, price_book="run", on=on, precision=precision), attained is not None)
         if isinstance(seconds, Figure):
             show_step(figures, seconds, step.tokens_per_step, most)
         total_by = days_on(figures, typed, machine, kind, usual, most)
@@ -228,7 +228,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
     others = _beside(one, step, count)
-    return RunCost(step, machine, kind, figures, unknown, others, total_by, many, precision or kind)
+    return RunCost(step, machine, kind, figures, unknown, others, total_by, many, precision)
 
 
 def _type(dtype: str | None, precision: str | None, trains: bool) -> tuple[str | None, str | None]:

@@ -259,7 +259,7 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
     batch_size
         The global batch size in sequences. The default is about 4 million tokens.
     precision
-        Precisions to try, comma-separated. The default is bf16-masters.
+        Precisions to try, comma-separated. The default is bf16-masters on a device with bf16.
     budget
         Available memory of a device, as 80GB or 75GiB. The default is the device's memory.
     top
@@ -295,7 +295,7 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
     number_of = _whole("devices", devices)
     few = _whole("top", top)
     total = None if tokens is None else check_tokens("tokens", tokens)
-    kinds = [stored(name.strip()) for name in (request.precision or "bf16-masters").split(",")]
+    kinds = [stored(name.strip()) for name in (request.precision or request.usual_precision(trains=True)).split(",")]
     run = prepare(of_one(request.in_precision(kinds[0].name)))
     if run.model.two_sided or not run.model.learns:
         raise InputError(f"search requires a model with one sequence and a loss; {shown(str(request.model))} has none")

@@ -14,7 +14,7 @@ from learncost.devices.device import device as find_device
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop
-from learncost.ir.precision import precision_of, training_precision
+from learncost.ir.precision import precision_of
 from learncost.ops.collectives import is_collective
 from learncost.program.pipeline import run
 from learncost.program.pipeline import schedule as schedule_of
@@ -74,8 +74,8 @@ def over_devices(request: Request, cluster: str | None = None) -> Picture:
     several = counted(request.devices) if request.devices else DEVICES
     if not several:
         raise InputError(f"devices must be a whole number, not {shown(request.devices)}")
-    kind = request.precision or training_precision("bf16")
-    request = replace(request, precision=kind, dropout=0.0, devices=None)
+    kind = replace(request, on=group).kind().name
+    request = replace(request.in_precision(kind), dropout=0.0, devices=None)
     if request.mesh is None and not request.place and not request.placement:
         try:
             answer = search(replace(request, on=group, schedule="1f1b"), several)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from learncost.devices.device import device
-from learncost.devices.rates import HERE, calibrated, rates
+from learncost.devices.rates import HERE, calibrated
 from learncost.ir.errors import InputError
-from learncost.ir.precision import training_precision
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.memory import Memory, memory
-from learncost.reports.memory.step import GPU
-from learncost.reports.request import Request, takes_request
+from learncost.reports.request import GPU, Request, takes_request
 from learncost.reports.sheet import size_of
 from learncost.viz.views.picture import MADE, BarRow, Bars, MemoryBlocks, Picture
 
@@ -33,7 +31,7 @@ def by_engine(request: Request) -> Picture:
     Parameters
     ----------
     on
-        The device in whose type the step is, where no other is given.
+        The device, which sets the precision if none is given.
     engine
         Who runs the step that the rest of the page shows: {choices}. The default is the table, line by line.
 
@@ -43,9 +41,7 @@ def by_engine(request: Request) -> Picture:
         As for `lc.memory`.
     """
     on, engine = request.on, request.engine
-    if on and not request.is_typed:
-        request = request.in_precision(training_precision(rates(on).dtype))
-    request = replace(request, on=None, engine="")
+    request = replace(request.in_precision(request.kind().name), on=None, engine="")
     table = memory(replace(request, engine=GRAPH))
     assert isinstance(table, Memory)
     on_gpu = bool(on) and on != HERE and not calibrated(on) and device(on).torch == GPU

@@ -31,7 +31,8 @@ from learncost.program.autograd import (
 )
 from learncost.reports.memory.engine import Engine, MemoryUse, at_line, bytes_of, grouped
 from learncost.reports.memory.engines.logged import Logs
-from learncost.reports.memory.step import CPU, GPU, MemoryStep
+from learncost.reports.memory.step import MemoryStep
+from learncost.reports.request import CPU, GPU
 from learncost.sharding.presets import chosen
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")

@@ -116,3 +116,11 @@ def test_devices_that_run_pytorchs_kernels_for_gpus_are_those_of_its_makers():
     makers = {name.split()[0] for name, device in devices().items() if device.torch}
     assert makers == {"NVIDIA", "AMD"}
     assert not [name for name, device in devices().items() if name.split()[0] in makers and not device.torch]
+
+
+@pytest.mark.parametrize(("seq_len", "fits"), [(128, True), (1024, False)])
+def test_the_first_line_says_what_does_not_fit(seq_len, fits):
+    found = lc.memory("gpt2", batch_size=4, seq_len=seq_len, n_layer=2, budget="2GB")
+    assert (found.fits["batch_size"] >= 4) == fits  # by bisection, not by this peak
+    assert ("does not fit:" in found.sheets()[0].title) == (not fits)
+    assert found.sheets()[0].title.endswith(" of 2.00 GB") == (not fits)

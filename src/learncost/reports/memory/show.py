@@ -123,7 +123,10 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
     step += f" in {memory.dtype}"
     what = f"{name}, memory of {step}{plan}: {memory.letters or f'{sequences} tokens'}{parts}"
-    return f"{what}, on {memory.over.devices:,} devices together; memory of one device" if memory.over else what
+    what += f", on {memory.over.devices:,} devices together; memory of one device" if memory.over else ""
+    if with_engine and with_procedure and memory.budget is not None and memory.peak > memory.budget:
+        what += f"; does not fit: {size_of(memory.peak)} of {size_of(memory.budget)}"
+    return what
 
 
 def run_by(memory: Memory) -> str:

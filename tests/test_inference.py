@@ -316,3 +316,93 @@ def test_the_program_of_the_page():
     text = (Path(__file__).parent.parent / "docs" / "inference.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     exec(program, {})  # the page's own text
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "placement", "plan", "elements_of_a_token"),
+    [
+        # Keys and values of 8 heads of 128 in 32 layers (Llama Team 2024, table 3), shared over tp.
+        ("llama-3-8b", "tp=4", "megatron", "", 2 * 32 * 8 * 128 // 4),
+        ("llama-3-8b", "tp=8", "megatron-sp", "flash,fused", 2 * 32 * 8 * 128 // 8),
+        ("llama-3-8b", "dp=2,tp=4", "ddp,megatron", "flash", 2 * 32 * 8 * 128 // 4),
+        # One latent vector of all heads, which no device has a part of: 512 + 64 in 61 layers (DeepSeek-AI 2024).
+        ("deepseek-v3", "tp=8", "megatron", "", 61 * (512 + 64)),
+    ],
+)
+def test_the_cache_of_a_device(model, mesh, placement, plan, elements_of_a_token):
+    """Two bytes of an element; of data parallelism each device has its own sequences."""
+    asked = {"mesh": mesh, "placement": placement, "plan": plan or None, "precision": "bf16", "batch_size": 8}
+    sequences = 4 if "dp=2" in mesh else 8
+    for answer in (
+        lc.cost(model, "decode", context=504, **asked),
+        lc.cost(model, "prefill", seq_len=504, **asked),
+    ):
+        assert answer.cache.elements == elements_of_a_token
+        assert answer.cache.bytes == 2 * elements_of_a_token * 504 * sequences
+
+
+def test_what_a_token_sends_over_tensor_parallel_devices():
+    """An all_reduce of a d-wide row for each of attention, feed-forward network and embedding (Shoeybi et al. 2019)."""
+    d, layers, batch = 4096, 32, 8
+    decode = lc.cost(
+        "llama-3-8b", "decode", context=500, precision="bf16", batch_size=batch, mesh="tp=4", place="h f v over tp"
+    )
+    (row,) = decode.over.sent
+    assert (row.op, row.runs, row.payload) == ("all_reduce", 2 * layers + 1, 2 * batch * d * (2 * layers + 1))
+
+
+def test_the_operations_of_a_device():
+    """Products of heads, widths and vocabulary divide by the devices, and all of a batch by data parallelism."""
+    asked = {"context": 500, "price_book": "matmul", "batch_size": 8}
+    alone = lc.cost("llama-3-8b", "decode", **asked).total.maccs
+    assert lc.cost("llama-3-8b", "decode", **asked, mesh="tp=8", placement="megatron").total.maccs * 8 == alone
+    assert lc.cost("llama-3-8b", "decode", **asked, mesh="dp=8", placement="ddp").total.maccs * 8 == alone
+    assert lc.cost("llama-3-8b", "decode", **asked, mesh="dp=1", placement="ddp").total.maccs == alone
+
+
+def test_a_plan_of_inference_changes_the_time_alone():
+    """Fused attention writes no scores: less is moved, and as many products are computed."""
+    asked = {"seq_len": 2048, "on": "H100-SXM", "price_book": "matmul"}
+    alone, flash = (lc.cost("llama-3-8b", "prefill", plan=plan, **asked) for plan in (None, "flash,fused"))
+    assert flash.plan == "flash,fused"
+    assert flash.total.maccs == alone.total.maccs
+    assert flash.seconds < alone.seconds
+    with pytest.raises(lc.InputError, match="the plan fused-update does not apply to decode of gpt2"):
+        lc.cost("gpt2", "decode", plan="fused-update")
+
+
+def test_serving_rates_are_those_of_the_time():
+    on = {"on": "DGX-H100", "mesh": "tp=4", "placement": "megatron", "batch_size": 8}
+    first = lc.cost("llama-3-8b", "prefill", seq_len=500, **on)
+    assert first.served == {
+        "time_to_first_token": first.over_time.seconds,
+        "tokens_per_second": pytest.approx(8 * 500 / first.over_time.seconds),
+    }
+    assert first.to_dict()["serving"] == first.served
+    three = lc.cost("llama-3-8b", "decode", context=500, seq_len=3, **on)
+    assert three.served["time_per_output_token"] == pytest.approx(three.over_time.seconds / 3)
+    assert three.served["tokens_per_second"] == pytest.approx(24 / three.over_time.seconds)
+    assert "Time per output token: " in str(three)
+    assert lc.cost("gpt2", "decode").served is None
+    assert lc.cost("gpt2", on="A100-SXM-80GB").served is None
+
+
+@pytest.mark.parametrize("model", ["vit-base-patch16-224", "bert-base", "resnet-18"])
+def test_a_model_without_a_cache_has_a_forward_pass(model, capsys):
+    """What a training step's forward pass has, without its loss; no cache, and samples for tokens."""
+    answer = lc.cost(model, "inference", "matmul", batch_size=4, on="H100-SXM")
+    assert answer.total.maccs == lc.cost(model, price_book="matmul", batch_size=4).macro_operations["forward"][1].maccs
+    assert answer.cache is None
+    assert "optimizer" not in answer.to_dict()
+    assert answer.served == {"latency": answer.seconds, "samples_per_second": pytest.approx(4 / answer.seconds)}
+    assert main(["cost", model, "--procedure", "inference", "--on", "H100-SXM"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Latency: " in text
+    assert "samples per second" in text
+
+
+def test_inference_of_a_model_with_a_cache_is_two_passes():
+    with pytest.raises(lc.InputError, match="inference of gpt2 has two passes: give --procedure prefill or"):
+        lc.cost("gpt2", "inference")
+    with pytest.raises(lc.InputError, match="makes pipeline stages, which inference does not support"):
+        lc.cost("llama-3-8b", "decode", mesh="pp=2", placement="pp")

@@ -359,7 +359,10 @@ def test_the_commands_take_a_plan(capsys):
     [
         ("cost gpt2 --plan auto", "learncost memory MODEL --plan auto names a plan"),
         ("cost gpt2 --plan recompte=norm", "no plan is called"),
-        ("cost gpt2 --procedure decode --plan chunked-loss", "--plan does not apply to inference (decode)"),
+        (
+            "cost gpt2 --procedure decode --plan chunked-loss",
+            "the plan chunked-loss does not apply to decode of gpt2: it changes nothing",
+        ),
         ("cost gpt2 --price-book megatron --plan chunked-loss", "is a formula for whole models"),
         ("emit attention --plan chunked-loss", "--plan applies to models"),
         ("compare gpt2 --plan chunked-loss=3", "takes no argument"),

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = Path(lc.__file__).parent
 PHRASES = {
     "--flash is of one device": "--flash cannot be combined with --mesh",
-    "a plan rewrites a training step": "--plan does not apply to inference",
+    "a plan rewrites a training step": "does not apply to",
     "above 0 the masks are": "with dropout > 0, masks are allocated",
     "activations that wait": "saved tensors",
     "all else is minus infinity": "other scores are minus infinity",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -129,12 +129,20 @@ class CachedValue:
     @property
     def elements(self) -> Polynomial:
         """Return the elements per position of a sequence, over all iterations of loops."""
-        return Polynomial.of(axis for axis in self.axes if axis != "B" and axis != self.positions)
+        several = ("B", self.positions)
+        return Polynomial.of(axis for axis in self.axes if axis.partition("/")[0] not in several)
 
     @property
     def positions(self) -> str:
         """Return the axis of its positions."""
-        return axis_of(CACHED, self.window) if self.tokens else next(a for a in self.axes if base(a) == "N")
+        if self.tokens:
+            return axis_of(CACHED, self.window)
+        return next(name for name in (axis.partition("/")[0] for axis in self.axes) if base(name) == "N")
+
+    def sharded_as(self, axes: Sequence[str]) -> CachedValue:
+        """Return the value with the shards of its axes that a table has, whose positions may have another name."""
+        cuts = (axis.partition("/")[1:] for axis in axes)
+        return replace(self, axes=tuple("".join((axis, *cut)) for axis, cut in zip(self.axes, cuts, strict=True)))
 
 
 def cache(name: str) -> str:

@@ -263,6 +263,9 @@ INFERENCE: Mapping[str, Procedure] = {
 }
 """The procedures of a model that does not learn."""
 
+FORWARD = "inference"
+"""The forward pass of a model without a KV cache; of one with a cache it stands for both of its passes."""
+
 
 def several(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
     """Return the names of several procedures, given as a list or comma-separated."""

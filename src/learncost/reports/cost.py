@@ -25,8 +25,8 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     Parameters
     ----------
     procedure
-        The learning procedure of the step: {choices} (`learncost list procedures`); or inference: prefill (forward pass
-        of the prompt) or decode (one new token).
+        The learning procedure of the step: {choices} (`learncost list procedures`); or prefill (forward pass of the
+        prompt), decode (one new token), or inference (forward pass of a model without a KV cache).
     seq_len
         Tokens in a sequence; in the encoder's sequence for an encoder-decoder. The default is the model's number of
         positions. For decode: the number of new tokens, 1 by default.
@@ -61,6 +61,8 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         The same with LoRA on two projections of each block.
     learncost cost llama-3-8b --procedure decode --context 8191 --dtype bf16
         The cost of one new token with 8,191 tokens in the KV cache.
+    learncost cost llama-3-8b --procedure decode --mesh tp=4 --placement megatron --on DGX-H100 --batch-size 8
+        The time of an output token and the tokens per second over four devices, with the KV cache of each.
     learncost cost llama-3-8b --mesh dp=2,tp=4 --placement fsdp,megatron-sp --batch-size 8
         The computation and communication of each of eight devices.
     learncost cost llama-3-8b --mesh dp=2,tp=4 --placement zero-1,megatron-sp --on DGX-H100 --plan flash,fused
@@ -96,11 +98,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     if procedure in INFERENCE:
         from learncost.reports.inference import cost_of_inference, served  # imported where needed: start-up counts
 
-        if request.is_sharded:
-            raise InputError(
-                f"multi-device inference is not supported (--mesh works for training steps, not {procedure})"
-            )
-        answer = cost_of_inference(served(request, rates), INFERENCE[procedure], by)
+        answer = cost_of_inference(served(request, rates, cluster), INFERENCE[procedure], by)
     elif request.is_sharded:
         from learncost.reports.mesh_cost import over_mesh  # imported where it is needed: start-up counts
 

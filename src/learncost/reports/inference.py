@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import Price, PricedLine, price
 from learncost.ir.errors import InputError
@@ -12,61 +12,92 @@ from learncost.ir.polynomial import Polynomial, size_of, total
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.models.configuration import Configuration, adds_paths, configure
-from learncost.models.model import build, run_sizes
+from learncost.models.model import Model, Structure, build, run_sizes
 from learncost.models.sizes import check_size
-from learncost.procedures.inference import Inference, inference
-from learncost.procedures.procedure import INFERENCE, Procedure
+from learncost.passes.plan import planned
+from learncost.procedures.decoding import CACHED, CachedValue, axis_of
+from learncost.procedures.inference import Inference, inference, to_logits
+from learncost.procedures.procedure import FORWARD, INFERENCE, Procedure
+from learncost.reports.mesh_cost import OverMesh, padded_step, widths_of, with_global_batch
 from learncost.reports.record import Cache, Cost
 from learncost.reports.request import Request
 from learncost.reports.rows import ledger
 from learncost.reports.run import PreparedRun, check_probability, lengths_of, prepare
 from learncost.reports.timing import Timing, timing
+from learncost.sharding.collective import collectives
+from learncost.sharding.mesh import mesh as parse_mesh
+from learncost.sharding.place import place
+from learncost.sharding.presets import chosen
+from learncost.sharding.stages import pipeline_of
 from learncost.timing import Rates
+
+if TYPE_CHECKING:
+    from learncost.devices.cluster import Cluster
+    from learncost.reports.mesh_time import OverTime
 
 
 @dataclass(frozen=True)
 class Served:
     """A pass of inference: its table, the sizes of its axes and its priced lines, with their time on a device.
 
+    tables   both passes and the cache between them; None of a model that has no KV cache
+    table    of the pass under its plan; over a mesh that of each device
+    axes     its sizes, over a mesh with those of the shards
     context  tokens in the cache before the step, of decode; of a prompt all of its own
     held     the sizes with those of the cache when the pass is over
+    over     the devices of a mesh
+    takes    the time over a mesh, on a cluster
     """
 
     run: PreparedRun
-    tables: Inference
+    tables: Inference | None
     table: Table
     axes: Mapping[str, int]
     held: Mapping[str, int]
     context: int
     rows: tuple[PricedLine, ...]
     timed: Timing | None
+    over: OverMesh | None = None
+    takes: OverTime | None = None
+
+    @property
+    def cache(self) -> tuple[CachedValue, ...]:
+        """The values of the cache, with the shards of their axes that each device has."""
+        if self.tables is None:
+            return ()
+        known = self.table.known
+        return tuple(array.sharded_as(known[array.name].axes) for array in self.tables.cache)
 
 
 def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
-    """The exact cost of a prompt, or of one step of decoding."""
+    """The exact cost of a forward pass, of a prompt, or of one step of decoding; over a mesh that of each device."""
     run, book, dtype = priced.run, priced.run.book.name, priced.run.dtype
-    ledger_of_pass = ledger(run.model, procedure, Price(book, priced.rows, priced.axes, dtype), by, priced.timed)
-    cache = _cache(priced.tables, priced.held, priced.context, dtype)
+    counts = Price(book, priced.rows, priced.axes, dtype)
+    answer = ledger(run.model, procedure, counts, by, priced.timed, priced.over)
     context = priced.context if procedure.name == "decode" else None
-    return replace(ledger_of_pass, context=context, cache=cache, last_only="last" in priced.table.inputs)
+    last_only = "last" in priced.table.inputs
+    return replace(
+        answer, context=context, cache=_cache(priced, dtype), last_only=last_only, plan=run.plan, over_time=priced.takes
+    )
 
 
-def served(request: Request, on: Rates | None = None) -> Served:
-    """The pass of a prompt, or of one step of decoding, priced; with its time on a device.
+def served(request: Request, on: Rates | None = None, cluster: Cluster | None = None) -> Served:
+    """The forward pass of a model, the pass of a prompt, or one step of decoding, priced; with its time on a device.
 
     seq_len (of an encoder-decoder: target_len) is the prompt, or the new tokens of a sequence in a step, by default 1.
+    cluster  of the mesh whose devices have these rates
     Raises `InputError`.
     """
     procedure = INFERENCE[request.procedure]
     if request.adaptation() is not None:
         raise InputError(f"--train and --lora do not apply to inference ({procedure.name})")
-    if request.plan:
-        raise InputError(f"--plan does not apply to inference ({procedure.name})")
     training: dict[str, object] = {"tokens": request.tokens, "optimizer": request.optimizer}
     training |= {"dropout": request.dropout if check_probability("dropout", request.dropout) else None}
     for name, value in training.items():
         if value is not None:
             raise InputError(f"--{name} applies to training only, not to {procedure.name}")
+    if request.is_sharded:
+        request = with_global_batch(request)
     lengths = {"batch_size": request.batch_size, "seq_len": request.seq_len, "target_len": request.target_len}
     run_lengths, model_sizes = lengths_of(lengths, request.sizes)
     decodes = procedure.name == "decode"
@@ -88,21 +119,80 @@ def served(request: Request, on: Rates | None = None) -> Served:
     batch_size, seq_len, target_len = (run_lengths.get(name) for name in lengths)
     given = replace(request, batch_size=batch_size, seq_len=seq_len, target_len=target_len)
     run = prepare(replace(given, model=configuration, dropout=0.0, sizes=left), ())
-    new = run.axes["M"]
-    tables = inference(run.model.table, configuration.name, several=decodes and new > 1)
+    new = run.axes.get("M", 1)
+    tables = tables_of(run.model, procedure.name, several=decodes and new > 1)
     sides = _InferenceSizes(run, seq_len)
-    if decodes:
+    context, axes, held = new, dict(run.axes), dict(run.axes)
+    if decodes and tables is not None:
         context = _context(sides, request.context, new)
         # What depends on the length, such as a window that is longer than the text, depends on all tokens.
         all_lengths = sides.of(context + new)
-        axes = cache_lengths = {**all_lengths, **tables.lengths(all_lengths, context, new)}
-    else:
-        context, axes, all_lengths = new, dict(run.axes), _with_free_place(sides, new)
-        cache_lengths = {**all_lengths, **tables.lengths(all_lengths, context, 1)}
-    table = tables.decode if decodes else tables.prefill
-    rows = price(table, {}, run.book).rows
-    timed = None if on is None else timing(rows, axes, on, run.dtype, run.book)
-    return Served(run, tables, table, axes, cache_lengths, context, rows, timed)
+        axes = held = {**all_lengths, **tables.lengths(all_lengths, context, new)}
+    elif tables is not None:
+        all_lengths = _with_free_place(sides, new)
+        held = {**all_lengths, **tables.lengths(all_lengths, context, 1)}
+
+    def pass_of(model: Model) -> Table:
+        return under_plan(pass_table(model, procedure.name, several=decodes and new > 1), request, configuration.name)
+
+    table, over = pass_of(run.model), None
+    if request.is_sharded:
+        over = over_devices(request, run, pass_of, axes)
+        table, axes = over.placed.table, {**over.sizes, **over.placed.sizes}
+        held = {**held, **over.placed.sizes}
+    rows, takes = price(table, {}, run.book).rows, None
+    if cluster is not None and over is not None and on is not None:
+        from learncost.reports.mesh_time import over_time  # only where it is asked for: start-up counts
+
+        takes = over_time(rows, over, axes, cluster, on, request.kind(), run.book)
+    timed = takes.lines if takes else timing(rows, axes, on, run.dtype, run.book) if on else None
+    return Served(run, tables, table, axes, held, context, rows, timed, over, takes)
+
+
+def tables_of(model: Model, procedure: str, several: bool = False) -> Inference | None:
+    """The two passes of a model and its cache; None of a model without one, whose inference is a forward pass.
+
+    Raises `InputError` for `inference` of a model that has two passes, and for a pass that a model does not have.
+    """
+    name = model.configuration.name
+    if procedure != FORWARD:
+        return inference(model.table, name, several=several)
+    try:
+        inference(model.table, name)
+    except InputError:
+        return None
+    raise InputError(f"inference of {name} has two passes: give --procedure prefill or --procedure decode")
+
+
+def pass_table(model: Model, procedure: str, several: bool = False) -> Table:
+    """The table of a pass of inference."""
+    tables = tables_of(model, procedure, several)
+    if tables is None:
+        return to_logits(model.table)
+    return tables.decode if procedure == "decode" else tables.prefill
+
+
+def under_plan(table: Table, request: Request, name: str) -> Table:
+    """A pass under the plan of a request. Raises `InputError` for a plan that changes nothing in it."""
+    plan = (request.plan or "").strip()
+    for part in plan.split(",") if plan else ():
+        if planned(table, part).lines == table.lines:
+            raise InputError(
+                f"the plan {part.strip()} does not apply to {request.procedure} of {name}: it changes nothing"
+            )
+    return planned(table, plan)
+
+
+def over_devices(
+    request: Request, run: PreparedRun, pass_of: Callable[[Model], Table], sizes: Mapping[str, int]
+) -> OverMesh:
+    """A pass over the mesh of a request. Raises `InputError`, also for the stages of a pipeline."""
+    grid, clauses = parse_mesh(request.mesh or ""), chosen(request.place, request.placement)
+    if pipeline := pipeline_of(run.model.table, grid, clauses):
+        raise InputError(f"{pipeline.said} makes pipeline stages, which inference does not support: use dp, tp or ep")
+    _, table, sizes, padded = padded_step(Structure(run.model).model, pass_of, grid, clauses, sizes)
+    placed = place(table, grid, clauses, sizes)
+    return OverMesh(placed, collectives(placed, sizes, widths_of(request.kind())), sizes, padded)
 
 
 @dataclass(frozen=True)
@@ -149,19 +239,22 @@ def _with_free_place(sides: _InferenceSizes, prompt: int) -> dict[str, int]:
         return sides.of(prompt)
 
 
-def _cache(tables: Inference, sizes: Mapping[str, int], context: int, dtype: str) -> Cache:
-    tokens = [array for array in tables.cache if array.tokens]
+def _cache(priced: Served, dtype: str) -> Cache | None:
+    """The cache when a pass is over; over a mesh the part of it that each device has."""
+    if priced.tables is None:
+        return None
+    sizes, arrays = priced.held, priced.cache
+    tokens = [array for array in arrays if array.tokens]
     windows: dict[int, int] = {}
     for array in tokens:
-        if array.window and sizes[array.positions] < context:
+        if array.window and sizes[axis_of(CACHED, array.window)] < priced.context:
             window = size_of(array.window, sizes)
             windows[window] = windows.get(window, 0) + array.elements.at(sizes)
-    elements = total(Polynomial.of(array.axes) for array in tables.cache).at(sizes)
     return Cache(
         elements=sum(array.elements.at(sizes) for array in tokens),
-        source=sum(array.elements.at(sizes) for array in tables.cache if not array.tokens),
+        source=sum(array.elements.at(sizes) for array in arrays if not array.tokens),
         windows=tuple(sorted(windows.items())),
-        count=elements,
+        count=total(Polynomial.of(array.axes) for array in arrays).at(sizes),
         width=BYTES.get(dtype),
-        remade=tables.remade,
+        remade=priced.tables.remade,
     )

@@ -168,7 +168,7 @@ def _updated(over: OverMesh, kind: Precision) -> dict[str, int]:
     """Bytes of a number of what an optimizer reads and writes, by array: it updates masters, where there are some."""
     placed, widths = over.placed, dict[str, int]()
     whole = placed.whole
-    states = 1 if rounds_states(whole) else BYTES[kind.states]
+    states = 1 if rounds_states(whole) else BYTES.get(kind.states, kind.value)  # none in inference
     for name in {**placed.table.known, **placed.holds, **dict.fromkeys(whole.weights)}:
         held = placed.holds.get(name, name)
         value = whole.known.get(held)

@@ -256,6 +256,30 @@ class Cost(Drawn):
         return self.figures[1 if self.timing is not None and self.by == "equation" else 0]
 
     @property
+    def is_training(self) -> bool:
+        """Whether the step trains."""
+        return bool(self.optimizer)
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds of a step on the device or the cluster, where one is given."""
+        timed = self.over_time or self.timing
+        return None if timed is None else timed.seconds
+
+    @property
+    def served(self) -> dict[str, float] | None:
+        """What inference takes in the units of serving, where a device is given; the batch is that of all devices."""
+        if self.is_training or self.seconds is None:
+            return None
+        tokens = self.seq_len if self.target_len is None else self.target_len
+        per_second = self.batch_size / self.seconds
+        if self.cache is None:
+            return {"latency": self.seconds, "samples_per_second": per_second}
+        name = "time_to_first_token" if self.context is None else "time_per_output_token"
+        waited = self.seconds if self.context is None else self.seconds / tokens
+        return {name: waited, "tokens_per_second": tokens * per_second}
+
+    @property
     def steps(self) -> int | None:
         """Steps of a training run of `tokens` tokens; the last one may be partly filled."""
         return None if self.tokens is None else -(-self.tokens // self.tokens_per_step)
@@ -305,8 +329,11 @@ class Cost(Drawn):
             result["step"] = self.over_time.to_dict()
         if self.cache is not None:
             result |= {"context": self.context, "cache": self.cache.to_dict(), "last_position_only": self.last_only}
+        if not self.is_training:
             for key in ("optimizer", "trained_parameters", "trained"):
                 del result[key]
+        if self.served is not None:
+            result["serving"] = self.served
         if self.training is not None:
             result["training"] = self.training
         return result

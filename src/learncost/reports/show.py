@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from learncost.cost_models import NOT_DERIVED
@@ -156,12 +156,14 @@ def title(cost: Cost) -> str:
     """What was run: the model, the procedure, the batch and the lengths."""
     name = "standard input" if cost.model == "-" else cost.model
     if cost.context is not None:
-        kind = f" in {cost.dtype}" if cost.timing else ""
-        return f"{name}, one step of decode{kind}: {_decoded(cost)}"
+        plan = f" under {cost.plan}" if cost.plan else ""
+        plan += f" in {cost.dtype}" if cost.timing else ""
+        over = f", on {cost.over.devices:,} devices together; counts of one device" if cost.over else ""
+        return f"{name}, one step of decode{plan}: {_decoded(cost)}{over}"
     sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''} of {cost.seq_len:,}"
     sides = "" if cost.target_len is None else f" and {cost.target_len:,}"
     tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
-    step = "" if cost.cache else "one step of "
+    step = "one step of " if cost.is_training else ""
     plan = f" under {cost.plan}" if cost.plan else ""
     plan += f" in {cost.dtype}" if cost.timing else ""
     what = f"{name}, {step}{cost.procedure}{plan}: {cost.letters or f'{sequences}{sides} {tokens}'}"
@@ -191,10 +193,25 @@ def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
     if cache.source:
         filled += f" and {cost.seq_len:,} of the encoder"
     each = f" in each of {cost.batch_size:,} sequences" if cost.batch_size > 1 else ""
-    held = f" With {filled}{each} it holds {cache.bytes:,} bytes." if cache.width else ""
+    each_device = " on each device" if cost.over else ""
+    held = f" With {filled}{each} it holds {cache.bytes:,} bytes{each_device}." if cache.width else ""
     yield f"{text}.{held}"
     if cache.remade:
         yield "Each decode step recomputes keys and values of all cached tokens: projections are not absorbed."
+
+
+def _of_a_second(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.3g}"
+
+
+def _served(cost: Cost, served: Mapping[str, float]) -> str:
+    """The latency and the throughput of inference, with what they do not include."""
+    (name, seconds), (_, per_second) = served.items()
+    unit, beyond = ("samples", "") if cost.cache is None else ("tokens", ", scheduling and sampling")
+    sentence = (
+        f"{name.replace('_', ' ').capitalize()}: {seconds_of(seconds)}; {_of_a_second(per_second)} {unit} per second"
+    )
+    return f"{sentence} of the whole batch. Not included: data transfer from the host{beyond}."
 
 
 def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
@@ -205,7 +222,7 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append("* includes lines that are not in the publication, priced by run.")
     notes.extend(notes_of(cost.not_derived))
     notes.append(f"{cost.parameters:,} parameters{active(cost)}{learning(cost)}. Counted: {cost.counted}.")
-    optimizer = "" if cost.cache else f" Optimizer: {cost.optimizer}."
+    optimizer = f" Optimizer: {cost.optimizer}." if cost.is_training else ""
     notes.append(f"{convention(cost.price_book)}.{optimizer}")
     if cost.cache:
         notes.extend(_cache_notes(cost, cost.cache))
@@ -224,6 +241,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append("All devices together: {} MACCs, {} FLOPs.".format(*every))
     if cost.over_time:
         notes.extend(cost.over_time.notes())
+    if cost.served:
+        notes.append(_served(cost, cost.served))
     if training := cost.training:
         maccs, flops = training["maccs"], training["flops"]
         notes.append(

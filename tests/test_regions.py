@@ -242,7 +242,7 @@ def test_a_command_writes_the_linker_script_beside(tmp_path: Path, capsys: pytes
     assert main([*line, "--on", "A100-SXM-80GB"]) == 2
     assert "--on requires a microcontroller" in capsys.readouterr().err
     for command in (["memory", net, "--B", "1"], ["fit", net]):  # the budget, not the device's memory
-        assert main([command, net, "--on", "stm32f407", "--budget", "1MB", "--json"]) == 0
+        assert main([*command, "--on", "stm32f407", "--budget", "1MB", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["budget"] == 10**6
     fit = ["fit", net, "--on", "stm32f407", "--optimizer", "sgd", "--procedures", "bp", "--plan", "epilogue-update"]
     assert main([*fit, "--json"]) == 0

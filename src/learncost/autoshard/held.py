@@ -129,11 +129,8 @@ class StepWeights:
         """Return the seconds of the optimizer in a stage: it reads and writes every state at the bandwidth."""
         part_sizes = self.sizes.of_stage(sizes, part)
         kind, learning = self.step.kind, set(self.step.model.learning)
-        points = sum(
-            held.state.at(part_sizes)
-            for held in self.held
-            if held.name in learning and self.step.within(held.segments, part)
-        )
+        mine = [held for held in self.held if held.name in learning and self.step.within(held.segments, part)]
+        points = sum(held.state.at(part_sizes) for held in mine)
         updates = 2 * kind.master + kind.weight if kind.master else 2 * kind.weight  # read, and written
         moved = points * (2 * self.bytes_of_state + updates + kind.gradient)
-        return moved / rates.bandwidth(float("inf")) + rates.optimizer
+        return moved / rates.bandwidth(float("inf")) + len(mine) * rates.optimizer

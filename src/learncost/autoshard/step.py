@@ -28,6 +28,9 @@ from learncost.sharding.clauses import check_timed
 from learncost.sharding.padding import Padded
 from learncost.timing import Rates
 
+BESIDE = ("weights", "gradients")
+"""The roles whose collectives overlap with compute."""
+
 PIPELINE = "pp"
 """The mesh axis of a pipeline."""
 
@@ -97,9 +100,13 @@ class PassTime:
 
     def send(self, sending: Sending, seconds: Any, way: ParallelConfig) -> None:
         """Add a collective's seconds."""
-        if sending.rounds:
+        self.add(seconds, sending.rounds, way.overlap and (sending.role in BESIDE or sending.mesh_axis in way.beside))
+
+    def add(self, seconds: Any, rounds: bool, overlaps: bool) -> None:
+        """Add the seconds of a ring step, or of a collective that overlaps with compute or does not."""
+        if rounds:
             self.beside_rounds = self.beside_rounds + seconds
-        elif way.overlap and (sending.role in ("weights", "gradients") or sending.mesh_axis in way.beside):
+        elif overlaps:
             self.beside = self.beside + seconds
         else:
             self.waits = self.waits + seconds
@@ -379,9 +386,7 @@ def stage_seconds(
     shared: float,
     rates: Rates,
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the compute seconds of each pass of a stage and its exposed communication; arrays if sizes are arrays.
-
-    Communication once per step, after the last backward pass, may overlap with that pass.
+    """Return `exposed` of a stage; arrays if sizes are arrays.
 
     computed  the seconds of one iteration of each segment
     moved     the transfer of a collective at sizes
@@ -403,8 +408,16 @@ def stage_seconds(
         spent[name].send(sending, calls * takes.seconds, way)
         if way.sorted_rows and sending.copies and takes.group.devices > 1:  # every copy of a row is read and written
             spent[name].compute += calls * way.sorted_rows * 2 * takes.payload / rates.bandwidth(float("inf"))
+    return exposed(spent, way.overlap)
+
+
+def exposed(spent: Mapping[str, PassTime], overlap: bool = True) -> dict[str, tuple[Any, Any]]:
+    """Return the compute seconds of each pass and its exposed communication.
+
+    Communication once per step, after the last backward pass, may overlap with that pass.
+    """
     result = {name: (spent[name].compute, spent[name].waiting) for name in "FBW"}
-    available = spent["B"].compute + spent["W"].compute if way.overlap else 0.0
+    available = spent["B"].compute + spent["W"].compute if overlap else 0.0
     result["O"] = spent["O"].compute, spent["O"].waits + larger(0.0, spent["O"].beside - available)
     return result
 

@@ -184,7 +184,7 @@ def _fold_blocks(
     place = 0
     while place < len(blocks):
         for period in range(1, LONGEST_PATTERN + 1):
-            fold, length, rest = _fold_at(blocks[place:], period, containers, elsewhere, blocks, place, looks, loop)
+            fold, length, rest = _fold_at(blocks, place, period, containers, elsewhere, looks, loop)
             if fold is not None:
                 result += [fold, *rest]
                 place += length
@@ -196,19 +196,18 @@ def _fold_blocks(
 
 
 def _fold_at(
-    blocks: Sequence[tuple[int, list[Equation]]],
+    every: Sequence[tuple[int, list[Equation]]],
+    start: int,
     period: int,
     containers: Sequence[str],
     read_elsewhere: set[StoredValue],
-    every: Sequence[tuple[int, list[Equation]]],
-    start: int,
     looks: Looks,
     loop: bool,
 ) -> tuple[Fold | None, int, list[Equation]]:
-    """Return the loop that begins with these blocks, the number of blocks in it, and the lines after the last block of
-    a `loop`; none if fewer than two iterations are equal.
+    """Return the loop that begins with block `start`, the number of blocks in it, and the lines after the last block
+    of a `loop`; none if fewer than two iterations are equal.
     """
-    iterations: list[ModuleBlock] = []
+    blocks, iterations = every[start:], list[ModuleBlock]()
     rest: list[Equation] = []
     for place in range(0, len(blocks) - period + 1, period):
         group = blocks[place : place + period]

@@ -58,7 +58,9 @@ def cross_entropy(
     if not isinstance(targets, GivenTensor):
         raise reader.refusal("an index computed from trainable values")
     if smoothing:
-        return _smoothed(reader, logs, classes, targets, weight, reduction, ignore, smoothing)
+        if weight is not None:
+            raise reader.refusal("a cross-entropy with class weights and label smoothing")
+        return _smoothed(reader, logs, classes, targets, reduction, ignore, smoothing)
     return nll(reader, logs, classes, targets, reduction, ignore, weight)
 
 
@@ -113,13 +115,10 @@ def _smoothed(
     logs: View,
     classes: int,
     targets: GivenTensor,
-    weight: Any,
     reduction: int,
     ignore: int,
     smoothing: float,
 ) -> View:
-    if weight is not None:
-        raise reader.refusal("a cross-entropy with class weights and label smoothing")
     plain = nll(reader, logs, classes, targets, reduction, ignore)
     shares = _shares(reader, targets, REDUCTIONS[reduction], ignore)
     count = logs.shape[classes]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from learncost.verification.plain import (
     shifted,
     sigmoid,
     softmax,
+    with_fields,
 )
 
 Array = Any
@@ -60,10 +61,19 @@ def restricted_attention(X: Array, places: Array, keep: Array, WQ: Array, WK: Ar
     return result
 
 
-def disentangled_attention(
-    H: Array, P: Array, delta: Array, WQc: Array, WKc: Array, WVc: Array, WQr: Array, WKr: Array
-) -> Array:
+class DisentangledAttention(NamedTuple):
+    """The projections of contents (c) and of relative positions (r)."""
+
+    WQc: Array
+    WKc: Array
+    WVc: Array
+    WQr: Array
+    WKr: Array
+
+
+def disentangled_attention(H: Array, P: Array, delta: Array, weights: DisentangledAttention) -> Array:
     """He et al. 2021, algorithm 1, entry by entry."""
+    WQc, WKc, WVc, WQr, WKr = weights
     batch, length, _ = H.shape
     heads, width = WQc.shape[1:]
     result = np.zeros((batch, length, heads, width))
@@ -92,8 +102,22 @@ def jiang_packed_attention(X: Array, W: Array, WO: Array) -> Array:
     return jiang_attention(X, W[0], W[1], W[2], WO)
 
 
-def jiang_block(X: Array, A: Array, B: Array, C: Array, WO: Array, g: Array, b: Array, W1: Array, W2: Array) -> Array:
+class JiangBlock(NamedTuple):
+    """The weights of an encoder block."""
+
+    A: Array
+    B: Array
+    C: Array
+    WO: Array
+    g: Array
+    b: Array
+    W1: Array
+    W2: Array
+
+
+def jiang_block(X: Array, weights: JiangBlock) -> Array:
     """Y = U + W2 relu(W1 U), where U = X + LN(Z)."""
+    A, B, C, WO, g, b, W1, W2 = weights
     u = X + normal(jiang_attention(X, A, B, C, WO), axis=0) * g[:, None] + b[:, None]
     return u + W2 @ np.maximum(W1 @ u, 0)
 
@@ -157,14 +181,14 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "attention": of("3333333", attention),
     "convolution": of("331", convolution),
     "cross_attention": of("3333333", attention),
-    "disentangled_attention": of("32233333", disentangled_attention),
+    "disentangled_attention": of("32233333", with_fields(DisentangledAttention, disentangled_attention)),
     "embedding": of("22", lambda tokens, W: np.eye(len(W))[tokens] @ W),
     "error_projection": of("23", error_projection),
     "feed_forward": of("32121", lambda X, W1, b1, W2, b2: gelu_tanh(X @ W1 + b1) @ W2 + b2),
     "feed_forward_without_biases": of("322", lambda X, W1, W2: gelu_tanh(X @ W1) @ W2),
     "head": of("32", head),
     "jiang_attention": of("23333", jiang_attention),
-    "jiang_block": of("233331122", jiang_block),
+    "jiang_block": of("233331122", with_fields(JiangBlock, jiang_block)),
     "jiang_packed_attention": of("243", jiang_packed_attention),
     "loss": of("322", loss),
     "masked_lm_transform": of("32111", masked_lm_transform),
@@ -201,11 +225,23 @@ def momentum(W: Array, G: Array, V: Array, lr: Array, mu: Array) -> tuple[Array,
     return W - lr * velocity, velocity
 
 
-def adamw(
-    W: Array, G: Array, M: Array, V: Array, lr: Array, b1: Array, c1: Array, b2: Array, c2: Array, k1: Array,
-    k2: Array, eps: Array, decay: Array,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+class AdamW(NamedTuple):
+    """The numbers of a step of AdamW: c is 1 - b, k corrects the bias, and decay is what remains of a weight."""
+
+    lr: Array
+    b1: Array
+    c1: Array
+    b2: Array
+    c2: Array
+    k1: Array
+    k2: Array
+    eps: Array
+    decay: Array
+
+
+def adamw(W: Array, G: Array, M: Array, V: Array, numbers: AdamW) -> tuple[Array, Array, Array]:
     """Loshchilov & Hutter 2019, algorithm 2."""
+    lr, b1, c1, b2, c2, k1, k2, eps, decay = numbers
     m, v = b1 * M + c1 * G, b2 * V + c2 * G**2
     return decay * W - lr * (k1 * m) / ((k2 * v) ** 0.5 + eps), m, v
 
@@ -267,7 +303,7 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "silu": lambda X: X * sigmoid(X),
     "sgd": sgd,
     "momentum": momentum,
-    "adamw": adamw,
+    "adamw": with_fields(AdamW, adamw),
     "rmsprop": rmsprop,
     **modern_references.WORDS,
     **encoder_references.WORDS,

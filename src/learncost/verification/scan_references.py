@@ -7,12 +7,12 @@ Dao & Gu 2024, equation (3); RWKV's is equation (16) of Peng et al. 2023 as it i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from learncost.verification.modern_references import best, gated, rms_normal, silu
-from learncost.verification.plain import of, sigmoid
+from learncost.verification.plain import of, sigmoid, with_fields
 
 Array = Any
 
@@ -26,11 +26,25 @@ def causal_convolution(X: Array, K: Array) -> Array:
     return result
 
 
-def selective_state_space(
-    X: Array, WX: Array, WZ: Array, K: Array, WT: Array, WU: Array, bU: Array, WB: Array, WC: Array, *rest: Array
-) -> Array:
+class SelectiveStateSpace(NamedTuple):
+    """The weights of a block of Mamba."""
+
+    WX: Array
+    WZ: Array
+    K: Array
+    WT: Array
+    WU: Array
+    bU: Array
+    WB: Array
+    WC: Array
+    A: Array
+    D: Array
+    WO: Array
+
+
+def selective_state_space(X: Array, weights: SelectiveStateSpace) -> Array:
     """One channel and one number of the state after the other."""
-    A, D, WO = rest
+    WX, WZ, K, WT, WU, bU, WB, WC, A, D, WO = weights
     U = silu(causal_convolution(X @ WX, K))
     delta, E, C = np.logaddexp(0, U @ WT @ WU + bU), U @ WB, U @ WC
     past = np.cumsum(delta, axis=1)
@@ -43,11 +57,27 @@ def selective_state_space(
     return (Q * silu(X @ WZ)) @ WO
 
 
-def state_space_duality(
-    X: Array, WZ: Array, WX: Array, WB: Array, WC: Array, WT: Array, KX: Array, KB: Array, KC: Array, *rest: Array
-) -> Array:
+class StateSpaceDuality(NamedTuple):
+    """The weights of a block of Mamba-2."""
+
+    WZ: Array
+    WX: Array
+    WB: Array
+    WC: Array
+    WT: Array
+    KX: Array
+    KB: Array
+    KC: Array
+    bT: Array
+    A: Array
+    D: Array
+    g: Array
+    WO: Array
+
+
+def state_space_duality(X: Array, weights: StateSpaceDuality) -> Array:
     """As masked attention, Dao & Gu 2024, equation (3): scores are products of C and B, times the decay in between."""
-    bT, A, D, g, WO = rest
+    WZ, WX, WB, WC, WT, KX, KB, KC, bT, A, D, g, WO = weights
     U = silu(causal_convolution(np.tensordot(X, WX, 1), KX))
     E = silu(causal_convolution(np.tensordot(X, WB, 1), KB))
     C = silu(causal_convolution(np.tensordot(X, WC, 1), KC))
@@ -68,10 +98,23 @@ def before(X: Array) -> Array:
     return np.concatenate((np.zeros_like(X[:, :1]), X[:, :-1]), axis=1)
 
 
-def time_mixing(
-    X: Array, mK: Array, mV: Array, mR: Array, WK: Array, WV: Array, WR: Array, w: Array, u: Array, WO: Array
-) -> Array:
+class TimeMixing(NamedTuple):
+    """The weights of RWKV's time mixing."""
+
+    mK: Array
+    mV: Array
+    mR: Array
+    WK: Array
+    WV: Array
+    WR: Array
+    w: Array
+    u: Array
+    WO: Array
+
+
+def time_mixing(X: Array, weights: TimeMixing) -> Array:
     """Equations (11) to (17), the sum of (16) over all that came before."""
+    mK, mV, mR, WK, WV, WR, w, u, WO = weights
     K, V, R = ((m * X + (1 - m) * before(X)) @ W for m, W in ((mK, WK), (mV, WV), (mR, WR)))
     result = np.zeros_like(K)
     for m in range(X.shape[1]):
@@ -112,8 +155,8 @@ LAYERS: Mapping[str, Callable[..., Any]] = {
     "growing_temperature": of("00", growing_temperature, sized=True),
     "same_chunk": of("0", same_chunk, sized=True),
     "scaled_mixture_of_experts": of("32333", scaled_mixture),
-    "selective_state_space": of("322222122212", selective_state_space),
-    "state_space_duality": of("34433343322234", state_space_duality),
-    "time_mixing": of("3111222112", time_mixing),
+    "selective_state_space": of("322222122212", with_fields(SelectiveStateSpace, selective_state_space)),
+    "state_space_duality": of("34433343322234", with_fields(StateSpaceDuality, state_space_duality)),
+    "time_mixing": of("3111222112", with_fields(TimeMixing, time_mixing)),
 }
 """A foreign implementation of every such layer."""

@@ -124,3 +124,13 @@ def test_the_first_line_says_what_does_not_fit(seq_len, fits):
     assert (found.fits["batch_size"] >= 4) == fits  # by bisection, not by this peak
     assert ("does not fit:" in found.sheets()[0].title) == (not fits)
     assert found.sheets()[0].title.endswith(" of 2.00 GB") == (not fits)
+
+
+def test_a_step_that_fits_at_no_size_has_its_peak_all_the_same():
+    found = lc.memory("gpt2", n_layer=2, seq_len=64, budget="10MB")
+    assert found.nothing_fits
+    assert found.peak == lc.memory("gpt2", n_layer=2, seq_len=64).peak
+    (sheet,) = found.sheets()
+    assert sheet.title.endswith(" of 10.0 MB")
+    needed = int(sheet.answer.split("alone need ")[1].split(";")[0].replace(",", ""))
+    assert needed in (3 * found.split["weights"], 4 * found.split["weights"])  # two moments; and gradients at the peak

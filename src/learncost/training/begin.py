@@ -97,6 +97,8 @@ def _within(configuration: Configuration, options: Options) -> str:
         **options.learns,
     )
     assert isinstance(prediction, Memory)  # one procedure, one engine
+    if prediction.nothing_fits:
+        raise InputError(f"budget: {prediction.lacking}")
     assert prediction.budget is not None
     if prediction.peak > prediction.budget:
         raise InputError(

@@ -149,6 +149,22 @@ class Memory(Drawn):
     unfit: str = ""
     buffers: int | None = None
 
+    @property
+    def nothing_fits(self) -> bool:
+        """Return whether neither a batch nor a length fits the budget."""
+        return self.budget is not None and not any((self.fits or {}).values())
+
+    @property
+    def lacking(self) -> str:
+        """Return why nothing fits the budget: what does not grow with the batch, or what one sequence takes."""
+        text = f"{self.budget:,} bytes are too few for one sequence"
+        fixed = sum(self.split.get(part, 0) for part in ("weights", "master weights", "gradients", "optimizer state"))
+        if fixed > (self.budget or 0):
+            text += f" of one token: weights, gradients and optimizer state alone need {fixed:,}"
+        elif self.batch_size == 1:
+            text += f" of {self.seq_len:,} tokens, which needs {self.peak:,}"
+        return f"{text}; learncost fit shows what fits"
+
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
         result: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
@@ -304,8 +320,10 @@ def memory(request: Request) -> Memory | MemoryComparison:
         if request.mesh is not None:
             step = step.over_mesh(request.mesh, request.place, request.placement, chosen_engine.trains)
         answer = answered(step, engine, limit)
-        if limit is not None and not any(answer.fits.values() if answer.fits else ()):
-            raise InputError(_too_little(answer, limit))
+        if answer.unfit and answer.nothing_fits:
+            raise InputError(
+                f"no batch fits: a batch of {answer.batch_size} needs {answer.unfit}; learncost fit shows what fits"
+            )
         return answer
 
     names, engines = _names("procedures", request.procedure), _names("engines", engine)
@@ -360,19 +378,6 @@ def _names(kind: str, text: str) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise InputError(f"{kind} must be a comma-separated list of different names, not {text!r}")
     return names
-
-
-def _too_little(answer: Memory, budget: int) -> str:
-    """Why nothing fits: what does not grow with the batch, or what one sequence takes."""
-    if answer.unfit:
-        return f"no batch fits: a batch of {answer.batch_size} needs {answer.unfit}; learncost fit shows what fits"
-    text = f"budget: {budget:,} bytes are too few for one sequence"
-    fixed = sum(answer.split.get(part, 0) for part in ("weights", "master weights", "gradients", "optimizer state"))
-    if fixed > budget:
-        text += f" of one token: weights, gradients and optimizer state alone need {fixed:,}"
-    elif answer.batch_size == 1:
-        text += f" of {answer.seq_len:,} tokens, which needs {answer.peak:,}"
-    return f"{text}; learncost fit shows what fits"
 
 
 def answered(step: MemoryStep, engine: str = "", budget: int | None = None) -> Memory:

@@ -183,6 +183,8 @@ def _fits(memory: Memory) -> str:
     """Return the batch and the length that fit the budget."""
     if memory.budget is None:
         return ""
+    if memory.nothing_fits:
+        return f"{memory.lacking}."
     batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "seq_len"))
     many, batch_text = "fit" if (batch or 0) > 1 else "fits", f"{batch:,}" if batch else "no"
     text = f"In {said_bytes(memory.budget)} {many} {batch_text} {_sequences(batch or 1)} of {memory.seq_len:,} tokens"

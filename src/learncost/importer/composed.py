@@ -5,26 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+from learncost.importer.rule import with_settings
+from learncost.importer.rules.attention import AttentionSettings
+from learncost.importer.rules.bags import BagSettings
 
 
-def attention_with_dropout(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
+def attention_with_dropout(query: Any, key: Any, value: Any, *, settings: AttentionSettings) -> Any:
     """Return `scaled_dot_product_attention` written out as in its documentation, with dropout between its products.
 
     A call without dropout is not decomposed.
     """
     import torch
 
+    attn_mask, dropout_p, is_causal, scale, enable_gqa = settings
     if not dropout_p:
         return NotImplemented
     if enable_gqa and key.shape[-3] != query.shape[-3]:
@@ -65,17 +60,25 @@ def several_labels_with_a_margin(x: Any, target: Any, reduction: int = 1) -> Any
     return (each, each.mean(), each.sum())[reduction]
 
 
-def normalized_in_groups(
-    x: Any, weight: Any, bias: Any, batch: Any, channels: Any, places: Any, groups: int, eps: float
-) -> Any:
+class GroupNormSettings(NamedTuple):
+    """The sizes of an input of `native_group_norm`, and its settings."""
+
+    N: Any
+    C: Any
+    HxW: Any
+    group: int
+    eps: float
+
+
+def normalized_in_groups(x: Any, weight: Any, bias: Any, *, settings: GroupNormSettings) -> Any:
     """Return `native_group_norm` with its means and reciprocal deviations."""
     import torch
 
-    parts = x.reshape(batch, groups, -1)
+    parts = x.reshape(settings.N, settings.group, -1)
     variance, mean = torch.var_mean(parts, -1, correction=0, keepdim=True)
-    share = torch.rsqrt(variance + eps)
+    share = torch.rsqrt(variance + settings.eps)
     result = ((parts - mean) * share).reshape(x.shape)
-    row = [1, channels] + [1] * (x.dim() - 2)
+    row = [1, settings.C] + [1] * (x.dim() - 2)
     result = result if weight is None else result * weight.reshape(row)
     result = result if bias is None else result + bias.reshape(row)
     return result, mean.squeeze(-1), share.squeeze(-1)
@@ -95,20 +98,11 @@ def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
     return torch.where(mask, source.reshape(-1)[places].reshape(x.shape), x)
 
 
-def bags_at_offsets(
-    weight: Any,
-    places: Any,
-    offsets: Any,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Any = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = -1,
-) -> Any:
+def bags_at_offsets(weight: Any, places: Any, offsets: Any, *, settings: BagSettings) -> Any:
     """Return `_embedding_bag`: each row is added to its bag; `max` mode is not read."""
     import torch
 
+    scale_grad_by_freq, mode, _, per_sample_weights, include_last_offset, padding_idx = settings
     if scale_grad_by_freq or mode > 1:
         return NotImplemented
     ends = offsets[:-1] if include_last_offset else offsets
@@ -292,10 +286,10 @@ def _always(_: Any) -> bool:
 
 
 WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
-    "scaled_dot_product_attention": (attention_with_dropout, _drops),
+    "scaled_dot_product_attention": (with_settings(AttentionSettings, attention_with_dropout), _drops),
     "cross_entropy_loss": (cross_entropy, _smooths_with_weights),
-    "_embedding_bag": (bags_at_offsets, _lie_at_offsets),
-    "embedding_bag.padding_idx": (bags_at_offsets, _lie_at_offsets),
+    "_embedding_bag": (with_settings(BagSettings, bags_at_offsets), _lie_at_offsets),
+    "embedding_bag.padding_idx": (with_settings(BagSettings, bags_at_offsets), _lie_at_offsets),
     "_pdist_forward": (distances_of_rows, _always),
     "multilabel_margin_loss": (several_labels_with_a_margin, _always),
     "multilabel_margin_loss_forward": (lambda *given: (several_labels_with_a_margin(*given), given[1]), _always),
@@ -309,7 +303,7 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "grid_sampler_3d": (sampled_in_space, _always),
     "linalg_pinv.atol_rtol_tensor": (pseudo_inverse, _always),
     "native_layer_norm": (_of_pytorch("native_layer_norm"), _with_what_it_divides_by),
-    "native_group_norm": (normalized_in_groups, _with_what_it_divides_by),
+    "native_group_norm": (with_settings(GroupNormSettings, normalized_in_groups), _with_what_it_divides_by),
 }
 """The decomposition of an operator by its name, and the calls that it applies to; `NotImplemented` keeps a call as it
 is.

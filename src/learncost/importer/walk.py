@@ -10,7 +10,7 @@ from typing import Any
 from learncost.importer import rules  # they register themselves on import
 from learncost.importer.axes import AxisClass, Size
 from learncost.importer.bodies import with_ops
-from learncost.importer.changes import Change, changes, following, unsettled
+from learncost.importer.changes import changes, following, unsettled
 from learncost.importer.constants import NodeConstants
 from learncost.importer.equations import Equation, NamedView
 from learncost.importer.export import Exported, export
@@ -129,11 +129,9 @@ def read_exported(
             reader.values[node] = GivenTensor(node)
         elif node.op == "call_function":
             read(reader, node)
-    changed = changes(reader, exported, weights)
-    outputs = _outputs(reader, exported, graph.output_node(), bool(changed))
     writer = TextWriter(exported.letters.symbols, stated)
     writer.axes.taken |= set(taken)
-    return _written(reader, exported, weights, outputs, changed, name or type(module).__name__, fold, writer)
+    return _written(reader, exported, weights, name or type(module).__name__, fold, writer)
 
 
 WITHOUT_GRADIENT = (
@@ -272,13 +270,14 @@ def _ways(equations: Sequence[Equation], end: StoredValue) -> set[StoredValue]:
 def _written(
     reader: GraphReader,
     exported: Exported,
-    weights: Mapping[StoredValue, str],
-    outputs: Sequence[tuple[str, View, str]],
-    changed: Sequence[Change],
+    weights: dict[StoredValue, str],
     name: str,
     fold: bool,
     writer: TextWriter,
 ) -> ImportedModule:
+    """Return the layer of a graph whose nodes are recorded."""
+    changed = changes(reader, exported, weights)
+    outputs = _outputs(reader, exported, exported.program.graph.output_node(), bool(changed))
     recorder = reader.recorder
     recorder.module, recorder.operator, recorder.again = "", "output", ""
     results: list[StoredValue] = []

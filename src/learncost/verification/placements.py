@@ -140,16 +140,12 @@ def _case(
         cases = []
         for small in (sizes,) if uneven == sizes else (sizes, uneven):
             filled, large, padded = filled_up(model, table, *within, small)
-            placed = _placed(
-                filled,
-                _step_of(filled, procedure, optimizer, plan) if padded else table,
-                grid,
-                pipeline,
-                clauses,
-                large,
-                plan,
-                optimizer,
-            )
+            whole = _step_of(filled, procedure, optimizer, plan) if padded else table
+            placed: Placed | tuple[Placed, ...]
+            if pipeline:
+                placed = _placed_in_stages(filled, whole, grid, pipeline, large, plan, optimizer)
+            else:
+                placed = place(whole, grid, clauses, large)
             wider = [f"{each.axis} padded from {each.size} to {each.filled}" for each in padded]
             several = placed if isinstance(placed, tuple) else (placed,)
             if parts := sorted({axis for stage in several for axis in stage.filled}):
@@ -172,18 +168,10 @@ def _step(same: IdentityKey[Model], procedure: str, optimizer: str, plan: str) -
     return _step_of(same.content, procedure, optimizer, plan)
 
 
-def _placed(
-    model: Model,
-    table: Table,
-    grid: Mesh,
-    pipeline: Pipeline | None,
-    clauses: tuple[Clause, ...],
-    sizes: Mapping[str, int],
-    plan: str,
-    optimizer: str,
-) -> Placed | tuple[Placed, ...]:
-    if pipeline is None:
-        return place(table, grid, clauses, sizes)
+def _placed_in_stages(
+    model: Model, table: Table, grid: Mesh, pipeline: Pipeline, sizes: Mapping[str, int], plan: str, optimizer: str
+) -> tuple[Placed, ...]:
+    """Return the tables of a step whose blocks are on pipeline stages."""
     layers = pipeline.layers(iterations_of(model.table, sizes))
     steps = [replace(each, table=planned(each.table, plan)) for each in staged(model, sizes, layers, optimizer)]
     return place_stages(steps, pipeline, grid, sizes, table)

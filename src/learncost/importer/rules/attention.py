@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from learncost.importer.axes import equal
 from learncost.importer.constants import Mask
@@ -15,23 +15,24 @@ from learncost.importer.rules.views import merged
 from learncost.importer.views import View
 
 
+class AttentionSettings(NamedTuple):
+    """The settings of `scaled_dot_product_attention`."""
+
+    attn_mask: Any = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
 @rule(
     "scaled_dot_product_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",
+    settings=AttentionSettings,
 )
-def attention(
-    reader: GraphReader,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any = None,
-    dropout: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> View:
+def attention(reader: GraphReader, query: Any, key: Any, value: Any, *, settings: AttentionSettings) -> View:
+    mask, _, is_causal, scale, enable_gqa = settings
     q, k, v = map(reader.view, (query, key, value))
     if enable_gqa and k.shape[-3] != q.shape[-3]:
         from learncost.importer.rules.views import _repeat_interleave

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from learncost.importer.axes import equal
 from learncost.importer.nodes import operator_name, shape_of, size_of
@@ -18,32 +18,35 @@ SUM, MEAN = 0, 1
 """PyTorch's numbers of the modes of a bag; the third is the maximum."""
 
 
-@rule("_embedding_bag", "embedding_bag.padding_idx", "embedding_bag")
+class BagSettings(NamedTuple):
+    """The settings of `embedding_bag`."""
+
+    scale_grad_by_freq: bool = False
+    mode: int = SUM
+    sparse: bool = False
+    per_sample_weights: Any = None
+    include_last_offset: bool = False
+    padding_idx: int | None = -1
+
+
+@rule("_embedding_bag", "embedding_bag.padding_idx", "embedding_bag", settings=BagSettings)
 def embedding_bag(
-    reader: GraphReader,
-    weight: Any,
-    places: Any,
-    offsets: Any,
-    by_frequency: bool = False,
-    mode: int = SUM,
-    sparse: bool = False,
-    shares: Any = None,
-    ends: bool = False,
-    padding: int | None = -1,
+    reader: GraphReader, weight: Any, places: Any, offsets: Any, *, settings: BagSettings
 ) -> list[View | None]:
     """Record bags of equal length, as for a matrix of positions; sums and means of others are decomposed."""
-    length = None if ends or by_frequency else _length(offsets)
-    if length is None or padding not in (None, -1):
+    length = None if settings.include_last_offset or settings.scale_grad_by_freq else _length(offsets)
+    if length is None or settings.padding_idx not in (None, -1):
         raise reader.refusal("an EmbeddingBag in max mode with offsets or padding_idx, or with scale_grad_by_freq,")
     rows = embedding(reader, weight, places)
-    if shares is not None:
-        share = reader.view(shares)
+    if settings.per_sample_weights is not None:
+        share = reader.view(settings.per_sample_weights)
         rows = reader.multiply(rows, share.with_dims([*share.dims, ()]))
     count, width = size_of(offsets.node.meta["val"].shape[0]), rows.shape[-1]
     bags = reshaped(reader, rows, [count, length, width])
-    if mode == SUM:
+    if settings.mode == SUM:
         return [summed(reader, bags, [1]), None, None, None]
-    return [mean_of(reader, bags, [1]) if mode == MEAN else extreme(reader, "max", bags, [1], False), None, None, None]
+    by_mode = mean_of(reader, bags, [1]) if settings.mode == MEAN else extreme(reader, "max", bags, [1], False)
+    return [by_mode, None, None, None]
 
 
 def _length(offsets: Any) -> Any:

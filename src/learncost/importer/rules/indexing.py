@@ -291,24 +291,22 @@ def scatter(
     dim: int,
     places: Any,
     source: Any,
-    how: str = "",
+    reduce: str = "",
     *,
     include_self: bool = True,
-    **_: Any,
 ) -> View:
     """Record values scattered along a dimension: added, averaged, or replacing the base.
 
     If several values replace the same element, PyTorch leaves the result undefined; here they are added.
     """
     name = reader.recorder.operator
-    how = _.get("reduce", how)
-    if how not in ("", "sum", "add", "mean"):
+    if reduce not in ("", "sum", "add", "mean"):
         return opaque(reader, reader.node, [base, places, source])  # type: ignore[no-any-return]
     dim %= max(1, len(reader.node.meta["val"].shape))
     number, source = source, _fitting(reader, source, places)
-    if name == "scatter_add" or (how in ("sum", "add") and include_self):
+    if name == "scatter_add" or (reduce in ("sum", "add") and include_self):
         return written(reader, base, dim, places, source)
-    if how == "mean":
+    if reduce == "mean":
         return _averaged(reader, base, dim, places, source, include_self)
     new, count = written(reader, None, dim, places, source), hits(reader, dim, places, source)
     if isinstance(number, int | float):  # the same number, however often a position is written

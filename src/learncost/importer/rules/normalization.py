@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from learncost.importer.equations import NumberOperand
 from learncost.importer.operands import GivenTensor
@@ -78,21 +78,21 @@ def group_norm(
     )
 
 
-@rule("instance_norm")
-def instance_norm(
-    reader: GraphReader,
-    x: View,
-    gain: Any,
-    shift: Any,
-    mean: Any,
-    variance: Any,
-    training: bool,
-    momentum: float,
-    epsilon: float,
-    *__: Any,
-) -> View:
+class InstanceNormSettings(NamedTuple):
+    """The settings of `instance_norm`, its running statistics among them."""
+
+    running_mean: Any
+    running_var: Any
+    use_input_stats: bool
+    momentum: float
+    eps: float
+
+
+@rule("instance_norm", settings=InstanceNormSettings)
+def instance_norm(reader: GraphReader, x: View, gain: Any, shift: Any, *, settings: InstanceNormSettings) -> View:
+    mean, variance, by_batch, momentum, epsilon = settings
     count = len(x.dims)
-    if not training:
+    if not by_batch:
         return _by_statistics(reader, x, mean, variance, gain, shift, epsilon)
     value = normal(reader, x, range(2, count), epsilon)
     reader.keep(value, mean, variance, momentum)
@@ -121,9 +121,7 @@ def _by_statistics(
     "cudnn_batch_norm",
     "_batch_norm_with_update_functional",
 )
-def batch_norm(
-    reader: GraphReader, x: View, gain: Any, shift: Any, mean: Any, variance: Any, *more: Any, **_: Any
-) -> Any:
+def batch_norm(reader: GraphReader, x: View, gain: Any, shift: Any, mean: Any, variance: Any, *more: Any) -> Any:
     name = reader.recorder.operator
     count = len(x.dims)
     if name == "_native_batch_norm_legit_no_training":

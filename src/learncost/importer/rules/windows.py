@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from learncost.importer.axes import AxisClass, Size, equal, product
 from learncost.importer.deferred_sizes import settled
@@ -32,16 +33,22 @@ def several(value: Any, count: int) -> list[Any]:
     return values * count if len(values) == 1 else values
 
 
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a convolution or of pooling, with a number for each side."""
+
+    sizes: Sequence[int]
+    strides: Sequence[int]
+    paddings: Sequence[int]
+    dilations: Sequence[int]
+
+    def along(self, place: int) -> tuple[int, int, int, int]:
+        """Return the size, stride, padding and dilation along a side."""
+        return self.sizes[place], self.strides[place], self.paddings[place], self.dilations[place]
+
+
 def windowed(
-    reader: GraphReader,
-    x: View,
-    first: int,
-    outs: Sequence[Size],
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    paddings: Sequence[int],
-    dilations: Sequence[int],
-    windows: Sequence[ViewAxis] = (),
+    reader: GraphReader, x: View, first: int, outs: Sequence[Size], windows: Windows
 ) -> tuple[View, list[tuple[ViewAxis, ...]]]:
     """Return the view with each side, from dimension `first` on, read at `stride i + dilation u - padding`.
 
@@ -53,19 +60,17 @@ def windowed(
         if not x.dims[dim]:  # a side of size one, of which a window may read more
             x = written(reader.recorder, x, dim, "x")
         place = dim - first
-        if paddings[place] or not _inside(x.shape[dim], outs[place], sizes[place], strides[place], dilations[place]):
+        size, stride, padding, dilation = windows.along(place)
+        if padding or not _inside(x.shape[dim], outs[place], size, stride, dilation):
             x = reader.recorder.bounded(x, dim)
     for place, out in enumerate(outs):
         dim = first + place
         row = x.dims[dim]
-        size, stride, padding, dilation = sizes[place], strides[place], paddings[place], dilations[place]
+        size, stride, padding, dilation = windows.along(place)
         slot = row[0]
         letter = slot.axis.root.letter
         at = () if equal(out, 1) else (ViewAxis(AxisClass(out, letter)),)
-        if windows and windows[place] is not None:
-            window: tuple[ViewAxis, ...] = (windows[place],)
-        else:
-            window = () if size == 1 else (ViewAxis(AxisClass(size, WINDOWS[len(outs)][place])),)
+        window = () if size == 1 else (ViewAxis(AxisClass(size, WINDOWS[len(outs)][place])),)
         if not (size == 1 and stride == 1 and padding == 0) or not at:
             parts = [(stride, each) for each in at] + [(dilation, each) for each in window]
             x = x.at(slot, tuple(parts), -padding)
@@ -103,25 +108,60 @@ def _joined_groups(reader: GraphReader, result: View, bias: Any, groups: int, un
     return result.with_dims(result.dims[1:]) if unbatched else result
 
 
-@rule("convolution", "conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding", "_convolution")
-def convolution(
-    reader: GraphReader,
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    *more: Any,
-    groups: int = 1,
+class ConvolutionSettings(NamedTuple):
+    """The settings of `conv1d`, `conv2d` and `conv3d`."""
+
+    stride: Any = 1
+    padding: Any = 0
+    dilation: Any = 1
+    groups: int = 1
+
+
+class EitherConvolutionSettings(NamedTuple):
+    """The settings of `convolution`, which can be transposed."""
+
+    stride: Any
+    padding: Any
+    dilation: Any
+    transposed: bool
+    output_padding: Any
+    groups: int
+
+
+class TransposedConvolutionSettings(NamedTuple):
+    """The settings of `conv_transpose1d`, `conv_transpose2d` and `conv_transpose3d`."""
+
+    stride: Any = 1
+    padding: Any = 0
+    output_padding: Any = 0
+    groups: int = 1
+    dilation: Any = 1
+
+
+@rule("convolution", "_convolution", settings=EitherConvolutionSettings)
+def either_convolution(
+    reader: GraphReader, x: Any, weight: Any, bias: Any, *, settings: EitherConvolutionSettings
 ) -> View:
+    either = transposed_convolution if settings.transposed else convolution
+    taken = ConvolutionSettings(settings.stride, settings.padding, settings.dilation, settings.groups)
+    return either(reader, x, weight, bias, settings=taken)
+
+
+@rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input", settings=TransposedConvolutionSettings)
+def conv_transpose(
+    reader: GraphReader, x: Any, weight: Any, bias: Any = None, *, settings: TransposedConvolutionSettings
+) -> View:
+    taken = ConvolutionSettings(settings.stride, settings.padding, settings.dilation, settings.groups)
+    return transposed_convolution(reader, x, weight, bias, settings=taken)
+
+
+@rule(
+    *("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding"),
+    settings=ConvolutionSettings,
+)
+def convolution(reader: GraphReader, x: Any, weight: Any, bias: Any = None, *, settings: ConvolutionSettings) -> View:
+    stride, padding, dilation, groups = settings
     x, weight = reader.view(x), reader.view(weight)
-    if reader.recorder.operator in ("convolution", "_convolution"):
-        transposed, extra, groups = more[:3]
-        if transposed:
-            return transposed_convolution(reader, x, weight, bias, stride, padding, extra, groups, dilation)
-    elif more:
-        groups = more[0]
     count = len(weight.dims) - 2
     unbatched = len(x.dims) == count + 1
     if unbatched:
@@ -140,7 +180,7 @@ def convolution(
     called(weight, "e", "c", *WINDOWS[count])
     x, weight = _in_groups(reader, x, weight, groups)
     first = 3 if groups > 1 else 2
-    x, rows = windowed(reader, x, first, outs, sizes, several(stride, count), paddings, dilations)
+    x, rows = windowed(reader, x, first, outs, Windows(sizes, several(stride, count), paddings, dilations))
     sides = [f"o{place}" for place in range(count)]
     windows = [f"u{place}" for place in range(count)]
     x = x.with_dims([*x.dims, *rows])
@@ -154,39 +194,16 @@ def convolution(
     return _joined_groups(reader, result, bias, groups, unbatched)
 
 
-@rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
-def conv_transpose(
-    reader: GraphReader,
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    extra: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> View:
-    return transposed_convolution(
-        reader, reader.view(x), reader.view(weight), bias, stride, padding, extra, groups, dilation
-    )
-
-
 def transposed_convolution(
-    reader: GraphReader,
-    x: View,
-    weight: View,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    extra: Any,
-    groups: int,
-    dilation: Any,
+    reader: GraphReader, x: Any, weight: Any, bias: Any, *, settings: ConvolutionSettings
 ) -> View:
     """Record a transposed convolution: each input element adds a window, written at y = stride i + dilation u -
     padding.
     """
     from learncost.importer.equations import Equation, NamedView
 
+    stride, padding, dilation, groups = settings
+    x, weight = reader.view(x), reader.view(weight)
     count = len(weight.dims) - 2
     unbatched = len(x.dims) == count + 1
     if unbatched:
@@ -236,12 +253,10 @@ def transposed_convolution(
     return _joined_groups(reader, result, bias, groups, unbatched)
 
 
-def _pool_sizes(
-    reader: GraphReader, count: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1
-) -> tuple[list[int], ...]:
+def _pool_windows(count: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> Windows:
     sizes = several(kernel, count)
     strides = several(stride, count) if stride not in (None, []) else sizes
-    return sizes, strides, several(padding, count), several(dilation, count)
+    return Windows(sizes, strides, several(padding, count), several(dilation, count))
 
 
 @rule(
@@ -266,10 +281,10 @@ def max_pool(
     value = reader.node.meta["val"]
     with_indices = isinstance(value, tuple | list)
     shape = [size_of(size) for size in (value[0] if with_indices else value).shape]
-    sizes, strides, paddings, dilations = _pool_sizes(reader, count, kernel, stride, padding, dilation)
+    windows = _pool_windows(count, kernel, stride, padding, dilation)
     first = len(x.dims) - count
     called(x, "c", *SIDES[count])
-    view, rows = windowed(reader, x, first, shape[-count:], sizes, strides, paddings, dilations)
+    view, rows = windowed(reader, x, first, shape[-count:], windows)
     view = view.with_dims([*view.dims, *rows])
     acts = [dim for dim in range(first + count, len(view.dims)) if view.dims[dim]]
     result = (
@@ -280,52 +295,48 @@ def max_pool(
     return [result, None] if with_indices else result
 
 
-@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def avg_pool(
-    reader: GraphReader,
-    x: View,
-    kernel: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil: bool = False,
-    with_border: bool = True,
-    divisor: int | None = None,
-) -> View:
+class AveragePoolSettings(NamedTuple):
+    """The settings of `avg_pool1d`, `avg_pool2d` and `avg_pool3d`."""
+
+    stride: Any = None
+    padding: Any = 0
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor_override: int | None = None
+
+
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d", settings=AveragePoolSettings)
+def avg_pool(reader: GraphReader, x: View, kernel: Any, *, settings: AveragePoolSettings) -> View:
+    stride, padding, ceil, with_border, divisor = settings
     count = int(reader.recorder.operator[8])
-    sizes, strides, paddings, dilations = _pool_sizes(reader, count, kernel, stride, padding)
+    windows = _pool_windows(count, kernel, stride, padding)
+    sizes, paddings = windows.sizes, windows.paddings
     shape = list(shape_of(reader.node))
     first = len(x.dims) - count
     called(x, "c", *SIDES[count])
     outs = shape[-count:]
     inside = not ceil or all(
         isinstance(s, int) and (o - 1) * t + z - p <= s + p
-        for s, o, t, z, p in zip(x.shape[first:], outs, strides, sizes, paddings, strict=True)
+        for s, o, t, z, p in zip(x.shape[first:], outs, windows.strides, sizes, paddings, strict=True)
     )
-    view, rows = windowed(reader, x, first, outs, sizes, strides, paddings, dilations)
+    view, rows = windowed(reader, x, first, outs, windows)
     view = view.with_dims([*view.dims, *rows])
     along = range(first + count, len(view.dims))
     if divisor is None and ((any(paddings) and not with_border) or not inside):
         # Each window is divided by its number of elements inside, which is counted outside of the table's step.
         total = summed(reader, view, along)
-        return reader.multiply(total, _inside_shares(reader, x, first, outs, sizes, strides, paddings, with_border))
+        return reader.multiply(total, _inside_shares(reader, x, first, outs, windows, with_border))
     return summed(reader, view, along, NumberOperand(1.0 / (divisor or product(sizes))))
 
 
 def _inside_shares(
-    reader: GraphReader,
-    x: View,
-    first: int,
-    outs: Sequence[Size],
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    paddings: Sequence[int],
-    with_border: bool,
+    reader: GraphReader, x: View, first: int, outs: Sequence[Size], windows: Windows, with_border: bool
 ) -> View:
     """Return one over the number of elements of each window inside the input, as a product over the sides."""
     shares: View | None = None
     for place, out in enumerate(outs):
-        border = paddings[place] if with_border else 0
-        function = partial(_inside_share, sizes[place], strides[place], paddings[place], border)
+        size, stride, padding, _ = windows.along(place)
+        function = partial(_inside_share, size, stride, padding, padding if with_border else 0)
         numbers = settled(reader, "a pool over a border", function, x.shape[first + place], out)
         given = reader.given_numbers(numbers, AxisClass(out))
         rows: list[Any] = [()] * (first + len(outs))
@@ -420,7 +431,8 @@ def im2col(reader: GraphReader, x: View, kernel: Any, dilation: Any, padding: An
             shape[2:], sizes, several(dilation, 2), several(padding, 2), several(stride, 2), strict=True
         )
     ]
-    view, rows = windowed(reader, x, 2, outs, sizes, several(stride, 2), several(padding, 2), several(dilation, 2))
+    windows = Windows(sizes, several(stride, 2), several(padding, 2), several(dilation, 2))
+    view, rows = windowed(reader, x, 2, outs, windows)
     channel = (*view.dims[1], *rows[0], *rows[1])
     return view.with_dims([view.dims[0], channel, (*view.dims[2], *view.dims[3])])
 

@@ -211,7 +211,8 @@ def takes_request(
     Sizes of the model are always taken.
 
     names     the fields of the request that the question has, in the order of its parameters, among them the names of
-              the function's own parameters; those behind `*` are keywords only, as are own ones that are not named
+              the function's own parameters; those before `/` are no keywords, and those behind `*` are keywords only,
+              as are own ones that are not named
     grouped   a dataclass whose fields are keywords too: the function takes it whole, as its second argument
     defaults  of fields that have another default in this question
     """
@@ -248,18 +249,19 @@ def takes_request(
 
 
 def _parameters(names: str, defaults: Mapping[str, Any]) -> Iterable[Parameter]:
-    """The parameters of fields, in order; those behind `*` are keywords only.
+    """The parameters of fields, in order; those before `/` are no keywords, and those behind `*` are keywords only.
 
     defaults  by name, a default or a whole parameter
     """
-    kind: Any = Parameter.POSITIONAL_OR_KEYWORD
+    kinds: Mapping[str, Any] = {"/": Parameter.POSITIONAL_OR_KEYWORD, "*": Parameter.KEYWORD_ONLY}
+    kind: Any = Parameter.POSITIONAL_ONLY if "/" in names.split() else Parameter.POSITIONAL_OR_KEYWORD
     for name in names.split():
-        if name == "*":
-            kind = Parameter.KEYWORD_ONLY
+        if name in kinds:
+            kind = kinds[name]
             continue
         if isinstance(own := defaults.get(name), Parameter):
             yield own.replace(kind=kind)
             continue
         known = _FIELDS[name]
-        usual = REQUIRED if name == "model" else defaults.get(name, known.default)
+        usual = defaults.get(name, REQUIRED if name == "model" else known.default)
         yield Parameter(name, kind, default=usual, annotation=known.type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from learncost.cost_models import price
 from learncost.ir.errors import InputError
@@ -20,6 +20,7 @@ from learncost.reports.formulas.explanation import ExplainedLine, ExplainedPhase
 from learncost.reports.formulas.of_model import model_explained
 from learncost.reports.formulas.of_op import op_explained
 from learncost.reports.formulas.subject import (
+    BP,
     Subject,
     is_layer,
     is_model,
@@ -28,26 +29,22 @@ from learncost.reports.formulas.subject import (
     of_a_model,
     of_an_op,
     prepared,
+    settings_of_a_model,
 )
 from learncost.reports.formulas.subject import subject as find_subject
-from learncost.reports.question import question
+from learncost.reports.request import Request, takes_request
 
 
-@question()
+@takes_request(
+    "subject layer / * price_book procedure jacobian optimizer format batch_size seq_len target_len", procedure=None
+)
 def explain(
+    request: Request,
     subject: str | Layer,
     layer: str | None = None,
-    /,
     *,
-    price_book: str = "run",
-    procedure: str | None = None,
     jacobian: bool | None = None,
-    optimizer: str | None = None,
     format: str = "text",
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    **sizes: Any,
 ) -> Explanation:
     """Explain a layer, an operator or a model's layer line by line: forward, backward, weight update, saved tensors.
 
@@ -109,13 +106,14 @@ def explain(
     if format not in get_args(Format):
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
     shown_as = cast("Format", format)
-    settings = {"procedure": procedure, "batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    procedure, price_book, optimizer = request.procedure, request.price_book, request.optimizer
+    of_models = {"procedure": procedure, **settings_of_a_model(request)}
     name = name_of(subject)
-    if layer is not None or is_model(subject, {**settings, **sizes}):
+    if layer is not None or is_model(subject, of_models):
         of_a_model(subject, layer, jacobian)
-        run = prepared(subject, price_book, procedure or "bp", optimizer, settings, sizes)
-        return model_explained(run, procedure or "bp", layer or "", shown_as)
-    not_of_a_model(name, {**settings, **sizes, **({"procedure": None} if is_layer(subject) else {})})
+        run = prepared(replace(request, model=subject, procedure=procedure or BP))
+        return model_explained(run, procedure or BP, layer or "", shown_as)
+    not_of_a_model(name, of_models | ({"procedure": None} if is_layer(subject) else {}))
     if not is_layer(subject) and (op := op_called(name)):
         return op_explained(op, of_an_op(op.name, price_book, jacobian, optimizer), shown_as)
     topic = find_subject(subject, price_book, jacobian, optimizer, procedure)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from learncost.cost_models import Book, PricedLine, price
@@ -31,9 +31,10 @@ from learncost.reports.formulas.subject import (
     of_a_model,
     of_an_op,
     prepared,
+    settings_of_a_model,
 )
 from learncost.reports.formulas.subject import subject as find_subject
-from learncost.reports.question import question
+from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import Readable
 
 if TYPE_CHECKING:
@@ -236,21 +237,14 @@ class Formulas(Readable):
         return write.mathml_grid(rows, self.notes)
 
 
-@question()
+@takes_request("subject layer / * price_book procedure jacobian optimizer format batch_size seq_len target_len")
 def formulas(
+    request: Request,
     subject: str | Layer,
     layer: str | None = None,
-    /,
     *,
-    price_book: str = "run",
-    procedure: str = "bp",
     jacobian: bool | None = None,
-    optimizer: str | None = None,
     format: str = "text",
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    target_len: int | str | None = None,
-    **sizes: Any,
 ) -> Formulas | ModelFormulas:
     """Return MACCs and FLOPs as formulas: of a layer in the symbols of the paper, or of a model's layers.
 
@@ -303,14 +297,15 @@ def formulas(
     """
     if format not in get_args(Format):
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
+    procedure, price_book, optimizer = request.procedure, request.price_book, request.optimizer
     find_procedure(procedure)
-    settings = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    of_models = settings_of_a_model(request)
     name = name_of(subject)
-    if layer is not None or is_model(subject, {**settings, **sizes}):
+    if layer is not None or is_model(subject, of_models):
         of_a_model(subject, layer, jacobian)
-        run = prepared(subject, price_book, procedure, optimizer, settings, sizes)
+        run = prepared(replace(request, model=subject))
         return model_formulas(run, procedure, layer or "")
-    not_of_a_model(name, {**settings, **sizes})
+    not_of_a_model(name, of_models)
     if not is_layer(subject) and (op := op_called(name)):
         return _of_an_op(op, of_an_op(op.name, price_book, jacobian, optimizer), cast("Format", format))
     topic = find_subject(subject, price_book, jacobian, optimizer)

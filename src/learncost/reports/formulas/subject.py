@@ -58,7 +58,7 @@ class Subject:
 
 def subject(
     name: str | Layer,
-    price_book: str = "run",
+    price_book: str | Book = "run",
     jacobian: bool | None = None,
     optimizer_name: str | None = None,
     procedure_name: str | None = None,
@@ -179,7 +179,7 @@ def of_a_model(subject: str | Layer, layer: str | None, jacobian: bool | None) -
         raise InputError("--jacobian applies to layers only: a model's step follows its price book")
 
 
-def of_an_op(name: str, price_book: str, jacobian: bool | None, optimizer: str | None) -> Book:
+def of_an_op(name: str, price_book: str | Book, jacobian: bool | None, optimizer: str | None) -> Book:
     """The price book of a word's lines; refuses what does not go with a word."""
     if book(price_book).name != "run":
         raise InputError(f"operators are priced by run: remove --price-book, or give a layer with {name}")
@@ -197,17 +197,14 @@ def not_of_a_model(subject: str, flags: Mapping[str, Any]) -> None:
         raise InputError(f"--{extra.replace('_', '-')} applies to models; {shown(subject)} is not a model")
 
 
-def prepared(
-    model: str | Layer,
-    price_book: str,
-    procedure: str,
-    optimizer: str | None,
-    lengths: Mapping[str, Any],
-    sizes: Mapping[str, Any],
-) -> PreparedRun:
+def settings_of_a_model(request: Request) -> dict[str, Any]:
+    """Return the lengths and sizes that are given, which only a model has."""
+    lengths = {name: getattr(request, name) for name in ("batch_size", "seq_len", "target_len")}
+    return {**lengths, **request.sizes}
+
+
+def prepared(request: Request) -> PreparedRun:
     """The model that is asked for, ready to be priced. Raises `InputError`."""
-    lengths = {name: lengths.get(name) for name in ("batch_size", "seq_len", "target_len")}
-    request = Request(model, procedure, price_book=price_book, optimizer=optimizer, sizes=sizes, **lengths)
     run = prepare(request)
     check_known(run.model.table.lines, "a formula")
     return run

@@ -17,7 +17,7 @@ from learncost.models.sizes import check_size
 from learncost.passes.plan import planned
 from learncost.procedures.decoding import CACHED, CachedValue, axis_of
 from learncost.procedures.inference import Inference, inference, to_logits
-from learncost.procedures.procedure import FORWARD, INFERENCE, Procedure
+from learncost.procedures.procedure import FORWARD, INFERENCE, PAPER, Procedure
 from learncost.reports.mesh_cost import OverMesh, padded_step, widths_of, with_global_batch
 from learncost.reports.record import Cache, Cost
 from learncost.reports.request import Request
@@ -93,6 +93,9 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
         raise InputError(f"--train and --lora do not apply to inference ({procedure.name})")
     training: dict[str, object] = {"tokens": request.tokens, "optimizer": request.optimizer}
     training |= {"dropout": request.dropout if check_probability("dropout", request.dropout) else None}
+    training |= {"accumulate": None if str(request.accumulate) == "1" else request.accumulate, "clip": request.clip}
+    training |= {"mode": None if request.mode == PAPER else request.mode, "module": request.module or None}
+    training |= {"optimizer-implementation": request.optimizer_implementation or None}
     for name, value in training.items():
         if value is not None:
             raise InputError(f"--{name} applies to training only, not to {procedure.name}")
@@ -137,7 +140,7 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
 
     table, over = pass_of(run.model), None
     if request.is_sharded:
-        over = over_devices(request, run, pass_of, axes)
+        over = over_devices(request, run.model, pass_of, axes)
         table, axes = over.placed.table, {**over.sizes, **over.placed.sizes}
         held = {**held, **over.placed.sizes}
     rows, takes = price(table, {}, run.book).rows, None
@@ -184,13 +187,13 @@ def under_plan(table: Table, request: Request, name: str) -> Table:
 
 
 def over_devices(
-    request: Request, run: PreparedRun, pass_of: Callable[[Model], Table], sizes: Mapping[str, int]
+    request: Request, model: Model, pass_of: Callable[[Model], Table], sizes: Mapping[str, int]
 ) -> OverMesh:
     """A pass over the mesh of a request. Raises `InputError`, also for the stages of a pipeline."""
     grid, clauses = parse_mesh(request.mesh or ""), chosen(request.place, request.placement)
-    if pipeline := pipeline_of(run.model.table, grid, clauses):
+    if pipeline := pipeline_of(model.table, grid, clauses):
         raise InputError(f"{pipeline.said} makes pipeline stages, which inference does not support: use dp, tp or ep")
-    _, table, sizes, padded = padded_step(Structure(run.model).model, pass_of, grid, clauses, sizes)
+    _, table, sizes, padded = padded_step(Structure(model).model, pass_of, grid, clauses, sizes)
     placed = place(table, grid, clauses, sizes)
     return OverMesh(placed, collectives(placed, sizes, widths_of(request.kind())), sizes, padded)
 

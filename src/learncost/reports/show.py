@@ -11,6 +11,7 @@ from learncost.reports.rows import notes as notes_of
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, joules_of, number, rounded, seconds_of, size_of
 
 if TYPE_CHECKING:
+    from learncost.reports.memory.memory import Memory
     from learncost.reports.record import Cache, Cost, LedgerRow
     from learncost.reports.timing import Timing
 
@@ -159,7 +160,7 @@ def title(cost: Cost) -> str:
         plan = f" under {cost.plan}" if cost.plan else ""
         plan += f" in {cost.dtype}" if cost.timing else ""
         over = f", on {cost.over.devices:,} devices together; counts of one device" if cost.over else ""
-        return f"{name}, one step of decode{plan}: {_decoded(cost)}{over}"
+        return f"{name}, one step of decode{plan}: {decoded(cost)}{over}"
     sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''} of {cost.seq_len:,}"
     sides = "" if cost.target_len is None else f" and {cost.target_len:,}"
     tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
@@ -170,7 +171,8 @@ def title(cost: Cost) -> str:
     return f"{what}, on {cost.over.devices:,} devices together; counts of one device" if cost.over else what
 
 
-def _decoded(cost: Cost) -> str:
+def decoded(cost: Cost | Memory) -> str:
+    """What a step of decode runs: sequences, new tokens, and those in the cache."""
     new = cost.seq_len if cost.target_len is None else cost.target_len
     sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''}"
     behind = f"{new:,} new token{'s' if new > 1 else ''} after {cost.context:,} in the cache"

@@ -291,8 +291,6 @@ def fit(
         named_one("engine", engine, memory_engines())
     for name in names:
         find_procedure(name, {NAME: INFERENCE["decode"]})
-    if over and NAME in names:
-        raise InputError(f"{NAME} is not supported over a mesh: remove it from the procedures, or remove --mesh")
     from learncost.reports.memory.lengths import at_lengths, lengths_of  # is built on this module
 
     if (lengths := lengths_of(request.seq_len)) is not None:

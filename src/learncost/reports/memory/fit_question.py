@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of, training_precision
 from learncost.ops.optimizers import OPTIMIZERS
+from learncost.procedures.procedure import FORWARD
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region, largest_assigned
 from learncost.reports.memory.engine import TYPES
@@ -220,13 +221,18 @@ class FitQuestion:
                 flash = max(stored(table, sizes_of_pass, self.dtype) for table, sizes_of_pass in sizes)
         batch = self.stored(flash) * batch
         fitting = Fitting(NAME, run.plan, self.engine or GRAPH, peak, flash, batch, most)
-        return FitPlan(fitting, lines, lambda: served.longest(self.budget) if self.engine in ("", GRAPH) else None)
+        over = served.passes[0].over
+        return FitPlan(
+            fitting, lines, lambda: served.longest(self.budget) if self.engine in ("", GRAPH) else None, over
+        )
 
     def serving(self, run: PreparedRun) -> Serving:
         """Inference as it is asked."""
         axes, two_sided = run.axes, run.model.two_sided
         seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
-        return Serving(run.model, precision_of(self.dtype), seq_len, target_len, self.flash_size is not None, run.plan)
+        kind, in_flash, sharded = precision_of(self.dtype), self.flash_size is not None, self.request.is_sharded
+        given = replace(self.request, procedure=FORWARD).in_precision(kind.name) if sharded else None
+        return Serving(run.model, kind, seq_len, target_len, in_flash, run.plan, batch=self.least, sharded=given)
 
     def changed(self, change: Mapping[str, str], procedure: str) -> FitQuestion | None:
         """With something else; None where that was said, or says nothing about the procedure."""
@@ -254,10 +260,14 @@ ADVICE = {
     "optimizer state": "use 8-bit Adam, SGD or LoRA, or freeze weights",
     "activations": "use shorter sequences or recomputation",
     "workspace": "logits are as wide as the vocabulary; use shorter sequences or --engine graph --plan chunked-loss",
-    "cache": "use shorter sequences, or a model with grouped queries",
-    "values": "use shorter sequences, or --engine graph --plan flash, which stores no attention scores",
 }
 """Advice by the largest part of the peak."""
+
+SERVED_ADVICE = ADVICE | {
+    "KV cache": "use shorter sequences, or a model with grouped queries",
+    "activations": "use shorter sequences, or --engine graph --plan flash, which stores no attention scores",
+}
+"""The same of inference."""
 
 MOST_CHANGES = 3
 """So many are said."""
@@ -286,8 +296,9 @@ def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -
     if least.ram > question.budget:
         much = f"{least.ram / question.budget:,.2f}x the available memory"
         sentences.append(f"The closest option{under} needs {least.ram:,} bytes ({size_of(least.ram)}), {much}.")
-        if least.most in ADVICE:
-            sentences.append(f"The largest part is {least.most}: {ADVICE[least.most]}.")
+        advice = SERVED_ADVICE if procedure == NAME else ADVICE
+        if least.most in advice:
+            sentences.append(f"The largest part is {least.most}: {advice[least.most]}.")
     elif len(question.regions) > 1 and question.stored(least.flash):
         regions = " and ".join(f"{region.bytes:,} in {region.name}" for region in question.regions)
         sentences.append(

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ir.polynomial import Polynomial, total
+from learncost.ir.polynomial import Polynomial, size_of, total, whole
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
 from learncost.layers.active import parameters
-from learncost.liveness import levels, live
+from learncost.liveness import Live, LiveArray, LiveInterval, levels, live
 from learncost.models.model import Model, Structure, run_sizes
+from learncost.models.tables import has_batch, letters_of
 from learncost.passes.plan import planned
+from learncost.passes.quantized import bytes_of_array
 from learncost.procedures.decoding import CachedValue
 from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.needed import needed
 from learncost.program.calls import IN_KERNELS
-from learncost.reports.memory.largest import longest_within
+from learncost.reports.inference import over_devices, served
+from learncost.reports.memory.engines import GRAPH
+from learncost.reports.memory.largest import LONGEST, largest_batch, longest_within
+from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.types import INDEX
+from learncost.reports.mesh_cost import OverMesh, whole_batch
+from learncost.reports.request import Request
 
 NAME = "inference"
 """How `fit` calls it among the learning procedures."""
@@ -30,26 +37,46 @@ _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
 @dataclass(frozen=True)
 class InferencePass:
-    """A pass of inference with the sizes of its axes; `grown` are the bytes of the places that it fills in the cache.
+    """A pass of inference with the sizes of its axes; `grown` are the bytes that a sequence adds to the cache.
 
     table   what is alive: a cache that a pass is given grows where it lies, and is not handed out
     whole   the same pass as an engine runs it, which hands out the cache
+    batch   the axis of the batch
+    over    the devices of a mesh; the tables are then those of one device
     """
 
     table: Table
     whole: Table
     sizes: Mapping[str, int]
     grown: int = 0
+    batch: str = "B"
+    over: OverMesh | None = None
+
+    @property
+    def local_sizes(self) -> dict[str, int]:
+        """The sizes of all axes, with those of the shards."""
+        return {**self.sizes, **(self.over.placed.sizes if self.over else {})}
+
+    def part(self, array: LiveArray | LiveInterval) -> str:
+        """The part of the peak that an array belongs to."""
+        if array.role == "weight":
+            return "weights"
+        value = self.table.known.get(array.name)
+        return "KV cache" if value is not None and value.role == "cache" else "activations"
 
 
 @dataclass(frozen=True)
 class Serving:
-    """Inference with sequences of so many tokens: all as a prompt, or the last one with the others in the cache.
+    """Inference with sequences of so many tokens: all as a prompt, or the last ones with the others in the cache.
 
     A model that cannot decode has its forward pass alone.
     seq_len, target_len  tokens, as `cost` takes them
     in_flash             all weights lie in flash, not in RAM
     plan                 rewritings of both passes
+    procedure            the only pass; empty: both
+    new                  tokens of a sequence that a step of decode adds
+    batch                sequences
+    sharded              a request with a mesh: all bytes are then those of one of its devices
     """
 
     model: Model
@@ -58,38 +85,74 @@ class Serving:
     target_len: int | None = None
     in_flash: bool = False
     plan: str = ""
+    procedure: str = ""
+    new: int = 1
+    batch: int = 1
+    sharded: Request | None = None
 
-    @property
+    @cached_property
     def weights(self) -> int:
         """Bytes of all weights, whichever pass reads them."""
-        return self._bytes_of(self.model.table) + sum(weight.bytes(self.model.sizes) for weight in self.model.quantized)
+        table, sizes = self.model.table, self.sizes
+        if self.sharded is not None:
+            over = over_devices(self.sharded, self.model, lambda model: model.table, self.sizes)
+            table, sizes = over.placed.table, {**over.sizes, **over.placed.sizes}
+        stored = (array for weight in self.model.quantized for array in (weight.codes, *weight.scales))
+        arrays = (replace(array, axes=table.axes.get(array.name, array.axes)) for array in stored)
+        return self._bytes_of(table, sizes) + sum(bytes_of_array(array, sizes) for array in arrays)
 
     @property
     def flash(self) -> int:
         return self.weights if self.in_flash else 0
 
-    def _bytes_of(self, table: Table) -> int:
+    def _bytes_of(self, table: Table, sizes: Mapping[str, int]) -> int:
         """Bytes of the weights that are not quantized."""
         codes = {weight.codes.name for weight in self.model.quantized}
         plain = replace(table, weights=tuple(name for name in table.weights if name not in codes))
-        return int(parameters(plain).at(self.sizes)) * self.kind.weight
+        return int(parameters(plain).at(sizes)) * self.kind.weight
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Those of one sequence."""
-        return run_sizes(self.model, 1, self.seq_len, self.target_len)
+        """The sizes of all axes with all tokens."""
+        return run_sizes(self.model, self.batch, self.seq_len, self.target_len)
 
     @cached_property
     def passes(self) -> tuple[InferencePass, ...]:
-        """One sequence's."""
-        sizes, tables = self.sizes, _tables(Structure(self.model), self.plan)
-        prompt = InferencePass(tables.prompt, tables.prompt, sizes)
-        if tables.passes is None or sizes["M"] == 1:
-            return (prompt,)
-        step_lengths = {**sizes, **tables.passes.lengths(sizes, sizes["M"] - 1, 1)}
-        grown = int(total(array.elements for array in _growing(tables.passes)).at(step_lengths)) * self.kind.value
-        logits, decode = tables.token
-        return prompt, InferencePass(logits, decode, step_lengths, grown)
+        """The prompt and the step of decode, or the only one of them."""
+        sizes, new = self.sizes, self.new
+        tables = _tables(Structure(self.model), self.plan, new > 1)
+        several: list[InferencePass] = []
+        if self.procedure != "decode":
+            (prompt,), local, over = self._on_each(lambda each: (each.prompt,), sizes)
+            several.append(InferencePass(prompt, prompt, local, over=over))
+        if tables.passes is not None and sizes["M"] > new and self.procedure in ("", "decode"):
+            step_lengths = {**sizes, **tables.passes.lengths(sizes, sizes["M"] - new, new)}
+            (logits, decode), local, over = self._on_each(lambda each: each.token, step_lengths)
+            known, arrays = logits.known, _growing(tables.passes)
+            axes = local if over is None else {**local, **over.placed.sizes}
+            elements = total(array.sharded_as(known[array.name].axes).elements for array in arrays)
+            grown = int(elements.at(axes)) * new * self.kind.value
+            batch = next(axis for axis in known[arrays[0].name].axes if whole(axis) == "B") if arrays else "B"
+            several.append(InferencePass(logits, decode, local, grown, batch, over))
+        return tuple(several)
+
+    def _on_each(
+        self, tables_of: Callable[[_Tables], tuple[Table, ...]], sizes: Mapping[str, int]
+    ) -> tuple[tuple[Table, ...], Mapping[str, int], OverMesh | None]:
+        """The tables of a pass, over a mesh those of each device, with the sizes of all axes."""
+
+        def of(model: Model) -> tuple[Table, ...]:
+            return tables_of(_tables(Structure(model), self.plan, self.new > 1))
+
+        if self.sharded is None:
+            return of(self.model), sizes, None
+
+        def placed(place: int) -> OverMesh:
+            return over_devices(request, self.model, lambda model: of(model)[place], sizes)
+
+        request, number = self.sharded, len(of(self.model))
+        several = [placed(place) for place in range(number)]
+        return tuple(over.placed.table for over in several), several[0].sizes, several[0]
 
     @property
     def _widths(self) -> dict[str, int]:
@@ -97,62 +160,84 @@ class Serving:
 
     def _resident(self, inference_pass: InferencePass) -> int:
         """Bytes of the weights in RAM beyond those that the table of a pass counts; below 0 where they lie in flash."""
-        return self.weights - self._bytes_of(inference_pass.table) - self.flash
+        return self.weights - self._bytes_of(inference_pass.table, inference_pass.local_sizes) - self.flash
 
     @cached_property
     def levels(self) -> tuple[Polynomial, ...]:
         """The bytes in RAM at every line of every pass: polynomials in the batch, of first degree."""
         polynomials: dict[frozenset[tuple[tuple[str, ...], Any]], Polynomial] = {}
         for inference_pass in self.passes:
-            others = {name: size for name, size in inference_pass.sizes.items() if name != "B"}
-            beside = Polynomial.of(("B",), inference_pass.grown) + Polynomial.of((), self._resident(inference_pass))
+            sizes = inference_pass.local_sizes
+            others = sizes if self.sharded else {name: size for name, size in sizes.items() if name != "B"}
+            beside = Polynomial.of((inference_pass.batch,), inference_pass.grown).with_sizes(others)
+            beside += Polynomial.of((), self._resident(inference_pass))
             sums = (
                 level + beside for level in levels(inference_pass.table, others, _NAMES[self.kind.value], self._widths)
             )
             polynomials |= {frozenset(level.terms.items()): level for level in sums}
         return tuple(polynomials.values())
 
-    def peak(self, batch: int = 1) -> int:
+    def peak(self, batch: int | None = None) -> int:
         """The most bytes in RAM."""
-        return max(int(level.at({"B": batch})) for level in self.levels)
+        if self.sharded is not None and batch not in (None, self.batch):
+            return replace(self, batch=batch or 1).peak()
+        return max(int(level.at({"B": batch or self.batch})) for level in self.levels)
 
     def largest(self, budget: int) -> int:
         """The largest batch that fits a budget, 0 where one sequence does not. Raises `InputError` without a batch."""
-        growing = [level for level in self.levels if ("B",) in level.terms]
-        if not growing:
+        if not has_batch(self.model.table):
             raise InputError(
                 "its memory does not grow with a batch B, so fit cannot find one; use learncost memory for the peak"
             )
-        return min(int(max(0, budget - level.terms.get((), 0)) // level.terms[("B",)]) for level in growing)
+        return self.unit * largest_batch(lambda several: self.peak(several * self.unit), budget)
+
+    @property
+    def unit(self) -> int:
+        """The smallest batch: a sequence, or one for each device that has its own."""
+        asked = self.sharded
+        return whole_batch(asked.mesh or "", asked.place, asked.placement) if asked else 1
+
+    @cached_property
+    def at_peak(self) -> tuple[InferencePass, Live, dict[str, int]]:
+        """The pass that needs most, its arrays, and its peak: weights, KV cache, activations."""
+        several: list[tuple[InferencePass, Live, dict[str, int]]] = []
+        for each in self.passes:
+            sizes = each.local_sizes
+            grown = each.grown * int(size_of(each.batch, sizes))
+            split = {"weights": self._resident(each), "KV cache": grown, "activations": 0}
+            arrays = live(each.table, sizes, _NAMES[self.kind.value], self._widths, IN_KERNELS)
+            for live_array in arrays.live_at_peak:
+                split[each.part(live_array)] += live_array.bytes
+            several.append((each, arrays, split))
+        return max(several, key=lambda each: sum(each[2].values()))
 
     def split(self) -> dict[str, int]:
-        """The peak of one sequence: weights, cache of keys, other values."""
-        splits: list[dict[str, int]] = []
-        for inference_pass in self.passes:
-            split, values = (
-                {"weights": self._resident(inference_pass), "cache": inference_pass.grown, "values": 0},
-                inference_pass.table.known,
-            )
-            for live_array in live(
-                inference_pass.table, inference_pass.sizes, _NAMES[self.kind.value], self._widths, IN_KERNELS
-            ).live_at_peak:
-                cached = live_array.name in values and values[live_array.name].role == "cache"
-                split["weights" if live_array.role == "weight" else "cache" if cached else "values"] += live_array.bytes
-            splits.append(split)
-        return max(splits, key=lambda split: sum(split.values()))
+        """The peak: weights, KV cache, activations."""
+        return self.at_peak[2]
 
-    def longest(self, budget: int) -> int | None:
-        """The longest sequence below this one that fits, 0 where none does; None where there is one length, or two."""
+    @property
+    def beside(self) -> int:
+        """Bytes in RAM at the peak that no line of the pass counts: other weights, and the new tokens of the cache."""
+        _, arrays, split = self.at_peak
+        return sum(split.values()) - int(arrays.peak)
+
+    def longest(self, budget: int, most: int | None = None) -> int | None:
+        """The longest sequence, at most this one, that fits; 0 where none does; None where there is one length, or two.
+
+        The new tokens of a step of decode are part of a sequence.
+        """
         if self.target_len is not None:
             return None
         if self.weights - self.flash > budget:
             return 0
 
+        before = self.new if self.procedure == "decode" else 0
+
         def peak(length: int) -> int:
-            return replace(self, seq_len=length).peak()
+            return replace(self, seq_len=before + length).peak()
 
         try:
-            return 0 if peak(1) > budget else longest_within(peak, budget, self.seq_len)
+            return 0 if peak(1) > budget else before + longest_within(peak, budget, most or self.seq_len)
         except InputError:  # an image has all its patches
             return None
 
@@ -176,10 +261,10 @@ class _Tables:
 
 
 @lru_cache(maxsize=8)
-def _tables(structure: Structure, plan: str) -> _Tables:
+def _tables(structure: Structure, plan: str, several: bool = False) -> _Tables:
     model = structure.model
     try:
-        passes = inference(model.table, model.configuration.name)
+        passes = inference(model.table, model.configuration.name, several=several)
     except InputError:  # an encoder
         return _Tables(planned(to_logits(model.table), plan), None, plan)
     return _Tables(planned(passes.prefill, plan), passes, plan)
@@ -187,3 +272,77 @@ def _tables(structure: Structure, plan: str) -> _Tables:
 
 def _growing(passes: Inference) -> list[CachedValue]:
     return [array for array in passes.cache if array.tokens]
+
+
+CONVENTION = (
+    "Counted: all weights, the KV cache with the new tokens, and the activations of the pass, freed after their last "
+    "use; the cache grows in place."
+)
+"""What the memory of inference includes."""
+
+
+def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
+    """The memory of a forward pass, of a prompt, or of one step of decode; with a budget what fits it.
+
+    Raises `InputError`.
+    """
+    name, kind = request.procedure, request.kind()
+    given = served(request.in_precision(kind.name))
+    run, axes = given.run, given.run.axes
+    two_sided, batch, new = run.model.two_sided, axes["B"], axes.get("M", 1)
+    decodes = name == "decode"
+    tokens = given.context + new if decodes else new
+    seq_len, target_len = (axes["N"], tokens) if two_sided else (tokens, None)
+    serving = Serving(
+        run.model,
+        kind,
+        seq_len,
+        target_len,
+        plan=run.plan,
+        procedure=name,
+        new=new if decodes else 1,
+        batch=batch,
+        sharded=request.in_precision(kind.name) if request.is_sharded else None,
+    )
+    worst, arrays, split = serving.at_peak
+    beside, peak, last = serving.beside, sum(split.values()), len(arrays.curve) - 1
+    curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in arrays.curve)
+    grown = split["KV cache"] and worst.grown * int(size_of(worst.batch, worst.local_sizes))
+    throughout = {("other weights", "weights"): beside - grown, ("new tokens of the KV cache", "KV cache"): grown}
+    more = tuple(
+        LiveInterval(each, (), (size,), 1, size, 0, last, "given", part=part)
+        for (each, part), size in throughout.items()
+        if size
+    )
+    stays = tuple(replace(each, part=worst.part(each)) for each in arrays.stays)
+    fits: dict[str, int | None] | None = None
+    if budget is not None:
+        longest = serving.longest(budget, LONGEST)
+        if decodes and longest:
+            longest -= new
+        fits = {"batch_size": serving.largest(budget), "context" if decodes else "seq_len": longest}
+    return Memory(
+        model=run.model.configuration.name,
+        procedure=name,
+        plan=run.plan,
+        optimizer="",
+        dtype=kind.name,
+        batch_size=batch,
+        seq_len=axes["N"] if two_sided else new,
+        target_len=new if two_sided else None,
+        context=given.context if decodes else None,
+        accumulate=1,
+        trained="none",
+        peak=peak,
+        moment=next(moment for moment in curve if moment.bytes == peak),
+        split=split,
+        live_at_peak=arrays.live_at_peak,
+        curve=curve,
+        arrays=(*stays, *more),
+        budget=budget,
+        fits=fits,
+        engine=GRAPH,
+        convention=CONVENTION,
+        letters=letters_of(run.model.configuration.layer, axes),
+        over=worst.over,
+    )

@@ -7,6 +7,9 @@ from math import inf, isinf
 
 from learncost.ir.errors import InputError
 
+LONGEST = 2**24
+"""The longest sequence that is tried."""
+
 
 def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
     """The largest batch whose peak fits, 0 where one sample does not.
@@ -25,7 +28,7 @@ def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
     raise InputError("the largest batch was not found: the peak does not grow with the batch")
 
 
-def longest_within(peak: Callable[[int], int], capacity: int, most: int = 2**24) -> int:
+def longest_within(peak: Callable[[int], int], capacity: int, most: int = LONGEST) -> int:
     """The largest length whose peak fits a capacity that one of 1 fits, where a longer one takes no less.
 
     A length for which the model has no positions is refused by `InputError`, and does not fit. Between one that fits

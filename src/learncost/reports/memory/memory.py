@@ -1,4 +1,4 @@
-"""The memory of a training step: its peak, who makes it, the curve, the split, and the largest size that fits."""
+"""The memory of a training step or a pass of inference: its peak, what makes it, its parts, and what fits a budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from learncost.liveness import LiveArray, LiveInterval, Moment
 from learncost.models.tables import letters_of
 from learncost.passes.plan import plan_of
 from learncost.procedures.optimizer import DEFAULT
-from learncost.procedures.procedure import MODES
+from learncost.procedures.procedure import INFERENCE, MODES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
@@ -51,6 +51,8 @@ class Memory(Drawn):
         Tokens in a sequence.
     target_len
         Tokens of the decoder's sequence, where there is an encoder too; else None.
+    context
+        Of decode, the tokens of each sequence in the KV cache before the step; else None.
     accumulate
         Microbatches that the batch is cut into.
     trained
@@ -148,6 +150,7 @@ class Memory(Drawn):
     over: OverMesh | None = None
     unfit: str = ""
     buffers: int | None = None
+    context: int | None = None  # tokens in the cache before a step of decode
 
     @property
     def nothing_fits(self) -> bool:
@@ -157,10 +160,13 @@ class Memory(Drawn):
     @property
     def lacking(self) -> str:
         """Return why nothing fits the budget: what does not grow with the batch, or what one sequence takes."""
-        text = f"{self.budget:,} bytes are too few for one sequence"
+        inferring = self.procedure in INFERENCE
+        each = " of each device" if self.over and inferring else ""
+        text = f"{self.budget:,} bytes{each} are too few for one sequence"
         fixed = sum(self.split.get(part, 0) for part in ("weights", "master weights", "gradients", "optimizer state"))
         if fixed > (self.budget or 0):
-            text += f" of one token: weights, gradients and optimizer state alone need {fixed:,}"
+            parts = "weights" if inferring else "weights, gradients and optimizer state"
+            text += f" of one token: {parts} alone need {fixed:,}"
         elif self.batch_size == 1:
             text += f" of {self.seq_len:,} tokens, which needs {self.peak:,}"
         return f"{text}; learncost fit shows what fits"
@@ -178,6 +184,8 @@ class Memory(Drawn):
         result |= {"peak": self.peak, "moment": moment, "split": dict(self.split)}
         if self.buffers is not None:
             result["kernel_buffers"] = {"least": 0, "most": self.buffers}
+        if self.context is not None:
+            result["context"] = self.context
         if self.mode:
             result["mode"] = self.mode
         if self.flash:
@@ -218,16 +226,18 @@ _FIELDS = (
 
 
 @takes_request(
-    "model procedure batch_size seq_len target_len optimizer dropout dtype * precision plan accumulate clip budget on "
-    "engine module optimizer_implementation mode train train_layers lora lora_rank lora_alpha mesh place placement"
+    "model procedure batch_size seq_len target_len optimizer dropout dtype * context precision plan accumulate clip "
+    "budget on engine module optimizer_implementation mode train train_layers lora lora_rank lora_alpha mesh place "
+    "placement"
 )
 def memory(request: Request) -> Memory | MemoryComparison:
-    """The exact memory of one training step: the peak, the live arrays at the peak, and the batch that fits a budget.
+    """The exact memory of one training step or pass of inference: its peak, the live arrays there, what fits a budget.
 
     Parameters
     ----------
     procedure
-        The learning procedure: {choices} (`learncost list procedures`). Comma-separated list; results are compared.
+        The learning procedure: {choices} (`learncost list procedures`); or prefill, decode or inference, as in
+        learncost cost. Comma-separated list; results are compared.
     optimizer
         adamw (the default), adamw8bit, sgd or momentum; or adam8bit, adafactor, lion, muon (state size only).
     dropout
@@ -280,6 +290,8 @@ def memory(request: Request) -> Memory | MemoryComparison:
         The memory of the step under three engines, and the rules that explain the difference.
     learncost memory llama-3-8b --mesh dp=8 --placement fsdp --precision bf16-masters
         The memory of each of eight devices.
+    learncost memory llama-3-8b --procedure decode --context 8000 --batch-size 16 --on H100-SXM
+        Weights, KV cache and activations of a step of decode.
     learncost memory gpt2 --budget 8GB
         The largest batch and the longest sequence that fit in 8 GB.
     learncost memory net.table --on stm32f407 --B 4
@@ -299,7 +311,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
     device, engine, eager = device_asked(request)
     eager = replace(eager, clip=_clips(request.clip))
     limit, regions = available(request.budget, device)
-    parts, kind = 1, request.kind(trains=True)
+    parts = 1
     named_one("mode", request.mode, MODES)
     if request.is_sharded:
         check_over(engine)
@@ -307,9 +319,18 @@ def memory(request: Request) -> Memory | MemoryComparison:
 
         parts = whole_batch(request.mesh or "", request.place, request.placement)
         request, engine = with_global_batch(request), engine or GRAPH
-    counted_alone = replace(request, price_book="run", optimizer=None, tokens=None).in_precision(kind.name)
 
     def of_one(procedure: str, engine: str) -> Memory:
+        if procedure in INFERENCE:
+            if engine not in ("", GRAPH):
+                raise InputError(f"--procedure {procedure} requires --engine {GRAPH}")
+            from learncost.reports.memory.inference import memory_of_inference  # only where it is asked for: start-up
+
+            return memory_of_inference(replace(request, procedure=procedure), limit)
+        if request.context is not None:
+            raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
+        kind = request.kind(trains=True)
+        counted_alone = replace(request, price_book="run", optimizer=None, tokens=None).in_precision(kind.name)
         chosen_engine = named_one("engine", engine or USUAL, memory_engines())
         chosen_plan = chosen_engine.plan if request.plan is None else request.plan
         run = prepare(replace(counted_alone, procedure=procedure, plan=chosen_plan))
@@ -338,7 +359,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
     if len(engines) > 1:
         return MemoryComparison(tuple(of_one(names[0], engine_name) for engine_name in engines), "engine")
     for name in names:
-        find_procedure(name)
+        find_procedure(name, INFERENCE)
     answers, refused = possible(lambda name: of_one(name, engines[0]), names)
     return MemoryComparison(tuple(answers.values()), left_out=refused)
 

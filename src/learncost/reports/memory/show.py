@@ -8,11 +8,13 @@ from typing import Any
 
 from learncost.ir.precision import precision_of
 from learncost.procedures.optimizer import state_of
+from learncost.procedures.procedure import INFERENCE
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory
 from learncost.reports.memory.types import said_bytes
 from learncost.reports.run import left_out_text
 from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of
+from learncost.reports.show import decoded
 
 SHOWN = 8
 """The number of live arrays in the table; --json has all."""
@@ -118,11 +120,17 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     plan = f" under {memory.plan}" if memory.plan and with_engine == with_procedure else ""
     plan += f" by {run_by(memory)}" if _executed(memory) and with_engine and with_procedure else ""
     sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
-    sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
+    sequences = (
+        f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides} tokens"
+    )
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
+    if with_procedure and memory.procedure in INFERENCE and memory.context is None:
+        step = memory.procedure
+    if memory.context is not None and with_procedure:
+        sequences = decoded(memory)
     step += f" in {memory.dtype}"
-    what = f"{name}, memory of {step}{plan}: {memory.letters or f'{sequences} tokens'}{parts}"
+    what = f"{name}, memory of {step}{plan}: {memory.letters or sequences}{parts}"
     what += f", on {memory.over.devices:,} devices together; memory of one device" if memory.over else ""
     if with_engine and with_procedure and memory.budget is not None and memory.peak > memory.budget:
         what += f"; does not fit: {size_of(memory.peak)} of {size_of(memory.budget)}"
@@ -164,18 +172,18 @@ def _notes(memory: Memory) -> tuple[str, ...]:
     notes = [f"The peak occurs {where}."] if at.line else []
     if memory.updates:
         notes.append(str(memory.updates))
-    if memory.trained != "all":
+    if memory.trained != "all" and memory.optimizer:
         notes.append(f"Trainable: {memory.trained}.")
     if memory.buffers:
         notes.append(BUFFERS)
     if _executed(memory):
         return (*notes, memory.convention)
-    kind, state = precision_of(memory.dtype), state_of(memory.optimizer)
-    notes.append(f"{memory.dtype}: {kind.source}. {memory.optimizer}: {state.source}.")
+    source = f"{memory.dtype}: {precision_of(memory.dtype).source}."
+    notes.append(f"{source} {memory.optimizer}: {state_of(memory.optimizer).source}." if memory.optimizer else source)
     notes.append(memory.convention)
     if memory.over:
         notes += [memory.over.said, memory.over.sentence]
-        notes += [GRADIENTS] if memory.engine == "graph" else []
+        notes += [GRADIENTS] if memory.engine == GRAPH and memory.optimizer else []
     return tuple(notes)
 
 
@@ -185,16 +193,18 @@ def _fits(memory: Memory) -> str:
         return ""
     if memory.nothing_fits:
         return f"{memory.lacking}."
-    batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "seq_len"))
+    decodes = memory.context is not None
+    batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "context" if decodes else "seq_len"))
     many, batch_text = "fit" if (batch or 0) > 1 else "fits", f"{batch:,}" if batch else "no"
-    text = f"In {said_bytes(memory.budget)} {many} {batch_text} {_sequences(batch or 1)} of {memory.seq_len:,} tokens"
+    text = f"In {said_bytes(memory.budget)} {many} {batch_text} {_sequences(batch or 1)} "
+    text += f"with {memory.context:,} tokens in the cache" if decodes else f"of {memory.seq_len:,} tokens"
     if memory.letters:  # a table of a user's: its batch is B, where that is open at all
         text = f"In {said_bytes(memory.budget)} the step {'fits' if batch else 'does not fit'}"
         if "B = " in memory.letters:
             text = f"In {said_bytes(memory.budget)} fits " + (f"B = {batch:,} at most" if batch else "no B")
     elif length is not None:
         text += f"; of {memory.batch_size:,} {_sequences(memory.batch_size)}, {length:,} tokens each"
-    if not batch:
+    if not batch and memory.optimizer:
         text += (
             ". Recomputation and other plans use less memory: run learncost fit with the same "
             "other flags to see which fit"

@@ -54,18 +54,16 @@ ALLOWED = ("memcpy", "memset")
 
 def verify_c99(
     model: str | Layer | None,
+    options: FirmwareOptions,
     *,
-    plan: str | None = None,
     procedure: str = "bp",
     optimizer: str = "adamw",
-    batch_size: int = BATCH_SIZE,
-    seq_len: int | None = None,
-    target_len: int | None = None,
     learned: Mapping[str, Any] | None = None,
     sizes: Mapping[str, Any] | None = None,
 ) -> VerificationReport:
     """Compile the program of a model and hold it to its price, to NumPy, to its layout and to C99.
 
+    options  its plan and lengths; without a batch size and lengths a few of each
     learned  what of it learns, and in which precision frozen matrices are, as `Training` takes them
 
     Raises `InputError`.
@@ -78,8 +76,9 @@ def verify_c99(
     if compiler() is None:
         missing = Check(configuration.name, "everything", "no C compiler found: install one of cc, gcc, clang", None)
         return VerificationReport(title, (missing,))
-    length = seq_len or (None if target_len else _length(configuration))
-    settings = FirmwareOptions(plan=plan, batch_size=batch_size, seq_len=length, target_len=target_len)
+    length = options.seq_len or (None if options.target_len else _length(configuration))
+    batch_size = BATCH_SIZE if options.batch_size is None else options.batch_size
+    settings = replace(options, batch_size=batch_size, seq_len=length)
     learning = {"procedure": procedure, "optimizer": optimizer, **(learned or {})}
     return VerificationReport(title, tuple(checks(configuration, settings, learning)))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, cast
 
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer, shipped
 from learncost.models.argument import layer_or_model
-from learncost.reports.question import question
+from learncost.reports.request import ADAPTING, Request, takes_request
 from learncost.reports.run import check_probability, lengths_of
 from learncost.verification.report import VerificationReport
 from learncost.verification.verify import verify as compute
@@ -17,30 +17,12 @@ FEW = 20
 """Comparisons that are shown one by one unasked."""
 
 
-@question()
-def verify(
-    model: str | Layer | None = None,
-    /,
-    *,
-    every: bool = False,
-    engine: str | None = None,
-    plan: str | None = None,
-    procedure: str | None = None,
-    optimizer: str | None = None,
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    mesh: str | None = None,
-    place: str | None = None,
-    placement: str | None = None,
-    precision: str | None = None,
-    dropout: float | str | None = None,
-    train: object = None,
-    train_layers: object = None,
-    lora: object = None,
-    lora_rank: object = None,
-    lora_alpha: object = None,
-    **sizes: Any,
-) -> VerificationReport:
+@takes_request(
+    "model / * every engine plan procedure optimizer batch_size seq_len mesh place placement precision dropout train "
+    "train_layers lora lora_rank lora_alpha",
+    **dict.fromkeys(("model", "engine", "procedure", "dropout")),
+)
+def verify(request: Request, *, every: bool = False) -> VerificationReport:
     """Verify counts and gradients by running the tables; exit code 1 if a check fails.
 
     Compares, at small and pairwise different sizes: values against independent implementations, gradients by
@@ -99,33 +81,23 @@ def verify(
     learncost verify gpt2 --engine torch --num-hidden-layers 2
         Compare executed operations of PyTorch with the priced ones.
     """
-    engine_flags = {
-        "plan": plan,
-        "procedure": procedure,
-        "optimizer": optimizer,
-        "batch_size": batch_size,
-        "seq_len": seq_len,
-    }
-    settings = {name: value for name, value in engine_flags.items() if value is not None}
+    model = cast("str | Layer | None", request.model)
+    engine = cast("str | None", request.engine)
+    mesh, place, placement = request.mesh, request.place, request.placement
+    sizes = dict(request.sizes)
+    settings = _given(request, "plan", "procedure", "optimizer", "batch_size", "seq_len")
     if engine is None and (mesh or place or placement):
         report = _of_placement(model, mesh, place, placement, settings, sizes)
         return report if every or model is not None else replace(report, summed=True)
     if mesh or place or placement:
         raise InputError("--mesh cannot be combined with --engine: devices are threads on NumPy")
-    learned = {
-        "precision": precision,
-        "dropout": None if dropout is None else check_probability("dropout", dropout),
-        "train": train,
-        "train_layers": train_layers,
-        "lora": lora,
-        "lora_rank": lora_rank,
-        "lora_alpha": lora_alpha,
-    }
-    learned = {name: value for name, value in learned.items() if value is not None}
+    learned = _given(request, "precision", "dropout", *ADAPTING)
+    if "dropout" in learned:
+        learned["dropout"] = check_probability("dropout", learned["dropout"])
     if learned and engine != "c99":
         raise InputError(f"--{next(iter(learned)).replace('_', '-')} requires --engine c99")
-    if engine is None and procedure and not sizes and len(settings) == 1:
-        report = compute(model, procedure)
+    if engine is None and request.procedure and not sizes and len(settings) == 1:
+        report = compute(model, request.procedure)
         return report if every or len(report.checks) <= FEW else replace(report, summed=True)
     if engine is None and (settings or sizes):
         named = next(iter((*sizes, *settings))).replace("_", "-")
@@ -138,11 +110,19 @@ def verify(
         if engine != "c99" and "target_len" in lengths and not of_table:
             raise InputError("--target-len requires --engine c99")
     if engine == "c99":
+        from learncost.cli.emit_c99 import FirmwareOptions
         from learncost.cli.verified_c99 import verify_c99
 
-        return verify_c99(model, **_lengths(settings), learned=learned, sizes=sizes)
+        settings = _lengths(settings)
+        of_program = {each.name: settings.pop(each.name) for each in fields(FirmwareOptions) if each.name in settings}
+        return verify_c99(model, FirmwareOptions(**of_program), **settings, learned=learned, sizes=sizes)
     report = compute(model) if engine is None else _of_engine(model, engine, settings, sizes)
     return report if every or model is not None else replace(report, summed=True)
+
+
+def _given(request: Request, *names: str) -> dict[str, Any]:
+    """Return the fields of a request that are given, by name."""
+    return {name: value for name in names if (value := getattr(request, name)) is not None}
 
 
 def _of_placement(

@@ -338,5 +338,19 @@ def test_cost_over_a_mesh_has_the_time_of_run_cost(mesh, place, batch, plan):
     asked = {"seq_len": 1024, "batch_size": batch, "mesh": mesh, "place": place, "plan": plan, "num_hidden_layers": 4}
     step = lc.cost("llama-3-8b", on="DGX H100", precision="bf16-masters", optimizer="adamw", **asked).over_time
     run = lc.run_cost("llama-3-8b", "1e9", "DGX H100", precision="bf16-masters", **asked).to_dict()
-    near = 0.03 if "tp" in mesh else 0.005  # only run-cost counts what collectives bring into the cache
-    assert step.seconds == pytest.approx(run["figures"]["step"]["value"], near)
+    assert step.seconds == pytest.approx(run["figures"]["step"]["value"], 1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw8bit"])
+def test_run_cost_over_a_mesh_has_the_bytes_and_time_of_its_optimizer(optimizer):
+    asked = {"seq_len": 1024, "batch_size": 8, "mesh": "dp=8", "place": "B over dp", "plan": "flash,fused"}
+    asked |= {"num_hidden_layers": 4, "precision": "bf16-masters", "optimizer": optimizer}
+    step = lc.cost("llama-3-8b", on="DGX H100", **asked).over_time
+    run, usual = (
+        lc.run_cost("llama-3-8b", "1e9", "DGX H100", **settings).to_dict()["figures"]
+        for settings in (asked, {**asked, "optimizer": "adamw"})
+    )
+    assert step.seconds == pytest.approx(run["step"]["value"], 1e-6)
+    points = 2 * 128256 * 4096 + 4096 + 4 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
+    fewer = {"sgd": 8, "momentum": 4, "adamw8bit": 6}[optimizer]  # bytes of state, of adamw's two in fp32
+    assert (usual["memory"]["value"] - run["memory"]["value"]) * 1e9 == pytest.approx(fewer * points, rel=1e-2)

@@ -121,14 +121,6 @@ class ShardedStep:
     placed: Placed
     specs: ShardSpecs
 
-    def width(self, name: str, role: str) -> int:
-        """Return the bytes per element of an array of the sharded table, by its role."""
-        if self.is_score(name):
-            return self.kind.scores
-        weight = min(self.kind.weight, self.kind.value)  # weights are sent in the type of their products
-        widths = {"weights": weight, "gradients": self.kind.gradient, "states": 4}
-        return widths.get(role, self.kind.value)
-
     def is_score(self, name: str) -> bool:
         return not self.placed.scores.isdisjoint((name, self.placed.holds.get(name, name)))
 

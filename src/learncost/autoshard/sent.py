@@ -14,7 +14,7 @@ from learncost.ir.polynomial import Polynomial
 from learncost.ir.term import Term
 from learncost.ir.value import INDICES
 from learncost.ops.collectives import sends
-from learncost.sharding.collective import BYTES_OF_AN_INDEX
+from learncost.sharding.collective import sent_widths, widths_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
     """The collectives of a step of one microbatch, in the order of the lines."""
     placed, table, result = step.placed, step.placed.table, []
     indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
-    walker = Walker(step.blocks)
+    walker, width_of = Walker(step.blocks), sent_widths(placed, widths_of(step.kind))
     owners = {each.name: each.segments[0] for each in held}
     for line, counts in walk(table.lines):
         segment = walker.segment(line.meta.phase, counts)
@@ -54,13 +54,12 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
         role, owner = step.specs.kind(name, known) if known else ("values", name)
         if line.meta.phase == "optimizer_step":
             segment = owners.get(owner, segment)
-        width = BYTES_OF_AN_INDEX if name in indices else step.width(line.name, role)
         sides = [term.declared for term in (line.left[0], line.right[0]) if isinstance(term, Term)]
         result.append(
             Sending(
                 line.op,
                 line.axes[0],
-                Polynomial.of(_larger(sides), width),
+                Polynomial.of(_larger(sides), width_of(line.name, role)),
                 Polynomial.of(counts),
                 line.meta.phase,
                 segment,

@@ -18,13 +18,13 @@ from learncost.passes.plan import planned
 from learncost.procedures.decoding import CACHED, CachedValue, axis_of
 from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.procedure import FORWARD, INFERENCE, PAPER, Procedure
-from learncost.reports.mesh_cost import OverMesh, padded_step, widths_of, with_global_batch
+from learncost.reports.mesh_cost import OverMesh, padded_step, with_global_batch
 from learncost.reports.record import Cache, Cost
 from learncost.reports.request import Request
 from learncost.reports.rows import ledger
 from learncost.reports.run import PreparedRun, check_probability, lengths_of, prepare
 from learncost.reports.timing import Timing, timing
-from learncost.sharding.collective import collectives
+from learncost.sharding.collective import collectives, widths_of
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.place import place
 from learncost.sharding.presets import chosen

@@ -12,7 +12,6 @@ from learncost.devices.collective import kind_of
 from learncost.ir.errors import InputError
 from learncost.ir.loop import round_rings, walk
 from learncost.ir.polynomial import shape_of, sharded_over, whole
-from learncost.ir.precision import Precision
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure
 from learncost.passes.plan import planned
@@ -24,7 +23,7 @@ from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun, prepare
 from learncost.reports.sheet import number, size_of
 from learncost.sharding.clauses import Clause
-from learncost.sharding.collective import Collective, collectives
+from learncost.sharding.collective import Collective, collectives, widths_of
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.padding import Padded, filled_up
@@ -287,17 +286,6 @@ def padded_step(
     inner = (pipeline.mesh, pipeline.clauses) if pipeline else (grid, clauses)
     filled, sizes, padded = filled_up(model, table, *inner, sizes)
     return filled, step_of(filled) if padded else table, sizes, padded
-
-
-def widths_of(kind: Precision) -> dict[str, int]:
-    """Bytes of a number by the role that it has in what is sent."""
-    return {
-        "weights": kind.weight,
-        "gradients": kind.gradient,
-        "values": kind.value,
-        "inputs": kind.value,
-        "states": kind.master or kind.weight,
-    }
 
 
 def with_global_batch(request: Request) -> Request:

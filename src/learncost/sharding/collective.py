@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
@@ -11,6 +11,7 @@ from math import prod
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, Statement, defined, walk
 from learncost.ir.polynomial import Polynomial, base, shape_of, size_of
+from learncost.ir.precision import BYTES, Precision
 from learncost.ir.table import Table
 from learncost.ir.value import INDICES, Value
 from learncost.layers.spelling import condition_names
@@ -107,19 +108,41 @@ def formulas(placed: Placed, sizes: Mapping[str, int]) -> dict[tuple[str, str], 
     return found
 
 
+def widths_of(kind: Precision) -> dict[str, int]:
+    """Return the bytes of a sent number by role, and of log-softmax over a sharded vocabulary (scores)."""
+    return {
+        "weights": min(kind.weight, kind.value),
+        "gradients": kind.gradient,
+        "values": kind.value,
+        "inputs": kind.value,
+        "states": kind.master or BYTES.get(kind.states, kind.value),
+        "scores": kind.scores,
+    }
+
+
+def sent_widths(placed: Placed, widths: Mapping[str, int]) -> Callable[[str, str], int]:
+    """Return the function that gives the bytes of a number that a collective sends, by its result and its role."""
+    special = dict.fromkeys(placed.scores, widths["scores"]) if "scores" in widths else {}
+    special |= dict.fromkeys(condition_names(placed.whole.lines), BYTES_OF_A_CONDITION)
+    special |= {name: BYTES_OF_AN_INDEX for name, value in placed.whole.known.items() if value.role in INDICES}
+
+    def width(line: str, role: str) -> int:
+        return special.get(placed.holds.get(line, line)) or special.get(line) or widths.get(role, 4)
+
+    return width
+
+
 def collectives(
     placed: Placed, sizes: Mapping[str, int], widths: Mapping[str, int] | None = None
 ) -> tuple[Collective, ...]:
     """Return the collectives of a sharded step on every device, in the order of its lines.
 
     sizes   global sizes
-    widths  bytes of a number by role: weights, gradients, states, values, inputs; 4 by default
+    widths  bytes of a number by role: weights, gradients, states, values, inputs, scores; 4 by default
     """
     table = placed.table
     sizes = {**sizes, **placed.sizes}
-    widths = widths or {}
-    special = dict.fromkeys(condition_names(placed.whole.lines), BYTES_OF_A_CONDITION)
-    special |= {name: BYTES_OF_AN_INDEX for name, value in placed.whole.known.items() if value.role in INDICES}
+    width_of = sent_widths(placed, widths or {})
     result = []
     readers: dict[str, str] = {}
     for line, _ in walk(table.lines):
@@ -130,7 +153,7 @@ def collectives(
             continue
         name = placed.holds.get(line.name, line.name)
         role = kind_of(placed.whole, name, placed.whole.known.get(name, Value(())))[0]
-        width = special.get(name) or widths.get(role, 4)
+        width = width_of(line.name, role)
         payload, real = elements(line, sizes)
         times = prod(shape_of(iterations, sizes))
         meet = line.axes[1:] if line.op.startswith("all_reduce") else ()

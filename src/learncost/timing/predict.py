@@ -10,6 +10,7 @@ from typing import Any
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.polynomial import base, larger, smaller
+from learncost.ops.collectives import is_collective
 from learncost.timing.rates import FRESH, Rates
 from learncost.timing.work import MatmulShape, Priced, Work, works
 
@@ -27,6 +28,7 @@ class Seconds:
     """The time of one kernel in all iterations; of many steps at once, arrays.
 
     rows    the numbers of its lines among the priced ones; `main`, of the one that it is shown under
+    phase   that of its first line
     moved   bytes that it reads and writes; `visible`, the share of its lines' operations that it computes
     queued  whether its launch is asynchronous and takes no time itself (`Rates.queues`)
     """
@@ -40,6 +42,7 @@ class Seconds:
     moved: Any = 0
     visible: Any = 1.0
     queued: bool = False
+    phase: str = ""
 
     @property
     def total(self) -> Any:
@@ -94,7 +97,7 @@ def time(
     rows   the priced lines of a step, in order, by the price book `run`; `sizes` of all axes, as ints
     rates  the attained rates of the device, in this data type
     updated  bytes of an element that the optimizer reads and writes, by array, where they differ
-    Raises `InputError` where a size is missing.
+    Collectives take no time here, but their arrays are then in the cache. Raises `InputError` where a size is missing.
     """
     lines = [row.source for row in rows if isinstance(row.source, Line)]
     needed = {base(axis).partition("/")[0] for line in lines for axis in line.loops}
@@ -102,7 +105,7 @@ def time(
     if missing := sorted(name for name in needed - sizes.keys() if not name.isdigit()):
         raise InputError(f"time needs every size: give {', '.join(missing)}")
     several = list(works(rows, sizes, dtype, rates.operators, rates.ops, updated))
-    taken = parts(several, rates)
+    taken = tuple(part for part in parts(several, rates) if not is_collective(rows[part.main].source))
     flops = sum(work.iterations * work.share * product.flops for work in several for product in work.products)
     least = float(flops) / rates.most if rates.most else 0.0
     return Time(taken, rates.step + waits(taken), rates.low, rates.high, least)
@@ -142,6 +145,7 @@ def _seconds(work: Work, ago: Mapping[str, Any], new: Any, rates: Rates) -> Seco
         work.iterations * sum(work.bytes.values()),
         work.share,
         rates.queues,
+        work.phase,
     )
 
 

@@ -19,9 +19,9 @@ from learncost.passes.plan import planned
 from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.procedures.step import step as step_of
 from learncost.reports.memory.step import MemoryStep, gathering, points, stacks_of, state_bytes
-from learncost.reports.mesh_cost import OverMesh, padded_step, part_of, refuse_stages, widths_of
+from learncost.reports.mesh_cost import OverMesh, padded_step, part_of, refuse_stages
 from learncost.sharding.clauses import ShardSpecs, parts_of
-from learncost.sharding.collective import collectives
+from learncost.sharding.collective import collectives, widths_of
 from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.padding import sizes_of, with_filled

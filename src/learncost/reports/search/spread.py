@@ -14,6 +14,7 @@ from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
 from learncost.models.model import Model
+from learncost.procedures.optimizer import default_optimizer
 from learncost.program.pipeline import KINDS
 from learncost.reports.request import Request
 from learncost.reports.run import prepare
@@ -103,7 +104,8 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     inner = Mesh(tuple((axis, size) for axis, size in grid.axes if axis != PIPELINE) or (("dp", 1),))
     cut = _within_stages(chosen(place, placement), run.model) if place or placement else clauses(usual(inner.names))
     number = asked.microbatch * prod(inner.sizes.values())
-    account = MeshAccount(run.model, {**run.axes, "B": number}, inner, cut, kind, asked.plan)
+    optimizer = request.optimizer or default_optimizer()
+    account = MeshAccount(run.model, {**run.axes, "B": number}, inner, cut, kind, asked.plan, optimizer=optimizer)
     shares = prod(inner.sizes.get(axis, 1) for axis in account.sizes.batch_axes)
     if batch % shares:
         larger = -(-batch // shares) * shares

@@ -384,3 +384,41 @@ def test_every_row_has_the_name_of_a_layer():
     """ALBERT's blocks share their weights: what adds the gradients of its turns is no layer's."""
     assert {row.layer for row in lc.cost("albert-base-v2", seq_len=8).rows} >= {"shared_weights", "attention"}
     assert all(row.layer for row in lc.cost("albert-base-v2", seq_len=8).rows)
+
+
+@pytest.mark.parametrize(
+    ("model", "context"),
+    [("llama-3.2-1b", 131072), ("llama-3-8b", 8192), ("qwen3-0.6b", 40960), ("deepseek-v3", 163840)],
+)
+def test_a_longer_context_than_4096_is_no_default_length(model, context):
+    """The contexts are those of the published config.json files (max_position_embeddings)."""
+    sizes = {"num_hidden_layers": 1} if model != "deepseek-v3" else {}
+    found, stated = lc.rules(model, **sizes), lc.rules(model, seq_len=4096, **sizes)
+    assert found.seq_len == 4096
+    assert found.to_dict() == stated.to_dict()
+    note = f" (--seq-len; context {context:,})"
+    assert found.sheets()[0].title.count(note) == 1
+    assert note not in stated.sheets()[0].title
+
+
+@pytest.mark.parametrize(
+    "model", ["gpt2", "llama-2-7b", "t5-small", "vit-base-patch16-224", "whisper-tiny", "bloom-560m"]
+)
+def test_a_context_of_at_most_4096_is_the_default_length(model):
+    assert lc.cost(model, batch_size=1).length_note == ""
+
+
+def test_the_default_length_is_in_the_first_line_of_every_command(capsys):
+    sizes = ["llama-3.2-1b", "--num-hidden-layers", "1"]
+    for command in (
+        ["cost"], ["compare"], ["memory"], ["fit", "--budget", "80GB"], ["conventions"], ["rules"],
+        ["cost", "--procedure", "prefill"], ["place", "--mesh", "tp=2", "--placement", "megatron"],
+        ["run-cost", "--tokens", "1e9", "--on", "H100-SXM"], ["search", "--on", "DGX-H100", "--devices", "8"],
+    ):  # fmt: skip
+        assert main([command[0], *sizes, *command[1:]]) == 0
+        heading = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+        assert "4,096" in heading, command
+        assert "(--seq-len; context 131,072)" in heading, command
+    assert main(["cost", *sizes, "--procedure", "decode"]) == 0
+    heading = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    assert heading.endswith("1 new token after 4,095 in the cache (--context; context 131,072)")

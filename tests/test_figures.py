@@ -188,7 +188,7 @@ def test_colours_stay_apart_in_grey() -> None:
 
 
 def test_answers_are_frames_with_whole_numbers() -> None:
-    ledger = lc.cost("llama-3.1-8b", price_book="paper", batch_size=64)
+    ledger = lc.cost("llama-3.1-8b", price_book="paper", batch_size=64, seq_len=131072)
     for frame in (ledger.to_polars(), ledger.to_pandas()):
         assert list(frame["maccs"]) == [row.maccs for row in ledger.rows]
         assert sum(map(int, frame["flops"])) == ledger.total.flops > 2**63

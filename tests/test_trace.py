@@ -171,12 +171,12 @@ def test_many_turns_of_an_inner_repeat_are_one_that_says_so(monkeypatch):
 
 
 def test_a_large_step_without_a_device_stays_within_what_viewers_count_exactly():
-    trace = lc.trace("llama-3.1-405b", n_layer=2)
+    trace = lc.trace("llama-3.1-405b", n_layer=2, seq_len=131072)
     (process,) = trace.timeline.processes
     scale = int(trace.timeline.facts["nanosecond"].split()[0].replace(",", ""))
     assert scale > 1
     assert process.slices[-1].end < 2**53
-    flops = lc.cost("llama-3.1-405b", n_layer=2).total.flops
+    flops = lc.cost("llama-3.1-405b", n_layer=2, seq_len=131072).total.flops
     assert abs(process.slices[-1].end * scale - flops) <= scale
 
 

@@ -92,7 +92,7 @@ def emit(
     batch_size
         With `backend` c and c99: sequences in the step. The default is 1. With `mesh`: the global batch size.
     seq_len
-        With `backend` c and c99: tokens in a sequence. The default is the model's number of positions.
+        With `backend` c and c99: tokens in a sequence. The default is the model's context, at most 4,096.
     precision
         bf16-masters, with weights in fp32, or bf16-true; with `backend` c also fp32 (the default) and fp64, with c99
         these two. Other programs take the type of their arrays.

@@ -87,6 +87,14 @@ class Rewriting:
     when: str = ""
 
 
+USUAL_LENGTH = 4096
+"""The most tokens of a sequence where a run states no length.
+
+Llama 2, DeepSeek-V2 and V3, Qwen2.5 and Phi-4 are pretrained at 4,096 tokens, and a last, short stage extends the
+context (their technical reports). Published step times and tokens per second are of such sequences.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class BaseLayer:
     """A layer that the table calls: the shipped layer and its rewritings in order."""
@@ -104,11 +112,11 @@ class Family:
     `default` is an expression for the number of the architecture that is meant where a configuration names none, the
     first by default. `refused` are keys that change the mathematics, each with the one value that is supported.
     `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
-    (0 where none is), `length`, `target_length` and `batch` for those that are meant where a run says nothing, 0 where
-    it has to, `fixed` for the one length that the model always reads. `made` has, by their names, the lines of inputs
-    that positions and settings say, `numbers` what they read beside sizes and settings, each an expression. `frozen`
-    are weights that are stored and counted, but never learn; `projected` are inputs to which PEPITA adds the error
-    through a fixed random matrix, where there are no one-hot tokens; `output_layers` are left out of all-linear,
+    (0 where none is), `length` and `target_length` for the context (0 where a run must state its length), `batch` for
+    the default batch, `fixed` for the one length that the model always reads. `made` has, by their names, the lines of
+    inputs that positions and settings say, `numbers` what they read beside sizes and settings, each an expression.
+    `frozen` are weights that are stored and counted, but never learn; `projected` are inputs to which PEPITA adds the
+    error through a fixed random matrix, where there are no one-hot tokens; `output_layers` are left out of all-linear,
     `sided` belong to one side although they stand outside of its blocks; `start` is the token that the decoder of two
     stacks reads first, "" for the one that ends a text; `module` says what transformers' code does otherwise than most
     (`schedule.autograd.Module`); `unread` is an expression for the number of parameters that are stored and counted
@@ -160,6 +168,20 @@ class Family:
     def two_sided(self) -> bool:
         """Whether there is an encoder and a decoder."""
         return len(self.blocks) > 1
+
+    @property
+    def usual_length(self) -> str:
+        """Return the expression for the tokens of a sequence where a run states no length."""
+        return self._usual(self.length)
+
+    @property
+    def usual_target_length(self) -> str:
+        """Return the same for the decoder of an encoder-decoder: "" where it is the encoder's."""
+        return self._usual(self.target_length) if self.target_length else ""
+
+    def _usual(self, context: str) -> str:
+        """Return the shorter of a context and `USUAL_LENGTH`; a length that a table states is unchanged."""
+        return context if self.layer is not None else f"min({context}, {USUAL_LENGTH})"
 
     @property
     def makes(self) -> frozenset[str]:

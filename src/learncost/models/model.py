@@ -232,6 +232,15 @@ def lengths_open(configuration: Configuration, seq_len: int, target_len: int) ->
     return None if fixed else seq_len, target_len if configuration.two_sided else None
 
 
+def context_beyond(configuration: Configuration) -> int | None:
+    """Return the context of a model whose default length is shorter; None of every other model."""
+    family, values = family_of(configuration), configuration.values
+    if family.fixed or family.layer is not None:
+        return None
+    context = int(evaluate(family.length, values))
+    return context if context > evaluate(family.usual_length, values) else None
+
+
 def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_len: int | None) -> dict[str, int]:
     """Return the sizes of all axes: the model's, and B, M, N of a run. Lengths are checked against learned positions.
 
@@ -254,12 +263,12 @@ def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_
     if family.layer is not None:
         _check_run(configuration, family.layer, dict(zip(RUN, (batch_size, seq_len, target_len), strict=True)))
     batch_size = batch_size or evaluate(family.batch, values)
-    seq_len = seq_len or fixed or evaluate(family.length, values) or None
+    seq_len = seq_len or fixed or evaluate(family.usual_length, values) or None
     if seq_len is None:
         raise InputError(f"{configuration.name} has no default length: give --seq-len")
     if target_len is not None and not model.two_sided:
         raise InputError(f"{configuration.name} is not an encoder-decoder: remove --target-len")
-    target = evaluate(family.target_length, values) if family.target_length else seq_len
+    target = evaluate(family.usual_target_length, values) if family.target_length else seq_len
     lengths = {"seq_len": 0 if fixed else seq_len} | ({"target_len": target_len or target} if model.two_sided else {})
     for name, length in lengths.items():
         if longest and length > longest:

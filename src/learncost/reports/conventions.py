@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -106,6 +106,8 @@ class Conventions(Drawn):
         Which conventions give a number of the caller's; None where none was given.
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
+    length_note
+        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
 
     Examples
     --------
@@ -129,6 +131,7 @@ class Conventions(Drawn):
     counters: tuple[FlopsCounter, ...]
     identified: Identified | None = None
     letters: str = ""  # of a run of a table: its sizes as the table calls them
+    length_note: str = field(default="", compare=False)
 
     def __getitem__(self, name: str) -> Convention:
         return next(convention for convention in self.conventions if convention.book.name == name)
@@ -226,6 +229,7 @@ def conventions(
         conventions=(yardstick, *others),
         counters=counters(run, plain),
         letters=letters_of(run.model.configuration.layer, run.axes),
+        length_note=run.length_note,
     )
     return result if identify is None else replace(result, identified=identified_number(run, identify, result))
 

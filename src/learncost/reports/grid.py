@@ -181,12 +181,12 @@ def _complete(
         raise InputError(f"{configuration.name} is not an encoder-decoder: remove --target-len")
     everything = {**configuration.values, **fixed, **columns}
     if "seq_len" not in columns:
-        longest = evaluate(family.fixed or family.length, everything)
+        longest = evaluate(family.fixed or family.usual_length, everything)
         if not isinstance(longest, np.ndarray) and not longest:
             raise InputError(f"{configuration.name} has no default length: give --seq-len")
         columns["seq_len"] = np.broadcast_to(longest, count)
     if configuration.two_sided and "target_len" not in columns:
-        target = evaluate(family.target_length, everything) if family.target_length else columns["seq_len"]
+        target = evaluate(family.usual_target_length, everything) if family.target_length else columns["seq_len"]
         columns["target_len"] = np.broadcast_to(target, count)
     order = [*_RUN[2:], *_RUN[:2], *family.sizes]
     return {name: columns[name] for name in order if name in columns}, fixed

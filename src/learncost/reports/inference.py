@@ -12,7 +12,7 @@ from learncost.ir.polynomial import Polynomial, size_of, total
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
 from learncost.models.configuration import Configuration, adds_paths, configure
-from learncost.models.model import Model, Structure, build, run_sizes
+from learncost.models.model import Model, Structure, build, context_beyond, run_sizes
 from learncost.models.sizes import check_size
 from learncost.passes.plan import planned
 from learncost.procedures.decoding import CACHED, CachedValue, axis_of
@@ -77,7 +77,13 @@ def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
     context = priced.context if procedure.name == "decode" else None
     last_only = "last" in priced.table.inputs
     return replace(
-        answer, context=context, cache=_cache(priced, dtype), last_only=last_only, plan=run.plan, over_time=priced.takes
+        answer,
+        context=context,
+        cache=_cache(priced, dtype),
+        last_only=last_only,
+        plan=run.plan,
+        over_time=priced.takes,
+        length_note=run.length_note.replace("--seq-len", "--context") if context else run.length_note,
     )
 
 
@@ -128,6 +134,8 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
     context, axes, held = new, dict(run.axes), dict(run.axes)
     if decodes and tables is not None:
         context = _context(sides, request.context, new)
+        if request.context is None:
+            run = replace(run, context=context_beyond(run.model.configuration))
         # What depends on the length, such as a window that is longer than the text, depends on all tokens.
         all_lengths = sides.of(context + new)
         axes = held = {**all_lengths, **tables.lengths(all_lengths, context, new)}
@@ -210,7 +218,7 @@ class _InferenceSizes:
         return self.run.model.configuration.name
 
     def of(self, tokens: int | None) -> dict[str, int]:
-        """With that many tokens, or by default as many as there are positions. Raises `InputError`."""
+        """With that many tokens, or by default the usual length. Raises `InputError`."""
         model = self.run.model
         sides = (self.seq_len, tokens) if model.two_sided else (tokens, None)
         return run_sizes(model, self.run.axes["B"], *sides)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from learncost.ir.line import Op
@@ -43,6 +43,8 @@ class PlacedStep(Shown):
     stages
         The same of every stage of a pipeline, each with a table of its own, for one microbatch of `batch_size`
         sequences; empty where there is none.
+    length_note
+        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
 
     Examples
     --------
@@ -60,6 +62,7 @@ class PlacedStep(Shown):
     seq_len: int
     over: OverMesh
     stages: tuple[OverMesh, ...] = ()
+    length_note: str = field(default="", compare=False)
 
     sheets_module: ClassVar[str] = "learncost.reports.show_placed"
 
@@ -187,4 +190,5 @@ def place(request: Request) -> PlacedStep:
         run.axes["N" if run.model.two_sided else "M"],
         several[0],
         several if several[0].placed.iterations else (),
+        run.length_note,
     )

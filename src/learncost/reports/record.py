@@ -184,6 +184,8 @@ class Cost(Drawn):
         With `on`: the seconds of a step, their interval and what bounds them.
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
+    length_note
+        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
     over_time
         Of a step over many devices, where a cluster is given: seconds of lines, of collectives that wait, and of those
         beside what is computed.
@@ -234,6 +236,7 @@ class Cost(Drawn):
     plan: str = ""
     timing: Timing | None = None  # on a device, where one is given
     letters: str = ""  # of a run of a table: its sizes as the table calls them
+    length_note: str = field(default="", compare=False)  # the flag and the context, where the default is shorter
     over_time: OverTime | None = None  # of a step over them, on a cluster
     over: OverMesh | None = None  # many devices, where there are some: all counts are then those of one
     priced: Price | None = field(default=None, compare=False)

@@ -78,6 +78,7 @@ def rules(request: Request) -> Rules:
         target_len=prepared.axes["M"] if two_sided else None,
         tokens=tokens_in_all,
         parameters=measures.parameters,
+        length_note=prepared.length_note,
         rules=(*(rule for key, cases in cases_of_rules if (rule := _rule(key, cases)).cases), *_gpt3()),
     )
 

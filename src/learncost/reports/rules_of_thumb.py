@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -100,6 +100,8 @@ class Rules(Shown):
     rules
         Every rule: its `thumb` (title, formula, source) and its `cases`, with what the `rule` says, what is `exact`,
         and the `error`, rule over exact minus 1.
+    length_note
+        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
 
     Examples
     --------
@@ -117,6 +119,7 @@ class Rules(Shown):
     tokens: int
     parameters: int
     rules: tuple[Rule, ...]
+    length_note: str = field(default="", compare=False)
 
     def __getitem__(self, key: str) -> Rule:
         return next(rule for rule in self.rules if rule.thumb.key == key)

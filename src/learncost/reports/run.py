@@ -13,7 +13,7 @@ from learncost.cost_models.books import book as find_book
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.table import Table
 from learncost.models.configuration import Configuration, configure
-from learncost.models.model import Model, Structure, build, run_sizes
+from learncost.models.model import Model, Structure, build, context_beyond, run_sizes
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
 from learncost.models.tables import check_batch
 from learncost.procedures.optimizer import default_optimizer
@@ -121,6 +121,17 @@ class PreparedRun:
     tokens: int | None
     trained: str = "all"
     plan: str = ""
+    context: int | None = None  # the model's, where its default length is taken and is shorter
+
+    @property
+    def length_note(self) -> str:
+        """Return how to ask for the whole context where the default length is shorter, else ""."""
+        return "" if self.context is None else f" (--seq-len; context {self.context:,})"
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """Return what a ledger repeats of the request."""
+        return {"plan": self.plan, "tokens": self.tokens, "length_note": self.length_note}
 
     def rows(self, procedure: str, book: Book) -> tuple[PricedLine, ...]:
         """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
@@ -146,7 +157,7 @@ class PreparedRun:
             timed = timing(rows, self.axes, on, self.dtype, book)
         optimizer = self.optimizer or default_optimizer(book)
         answer = ledger(model, chosen, Price(book.name, rows, self.axes, self.dtype), by, timed)
-        return replace(answer, trained=trained, plan=self.plan, optimizer=optimizer, tokens=self.tokens)
+        return replace(answer, trained=trained, optimizer=optimizer, **self._asked)
 
     def cost_over(
         self, procedure: str, book: Book, by: str, over: OverMesh, on: tuple[Cluster, Rates, Precision] | None = None
@@ -165,7 +176,7 @@ class PreparedRun:
             takes = over_time(rows, over, sizes, *on, book)
         timed = takes.lines if takes else None
         answer = ledger(model, chosen, Price(book.name, rows, sizes, self.dtype), by, timed, over)
-        answer = replace(answer, trained=self.trained, plan=self.plan, optimizer=optimizer, tokens=self.tokens)
+        answer = replace(answer, trained=self.trained, optimizer=optimizer, **self._asked)
         return replace(answer, over_time=takes)
 
 
@@ -215,7 +226,8 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
     built = replace(built, kept=kind.kept, whole=bool(kind.products), integers=kind.is_whole)
     axes = run_sizes(built, *(lengths.get(name) for name in ("batch_size", "seq_len", "target_len")))
     plan = (request.plan or "").strip()
-    return PreparedRun(built, axes, book, request.optimizer, kind.values, tokens, learning, plan)
+    context = None if "seq_len" in lengths else context_beyond(configuration)
+    return PreparedRun(built, axes, book, request.optimizer, kind.values, tokens, learning, plan, context)
 
 
 def lengths_of(lengths: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:

@@ -167,7 +167,7 @@ def title(cost: Cost) -> str:
     step = "one step of " if cost.is_training else ""
     plan = f" under {cost.plan}" if cost.plan else ""
     plan += f" in {cost.dtype}" if cost.timing else ""
-    what = f"{name}, {step}{cost.procedure}{plan}: {cost.letters or f'{sequences}{sides} {tokens}'}"
+    what = f"{name}, {step}{cost.procedure}{plan}: {cost.letters or f'{sequences}{sides} {tokens}'}{cost.length_note}"
     return f"{what}, on {cost.over.devices:,} devices together; counts of one device" if cost.over else what
 
 
@@ -177,7 +177,7 @@ def decoded(cost: Cost | Memory) -> str:
     sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''}"
     behind = f"{new:,} new token{'s' if new > 1 else ''} after {cost.context:,} in the cache"
     source = "" if cost.target_len is None else f", {cost.seq_len:,} of the encoder"
-    return f"{sequences}, {behind}{source}"
+    return f"{sequences}, {behind}{source}{cost.length_note}"
 
 
 def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:

@@ -136,7 +136,8 @@ def _sequences(answer: Conventions) -> str:
     if answer.letters:
         return answer.letters
     sides = "" if answer.target_len is None else f" and {answer.target_len:,}"
-    return f"{answer.batch_size:,} sequence{'s' if answer.batch_size > 1 else ''} of {answer.seq_len:,}{sides} tokens"
+    sequences = f"{answer.batch_size:,} sequence{'s' if answer.batch_size > 1 else ''}"
+    return f"{sequences} of {answer.seq_len:,}{sides} tokens{answer.length_note}"
 
 
 def _why(answer: Conventions, width: int) -> Sheet:

@@ -81,7 +81,8 @@ def title(step: PlacedStep) -> str:
     over = f"over {step.over.mesh} ({number(step.over.devices)} devices)"
     return (
         f"{step.model}, {step.procedure} with {step.optimizer}, {over}: "
-        f"global batch_size {number(step.batch_size)}, seq_len {number(step.seq_len)}, {step.precision}{plan}"
+        f"global batch_size {number(step.batch_size)}, seq_len {number(step.seq_len)}{step.length_note}, "
+        f"{step.precision}{plan}"
     )
 
 

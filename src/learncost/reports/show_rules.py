@@ -31,6 +31,7 @@ def title(rules: Rules) -> str:
     lengths = f"seq_len {number(rules.seq_len)}"
     if rules.target_len is not None:
         lengths += f", target_len {number(rules.target_len)}"
+    lengths += rules.length_note
     return (
         f"Rules of thumb for {rules.model}: {number(rules.parameters)} parameters, batch_size "
         f"{number(rules.batch_size)}, {lengths}, {number(rules.tokens)} tokens; 1 MACC = 2 FLOPs; error = rule / exact "

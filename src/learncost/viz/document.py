@@ -58,7 +58,7 @@ def document(request: Request, side_by_side: str | None = None) -> dict[str, Any
     procedure
         The learning procedure of the step: {choices}, or inference: prefill or decode.
     seq_len
-        Tokens in a sequence. The default is the model's number of positions.
+        Tokens in a sequence. The default is the model's context, at most 4,096.
     on
         The device for predicted times (`learncost list devices`), or here.
     precision

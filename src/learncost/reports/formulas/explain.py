@@ -68,7 +68,7 @@ def explain(
     batch_size
         For a model: sequences in one step. The default is 1.
     seq_len
-        For a model: tokens in a sequence. The default is its number of positions.
+        For a model: tokens in a sequence. The default is its context, at most 4,096.
     target_len
         For an encoder-decoder: tokens in a decoder sequence. The default is `seq_len`.
     sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError, named_one
@@ -64,6 +64,8 @@ class Fit(Drawn):
         Of many devices: what is cut over them; `budget` is then what each of them has, `largest` of all together.
     regions
         Of a microcontroller that was named, the regions of its RAM with the bytes that are left of each for arrays.
+    length_note
+        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
 
     Examples
     --------
@@ -87,6 +89,7 @@ class Fit(Drawn):
     on: str = ""
     over: OverMesh | None = None
     regions: tuple[Region, ...] = ()
+    length_note: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -120,7 +123,7 @@ class Fit(Drawn):
         flash = "" if self.flash_size is None else f" and {said_bytes(self.flash_size)} of flash"
         where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.budget)}"
         title = f"{where} of RAM{flash}{each_of(self.over)}: {self.dtype}, {self.optimizer}, "
-        title += f"sequences of {self.seq_len:,} tokens" if self.seq_len else "samples"
+        title += f"sequences of {self.seq_len:,} tokens{self.length_note}" if self.seq_len else "samples"
         left = frozenset(
             place for place, name in enumerate(columns) if name in ("procedure", "plan", "engine", "largest part")
         )
@@ -208,7 +211,7 @@ def fit(
         and the first four others.
     seq_len
         Tokens in a sequence. Comma-separated list, as 512,1024,2048: shows what fits at each length. The default is the
-        model's number of positions.
+        model's context, at most 4,096.
     optimizer
         adamw (the default), adamw8bit, sgd or momentum; or adam8bit, adafactor, lion, muon (state size only).
     plan
@@ -336,7 +339,7 @@ def fit(
         engine,
     )
     named = device.name if device else ""
-    return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, named, placed, regions)
+    return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, named, placed, regions, run.length_note)
 
 
 def each_of(over: OverMesh | None) -> str:

@@ -106,6 +106,8 @@ class Memory(Drawn):
         None where that is not known.
     unfit
         Why it does not fit the regions of the RAM of a device that was named; else "".
+    length_note
+        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
 
     Examples
     --------
@@ -151,6 +153,7 @@ class Memory(Drawn):
     unfit: str = ""
     buffers: int | None = None
     context: int | None = None  # tokens in the cache before a step of decode
+    length_note: str = field(default="", compare=False)
 
     @property
     def nothing_fits(self) -> bool:
@@ -456,6 +459,7 @@ def _described(step: MemoryStep) -> dict[str, Any]:
         "updates": _updates(step),
         "letters": letters_of(step.model.configuration.layer, axes),
         "over": step.over,
+        "length_note": step.run.length_note,
     }
 
 

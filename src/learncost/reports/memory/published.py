@@ -111,6 +111,7 @@ class PublishedMemory(Shown):
     target_len: int | None
     convention: ActivationConvention
     rows: tuple[PublishedActivations, ...]
+    length_note: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -139,7 +140,8 @@ class PublishedMemory(Shown):
                 cells += ["-", ""] if elements is None else [number(elements), f"{100 * elements / base[name]:.1f} %"]
             rows.append(SheetRow(tuple(cells)))
         sides = "" if self.target_len is None else f" and {self.target_len:,}"
-        title = f"{self.model}, memory for activations of one sequence of {self.seq_len:,}{sides} tokens, in elements"
+        sequence = f"one sequence of {self.seq_len:,}{sides} tokens{self.length_note}"
+        title = f"{self.model}, memory for activations of {sequence}, in elements"
         columns = ("", "as published", "of bp", "mended", "of bp", "exactly", "of bp")
         return (Sheet(title, columns, tuple(rows), self._notes()),)
 
@@ -169,7 +171,7 @@ def published_memory(request: Request, convention: str = "pau-aymone") -> Publis
         rows.append(PublishedActivations(name, *counted, exact(run.model, name, run.axes)))
     axes, two_sided = run.axes, run.model.two_sided
     first, second = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
-    return PublishedMemory(run.model.configuration.name, first, second, counting, tuple(rows))
+    return PublishedMemory(run.model.configuration.name, first, second, counting, tuple(rows), run.length_note)
 
 
 def exact(model: Model, procedure: str, axes: Mapping[str, int]) -> int:

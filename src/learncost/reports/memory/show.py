@@ -120,9 +120,8 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     plan = f" under {memory.plan}" if memory.plan and with_engine == with_procedure else ""
     plan += f" by {run_by(memory)}" if _executed(memory) and with_engine and with_procedure else ""
     sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
-    sequences = (
-        f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides} tokens"
-    )
+    sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''}"
+    sequences += f" of {memory.seq_len:,}{sides} tokens{memory.length_note}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
     if with_procedure and memory.procedure in INFERENCE and memory.context is None:

@@ -96,8 +96,8 @@ def _title(run: RunCost) -> str:
     tokens, number = int(run.figures["tokens"].value), int(run.figures["devices"].value)
     sides = "" if run.step.target_len is None else f" and {run.step.target_len:,}"
     return (
-        f"{model}, {tokens:,} tokens in sequences of {run.step.seq_len:,}{sides} by {run.step.procedure}, "
-        f"on {number:,} x {run.device.name} in {run.precision or run.dtype}"
+        f"{model}, {tokens:,} tokens in sequences of {run.step.seq_len:,}{sides}{run.step.length_note} "
+        f"by {run.step.procedure}, on {number:,} x {run.device.name} in {run.precision or run.dtype}"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from learncost.autoshard.candidates import (
@@ -104,6 +104,8 @@ class Search(Shown):
         Why the model is not cut over some axes.
     source
         Whose the rates of products are.
+    length_note
+        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
 
     Examples
     --------
@@ -125,6 +127,7 @@ class Search(Shown):
     source: str
     nearest: tuple[int, str] | None = None
     refused: tuple[str, ...] = ()
+    length_note: str = field(default="", compare=False)
 
     @property
     def best(self) -> Found:
@@ -165,7 +168,7 @@ class Search(Shown):
         """A way a row; under it, why it is slower than the best."""
         title = (
             f"{self.model} on {self.devices:,} x {self.cluster.device.name} ({self.cluster.name}), "
-            f"{self.batch_size:,} sequences of {self.seq_len:,} tokens a step"
+            f"{self.batch_size:,} sequences of {self.seq_len:,} tokens{self.length_note} a step"
         )
         if not self.found:
             return (Sheet(title, (), (), (self._none(), *self.refused)),)
@@ -353,6 +356,7 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
         rates[kinds[0].values].source,
         None if nearest is None else (nearest.memory, f"{nearest.way} with {nearest.structure.zero}"),
         refused,
+        run.length_note,
     )
 
 

@@ -110,13 +110,15 @@ def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapp
 
 
 def _usual(name: str, step: Cost, values: Mapping[str, Any], free: Container[str]) -> Tree | None:
-    """What a size of the run is where nobody gives it: lengths follow the positions of the model."""
+    """What a size of the run is where nobody gives it: lengths follow the model's context, at most 4,096."""
     assert step.built is not None
     family = family_of(step.built.configuration)
-    rule = {"seq_len": family.fixed or family.length, "target_len": family.target_length or "seq_len"}.get(name)
+    rule = {"seq_len": family.fixed or family.usual_length, "target_len": family.usual_target_length or "seq_len"}.get(
+        name
+    )
     if step.context is not None:
         new = "target_len" if step.built.two_sided else "seq_len"
-        rule = f"{family.target_length or family.length} - {new}" if name == "context" else None
+        rule = f"{family.usual_target_length or family.usual_length} - {new}" if name == "context" else None
     try:
         usual = tree(rule, {**values, "seq_len": step.seq_len, "target_len": step.target_len}, free) if rule else 0
     except InputError:

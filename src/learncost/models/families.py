@@ -91,7 +91,7 @@ USUAL_LENGTH = 4096
 """The most tokens of a sequence where a run states no length.
 
 Llama 2, DeepSeek-V2 and V3, Qwen2.5 and Phi-4 are pretrained at 4,096 tokens, and a last, short stage extends the
-context (their technical reports). Published step times and tokens per second are of such sequences.
+context (their technical reports).
 """
 
 

@@ -131,7 +131,6 @@ def test_what_is_asked_on_the_command_line(capsys):
         ("gpt2", {"clip": 1.0, "plan": "fused-update"}, "does not support --clip with --plan fused-update"),
         ("gpt2", {"clip": -1.0}, "clip must be a norm above 0"),
         ("gpt2", {"clip": 1.0, "engine": "numpy"}, "does not support --clip: give --engine eager"),
-        ("gpt2", {"budget": "1MB"}, "too few"),
     ],
 )
 def test_what_is_not_known_is_refused(model, given, said):

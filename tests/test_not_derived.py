@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import learncost as lc
+from learncost.cost_models import Price
 from learncost.ir.polynomial import Polynomial
 from learncost.models.model import from_layer
 from learncost.procedures.procedure import procedure
@@ -34,9 +35,7 @@ def net(second: str) -> lc.Layer:
 
 def cost(second: str, by: str = "layer") -> lc.Cost:
     model = from_layer(net(second))
-    return ledger(
-        model, procedure("bp"), rows_of(model, "bp", "matmul", "sgd"), SIZES, by, "fp32", None, "sgd", "matmul"
-    )
+    return ledger(model, procedure("bp"), Price("matmul", rows_of(model, "bp", "matmul", "sgd"), SIZES, "fp32"), by)
 
 
 @pytest.mark.parametrize("book", ["run", "matmul", "flash", "paper"])

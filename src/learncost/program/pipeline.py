@@ -390,8 +390,9 @@ def seconds(
 ) -> float:
     """Return the seconds of a step of a pipeline with many microbatches, by `run`, which is periodic once it is full.
 
-    A run with as many microbatches as fill it is extrapolated by the difference to one with a few more. Where that
-    would be `MANY` passes, it is the busiest device's time plus the bubble of the printed formula for the mean stage.
+    A run with as many microbatches as fill it is extrapolated by the difference to one with a few more, not below
+    `least_seconds`: stages of very different times are periodic later. Where that would be `MANY` passes, it is the
+    busiest device's time plus the bubble of the printed formula for the mean stage.
     """
     few = 4 * devices * chunks
     if min(microbatches, few) * devices * chunks > MANY:
@@ -403,7 +404,9 @@ def seconds(
         run(schedule(name, devices, number, chunks), forward, backward, update, send).seconds
         for number in (few, few + devices)
     )
-    return first + (second - first) * (microbatches - few) / devices
+    extrapolated = first + (second - first) * (microbatches - few) / devices
+    least_send = min(send, default=0.0) if isinstance(send, Sequence) else send
+    return max(extrapolated, least_seconds(name, devices, microbatches, chunks, forward, backward, update, least_send))
 
 
 def least_seconds(
@@ -421,7 +424,7 @@ def least_seconds(
     The first pass of a device waits for the forward passes of the stages before it, and the backward passes of these
     follow its last one; update passes of a schedule that separates them may run meanwhile.
     """
-    if devices == 1 or min(microbatches, 4 * devices * chunks) * devices * chunks > MANY:
+    if min(microbatches, 4 * devices * chunks) * devices * chunks > MANY:
         return seconds(name, devices, microbatches, chunks, forward, backward, update, send)
     parted, before, after, most = KINDS[name].parted, 0.0, 0.0, 0.0
     for device in range(devices):

@@ -60,6 +60,11 @@ class Served:
     over: OverMesh | None = None
     takes: OverTime | None = None
 
+    def length_note(self, decodes: bool) -> str:
+        """Return how to ask for the whole context where the default length is shorter, else "": of decode --context."""
+        note = self.run.length_note
+        return note.replace("--seq-len", "--context") if decodes else note
+
     @property
     def cache(self) -> tuple[CachedValue, ...]:
         """The values of the cache, with the shards of their axes that each device has."""
@@ -83,7 +88,7 @@ def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
         last_only=last_only,
         plan=run.plan,
         over_time=priced.takes,
-        length_note=run.length_note.replace("--seq-len", "--context") if context else run.length_note,
+        length_note=priced.length_note(procedure.name == "decode"),
     )
 
 

@@ -331,6 +331,7 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
         seq_len=axes["N"] if two_sided else new,
         target_len=new if two_sided else None,
         context=given.context if decodes else None,
+        length_note=given.length_note(decodes),
         accumulate=1,
         trained="none",
         peak=peak,

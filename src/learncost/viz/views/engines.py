@@ -78,7 +78,7 @@ def by_engine(request: Request) -> Picture:
 
 def too_large(table: Memory) -> str:
     """Why a step is not laid out for a processor without an operating system."""
-    held = table.split["weights"] + table.split["optimizer state"]
+    held = table.split["weights"] + table.split.get("optimizer state", 0)
     if held <= ADDRESSED:
         return ""
     return f"weights and optimizer state take {size_of(held)}; a 32-bit processor addresses {size_of(ADDRESSED)}"

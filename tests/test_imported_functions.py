@@ -9,6 +9,7 @@ from torch import nn
 import learncost as lc
 from learncost.autodiff.derive import derive
 from learncost.importer.replaced import least_squares
+from learncost.importer.rules.attention import AttentionSettings, EfficientAttentionSettings, FlashAttentionSettings
 from learncost.importer.walk import read_module
 from learncost.interpreter import run
 from learncost.verification.imported import parity, products
@@ -176,3 +177,39 @@ def test_least_squares_are_orthogonal_factors_and_a_triangle(columns):
     assert read.text.count("opaque(") == 2
     with pytest.raises(lc.InputError, match="fewer equations than unknowns"):
         lc.from_module(Of(lambda x: torch.linalg.lstsq(x.mT, x[:, :4]).solution), (a,))
+
+
+class Kernel(nn.Module):
+    """Attention by a kernel's own operator, whose arguments have another order."""
+
+    def __init__(self, causal):
+        super().__init__()
+        self.linear, self.causal = nn.Linear(8, 8), causal
+
+    def forward(self, x, mask):
+        q = self.linear(x).view(2, 6, 2, 4).transpose(1, 2)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return kernel(q, q, q, 0.0, True)[0] if self.causal else kernel(q, q, q, attn_mask=mask)[0]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_called_by_the_operator_of_its_kernel_is_read_by_its_own_schema(causal):
+    given = torch.randn(2, 6, 8), torch.randn(6, 6)
+    apart = parity(Kernel(causal), given, read_module(Kernel(causal), given))
+    assert max(apart.value, apart.gradient) < 1e-5
+    cost = lc.cost(lc.from_module(Kernel(causal), {"x": given[0], "mask": given[1]}), price_book="matmul")
+    forward = 2 * 2 * 6 * 8 * 8 + 2 * 2 * (2 * 2 * 6 * 6 * 4)  # the projection, then scores and values of two heads
+    assert cost.macro_operations["forward"][1].flops == forward
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("scaled_dot_product_attention", AttentionSettings),
+        ("_scaled_dot_product_flash_attention_for_cpu", FlashAttentionSettings),
+        ("_scaled_dot_product_efficient_attention", EfficientAttentionSettings),
+    ],
+)
+def test_settings_of_attention_are_those_of_the_schema(name, settings):
+    arguments = getattr(torch.ops.aten, name).default._schema.arguments
+    assert tuple(each.name for each in arguments[3:]) == settings._fields

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 import learncost as lc
-from learncost.program.pipeline import KINDS, least_seconds, peak, run, schedule, seconds
+from learncost.program.pipeline import KINDS, StageTimes, least_seconds, peak, run, schedule, seconds
 
 
 def bubble(name, devices, microbatches, chunks=1):
@@ -131,9 +131,15 @@ def test_the_peak_of_a_device_is_that_of_walking_through_its_order(number):
 def test_no_step_is_faster_than_its_lower_bound(number):
     arguments, (forward, backward, update, *_), send = drawn(number)
     ran = run(schedule(*arguments), forward, backward, update, send).seconds
-    assert least_seconds(*arguments, forward, backward, update, send) <= ran * (1 + 1e-12), (SEED, arguments)
-    found = seconds(*arguments, forward, backward, update, send)
-    assert least_seconds(*arguments, forward, backward, update, send) <= found * (1 + 1e-12), (SEED, arguments)
+    assert least_seconds(*arguments, StageTimes(forward, backward, update, send)) <= ran * (1 + 1e-12), (
+        SEED,
+        arguments,
+    )
+    found = seconds(*arguments, StageTimes(forward, backward, update, send))
+    assert least_seconds(*arguments, StageTimes(forward, backward, update, send)) <= found * (1 + 1e-12), (
+        SEED,
+        arguments,
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -145,7 +151,7 @@ def test_many_microbatches_as_if_all_ran(name, microbatches):
     stages = 4 * chunks
     times = [1.0 + 0.1 * (stage % 3) for stage in range(stages)], [2.0] * stages, [0.7] * stages
     whole = run(schedule(name, 4, microbatches, chunks), *times, 0.05).seconds
-    assert seconds(name, 4, microbatches, chunks, *times, 0.05) == pytest.approx(whole, rel=1e-9)
+    assert seconds(name, 4, microbatches, chunks, StageTimes(*times, 0.05)) == pytest.approx(whole, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -153,9 +159,9 @@ def test_very_many_passes_are_counted_as_they_run(name, monkeypatch):
     chunks = 2 if KINDS[name].several else 1
     stages = 8 * chunks
     times = [1.0 + 0.05 * (stage % 3) for stage in range(stages)], [2.0] * stages, [0.9] * stages
-    exact = seconds(name, 8, 128, chunks, *times, 0.02)
+    exact = seconds(name, 8, 128, chunks, StageTimes(*times, 0.02))
     monkeypatch.setattr("learncost.program.pipeline.MANY", 10)
-    assert seconds(name, 8, 128, chunks, *times, 0.02) == pytest.approx(exact, rel=0.03)
+    assert seconds(name, 8, 128, chunks, StageTimes(*times, 0.02)) == pytest.approx(exact, rel=0.03)
 
 
 @pytest.mark.parametrize(

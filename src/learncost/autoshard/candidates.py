@@ -37,7 +37,7 @@ from learncost.ir.precision import Precision
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model
 from learncost.program import pipeline
-from learncost.program.pipeline import KINDS, peak
+from learncost.program.pipeline import KINDS, StageTimes, peak
 from learncost.sharding.clauses import Clause, check_timed, clauses
 from learncost.sharding.mesh import mesh
 from learncost.timing import Rates
@@ -368,7 +368,7 @@ class StructureCost:
             way_sizes = self.account.sizes.filled(sizes_of(self.account, way, self.sizes))
             send = between_stages(self.account, way_sizes, of_axes, self.cluster)
             tied = tied_seconds(self.account, way_sizes, parts, self.cluster, of_axes)
-            result.append(ConfigTime(way, forward, backward, update, send, max(once) + tied))
+            result.append(ConfigTime(way, StageTimes(forward, backward, update, send), max(once) + tied))
         return result
 
     def _computed(self, several: Sequence[ParallelConfig], rates: Rates) -> dict[SegmentPass, Any]:
@@ -401,19 +401,15 @@ def _one_pass(point: tuple[int, int, int, int]) -> ParallelConfig:
 
 @dataclass(frozen=True)
 class ConfigTime:
-    """The seconds of a configuration: of the passes on its stages, of sends, and of what runs once per step."""
+    """The seconds of a configuration: of its stages, and of what runs once per step."""
 
     way: ParallelConfig
-    forward: Sequence[float]
-    backward: Sequence[float]
-    update: Sequence[float]
-    send: float
+    stages: StageTimes
     once: float
 
     def _by(self, seconds_of: Callable[..., float]) -> float:
         way = self.way
-        passes = self.forward, self.backward, self.update
-        return seconds_of(way.schedule, way.stages, way.microbatches, way.chunks, *passes, self.send) + self.once
+        return seconds_of(way.schedule, way.stages, way.microbatches, way.chunks, self.stages) + self.once
 
     @property
     def least(self) -> float:

@@ -23,7 +23,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop
 from learncost.ir.polynomial import Polynomial, base, larger, smaller
-from learncost.program.pipeline import KINDS, Schedule, peak, schedule, seconds
+from learncost.program.pipeline import KINDS, Schedule, StageTimes, peak, schedule, seconds
 from learncost.sharding.clauses import check_timed
 from learncost.sharding.padding import Padded
 from learncost.timing import Rates
@@ -317,9 +317,8 @@ def step_of(
     passes = [made[part] for part in parts]
     columns = {name: [entry[name][0] + entry[name][1] for entry in passes] for name in "FBWO"}
     send = between_stages(account, way_sizes, mesh_groups, cluster)
-    pipeline = seconds(
-        way.schedule, way.stages, way.microbatches, way.chunks, columns["F"], columns["B"], columns["W"], send
-    )
+    of_stages = StageTimes(columns["F"], columns["B"], columns["W"], send)
+    pipeline = seconds(way.schedule, way.stages, way.microbatches, way.chunks, of_stages)
     per_device = [
         [sum(columns[name][chunk * way.stages + device] for chunk in range(way.chunks)) for name in "FBW"]
         for device in range(way.stages)

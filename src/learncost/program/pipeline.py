@@ -378,16 +378,16 @@ def forward_once(devices: int, chunks: int = 1) -> Schedule:
     return Schedule("forward", devices, 1, chunks, False, (order,) * devices)
 
 
-def seconds(
-    name: str,
-    devices: int,
-    microbatches: int,
-    chunks: int,
-    forward: Sequence[float],
-    backward: Sequence[float],
-    update: Sequence[float],
-    send: Sequence[float] | float = 0.0,
-) -> float:
+class StageTimes(NamedTuple):
+    """The seconds of each stage of a pipeline for one microbatch by pass, and of a send from a stage to the next."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    update: Sequence[float]
+    send: Sequence[float] | float = 0.0
+
+
+def seconds(name: str, devices: int, microbatches: int, chunks: int, times: StageTimes) -> float:
     """Return the seconds of a step of a pipeline with many microbatches, by `run`, which is periodic once it is full.
 
     A run with as many microbatches as fill it is extrapolated by the difference to one with a few more, not below
@@ -396,36 +396,25 @@ def seconds(
     """
     few = 4 * devices * chunks
     if min(microbatches, few) * devices * chunks > MANY:
-        return _printed(name, devices, microbatches, chunks, forward, backward, update, send)
+        return _printed(name, devices, microbatches, chunks, times)
     if microbatches <= few + 2 * devices:
-        return run(schedule(name, devices, microbatches, chunks), forward, backward, update, send).seconds
+        return run(schedule(name, devices, microbatches, chunks), *times).seconds
     few += microbatches % devices
-    first, second = (
-        run(schedule(name, devices, number, chunks), forward, backward, update, send).seconds
-        for number in (few, few + devices)
-    )
+    first, second = (run(schedule(name, devices, number, chunks), *times).seconds for number in (few, few + devices))
     extrapolated = first + (second - first) * (microbatches - few) / devices
-    least_send = min(send, default=0.0) if isinstance(send, Sequence) else send
-    return max(extrapolated, least_seconds(name, devices, microbatches, chunks, forward, backward, update, least_send))
+    return max(extrapolated, least_seconds(name, devices, microbatches, chunks, times))
 
 
-def least_seconds(
-    name: str,
-    devices: int,
-    microbatches: int,
-    chunks: int,
-    forward: Sequence[float],
-    backward: Sequence[float],
-    update: Sequence[float],
-    send: float = 0.0,
-) -> float:
+def least_seconds(name: str, devices: int, microbatches: int, chunks: int, times: StageTimes) -> float:
     """Return a lower bound of `seconds`: the passes of one device, those before its first and those after its last.
 
     The first pass of a device waits for the forward passes of the stages before it, and the backward passes of these
     follow its last one; update passes of a schedule that separates them may run meanwhile.
     """
     if min(microbatches, 4 * devices * chunks) * devices * chunks > MANY:
-        return seconds(name, devices, microbatches, chunks, forward, backward, update, send)
+        return seconds(name, devices, microbatches, chunks, times)
+    forward, backward, update, send = times
+    shortest = min(send, default=0.0) if isinstance(send, Sequence) else send
     parted, before, after, most = KINDS[name].parted, 0.0, 0.0, 0.0
     for device in range(devices):
         mine = range(device, devices * chunks, devices)
@@ -434,22 +423,14 @@ def least_seconds(
         last = min(device + 1, microbatches) * late if parted else 0.0  # updates after its last backward pass
         end = max(after, last) - last
         most = max(most, before + busy + end)
-        before += forward[device] + send
-        after += send + backward[device] + (0.0 if parted else update[device])
+        before += forward[device] + shortest
+        after += shortest + backward[device] + (0.0 if parted else update[device])
     return most
 
 
-def _printed(
-    name: str,
-    devices: int,
-    microbatches: int,
-    chunks: int,
-    forward: Sequence[float],
-    backward: Sequence[float],
-    update: Sequence[float],
-    send: Sequence[float] | float,
-) -> float:
+def _printed(name: str, devices: int, microbatches: int, chunks: int, times: StageTimes) -> float:
     """Return the busiest device's time, the printed bubble of the mean stage, and the sends of filling, summed."""
+    forward, backward, update, send = times
     totals = [f + b + w for f, b, w in zip(forward, backward, update, strict=True)]
     busiest = max(sum(totals[device::devices]) for device in range(devices))
     mean = sum(totals) / devices

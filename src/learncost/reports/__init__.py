@@ -1,1 +1,1 @@
-"""What every command answers, as data and as tables on screens."""
+"""The answers of every command, as data and as tables on screens."""

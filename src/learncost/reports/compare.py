@@ -43,7 +43,7 @@ class Cheaper:
 
 @dataclass(frozen=True)
 class Overtaking:
-    """Which of two procedures is cheaper at every length from 1 to 10^12: the first entry begins at 1."""
+    """The cheaper of two procedures at every length from 1 to 10^12: the first entry begins at 1."""
 
     procedures: tuple[str, str]
     price_book: str
@@ -80,13 +80,13 @@ class Comparison(Drawn):
     varied
         The lengths that vary together in `overtaking`, which is empty where a model has none that can.
     positions
-        How many positions the model learns; longer sequences are marked in `crossings`. None where there is no limit.
+        Positions that the model learns; longer sequences are marked in `crossings`. None where there is no limit.
     left_out
         Procedures that the model cannot be trained by, with the reason.
     run
-        What was priced: the model and the sizes of all axes.
+        The priced run: the model and the sizes of all axes.
     request
-        What was asked.
+        The request.
 
     Examples
     --------
@@ -123,7 +123,7 @@ class Comparison(Drawn):
         return next(iter(self.costs[self.price_book].values()))
 
     def ratio(self, procedure: str, price_book: str = "", quantity: str = "flops") -> float | None:
-        """What a step costs over what it costs by bp; None where bp is not compared or costs nothing."""
+        """Return the cost of a step divided by its cost under bp; None where bp is not compared or costs nothing."""
         costs = self.costs[price_book or self.price_book]
         against = getattr(costs["bp"].total, quantity) if "bp" in costs else 0
         return getattr(costs[procedure].total, quantity) / against if against else None

@@ -90,7 +90,7 @@ class LengthCrossing:
 
     @property
     def never(self) -> bool:
-        """Whether the length is negative whatever the sizes."""
+        """Return whether the length is negative for all sizes."""
         return all(coefficient <= 0 for coefficient in self.root.terms.values())
 
     @property
@@ -229,7 +229,7 @@ def _kind(name: str, table: str, path: str | None) -> LayerKind:
 
 
 def crossing(cheaper: LayerKind, dearer: LayerKind) -> LengthCrossing:
-    """Where the two cost the same: both have n in every term, and the difference over n is a line in n."""
+    """Return the length at which two layers cost the same: n is in every term, and the difference over n is linear."""
     rising, rest = Polynomial(), Polynomial()
     for monomial, coefficient in (cheaper.maccs - dearer.maccs).terms.items():
         power = monomial.count("n")

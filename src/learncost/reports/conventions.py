@@ -30,7 +30,7 @@ YARDSTICK = "matmul"
 """The book that the others are held against."""
 
 PASSES = ("forward", "recomputation", "backward", "weight_update")
-"""What is counted: the optimizer's step is left aside, because most conventions know none."""
+"""The passes that are counted; the optimizer's step is excluded, because most conventions have none."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class BookReason:
 
 @dataclass(frozen=True)
 class Convention:
-    """What one price book says; `refused` is why it says nothing of such a model. The reasons sum to the difference."""
+    """The counts of one price book, or why it has none (`refused`). The reasons sum to the difference."""
 
     book: Book
     counts: Counts | None
@@ -79,7 +79,7 @@ class Convention:
 
 @dataclass(frozen=True, repr=False)
 class Conventions(Drawn):
-    """What all price books and counters say of one step of backpropagation of one model.
+    """The counts of all price books and counters for one step of backpropagation of one model.
 
     `found["matmul"]` is the entry of one book: its `counts`, their `difference` from the book `matmul`, and the
     `reasons`, which add up to the difference. A book that does not know the model has `refused` instead.
@@ -87,7 +87,7 @@ class Conventions(Drawn):
     Attributes
     ----------
     model
-        What was counted, by name.
+        The counted model, by name.
     batch_size
         Sequences in the step.
     seq_len
@@ -97,17 +97,17 @@ class Conventions(Drawn):
     parameters
         Parameters of the model.
     counted
-        Which class of model was counted, in words.
+        The counted class of model, as a phrase.
     conventions
         One entry for each price book.
     counters
         One entry for each common counter of operations, with what it reports and what it misses.
     identified
-        Which conventions give a number of the caller's; None where none was given.
+        The conventions that give the caller's number; None where none was given.
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
     length_note
-        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
+        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
 
     Examples
     --------

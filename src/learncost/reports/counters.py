@@ -1,4 +1,4 @@
-"""What common counters report of a model: each by the rule that its source has, read off the model's table.
+"""The counts of common FLOPs counters: each by the rule of its source, computed from the model's table.
 
 The rules are of the versions named, for linear layers written as nn.Linear (or addmm) and norms as nn.LayerNorm, and
 were measured on a block of GPT-2 with its head; attention is written with matmul, or with the fused
@@ -23,7 +23,7 @@ from learncost.reports.run import PreparedRun
 
 @dataclass(frozen=True)
 class FlopsCounter:
-    """What a counter says, in its own unit, with attention by matmul and by the fused kernel."""
+    """The count of a FLOPs counter in its unit, with attention by matmul and by the fused kernel."""
 
     name: str
     version: str
@@ -109,7 +109,7 @@ def _biases(run: PreparedRun) -> Iterable[Polynomial]:
 
 
 def _experts(run: PreparedRun) -> bool:
-    """Whether products read weights at an index."""
+    """Return whether matrix products read weights at an index."""
     table = run.model.table
     return any(
         isinstance(line, Product)

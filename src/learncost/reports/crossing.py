@@ -1,4 +1,4 @@
-"""Where one polynomial in a length overtakes another, and counts in the letters of Vaswani et al. 2017, table 1.
+"""The lengths at which one polynomial overtakes another, and counts in the letters of Vaswani et al. 2017, table 1.
 
 A crossing is found by the signs of the difference of the two polynomials; n is the length, d the width, k the kernel.
 """
@@ -123,7 +123,7 @@ def python(count: Polynomial) -> str:
 
 
 def _written(count: Polynomial, times: str, power: str, number: Callable[[int], str]) -> str:
-    """What is added before what is taken away, high degrees first, what grows with the length before its square."""
+    """Return a count as a formula: added terms before subtracted ones, high degrees first, n before its square."""
 
     def place(item: tuple[Monomial, int]) -> tuple[bool, int, int]:
         return item[1] < 0, -len(item[0]), item[0].count("n")
@@ -140,7 +140,7 @@ def _written(count: Polynomial, times: str, power: str, number: Callable[[int], 
 
 
 def order(count: Polynomial) -> Polynomial:
-    """What the growth of a polynomial depends on: coefficients aside, and terms that another one outgrows."""
+    """Return the order of growth of a polynomial: no coefficients, and no terms that another one outgrows."""
 
     def within(monomial: Monomial, other: Monomial) -> bool:
         return monomial != other and all(monomial.count(name) <= other.count(name) for name in monomial)

@@ -196,7 +196,7 @@ _Wrong = tuple["NDArray[np.bool_]", Callable[[int], str]]
 
 
 def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iterator[_Wrong]:
-    """What a combination must satisfy: where it does not, and the sentence about configuration i."""
+    """Yield the constraints that combinations violate: where they do, and the error for configuration i."""
     family = family_of(configuration)
 
     def at(value: Any, i: int) -> int:

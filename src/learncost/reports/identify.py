@@ -1,4 +1,4 @@
-"""Whose number is it? A count that somebody has, held against what every counter and price book says in every way."""
+"""The convention of a given number: it is compared with every counter and price book, for every pass and unit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Typed:
 
 @dataclass(frozen=True)
 class Said:
-    """What one convention says, in one way of asking.
+    """The count of one convention for one choice of passes, unit and denominator.
 
     convention  a price book or a counter
     part        forward, forward and backward, ...
@@ -91,7 +91,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Identified:
-    """Which conventions give a number; where none does, the nearest one, and what explains the rest.
+    """The conventions that give a number; if none does, the nearest one, and what explains the rest.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Identified:
     lines
         Terms by which conventions differ that explain the rest: what, and how much more or less.
     rest
-        What is still left.
+        The difference that is not explained.
     """
 
     number: Typed
@@ -149,7 +149,7 @@ def typed(number: object) -> Typed:
 
 
 def identify(run: PreparedRun, number: object, conventions: Conventions) -> Identified:
-    """Which conventions give this number for this step. Raises `InputError`."""
+    """Return the conventions that give this number for this step. Raises `InputError`."""
     asked_number = typed(number)
     ways = [way for way in all_ways(run, conventions) if way.value and asked_number.unit in ("", way.unit)]
     exact = [way for way in ways if way.value == asked_number.value]
@@ -171,7 +171,7 @@ def identify(run: PreparedRun, number: object, conventions: Conventions) -> Iden
 
 
 def _usual(ways: Iterable[Said]) -> list[Said]:
-    """What people mean most often first."""
+    """Return counts sorted by how commonly they are meant."""
     return sorted(ways, key=lambda way: sum(_ODD.get(text, 0) for text in (way.part, way.without, way.per)))
 
 

@@ -1,4 +1,4 @@
-"""What rules of thumb are held against: exact quantities, read off priced tables and never typed."""
+"""The exact quantities that rules of thumb are compared with, computed from priced tables."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Measures:
 
     @cached_property
     def parameters(self) -> int:
-        """What is trained, tied weights once."""
+        """The number of trained parameters, tied weights once."""
         return self.at(self.run.model.parameters)
 
     def block_parameters(self, block: BlockMeasure) -> tuple[int | Fraction, int | Fraction]:
@@ -148,15 +148,15 @@ def _mean(value: int, number: int) -> int | Fraction:
 
 
 def inside(row: PricedLine, block: BlockMeasure) -> bool:
-    """Whether a line is in the blocks of a kind."""
+    """Return whether a line is in the blocks of a kind."""
     return block.count in row.repeat.sizes
 
 
 def forward(row: PricedLine) -> bool:
-    """Whether a line is of the forward pass."""
+    """Return whether a line is of the forward pass."""
     return row.macro_operation == "forward"
 
 
 def backward(row: PricedLine) -> bool:
-    """Whether a line is of what backpropagation adds to it: the backward pass and the weights' updates."""
+    """Return whether a line is of the backward pass or the weight updates."""
     return row.macro_operation in ("backward", "weight_update")

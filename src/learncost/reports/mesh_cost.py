@@ -40,7 +40,7 @@ FEW = 0.01
 
 @dataclass(frozen=True)
 class AxisTraffic:
-    """What a device sends in a step along an axis of the mesh by one word.
+    """The traffic of one kind of collective that a device sends in a step along an axis of the mesh.
 
     runs     how often
     payload  bytes of all runs: of the larger of what goes in and what comes out, on one device
@@ -82,17 +82,17 @@ class OverMesh:
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """The number of devices."""
         return self.placed.mesh.devices
 
     @property
     def clauses(self) -> tuple[str, ...]:
-        """What is cut over them."""
+        """The clauses of the placement."""
         return tuple(map(str, self.placed.clauses))
 
     @cached_property
     def sent(self) -> tuple[AxisTraffic, ...]:
-        """What a device sends, by the axis of the mesh and by word."""
+        """The traffic of a device by axis of the mesh and collective."""
         groups: dict[tuple[str, str], list[Collective]] = {}
         for collective in self.collectives:
             groups.setdefault((collective.mesh_axis, collective.op), []).append(collective)
@@ -120,12 +120,12 @@ class OverMesh:
 
     @property
     def convention(self) -> str:
-        """What `ring` of `sent` is, in words."""
+        """The description of `ring` in `sent`."""
         return RING + (", all of a pass_on" if any(row.op == "pass_on" for row in self.sent) else "")
 
     @property
     def sentence(self) -> str:
-        """What a device sends, in words."""
+        """The sentence about the traffic of a device."""
         if not self.sent:
             return "There is no communication."
         axes: dict[str, int] = {}
@@ -137,7 +137,7 @@ class OverMesh:
 
     @property
     def said(self) -> str:
-        """What is cut over what, in words."""
+        """The sentence about the sharding."""
         return f"Sharding over {self.mesh}, {number(self.devices)} devices: {self.cut_by}."
 
     @property
@@ -184,7 +184,7 @@ class OverMesh:
 
     @property
     def said_of_mesh(self) -> dict[str, Any]:
-        """What is cut over what, as the JSON has it."""
+        """The sharding as fields of the JSON."""
         return {
             "mesh": self.placed.mesh.sizes,
             "devices": self.devices,
@@ -209,7 +209,7 @@ def fields_of(record: Any) -> dict[str, Any]:
 
 
 def part_of(placed: Placed, array: str) -> str:
-    """What an array of a device's table is there for, where it is a weight that was gathered or a gradient of one."""
+    """Return "gathered weights" or "gradients" for an array of a device's table; "" for any other."""
     name = placed.holds.get(array, array)
     value = placed.whole.known.get(name)
     if value is not None and value.role in ("gradient", "part") and value.of in placed.whole.weights:

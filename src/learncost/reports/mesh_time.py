@@ -36,7 +36,7 @@ SEVERAL = (
     "defaults to microbatches of one sequence (--microbatch) and to --plan flash,fused; with equal settings their "
     "times differ by less than a part in 100,000 where compared."
 )
-"""Where the times of two commands differ, and why."""
+"""The note on why the times of two commands differ."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class OverTime:
 
     @property
     def assumed(self) -> str:
-        """What the time takes for granted."""
+        """The assumptions of the time."""
         has_ring = any(row.op == "pass_on" for row in self.moved)
         return "; ".join((ASSUMED, ASSUMED_OF_RINGS) if has_ring else (ASSUMED,))
 

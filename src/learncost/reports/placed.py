@@ -26,11 +26,11 @@ class PlacedStep(Shown):
     model
         The model, by name.
     procedure
-        How it learns.
+        The learning procedure.
     optimizer
-        What updates the weights.
+        The optimizer of the weights.
     plan
-        What is fused or computed again.
+        The plan: fusion and recomputation.
     precision
         The types of what the step holds.
     batch_size
@@ -44,7 +44,7 @@ class PlacedStep(Shown):
         The same of every stage of a pipeline, each with a table of its own, for one microbatch of `batch_size`
         sequences; empty where there is none.
     length_note
-        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
+        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
 
     Examples
     --------
@@ -68,17 +68,17 @@ class PlacedStep(Shown):
 
     @property
     def table(self) -> Table:
-        """What each device runs."""
+        """The table of each device."""
         return self.over.placed.table
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """What each device sends, in the order of the lines."""
+        """The collectives of each device, in the order of the lines."""
         return self.over.collectives
 
     @property
     def formulas(self) -> list[dict[str, str]]:
-        """How many numbers a step's payload has by mesh axis and word, as polynomials; of one that has no stages."""
+        """The payload of a step by mesh axis and collective, as polynomials; empty for a pipeline."""
         counts = {} if self.stages else formulas(self.over.placed, self.over.sizes)
         rows = [(row.mesh_axis, row.op) for row in self.over.sent if (row.mesh_axis, row.op) in counts]
         return [{"mesh_axis": axis, "op": op, "numbers": str(counts[axis, op])} for axis, op in rows]

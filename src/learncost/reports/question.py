@@ -28,7 +28,7 @@ _ITEM = re.compile(r"[^,=+]+")
 
 @dataclass(frozen=True)
 class Shared:
-    """What several questions have in common in a flag: a row of flags.toml, which says what its fields are."""
+    """The part of a flag that several questions share: a row of flags.toml, where its fields are described."""
 
     group: str
     meaning: str = ""
@@ -41,7 +41,7 @@ class Shared:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What it may be, where that is a list."""
+        """The values that a flag may have, if they are a list."""
         names = list[str]()
         for word in self.known.split():
             module, is_registry, name = word.partition(":")
@@ -79,13 +79,13 @@ class Flag:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is typed for it, the usual name first; short forms such as -o last."""
+        """The spellings of a flag, the usual name first; short forms such as -o last."""
         spellings = dict.fromkeys((self.about.typed or self.name, *self.about.also))
         return tuple(name if name.startswith("-") else f"--{name.strip('_').replace('_', '-')}" for name in spellings)
 
     @property
     def reverses(self) -> bool:
-        """Whether it is a switch that --no- before its name turns off."""
+        """Return whether a flag is a switch that --no- before its name turns off."""
         return self.kind == "boolean" and self.default is None
 
     @property
@@ -94,7 +94,7 @@ class Flag:
 
     @property
     def value(self) -> str:
-        """What stands for its value in the help; nothing for a switch."""
+        """The placeholder of a flag's value in the help; "" for a switch."""
         usual = {"boolean": "", "integer": "N", "number": "N", "string": "NAME"}[self.kind]
         return self.about.value or usual
 
@@ -216,7 +216,7 @@ def _usual(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class DocParts:
-    """What a docstring tells: what the function does, what its parameters mean, commands with what they show."""
+    """The parts of a docstring: the function's summary, its parameters, and its example commands."""
 
     about: str
     parameters: Mapping[str, str]

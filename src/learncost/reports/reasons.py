@@ -1,4 +1,4 @@
-"""Why a price book says something else than matrix products alone: its rows and theirs, term by term."""
+"""The difference between a price book and matrix products alone, row by row and term by term."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCORES = (
 """Terms that say of the same products which of them count: of two at once one would take away what is gone."""
 
 LEFT_OUT = "left out of the publication's total: "
-"""How a term begins that only the publication has which prints the total."""
+"""The prefix of a term that only the publication has which prints the total."""
 
 
 def because(
@@ -142,7 +142,7 @@ def _of_attention(row: PricedLine) -> bool:
 
 
 def _named(part: str, more: list[PricedLine], less: list[PricedLine]) -> str:
-    """What differs, in words: products of matrices that a formula leaves out, adds, or takes of other sizes."""
+    """Return a description of a difference: matrix products that a formula omits, adds, or counts with other sizes."""
     if part == "model":
         return "parameters without a product (look-ups, norms, biases)"
     if part == "embedding":

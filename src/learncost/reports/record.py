@@ -47,7 +47,7 @@ class LedgerRow:
 
     @property
     def bound(self) -> str:
-        """What bounds most of its time: compute, memory or launch."""
+        """The bound of most of its time: compute, memory or launch."""
         return "" if self.time is None else self.time.bound
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Cost(Drawn):
     Attributes
     ----------
     model
-        What was counted, by name.
+        The counted model, by name.
     procedure
         The learning procedure, or prefill or decode.
     price_book
@@ -153,7 +153,7 @@ class Cost(Drawn):
         The rows of the table: `layer`, `block`, `repeat` (blocks that the row stands for), `macro_operation`, `maccs`,
         `flops`, `bytes`, and by equation also `line` and `equation`.
     by
-        What a row stands for: layer, macro-operation, equation, kind or module.
+        The grouping of the rows: layer, macro-operation, equation, kind or module.
     dtype
         The data type in which bytes are counted.
     optimizer
@@ -163,21 +163,21 @@ class Cost(Drawn):
     tokens_per_step
         Tokens that one step trains on.
     counted
-        Which class of model was counted, in words.
+        The counted class of model, as a phrase.
     source
-        Where the preset's sizes are from.
+        The source of the preset's sizes.
     context
         For decode, the tokens in the cache before the step.
     cache
         For inference, what the cache of keys and values holds: elements a token, and bytes.
     last_only
-        Whether the head runs on the last position of each sequence alone, as in prefill.
+        True if the head runs only on the last position of each sequence, as in prefill.
     active_parameters
         Parameters that one token meets: fewer than `parameters` where experts are chosen among.
     trained_parameters
         Parameters that learn.
     trained
-        What learns, in words.
+        The trained parameters, as a phrase.
     plan
         The plan that rewrote the step.
     timing
@@ -185,7 +185,7 @@ class Cost(Drawn):
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
     length_note
-        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
+        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
     over_time
         Of a step over many devices, where a cluster is given: seconds of lines, of collectives that wait, and of those
         beside what is computed.
@@ -251,7 +251,7 @@ class Cost(Drawn):
 
     @property
     def at_least(self) -> bool:
-        """Whether nobody knows what a part of it costs: the totals are then lower bounds."""
+        """Return whether the cost of a part is unknown: the totals are then lower bounds."""
         return any(row.unknown for row in self.rows)
 
     @property
@@ -260,7 +260,7 @@ class Cost(Drawn):
 
     @property
     def is_training(self) -> bool:
-        """Whether the step trains."""
+        """Return whether the step trains."""
         return bool(self.optimizer)
 
     @property
@@ -271,7 +271,7 @@ class Cost(Drawn):
 
     @property
     def served(self) -> dict[str, float] | None:
-        """What inference takes in the units of serving, where a device is given; the batch is that of all devices."""
+        """The latency and throughput of inference on a device, if one is given; the batch is that of all devices."""
         if self.is_training or self.seconds is None:
             return None
         tokens = self.seq_len if self.target_len is None else self.target_len

@@ -78,7 +78,7 @@ BY: Mapping[str, tuple[str, ...]] = {
     "kind": ("kind", "macro_operation"),
     "module": ("module", "macro_operation"),
 }
-"""What a ledger has rows by, and what its lines are put together by for each."""
+"""The groupings of a ledger's rows, and the fields by which its lines are merged for each."""
 
 
 def by_module(cost: Cost, depth: Any) -> Cost:
@@ -161,7 +161,7 @@ def _rows(
 
 
 def _repeat(part: Price, passes: int, rounds: Collection[int] = ()) -> int:
-    """How many equal layers a row merges: how often a layer's most frequent line runs in one pass.
+    """Return how many equal layers a row merges: how often a layer's most frequent line runs in one pass.
 
     rounds  the places of lines in turns round a mesh, which the layer has outside of them for its own part as well
     Of a gradient in several parts, dX and dX+2, or in two steps, dY:X and dX, one is counted. Where a row has parts and
@@ -209,7 +209,7 @@ class NotDerived:
 
     @property
     def unknown(self) -> bool:
-        """Whether nobody knows a part of its cost."""
+        """Return whether a part of its cost is unknown."""
         return None in self.flops.values()
 
     def to_dict(self) -> dict[str, Any]:

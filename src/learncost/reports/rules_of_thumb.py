@@ -29,7 +29,7 @@ class RuleOfThumb:
     parts: Mapping[str, str]
 
     def at(self, **letters: Number) -> Number:
-        """What the rule says where its letters have these values."""
+        """Return the estimate of the rule for these values of its letters."""
         return evaluate(self.formula, letters)
 
 
@@ -43,7 +43,7 @@ class ErrorPart:
 
 @dataclass(frozen=True)
 class Case:
-    """What a rule says of one subject, and what is exact."""
+    """The estimate of a rule for one subject, and the exact value."""
 
     subject: str
     rule: Number
@@ -101,7 +101,7 @@ class Rules(Shown):
         Every rule: its `thumb` (title, formula, source) and its `cases`, with what the `rule` says, what is `exact`,
         and the `error`, rule over exact minus 1.
     length_note
-        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
+        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
 
     Examples
     --------

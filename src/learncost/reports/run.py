@@ -86,7 +86,7 @@ Answer = TypeVar("Answer")
 def possible(
     answered: Callable[[str], Answer], asked: Iterable[str] = tuple(PROCEDURES)
 ) -> tuple[dict[str, Answer], dict[str, str]]:
-    """What is answered of each learning procedure, and why the others are refused: by default of the usual ones.
+    """Return the answer for each learning procedure, and why the others are refused; by default the usual ones.
 
     Raises `InputError` where all of them are refused.
     """
@@ -102,7 +102,7 @@ def possible(
 
 
 def left_out_text(refused: Mapping[str, str]) -> str:
-    """Who is left out, and why: those of one reason together; empty where nobody is."""
+    """Return the procedures that are left out and why, grouped by reason; "" if there are none."""
     reasons = dict.fromkeys(refused.values())
     by_reason = {reason: [name for name in refused if refused[name] == reason] for reason in reasons}
     parts = [(" and ".join(names), reason, reason.removeprefix(f"{names[0]} ")) for reason, names in by_reason.items()]
@@ -111,7 +111,7 @@ def left_out_text(refused: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What is checked and built before anything is priced: a model, the sizes of all axes, and how it is trained."""
+    """A checked request before pricing: the model, the sizes of all axes, and how it is trained."""
 
     model: Model
     axes: Mapping[str, int]

@@ -31,10 +31,10 @@ _NARROW = 16  # a column of words is not made narrower
 
 
 FORMATS = ("table", "json", "csv", "md", "latex", "html")
-"""What every answer can be written as."""
+"""The formats of every answer."""
 
 SPELLED = {"text": "table", "markdown": "md"}
-"""What formats are called, too."""
+"""Other names of formats."""
 
 _ENDLESS = 10**6
 
@@ -61,7 +61,7 @@ class Shown(Readable):
         raise NotImplementedError
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        """What is shown, one below the other, where there are as many columns."""
+        """Return the sheets that are shown one below the other within a width in columns."""
         result: tuple[Sheet, ...] = self._by("sheets")(self, width)
         return result
 
@@ -138,14 +138,14 @@ class Drawn(Shown):
         Parameters
         ----------
         figure
-            Which kind, where there are several: as `learncost figure` has them.
+            The kind of figure, if there are several, as in `learncost figure`.
         columns
-            How many columns of a page it is wide, 1 or 2.
+            The width in columns of a page, 1 or 2.
 
         Raises
         ------
         InputError
-            Where matplotlib is not installed, and for a kind that the answer has not the data of.
+            If matplotlib is not installed, or if the answer has no data for this kind of figure.
         """
         return displayed.drawing().figure_of(figure or self._figure, self, columns)
 

@@ -1,4 +1,4 @@
-"""How a cost ledger is shown: a sheet that fits its width, HTML, and flat tables for Markdown, LaTeX and CSV."""
+"""Display of a cost ledger: a sheet that fits its width, HTML, and flat tables for Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _timed(cost: Cost) -> tuple[str, ...]:
 
 
 def _timed_cells(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
-    """What rows take on the device together, and what bounds most of it; what no line takes stands in the total."""
+    """Return the cells of time, energy and bound of rows; time of no line is only in the total."""
     if cost.timing is None:
         return _sent(cost, rows)
     bounds: dict[str, float] = {}
@@ -154,7 +154,7 @@ def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
 
 
 def title(cost: Cost) -> str:
-    """What was run: the model, the procedure, the batch and the lengths."""
+    """Return the title of a step: the model, the procedure, the batch and the lengths."""
     name = "standard input" if cost.model == "-" else cost.model
     if cost.context is not None:
         plan = f" under {cost.plan}" if cost.plan else ""
@@ -172,7 +172,7 @@ def title(cost: Cost) -> str:
 
 
 def decoded(cost: Cost | Memory) -> str:
-    """What a step of decode runs: sequences, new tokens, and those in the cache."""
+    """Return the description of a decode step: sequences, new tokens, and those in the cache."""
     new = cost.seq_len if cost.target_len is None else cost.target_len
     sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''}"
     behind = f"{new:,} new token{'s' if new > 1 else ''} after {cost.context:,} in the cache"
@@ -272,14 +272,14 @@ def _timing_notes(timing: Timing) -> Iterator[str]:
 
 
 def active(cost: Cost) -> str:
-    """How many of the parameters a token meets, where it is not all of them."""
+    """Return the note on active parameters per token; "" if all are active."""
     if cost.active_parameters == cost.parameters:
         return ""
     return f" ({cost.active_parameters:,} active per token)"
 
 
 def learning(cost: Cost) -> str:
-    """How many of the parameters learn, and which, where it is not all of them."""
+    """Return the note on trainable parameters; "" if all are trained."""
     if cost.trained == "all":
         return ""
     share = 100 * cost.trained_parameters / cost.parameters

@@ -1,4 +1,4 @@
-"""How a comparison of learning procedures is shown."""
+"""Display of a comparison of learning procedures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the comparison of layers is shown: sheets of costs, of attention's heads, of crossings, of numbers."""
+"""Display of the comparison of layers: sheets of costs, of attention's heads, of crossings, of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How conventions are shown: what every book says, why, what counters say; flat tables for Markdown and CSV."""
+"""Display of conventions: the counts of every book and counter with reasons; flat tables for Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def records(answer: Conventions) -> Iterator[dict[str, Any]]:
 
 
 def sheets(answer: Conventions, width: int = WIDTH) -> tuple[Sheet, ...]:
-    """Whose number it is, where one is given; else what counters say, what every book says, and why."""
+    """Return the convention of a given number; without one, the counts of counters and books, and reasons."""
     if answer.identified is not None:
         return (_identified(answer, answer.identified),)
     return Sheet(_title(answer), (), ()), _counters(answer, width), _books(answer, width), _why(answer, width)
@@ -166,7 +166,7 @@ def _why(answer: Conventions, width: int) -> Sheet:
 
 
 def _refusals(answer: Conventions) -> Iterator[str]:
-    """Why books say nothing of the model, those with one reason together."""
+    """Yield why books have no count of the model, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for convention in answer.conventions:
         if convention.refused:

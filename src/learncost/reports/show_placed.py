@@ -1,4 +1,4 @@
-"""How a placed step is shown: what a device sends, then its lines, each collective with why it is there."""
+"""Display of a placed step: the traffic of a device, then its lines, each collective with its reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def sheets(step: PlacedStep, width: int = WIDTH) -> tuple[Sheet, ...]:
-    """What a device sends in all, and its table; of a pipeline the stages, and tables of those not alike."""
+    """Return the traffic of a device and its table; for a pipeline the stages, and the tables that differ."""
     if not step.stages:
         return _sent(step), *_formulas(step), _table(step, step.over, "The step of each device")
     tables: dict[tuple[object, ...], list[int]] = {}
@@ -76,7 +76,7 @@ def records(step: PlacedStep) -> Iterator[dict[str, Any]]:
 
 
 def title(step: PlacedStep) -> str:
-    """What is placed, over what."""
+    """Return the title of a placed step: the model, the mesh, the batch and the precision."""
     plan = f", plan {step.plan}" if step.plan else ""
     over = f"over {step.over.mesh} ({number(step.over.devices)} devices)"
     return (

@@ -1,4 +1,4 @@
-"""How rules of thumb are shown: a table a rule, what it was held against in its rows, with the parts of its error."""
+"""Display of rules of thumb: a table per rule, with the exact values in its rows and the parts of its error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def sheets(rules: Rules, width: int = WIDTH) -> tuple[Sheet, ...]:
-    """What all rules are about, and each of them; numbers are rounded where these columns are all there is."""
+    """Return the title of all rules and a sheet of each; numbers are rounded where the columns are few."""
     written = _whole if width > 2 * WIDTH else _number
     return Sheet(title(rules), (), ()), *(_table(rule, written) for rule in rules.rules)
 
@@ -27,7 +27,7 @@ def records(rules: Rules) -> Iterator[dict[str, Any]]:
 
 
 def title(rules: Rules) -> str:
-    """What all numbers are about."""
+    """Return the title of the rules: the model, its parameters, the batch and the lengths."""
     lengths = f"seq_len {number(rules.seq_len)}"
     if rules.target_len is not None:
         lengths += f", target_len {number(rules.target_len)}"

@@ -80,9 +80,9 @@ class Sweep(Drawn):
         The counts under each procedure and price book: `maccs`, `flops` and `exact`, with an entry for each
         configuration.
     dropped
-        How many combinations were left out as invalid.
+        The number of combinations that were left out as invalid.
     left_out
-        Where "all" was asked for, the procedures that the model cannot be trained by, with the reason.
+        With procedure "all", the procedures that the model cannot be trained by, with the reason.
 
     Examples
     --------
@@ -105,7 +105,7 @@ class Sweep(Drawn):
 
     @property
     def configurations(self) -> int:
-        """How many configurations there are; every series has a row for each."""
+        """The number of configurations; every series has a row for each."""
         return len(self.parameters)
 
     def __len__(self) -> int:

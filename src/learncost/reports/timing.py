@@ -80,14 +80,14 @@ class Timing:
         return "" if kernel is None or kernel.main is row else f"{kernel.main.layer}.{kernel.main.line}"
 
     def of_lines(self, rows: Sequence[PricedLine]) -> RowTime:
-        """What lines take: a kernel's time stands whole at its main line, the others have none of their own."""
+        """Return the time of lines: a kernel's whole time is at its main line, its other lines have none."""
         mine = [(self.kernels[row.place], 1.0) for row in rows if row.place in self.kernels and not self.inside(row)]
         others = tuple(dict.fromkeys(filter(None, map(self.inside, rows))))
         joined_time = _together(mine, others)
         return replace(joined_time, seconds=None) if others and not mine else joined_time
 
     def of(self, rows: Iterable[PricedLine]) -> RowTime:
-        """What rows take together, that are all of a layer or a kind: of kernels that are not theirs alone the share of
+        """Return the time of rows that are all of a layer or a kind: of shared kernels, by their share of
         the operations."""
         places = [row.place for row in rows if row.place in self.kernels]
         return _together([(self.kernels[place], self.shares[place]) for place in places])

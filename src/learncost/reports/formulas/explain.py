@@ -155,7 +155,7 @@ def _steps(table: Table, topic: Subject) -> Iterator[ExplainedLine]:
 
 
 def _kept(topic: Subject) -> tuple[SavedValue, ...]:
-    """What `live` finds kept, with the lines that read it. Sizes do not matter, only names and axes are used."""
+    """Return the saved tensors that `live` finds, with the lines that read them; it depends on axes, not on sizes."""
     if topic.derived is None:
         return ()
     step = topic.derived.step

@@ -86,13 +86,13 @@ class Explanation(Readable):
     Attributes
     ----------
     layer
-        What is explained, by name: a layer, a word or a model.
+        The explained layer, operator or model, by name.
     source
         The publication.
     price_book
         The price book, a `Book`.
     jacobian
-        Whether backward goes through explicit Jacobians.
+        True if the backward pass goes through explicit Jacobians.
     parts
         A part for each macro-operation: its `title`, its `steps` (`equation`, `text`, `latex`, `maccs`, `flops`), and
         its `maccs` and `flops` in all. Counts are polynomials in the sizes.
@@ -101,7 +101,7 @@ class Explanation(Readable):
     axes
         Every axis of the layer.
     format
-        How it prints itself: text, markdown, latex or json.
+        The format of its text: text, markdown, latex or json.
     sizes
         Of a model, the sizes at which counts are shown.
     letters
@@ -217,7 +217,7 @@ class Explanation(Readable):
 
     @cached_property
     def per_sequence(self) -> bool:
-        """Whether every count has the batch as a factor, which is then left out."""
+        """Return whether every count has the batch as a factor, which is then left out."""
         if self.sizes:
             return False
         counts = [c for part in self.parts for step in part.steps for c in (step.maccs, step.flops)]

@@ -45,7 +45,7 @@ Format = Literal["text", "latex", "mathml", "json"]
 
 @dataclass(frozen=True)
 class PhaseFormula:
-    """What one pass of a macro-operation costs. `procedures` says where it holds; empty: everywhere."""
+    """The cost of one pass of a macro-operation, valid for `procedures`; if they are empty, for all."""
 
     macro_operation: str
     maccs: Polynomial
@@ -81,17 +81,17 @@ class Formulas(Readable):
     procedure
         The learning procedure whose step is summed.
     jacobian
-        Whether backward goes through explicit Jacobians.
+        True if the backward pass goes through explicit Jacobians.
     rows
         For each macro-operation the `maccs` and `flops` of one pass, and how many `passes` there are.
     total
         One step of the procedure.
     others
-        What differs under another procedure.
+        The differences under other procedures.
     axes
         Every axis of the layer.
     format
-        How it prints itself: text, latex, mathml or json.
+        The format of its text: text, latex, mathml or json.
 
     Examples
     --------
@@ -164,12 +164,12 @@ class Formulas(Readable):
 
     @property
     def per_sequence(self) -> bool:
-        """Whether every count has the batch as a factor, which is then left out."""
+        """Return whether every count has the batch as a factor, which is then left out."""
         return any(self.counts) and write.divided(self.counts, "B") is not None
 
     @property
     def one_width(self) -> bool:
-        """Whether h d_k is written as d_model somewhere."""
+        """Return whether h d_k is written as d_model somewhere."""
         return any(write.one_width(count, self.axes).terms != count.terms for count in self.counts)
 
     def written(self, count: Polynomial) -> Polynomial:
@@ -327,7 +327,7 @@ def formulas(
 
 
 def _of_an_op(op: OpDef, book: Book, format: Format) -> Formulas:
-    """What a word and its gradient cost, as they run."""
+    """Return the cost of an operator and its gradient as executed."""
     explanation = op_explained(op, book)
     rows = tuple(PhaseFormula(part.macro_operation, part.maccs, part.flops) for part in explanation.parts[:2])
     whole_cost = PhaseFormula("total", total(row.maccs for row in rows), total(row.flops for row in rows))
@@ -383,7 +383,7 @@ def _rows(
 
 
 def _modulated_embedding(topic: Subject, procedure: str) -> dict[str, Cost]:
-    """What the embedding costs in a step of the procedure, whose modulated input is dense; read off that step."""
+    """Return the cost of the embedding in a step of a procedure whose modulated input is dense, read from that step."""
     sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"), 1)
     model = build(configure("encoder", {"num_hidden_layers": 1, **sizes}))
     rows = price(step(model, procedure), {}, topic.book).rows

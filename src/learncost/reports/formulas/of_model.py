@@ -26,7 +26,7 @@ from learncost.reports.show import convention
 
 @dataclass(frozen=True)
 class LayerFormula:
-    """What a layer of a model costs in a macro-operation: polynomials in the model's sizes, and their values."""
+    """The cost of a model's layer in a macro-operation: polynomials in the model's sizes, and their values."""
 
     layer: str
     block: str | None
@@ -70,11 +70,11 @@ class ModelFormulas(Shown):
     sizes
         The sizes of the formulas' letters.
     names
-        What the model's configuration calls these sizes.
+        The names of these sizes in the model's configuration.
     layer
         The layer that was asked for; "" where all are here.
     two_sided
-        Whether there is an encoder and a decoder.
+        True if there is an encoder and a decoder.
 
     Examples
     --------

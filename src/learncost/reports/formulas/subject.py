@@ -1,4 +1,4 @@
-"""What `formulas` and `explain` are about: a layer by its name or from a file, derived as a price book prices it."""
+"""The subject of `formulas` and `explain`: a layer by its name or from a file, derived as a price book prices it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from learncost.reports.request import Request
 from learncost.reports.run import PreparedRun, prepare
 
 BP = "bp"
-"""How a layer by itself learns where nothing else is said."""
+"""The default learning procedure of a single layer."""
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ def read_layer(name: str | Layer) -> Layer:
 
 
 def name_of(subject: str | Layer) -> str:
-    """What it is called. Raises `InputError` for what is neither a name nor a layer."""
+    """Return the name of a subject. Raises `InputError` for what is neither a name nor a layer."""
     if not isinstance(subject, str | Layer):
         raise InputError(f"give the name of a layer, an operator or a model, or a layer, not {shown(subject)}")
     return subject if isinstance(subject, str) else subject.name
 
 
 def is_model(name: str | Layer, flags: Mapping[str, Any] = {}) -> bool:
-    """Whether a name is that of a model, and of no layer, word or file in the notation.
+    """Return whether a name is that of a model, and of no layer, operator or file in the notation.
 
     flags   what is said beside it: of a layer of one's own, or a file in the notation, sizes make a model
     """
@@ -146,12 +146,12 @@ def is_model(name: str | Layer, flags: Mapping[str, Any] = {}) -> bool:
 
 
 def is_table(name: str | Layer) -> bool:
-    """Whether it is a layer of one's own, which is a model as well."""
+    """Return whether the subject is a user's table, which is a model as well."""
     return isinstance(name, Layer) or name.endswith(".table")
 
 
 def is_layer(name: str | Layer) -> bool:
-    """Whether a layer that ships, or the optimizer, is called so, or it is a layer itself."""
+    """Return whether the subject is a layer, the name of a built-in layer, or the optimizer."""
     return isinstance(name, Layer) or plain(name) in usual_names() or name == "optimizer"
 
 

@@ -57,7 +57,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Engine:
-    """What executes a step.
+    """The executor of a step.
 
     name        the name in --engine
     peak        the peak memory of a step, at the sizes of a microbatch

@@ -1,4 +1,4 @@
-"""What fits a device's memory: which learning procedures under which plans, how large a batch, and what to change."""
+"""The learning procedures and plans that fit a device's memory, their largest batches, and suggested changes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
 
 EVERY = (NAME, *PROCEDURES)
-"""What is tried where no procedure is named."""
+"""The procedures that are tried by default."""
 
 
 @dataclass(frozen=True, repr=False)
 class Fit(Drawn):
-    """What fits a device's memory, and what to change for what does not.
+    """The procedures and plans that fit a device's memory, and changes that make the others fit.
 
     Attributes
     ----------
@@ -50,14 +50,14 @@ class Fit(Drawn):
     flash_size
         Available bytes of flash memory, or None.
     engine
-        Whose step it is, as in `lc.memory`.
+        The engine of the step, as in `lc.memory`.
     rows
         For each procedure and plan: `ram` and `flash` bytes of one sample, the `largest` batch that fits (0: none), and
         what takes `most`.
     advice
         For every procedure that does not fit what to change, and which procedures the model cannot learn by.
     module
-        Whose code is assumed where autograd runs the step; "" where it does not.
+        The module whose autograd step is simulated; "" under other engines.
     on
         The device that was named, or "".
     over
@@ -65,7 +65,7 @@ class Fit(Drawn):
     regions
         Of a microcontroller that was named, the regions of its RAM with the bytes that are left of each for arrays.
     length_note
-        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
+        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
 
     Examples
     --------
@@ -198,7 +198,7 @@ def fit(
     flash_size: int | str | None = None,
     procedures: Iterable[str] | str | None = None,
 ) -> Fit | Lengths:
-    """Which learning procedures fit a device's memory, at which batch size, and what to change if none fits.
+    """Find the learning procedures that fit a device's memory, their largest batches, and what to change if none fits.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def fit(
     module
         The module whose autograd step is simulated: transformers (the default) or plain, as in learncost memory.
     optimizer_implementation
-        How PyTorch's optimizer steps under `engine` eager: fused (the default), foreach or for-loop.
+        The implementation of PyTorch's optimizer under `engine` eager: fused (the default), foreach or for-loop.
     on
         A published device (`learncost list devices`) or a file that describes one; the defaults of `budget` and
         `flash_size`. On a GPU `engine` eager uses the GPU's kernels; cuda is any GPU. For a microcontroller the

@@ -1,4 +1,4 @@
-"""What `fit` is asked: a procedure under each plan that is tried, its bytes, and the largest batch that fits."""
+"""The request of `fit`: a procedure under each plan that is tried, its bytes, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ PLANS = (
     "flash,fused,fused-update,recompute=all",
     "flash,fused,epilogue-update,recompute=all",
 )
-"""What is tried of every procedure, from what runs the step as it is derived to what takes least."""
+"""The plans that are tried for every procedure, from the derived step to the smallest memory."""
 
 SERVED = ("", "flash,fused")
-"""What is tried of inference."""
+"""The plans that are tried for inference."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class FitPlan:
 
 @dataclass(frozen=True)
 class FitQuestion:
-    """What `fit` is asked, and with a change of it asked again.
+    """The request of `fit`, which can be repeated with a change.
 
     regions  of the RAM, without the stack, where a device was named that has them
     """
@@ -139,7 +139,7 @@ class FitQuestion:
         return plans if self.optimizer in OPTIMIZERS else tuple(plan for plan in plans if "epilogue-update" not in plan)
 
     def fits(self, procedure: str) -> bool:
-        """Whether a sample fits under any plan that is tried, those that need least first; not where it is refused."""
+        """Return whether a sample fits under any plan that is tried; False where the procedure is refused."""
         try:
             unplanned = self.run(procedure, "")
         except InputError:
@@ -249,7 +249,7 @@ class FitQuestion:
         return replace(self, request=replace(self.request, **changed))
 
     def stored(self, frozen: int) -> bool:
-        """Whether frozen weights fit the flash."""
+        """Return whether frozen weights fit the flash."""
         return self.flash_size is None or frozen <= self.flash_size
 
 

@@ -30,7 +30,7 @@ from learncost.reports.mesh_cost import OverMesh, whole_batch
 from learncost.reports.request import Request
 
 NAME = "inference"
-"""How `fit` calls it among the learning procedures."""
+"""The name of inference among the learning procedures of `fit`."""
 
 _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
@@ -278,7 +278,7 @@ CONVENTION = (
     "Counted: all weights, the KV cache with the new tokens, and the activations of the pass, freed after their last "
     "use; the cache grows in place."
 )
-"""What the memory of inference includes."""
+"""The text that says what the memory of inference includes."""
 
 
 def memory_of_inference(request: Request, budget: int | None = None) -> Memory:

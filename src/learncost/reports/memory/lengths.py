@@ -1,4 +1,4 @@
-"""What fits a device's memory at which length: the largest batch by procedure, plan and number of tokens."""
+"""The largest batch that fits a device's memory by procedure, plan and sequence length."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FitAtLengths:
 
 @dataclass(frozen=True, repr=False)
 class Lengths(Shown):
-    """What fits a device's memory at several lengths of sequences.
+    """The largest batches that fit a device's memory at several sequence lengths.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Lengths(Shown):
     rows
         For each procedure and plan the largest `batches`, one at each length, and the `longest` sequence that fits.
     refused
-        Why procedures or plans are left out.
+        The reasons why procedures or plans are left out.
     over
         Of many devices: what is cut over them; `budget` is then what each of them has, a batch that of all together.
     """
@@ -113,7 +113,7 @@ class Lengths(Shown):
 
     @property
     def answer(self) -> str:
-        """How long a sequence fits, and how."""
+        """The sentence about the longest sequence that fits, with its procedure and plan."""
         best = max(self.rows, key=lambda row: row.longest or 0, default=None)
         if best is not None and best.longest:
             under = f" under {best.plan}" if best.plan else ""
@@ -134,7 +134,7 @@ def lengths_of(lengths: object) -> tuple[int, ...] | None:
 
 
 def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[int, ...]) -> Lengths:
-    """What fits at each of several lengths, under every plan that is tried. Raises `InputError` as `fit`."""
+    """Return what fits at each of several lengths, under every plan that is tried. Raises `InputError` as `fit`."""
     rows: list[FitAtLengths] = []
     refused: dict[str, list[str]] = {}
     why_not: dict[int, str] = {}

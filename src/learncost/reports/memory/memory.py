@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Memory(Drawn):
-    """What one training step takes, in bytes: predicted from the step's table, or as a named engine executes it.
+    """The bytes of one training step: predicted from the step's table, or as a named engine executes it.
 
     Attributes
     ----------
@@ -56,13 +56,13 @@ class Memory(Drawn):
     accumulate
         Microbatches that the batch is cut into.
     trained
-        What learns, in words.
+        The trained parameters, as a phrase.
     mode
-        How pepita and mempepita update, paper or stable; "" of every other procedure.
+        The update rule of pepita and mempepita, paper or stable; "" for every other procedure.
     peak
-        Bytes at the worst moment.
+        The peak in bytes.
     moment
-        That moment: the `line`, the `layer` and the `macro_operation` that run then.
+        The moment of the peak: the `line`, the `layer` and the `macro_operation` that run then.
     split
         The peak by what it holds: weights, gradients, optimizer state, activations, workspace; of an engine also its
         arena.
@@ -75,21 +75,21 @@ class Memory(Drawn):
         Every array with the lines of the curve at which it is alive, `first` to `last`, counted from 0; at every line
         their bytes sum to the curve.
     flash
-        Bytes of frozen weights that do not lie in RAM.
+        Bytes of frozen weights outside of RAM.
     budget
         The bytes that the step may take, where they were given.
     fits
         With a budget, the largest batch and the longest sequence that fit, by name: 0 where nothing fits, None where it
         is not known.
     engine
-        Whose step it is; table where it is read off the table, line by line, as no program runs it.
+        The engine that executes the step; graph reads the step's table line by line.
     convention
-        What is counted, and what is not.
+        The convention: what is counted, and what is not.
     rules
-        By what they are about, the engine's rules: where new weights lie, how long gradients are there, what is kept
-        for the backward pass, and what a line takes beside its result.
+        The engine's rules by subject: where new weights are stored, how long gradients are alive, what is saved
+        for the backward pass, and the workspace of a line.
     module
-        Whose code autograd runs where that runs the step: transformers, plain, or of a module that was read itself;
+        The module whose autograd step is simulated: transformers, plain, or the imported module itself;
         else "".
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
@@ -97,7 +97,7 @@ class Memory(Drawn):
         Under the plan epilogue-update: which weights are updated `inside` of the product of their gradient, and what
         the gradient of each one `outside` is; else None.
     arena
-        Where every array lies over the calls of the step, of an engine that gives each its place before it runs (c99);
+        The address of every array over the calls of the step, under an engine with a static arena (c99);
         else None.
     over
         With a mesh: its devices, what is cut over them, and what each sends. All bytes are then those of one device.
@@ -105,9 +105,9 @@ class Memory(Drawn):
         Bytes that libraries of products take from the allocator on top of the peak, at most: 0 to these are measured.
         None where that is not known.
     unfit
-        Why it does not fit the regions of the RAM of a device that was named; else "".
+        The reason why it does not fit the RAM regions of the named device; else "".
     length_note
-        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
+        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
 
     Examples
     --------
@@ -271,7 +271,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
         (use_cache=False), transformers-reentrant (checkpoints with use_reentrant=True) or plain (a hand-optimized
         implementation); for an imported module itself (the default).
     optimizer_implementation
-        How PyTorch's optimizer steps under `engine` eager: fused (the default), foreach or for-loop.
+        The implementation of PyTorch's optimizer under `engine` eager: fused (the default), foreach or for-loop.
     mode
         The update rule of pepita and mempepita: paper (the default) or stable (used by learncost train).
 
@@ -405,7 +405,7 @@ def _names(kind: str, text: str) -> tuple[str, ...]:
 
 
 def answered(step: MemoryStep, engine: str = "", budget: int | None = None) -> Memory:
-    """What a step takes as its engine executes it; with a budget what fits it: 0 where nothing does.
+    """Return the memory of a step under its engine; with a budget also the largest batch and length that fit, or 0.
 
     Raises `InputError` as `engine_of`.
     """
@@ -418,7 +418,7 @@ def answered(step: MemoryStep, engine: str = "", budget: int | None = None) -> M
 
 
 def memory_on(step: MemoryStep, chosen: ChosenEngine) -> Memory:
-    """What a step takes as an engine executes it."""
+    """Return the memory of a step as an engine executes it."""
     chosen_engine = chosen.chosen_engine
     needs = chosen_engine.takes(step, step.sizes())
     why = f" Engine eager does not support this step (it {chosen.why}); using graph." if chosen.why else ""
@@ -442,7 +442,7 @@ def memory_on(step: MemoryStep, chosen: ChosenEngine) -> Memory:
 
 
 def _described(step: MemoryStep) -> dict[str, Any]:
-    """What was asked for, as `Memory` has it."""
+    """Return the fields of `Memory` that describe the request."""
     axes, two_sided = step.run.axes, step.model.two_sided
     return {
         "model": step.model.configuration.name,
@@ -464,7 +464,7 @@ def _described(step: MemoryStep) -> dict[str, Any]:
 
 
 def _updates(step: MemoryStep) -> EpilogueUpdates | None:
-    """Which weights are updated in a product, where the plan has that."""
+    """Return the weights that are updated inside of a product; None if the plan has no epilogue updates."""
     if not any(plan.name == "epilogue-update" for plan, _ in plan_of(step.plan)):
         return None
     from learncost.passes.epilogue_update import updates  # only where it is asked for: start-up counts

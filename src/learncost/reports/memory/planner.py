@@ -22,7 +22,7 @@ from learncost.passes.recompute import SEGMENTS
 from learncost.program.calls import IN_KERNELS
 
 CHEAP = 0.01
-"""What recomputation may cost without being asked for, as a share of the step's FLOPs."""
+"""The largest share of the step's FLOPs that recomputation may cost under plan auto."""
 
 SAME = 0.01
 """Peaks that differ by less, as a share, are the same: a moment earlier or later in which an array goes."""
@@ -171,7 +171,7 @@ def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _does(table: Table, name: str) -> bool:
-    """Whether a plan finds something to do, and may."""
+    """Return whether a plan applies to a table and changes it."""
     try:
         return planned(table, name).lines != table.lines
     except InputError:
@@ -192,11 +192,11 @@ def _share(
 
 
 def _is_cheap(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping[str, int]) -> bool:
-    """Whether a step costs at most a hundredth more under more plans."""
+    """Return whether further plans add at most a hundredth to the FLOPs of a step."""
     before, after = (planned(table, ",".join(names)) for names in (plan, (*plan, *more)))
     return bool(price(after, sizes, _RUN).flops <= (1 + CHEAP) * price(before, sizes, _RUN).flops)
 
 
 def memory(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", widths: Widths | None = None) -> Live:
-    """What is alive when in a step that updates weights in place; what stays inside of a kernel takes no memory."""
+    """Return the live intervals of a step with in-place updates; values inside of a kernel take no memory."""
     return live(table, sizes, precision_of(dtype).values, widths, IN_KERNELS)

@@ -46,7 +46,7 @@ class SavedActivations:
 
 @dataclass(frozen=True)
 class ActivationConvention:
-    """How a publication counts: the rows of models with one stack of blocks and with two, and what they miscount."""
+    """The counting rules of a publication: rows of models with one stack of blocks and with two, and their errors."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""Who runs a step, what it takes then, and what fits: one question with one answer, whoever asks it."""
+"""The engine of a step, its memory use, and what fits a budget, for all commands that ask it."""
 
 from __future__ import annotations
 

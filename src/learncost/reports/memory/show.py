@@ -216,7 +216,7 @@ def _sequences(count: int) -> str:
 
 
 def _executed(memory: Memory) -> bool:
-    """Whether another engine than graph executes the step."""
+    """Return whether an engine other than graph executes the step."""
     return memory.engine != GRAPH
 
 
@@ -247,7 +247,7 @@ class Difference:
 
 @dataclass(frozen=True, repr=False)
 class MemoryComparison(Drawn):
-    """What a step takes by each of several procedures, or of several engines: `by` says which.
+    """The memory of a step under several procedures or several engines; `by` is "procedure" or "engine".
 
     left_out  procedures that the model cannot learn by, with the reason
     """

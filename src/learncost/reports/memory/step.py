@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
 
 IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
-"""How PyTorch's optimizers step: one kernel for all, operators over lists of tensors, or weight by weight."""
+"""Implementations of PyTorch's optimizers: one kernel for all, operators over lists of tensors, or weight by weight."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class MemoryStep:
 
     @cached_property
     def table(self) -> Table:
-        """What runs at once, under the plan; it is made where it is asked for."""
+        """The table of a microbatch under the plan, built on first use."""
         return self._planned()
 
     @cached_property
@@ -416,7 +416,7 @@ def _parts(accumulate: Any, batch: int) -> int:
 
 
 def points(shape: list[int]) -> int:
-    """How many elements an array of a shape has."""
+    """Return the number of elements of a shape."""
     count = 1
     for size in shape:
         count *= size
@@ -470,7 +470,7 @@ def state_bytes(of: Any, shape: list[int], stacked: bool, kind: str) -> int:
 
 
 def _state_of_a_point(of: Callable[[Sequence[int], str], int], matrix: bool, kind: str) -> int | None:
-    """What an optimizer remembers of an element of a matrix, or of a vector; None where it is not as much of each."""
+    """Return the optimizer state per element of a matrix, or of a vector; None if it depends on the shape."""
     shapes = ((7, 11), (13, 17)) if matrix else ((7,), (11,))
     per_point = {divmod(of(shape, kind), points([*shape])) for shape in shapes}
     ((each, rest), *others) = per_point

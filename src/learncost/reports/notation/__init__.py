@@ -38,7 +38,7 @@ Printable = Line | Loop | Table | Layer | Polynomial
 
 
 def text(what: Printable) -> str:
-    """What it says in the notation; a count in the paper's symbols, such as 2*M*d_model^2."""
+    """Return a line, table or layer in the notation; a count in the paper's symbols, such as 2*M*d_model^2."""
     if isinstance(what, Polynomial):
         return plain(what)
     return str(what.table if isinstance(what, Layer) else what)

@@ -47,7 +47,7 @@ def line_node(line: Line, known: Collection[str] | None = None) -> Node:
 
 
 def sides(line: Line, known: Collection[str] | None = None) -> tuple[MathRow, MathRow]:
-    """What stands left of the relation, and the relation with what stands right of it."""
+    """Return the left side of a line, and its relation with the right side."""
     context = _AxisContext(_letters(line), known)
     left: Node
     if len(line.left) == 1:
@@ -74,7 +74,7 @@ def _letters(line: Line) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class _AxisContext:
-    """How the axes of a line are written, and which names can have a gradient."""
+    """The notation of a line's axes, and the names that can have a gradient."""
 
     letters: Mapping[str, str]
     names_known: Collection[str] | None

@@ -1,4 +1,4 @@
-"""How long a run takes: by measured tokens, by a utilization of the peak, or by steps."""
+"""The time of a run: by measured tokens per second, by a utilization of the peak, or by steps."""
 
 from __future__ import annotations
 

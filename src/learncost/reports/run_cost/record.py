@@ -1,4 +1,4 @@
-"""What a whole training run takes on devices, as it is answered.
+"""The cost of a whole training run on devices, as data.
 
 What a user gives of a run is checked here, with one clear line for what cannot be.
 """
@@ -32,7 +32,7 @@ TOTALS = {
 
 @dataclass(frozen=True, repr=False)
 class RunCost(Shown):
-    """What a whole training run takes, figure by figure.
+    """The cost of a whole training run, figure by figure.
 
     Attributes
     ----------
@@ -47,11 +47,11 @@ class RunCost(Shown):
     figures
         The figures by name, each a `Figure`, in the order in which one follows from those before it.
     unknown
-        What a figure needs that cannot be known, by its name.
+        The unknown inputs of figures that have no value, by the figure's name.
     beside
         FLOPs of the whole run by other price books.
     total_by
-        Which of the figures makes the time of the run, such as mfu.
+        The figure that determines the time of the run, such as mfu.
     spread
         The step over a mesh of devices; None where none was asked for.
 
@@ -83,7 +83,7 @@ class RunCost(Shown):
 
     @property
     def days(self) -> float:
-        """How long the run takes, in days."""
+        """The time of the run in days."""
         return self.figures["time"].value
 
     @property
@@ -162,7 +162,7 @@ MOST_DEVICES = 10**8
 
 
 def figure(name: str, value: object) -> Figure:
-    """What was typed, within what can be."""
+    """Return a figure that was given, checked against its limits."""
     unit, least, most, right = _LIMITS[name]
     try:
         number = float(value)  # type: ignore[arg-type]  # whatever does not convert is refused

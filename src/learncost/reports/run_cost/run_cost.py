@@ -1,4 +1,4 @@
-"""What a whole training run takes on devices: days, energy, carbon, price."""
+"""The cost of a whole training run on devices: days, energy, carbon, price."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BESIDE = ("matmul", "causal-exact", "gpt3", "kaplan")
 
 @dataclass(frozen=True)
 class RunAssumptions:
-    """What is given of a whole run instead of being assumed: utilization, rates, power, carbon and price."""
+    """The quantities of a run that are given instead of assumed: utilization, rates, power, carbon and price."""
 
     mfu: float | str | None = None
     hfu: float | str | None = None

@@ -1,4 +1,4 @@
-"""How a run's cost, the devices and the published runs are shown."""
+"""Sheets of a run's cost, of devices and of published runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MOST_STAGES = 16
 
 
 def _stages(spread: Spread) -> Sheet:
-    """What a device of every stage of a pipeline holds, and what a microbatch takes there."""
+    """Return the sheet of a pipeline's stages: the memory of a device, and the time of a microbatch."""
     stages = list(enumerate(spread.step.stages))
     if len(stages) > MOST_STAGES:
         stages = [*stages[: MOST_STAGES - 1], stages[-1]]
@@ -122,7 +122,7 @@ def _notes(run: RunCost) -> tuple[str, ...]:
 
 
 def _of_mesh(spread: Spread) -> list[str]:
-    """Whether a mesh fits, what it sends, and what is assumed."""
+    """Return the notes on a mesh: whether it fits, its messages, and the assumptions."""
     from learncost.autoshard.step import ASSUMED
     from learncost.reports.search.spread import described  # only where there is a mesh: start-up counts
 
@@ -192,7 +192,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
 
 
 def _written(unit: str) -> Callable[[float], str]:
-    """How a value in a unit is written; counts have none."""
+    """Return the function that formats a value in a unit; counts have no unit."""
     if unit in _UNITS:
         return _UNITS[unit]
     return plain if unit in _COUNTS else lambda value: f"{plain(value)} {unit}"

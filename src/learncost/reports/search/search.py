@@ -74,7 +74,7 @@ class Found:
 
 @dataclass(frozen=True, repr=False)
 class Search(Shown):
-    """How a training may be spread over a cluster, the fastest way first.
+    """The parallel configurations of a training on a cluster, the fastest first.
 
     Attributes
     ----------
@@ -83,29 +83,29 @@ class Search(Shown):
     cluster
         The cluster.
     devices
-        How many devices there are.
+        The number of devices.
     batch_size
         Sequences of a step, of all devices.
     seq_len
         Tokens of a sequence.
     tokens
-        Of the whole training; None where they were not told.
+        Tokens of the whole training; None where they were not given.
     memory
         Bytes that a device has.
     found
-        The ways that fit, each with `step`, `days` and what makes it worse than the best.
+        The configurations that fit, each with `step`, `days` and why it is worse than the best.
     fit
-        How many ways fit.
+        The number of configurations that fit.
     too_large
-        How many do not.
+        The number of configurations that do not fit.
     nearest
-        Where none fits: the bytes of the one that needs the fewest, and the way.
+        If none fits, the smallest bytes that one needs, and its configuration.
     refused
-        Why the model is not cut over some axes.
+        The reasons why the model is not sharded over some axes.
     source
-        Whose the rates of products are.
+        The source of the rates of matrix products.
     length_note
-        Where the default length is shorter than the model's context: the flag of the length, and the context; else "".
+        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
 
     Examples
     --------
@@ -226,18 +226,18 @@ def _schedule(each: Found) -> str:
 
 
 def said_of(plan: str) -> str:
-    """What a plan makes again, in words."""
+    """Return the description of a plan's recomputation."""
     return next(said for text, said in reversed(PLANS.items()) if f"{plan},".startswith(f"{text},"))
 
 
 def _why(step: StepUsage) -> str:
-    """What the best step's time is made of."""
+    """Return the parts of the best step's time."""
     parts = step.causes
     return "; ".join(f"{name} {seconds_of(size)}" for name, size in parts.items() if size > 0.005 * step.seconds)
 
 
 def _worse(step: StepUsage, best: StepUsage) -> str:
-    """What makes a step slower than the best one: the parts that grew, the largest first."""
+    """Return why a step is slower than the best one: the parts that grew, the largest first."""
     ours, theirs = step.causes, best.causes
     more = sorted(((ours[name] - theirs[name], name) for name in ours), reverse=True)
     told = [f"{seconds_of(size)} more {name}" for size, name in more if size > 0.002 * best.seconds][:2]

@@ -145,7 +145,7 @@ class SearchSpace:
 
 
 def key_of(way: ParallelConfig) -> tuple[Any, ...]:
-    """What tells a configuration of a structure from others."""
+    """Return the key that distinguishes a configuration from others of its structure."""
     return str(way), way.schedule, way.chunks, way.microbatch
 
 

@@ -33,7 +33,7 @@ SIZES = ("batch_size", "seq_len")
 
 @dataclass(frozen=True)
 class SpreadRequest:
-    """How a step over a mesh is to run.
+    """The request for a step over a mesh.
 
     schedule    of the pipeline, and chunks: stages on a device, of schedules that have several; 0: the fewest
     microbatch  sequences of a microbatch on each part of the batch
@@ -47,7 +47,7 @@ class SpreadRequest:
 
 
 def pipeline_asked(request: Request) -> SpreadRequest:
-    """What is asked of the pipeline, checked. Raises `InputError`; also for what is said of no mesh."""
+    """Return the checked options of the pipeline. Raises `InputError`, also for options that require a mesh."""
     schedule, plan = request.schedule, request.plan
     if schedule not in KINDS:
         raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(schedule)}")

@@ -72,7 +72,7 @@ WRAPPED = {"ddp": "", "fsdp": "dp", "hsdp": "shard"}
 
 
 def _wrapping(step: MemoryStep) -> Wrapping | None:
-    """How PyTorch wraps the module, of a device among many; None where no wrapper does what is asked for."""
+    """Return PyTorch's wrapper of the module on a device of a mesh; None if no wrapper has this placement."""
     if not step.over:
         return None
     clauses, sizes, kind = {*step.over.placed.clauses}, step.over.placed.mesh.sizes, step.kind
@@ -252,7 +252,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
 
 
 def _taken(step: MemoryStep, running: RunUsage) -> MemoryUse:
-    """What a module that ran itself takes."""
+    """Return the memory use of an imported module that was executed."""
     account, arrays = running.account, running.at_peak()
     parts = dict.fromkeys(("weights", "gradients", "optimizer state", *running.given.values()), 0)
     parts |= {"master weights": step.master} if step.master else {}
@@ -278,7 +278,7 @@ def _taken(step: MemoryStep, running: RunUsage) -> MemoryUse:
 
 
 def _unwrapped(step: MemoryStep) -> str:
-    """Why PyTorch has no wrapper for what is asked for of several devices."""
+    """Return why PyTorch has no wrapper for this placement, as a verb phrase; "" if it has one."""
     if (wrapping := _wrapping(step)) is None:
         return (
             f"supports only DDP and FSDP2 over a mesh (--placement {', '.join(WRAPPED)}); use --engine graph or torch "
@@ -332,7 +332,7 @@ def _refuses(step: MemoryStep) -> str:
 
 
 def _otherwise(step: MemoryStep) -> str:
-    """Why a module that was read cannot run the step itself."""
+    """Return why an imported module cannot execute the step, as a verb phrase; "" if it can."""
     if "forward again" in procedure(step.procedure).moves:
         return "runs an imported module by bp only: use --module plain for checkpoints of its blocks"
     why = runs_otherwise(step.model)

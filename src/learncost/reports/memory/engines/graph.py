@@ -12,7 +12,7 @@ from learncost.reports.memory.engine import FIXED, Engine, MemoryUse
 from learncost.reports.memory.step import MemoryStep
 
 SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activations", "workspace")
-"""What memory holds. Activations are values of the forward pass that later passes read, and the batch; workspace is
+"""The parts of memory. Activations are values of the forward pass that later passes read, and the batch; workspace is
 what is made and gone within a pass."""
 
 _PART = {
@@ -74,7 +74,7 @@ def _with_quantized(live_at_peak: tuple[LiveArray, ...], step: MemoryStep) -> tu
 
 
 def part_of(step: MemoryStep, array: LiveArray | LiveInterval | SymbolicInterval) -> str:
-    """Which of the parts of `SPLIT` an array belongs to."""
+    """Return the part of `SPLIT` that an array belongs to."""
     if step.over:
         from learncost.reports import mesh_cost  # only where it is asked for: start-up counts
 

@@ -38,7 +38,7 @@ uint32_t moment(void) { return 0; }
 uint32_t instructions_since(uint32_t begun) { return begun; }
 uint32_t stack_used(void) { return 0; }
 """
-"""What the board's functions are on this machine."""
+"""The board's functions on this machine."""
 
 MAIN = """\
 #include "board.h"
@@ -86,12 +86,12 @@ int main(void) {{
 
 
 _WHOLE = {"int64": "int32_t", "int32": "int32_t", "bool": "uint8_t", "uint8": "uint8_t", "int8": "int8_t"}
-"""What arrays of whole numbers are in C, by their types."""
+"""The types of integer arrays in C."""
 
 
 @dataclass(frozen=True)
 class BoardRun:
-    """What a program said on a board, and how it was linked there; on this machine it has no board.
+    """The output of a program on a board, and its linking; `board` is empty on this machine.
 
     numbers       of every loss and weight, as bits
     instructions  of a step, the median

@@ -72,7 +72,7 @@ def _links(processes: int | str, path: Path, out: str | None, quick: bool) -> st
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """What is being measured, on standard error: one line that changes on a terminal, a line each elsewhere."""
+    """Yield a reporter of the current measurement on standard error: one changing line on a terminal, else a line each."""
     if not sys.stderr.isatty():
         yield lambda text: print(text, file=sys.stderr, flush=True)
         return

@@ -236,7 +236,7 @@ def _help(words: Sequence[str]) -> Any:
 
 
 def _answer(name: str, words: Sequence[str]) -> Any:
-    """What a command finds, as it is to be printed. Raises `InputError`."""
+    """Return the answer of a command, ready to print. Raises `InputError`."""
     if name not in COMMANDS:
         raise InputError(_no_command(name))
     command = COMMANDS[name]
@@ -387,7 +387,7 @@ def _print(result: Any) -> None:
 
 
 def _forget_output() -> None:
-    """What is still in the buffer goes nowhere, so that Python's end does not complain about it again."""
+    """Discard buffered output, so that Python does not report a closed pipe again when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -194,7 +194,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def reporter() -> Iterator[ContestReporter]:
-    """Who is told, on standard error: a bar on a terminal, a line for each training elsewhere."""
+    """Yield a reporter on standard error: a bar on a terminal, a line for each training elsewhere."""
     if not sys.stderr.isatty():
         yield ContestLines()
         return

@@ -241,7 +241,7 @@ def emit(
 
 
 def _title(about: str, library: str, written: str) -> str:
-    """What a program is, for which library, and how it was written."""
+    """Return the docstring of a program: its subject, its library, and its command."""
     paragraphs = [line for line in about.replace("\\", "/").splitlines() if line]
     paragraphs.append(f"For {library}. Written by learncost {__version__}:")
     filled = [fill(line, 100, break_long_words=False, break_on_hyphens=False) for line in paragraphs]

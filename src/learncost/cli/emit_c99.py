@@ -116,7 +116,7 @@ class Freestanding:
 
 @dataclass(frozen=True)
 class FirmwareOptions:
-    """How a program in C99 is written: each as the flag of `learncost emit` says."""
+    """The options of a program in C99, by the flags of `learncost emit`."""
 
     entry: str = "both"
     prefix: str = "model"
@@ -155,14 +155,14 @@ class FirmwareSource(str):
         return linker_script(device, [*places.values()]) if device else ""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the program begins with as the state_dict of the module that it was read from, or of transformers'.
+        """Return the initial values as the state_dict of the imported module, or of transformers' module.
 
         Raises `InputError` for weights that are drawn on the device.
         """
         return self.program.state_dict()
 
     def files(self, path: Path) -> dict[Path, str]:
-        """What is written where a file of this name is asked for."""
+        """Return the files that are written for this name."""
         named = FirmwareSource(self.program.named(prefix_of(path.name))) if self.is_unnamed else self
         header = path.with_suffix(".h")
         include = f'#include "{named.program.firmware.prefix}.h"'
@@ -193,7 +193,7 @@ class FirmwareProgram:
     device: Device | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What it begins with, as the module has it. Raises `InputError` for weights that are drawn on the device."""
+        """Return the initial values by the module's names. Raises `InputError` for weights that are drawn on the device."""
         training = self.training
         configuration = training.configuration
         if not self.begin.arrays:
@@ -276,7 +276,7 @@ def program_of(
 
 
 def _of_weights(step: Table) -> list[str]:
-    """What weights are multiplied to: a pass runs all its layers, as it is counted, even where nobody reads the last.
+    """Return the results of products with weights: a pass runs all its layers, even where the last result is not read.
 
     What comes behind them, such as the loss of a pass run again, is no part of the program.
     """
@@ -369,7 +369,7 @@ def values_of_optimizer(training: Training, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Begin:
-    """What a program begins with.
+    """The initial values of a program.
 
     arrays  that stand in it, weights, running statistics and buffers, by their names in the table; none: they are drawn
     said    what these are
@@ -429,7 +429,7 @@ def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str
 
 
 def _of_begin(begin: Begin, tables: Mapping[str, Table]) -> tuple[str, ...]:
-    """What is said of the values that weights begin with."""
+    """Return the comment on the initial values of weights."""
     if not any(table.renewed for table in tables.values()):
         return (f"Weights are as {begin.said}.",) if begin.arrays else ()
     if begin.arrays:

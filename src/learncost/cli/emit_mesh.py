@@ -1,4 +1,4 @@
-"""What a program of several devices is asked for: its mesh, its batch, and the order of its stages."""
+"""The request for a program of several devices: its mesh, its batch, and the schedule of its stages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MeshRequest:
 
     @cached_property
     def clauses(self) -> tuple[Clause, ...]:
-        """What is cut over them."""
+        """The clauses of the placement."""
         return chosen(self.place, self.placement)
 
     @property
@@ -51,7 +51,7 @@ class MeshRequest:
         return whole_batch(self.mesh, self.place, self.placement)
 
     def has_stages(self, model: Model) -> bool:
-        """Whether its blocks are cut into stages. Raises `InputError` for a schedule where they are not."""
+        """Return whether its blocks are split into stages. Raises `InputError` for a schedule without stages."""
         if pipeline_of(model.table, self.grid, self.clauses) is not None:
             return True
         if self.kind is not None or self.microbatches is not None:
@@ -109,7 +109,7 @@ def refuse_zigzag(table: Table) -> None:
 def pipelined(
     model: Model, procedure: str, optimizer: str, plan: str, whole: Table, asked: MeshRequest, dtype: str | None
 ) -> tuple[Callable[[str], str], str]:
-    """What writes the program of a model's stages under a title, and what that has to say.
+    """Return the function that writes the program of a model's stages under a title, and its comment.
 
     whole  the step of all stages together
     dtype  a precision, as `program` takes it

@@ -1,4 +1,4 @@
-"""What every family is good for, found by doing it: a matrix of families and of what is asked of a model.
+"""The commands that every family supports, tested: a matrix of families and commands.
 
 `support.json` beside this file holds what `benchmarks/support.py` found, and a checksum of every family's table.
 `learncost list families --support` shows it.
@@ -48,7 +48,7 @@ Field = Callable[[str], None]
 """It does what its name says with a small model of a family. Raises InputError, with the reason, where it cannot be."""
 
 CLOSE = 1e-9
-"""How near two programs of one table come in fp64, relative to the largest weight."""
+"""The largest difference of two programs of one table in fp64, relative to the largest weight."""
 
 
 class WrongError(Exception):
@@ -169,7 +169,7 @@ UNTRIED = "not tried yet (python benchmarks/support.py --write)"
 
 @cache
 def fields() -> Mapping[str, Field]:
-    """What is asked of every family, by name."""
+    """Return the tests of every family by name."""
     by_name: dict[str, Field] = {}
     by_name |= {f"cost {name}": partial(_cost, name) for name in (*LEARNING, *INFERENCE)}
     by_name |= {f"memory {name}": partial(_memory, name) for name in memory_engines()}
@@ -179,7 +179,7 @@ def fields() -> Mapping[str, Field]:
 
 
 def reason(family: str, field: str) -> str:
-    """Why a family cannot do what a field names; empty where it was done now. A wrong result is said to be `wrong`."""
+    """Return why a family does not support a field; "" if it does. A wrong result begins with `wrong`."""
     try:
         fields()[field](family)
     except InputError as error:

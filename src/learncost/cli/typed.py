@@ -1,4 +1,4 @@
-"""What is typed after a command, read by the flags of its question.
+"""The parser of a command's arguments and flags.
 
 How a module of the user's own is read is typed after every command that takes a model.
 """
@@ -58,7 +58,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
 
 
 def _is_flag(word: str) -> bool:
-    """Whether a word is none that stands for itself: a lone - is standard input, and -0.1 is a number."""
+    """Return whether a word is a flag: a single - is standard input, and -0.1 is a number."""
     if not word.startswith("-") or word == "-":
         return False
     try:
@@ -101,7 +101,7 @@ def _check_count(command: str, flags: Sequence[Flag], arguments: Sequence[str], 
 
 
 def _unexpected(command: str, flags: Sequence[Flag], arguments: Sequence[str]) -> str:
-    """What is said of the first word for which there is no place, and what to write instead."""
+    """Return the error about the first unexpected argument, with a suggestion."""
     places = [flag.name for flag in flags if flag.how == "argument"]
     word, only = arguments[len(places)], " ".join(places)
     one = {"model": "one model", "subject": "one model or layer"}
@@ -121,7 +121,7 @@ def _unexpected(command: str, flags: Sequence[Flag], arguments: Sequence[str]) -
 
 
 UNKNOWN = ("refuse", "zero")
-"""What becomes of an operation of which nobody knows the cost: a refusal, or a line without a number."""
+"""The treatments of an operation with unknown cost: an error, or a line without a number."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from learncost.training.generate import Decoder
 
 @dataclass(frozen=True)
 class Beginning:
-    """What is written into a new run's folder: its options, its config.json, the files of its tokenizer."""
+    """The contents of a new run's folder: its options, its config.json, the files of its tokenizer."""
 
     options: Options
     config: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Beginning:
 
 
 def begin(options: Options) -> Beginning:
-    """What a run is told, checked: nothing is written yet. Raises InputError."""
+    """Check the options of a new run; nothing is written yet. Raises InputError."""
     safetensors()
     if not options.paths:
         raise InputError("train requires PATH: the training data, such as text files or folders of them")
@@ -141,7 +141,7 @@ def _with_classes(configuration: Configuration, data_task: Task, options: Option
 
 
 def _tokenizer(options: Options) -> str:
-    """What is asked for; else the one beside the checkpoint to start from, else bytes."""
+    """Return the requested tokenizer; else that in the folder of the initial checkpoint, else bytes."""
     if options.tokenizer:
         return options.tokenizer
     beside = Path(options.start or "") / TOKENIZER

@@ -1,4 +1,4 @@
-"""What is said of a training when it ends."""
+"""The text at the end of a training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from learncost.training.loop import TrainingResult, TrainingStep
 
 
 def stopped(result: TrainingResult) -> str:
-    """Where a run that stopped before its end goes on."""
+    """Return how to resume a run that stopped early."""
     return (
         f"saved after step {result.steps:,} of {result.options.steps:,}; "
         f"learncost train --resume {result.folder} goes on"
@@ -16,7 +16,7 @@ def stopped(result: TrainingResult) -> str:
 
 
 def _memory(step: TrainingStep) -> list[str]:
-    """What the process took, as measured, and what was predicted for the arrays of a step."""
+    """Return the measured memory of the process, and the predicted memory of a step's arrays."""
     if step.process is None or step.memory is None:
         return []
     more = f"{size_of(step.memory)} of it since it has weights"
@@ -27,7 +27,7 @@ def _memory(step: TrainingStep) -> list[str]:
 
 
 def summary(result: TrainingResult) -> str:
-    """How a training ended."""
+    """Return the summary of a training."""
     options, lines = result.options, []
     steps_text = "1 step" if result.steps == 1 else f"{result.steps:,} steps"
     lines.append(f"{result.folder}: {result.name}, {result.parameters:,} parameters, {steps_text}")

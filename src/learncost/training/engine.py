@@ -1,4 +1,4 @@
-"""What runs the steps of a training. An engine is chosen by name; NumPy's is the definition."""
+"""Engines that run the steps of a training, by name; NumPy's is the definition."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ class TrainingEngine(Protocol):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its weights are those of the plain model themselves."""
+        """Return whether its weights are those of the plain model."""
 
     @property
     def learns(self) -> str:
-        """What of the model learns."""
+        """The trained parameters, as a phrase."""
 
     @property
     def state(self) -> Arrays:
-        """What the optimizer remembers."""
+        """The optimizer state."""
 
     @property
     def steps(self) -> int:
-        """How many were taken."""
+        """The number of steps that were taken."""
 
     @property
     def says(self) -> str:
-        """How the steps run that were taken."""
+        """The description of how the steps were executed."""
 
     @property
     def memory(self) -> int | None:
@@ -123,7 +123,7 @@ class NumPyEngine:
         self._training.runner = self._runner = self._made(options)
 
     def _made(self, options: Options) -> Any:
-        """What executes the tables."""
+        """Return the programs that execute the tables."""
         return Programs(self._training)
 
     @property
@@ -196,7 +196,7 @@ class NumPyEngine:
 
 
 def _bf16_kept() -> str:
-    """Where NumPy has the weights that are bf16."""
+    """Return how NumPy stores bf16 weights."""
     if two_bytes() is None:
         return ", bf16 rounded in fp32, which takes 4 bytes a number (pip install 'learncost[bf16]' for 2)"
     return ", weights in bf16 of 2 bytes by ml_dtypes, values of the step rounded in fp32"

@@ -48,7 +48,7 @@ OURS = "learncost"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a training goes on: weights by our names, the optimizer's state, steps, and how long the logs were."""
+    """The state to resume from: weights by our names, the optimizer's state, steps, and the lengths of the logs."""
 
     weights: Mapping[str, Any]
     state: Mapping[str, Any]
@@ -64,12 +64,12 @@ class Folder:
 
     @property
     def advice(self) -> str:
-        """What to do where a file of it is damaged."""
+        """The advice for a damaged file."""
         return "put a copy in its place, or train anew with another --out"
 
     @property
     def again(self) -> str:
-        """How to go on."""
+        """The command that resumes the run."""
         return f"learncost train --resume {self.path}"
 
     # The beginning.
@@ -107,7 +107,7 @@ class Folder:
         return alone(self.path, f"another training is at work in {self.path}: wait for it, or give another --out")
 
     def is_begun(self) -> bool:
-        """Whether there is a run."""
+        """Return whether there is a run."""
         return (self.path / OPTIONS).exists()
 
     def options(self) -> Options:
@@ -203,14 +203,14 @@ class Folder:
         return Checkpoint(weights, state, steps, self.lengths(facts.get("logs", {})))
 
     def _from_parts(self) -> Checkpoint | None:
-        """What was written in parts as wholes, where that is the last checkpoint."""
+        """Return the last checkpoint with shards joined, if it was written in shards."""
         if (saved := self.distributed(whole=True)) is None:
             return None
         weights, state = in_parts.read_whole(saved, self.advice).values()
         return Checkpoint(weights, {**state, **weights}, saved.steps, self.lengths(saved.logs))
 
     def lengths(self, facts: Mapping[str, Any]) -> dict[str, int]:
-        """How long the logs were at a checkpoint. Raises InputError where one is shorter now."""
+        """Return the lengths of the logs at a checkpoint. Raises InputError where one is shorter now."""
         logs = {name: int(facts.get(name, 0)) for name in LOGS}
         for name, length in logs.items():
             if 0 < self._length(name) < length:
@@ -234,7 +234,7 @@ class Folder:
         return weights if ours else hugging_face.from_theirs(model, weights, str(self.path / WEIGHTS))
 
     def _saved(self) -> bool:
-        """Whether there is a checkpoint. Raises InputError where steps left their traces, and no weights are there."""
+        """Return whether there is a checkpoint. Raises InputError if steps were logged but weights are missing."""
         if (self.path / WEIGHTS).exists():
             return True
         later = set(self.path.glob("optimizer-*.safetensors")) - {self._optimizer(0)}
@@ -263,5 +263,5 @@ class Folder:
 
 
 def last_checkpoint(steps: int) -> str:
-    """What a refusal says of the checkpoint after so many steps, -1 where there is none."""
+    """Return the sentence of an error about the checkpoint after so many steps, -1 if there is none."""
     return f"the checkpoint of step {steps:,} is kept" if steps >= 0 else "there is no checkpoint yet"

@@ -101,7 +101,7 @@ def _made(name: str, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen.
+    """The settings of sampling.
 
     temperature  divides the logits; 0 takes the likeliest token always
     top_k        only the k likeliest; 0: all

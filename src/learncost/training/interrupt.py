@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 OTHERS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""What `kill`, a scheduler of jobs and a terminal that is closed send to end a process."""
+"""The signals that `kill`, a job scheduler and a closed terminal send to end a process."""
 
 
 @contextmanager

@@ -55,7 +55,7 @@ SMALL = 1e8
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What is known after a step; of the validation only where it was done. `seconds` are the step's own.
+    """The record of a step; with validation only where it was done. `seconds` are of this step alone.
 
     accuracy   the share of right answers where they are classes
 
@@ -80,7 +80,7 @@ class TrainingStep:
 
     @property
     def validated(self) -> str:
-        """What the validation says."""
+        """The text of the validation."""
         if self.bits_per_byte is not None:
             return f"{self.bits_per_byte:.3f} bits per byte"
         return f"loss {self.validation_loss:.3f}" + ("" if self.accuracy is None else f", {self.accuracy:.1%} right")
@@ -108,7 +108,7 @@ class TrainingReporter(Protocol):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a training ended: its steps and the last of them; `stopped` before the end as that was `asked`, or late.
+    """The result of a training: its steps and the last of them; `stopped` before the end as that was `asked`, or late.
 
     told   whether this process is the one of several that tells it
     """
@@ -127,7 +127,7 @@ class TrainingResult:
     told: bool = True
 
     def __str__(self) -> str:
-        """How it ended; nothing where it will go on, and where another process tells."""
+        """Return the summary; "" if the run was stopped or another process reports."""
         from learncost.training.ending import summary
 
         return "" if self.stopped or not self.told else summary(self)
@@ -401,7 +401,7 @@ class _TrainingRun:
 
     @property
     def writes(self) -> bool:
-        """Whether the model goes on with a text; else its answers are shown."""
+        """Return whether the model continues a text; if not, its predictions are shown."""
         return next_token(self.configuration)
 
     def _written(self) -> str:

@@ -1,4 +1,4 @@
-"""How the processes of a training meet: where the first, or torchrun, keeps a store, and under a name that is new.
+"""The rendezvous of a training's processes: in a store of the first process or of torchrun, under a new name.
 
 Who cannot meet says so itself, and ends: the others may never hear of it.
 """
@@ -31,7 +31,7 @@ LATE = 300.0
 PORTS = 65_535
 
 AGENT = "TORCHELASTIC_USE_AGENT_STORE"
-"""What torchrun sets where it keeps the store itself."""
+"""The variable that torchrun sets when it keeps the store."""
 
 
 def meet(distributed: Any) -> tuple[Any, int, int, str]:
@@ -142,7 +142,7 @@ LONGEST = 24.0
 DONE = b"done"
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"
-"""What torchrun's processes have in their environment: they end with it, however it ended."""
+"""The variable in the environment of torchrun's processes, which end when torchrun ends."""
 
 
 class Heartbeat:
@@ -165,7 +165,7 @@ class Heartbeat:
 
     @property
     def orphan(self) -> bool:
-        """Whether torchrun, which started this process, is gone."""
+        """Return whether torchrun, which started this process, has ended."""
         return self._parent is not None and os.getppid() != self._parent
 
     def end(self) -> None:
@@ -195,4 +195,4 @@ class Heartbeat:
 
 
 LOST = "lost"
-"""What is in the store once somebody has noticed."""
+"""The key in the store once a process has noticed a loss."""

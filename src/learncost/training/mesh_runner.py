@@ -47,7 +47,7 @@ class MeshRunner:
         self.forget()
 
     def forget(self) -> None:
-        """What was written; weights and state are those that the training has now."""
+        """Forget compiled programs and tensors; weights and state are read again from the training."""
         self.pool = TensorPool(self.device, self.training.low)
         self._steps: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _RunnableStep] = {}
 
@@ -96,7 +96,7 @@ class MeshRunner:
         return self._steps[key](prepared)
 
     def all(self, flag: bool) -> bool:
-        """Whether it is so for every process."""
+        """Return whether the flag is set in every process."""
         import torch
         import torch.distributed as distributed
 
@@ -189,7 +189,7 @@ class _RunnableStep:
         return results | pool.renewed(self._table)
 
     def _result(self, name: str, tensor: Any) -> Any:
-        """What a step gives beside new weights: a gradient that is added up stays a part, all else is whole."""
+        """Return a result of a step: an accumulated gradient stays a shard, other results are gathered."""
         array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).cpu().numpy()
         if self.placed.whole.known[name].role in ("gradient", "new"):
             return array

@@ -29,7 +29,7 @@ METADATA = ".metadata"
 """PyTorch's file that says which part is where, a pickle."""
 
 KINDS = ("model", "optimizer")
-"""What a checkpoint holds, as its names begin: weights by the names of the model's table, states of the optimizer."""
+"""The prefixes of names in a checkpoint: weights by the names of the model's table, states of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _refusal(path: Path, failures: Iterable[tuple[BaseException, Any]], kept: WriteAdvice) -> Exception:
-    """Why some process could not write, as the system says it; where one of them is gone, that."""
+    """Return the error of the process that could not write; if a process is lost, that error."""
     errors = [error for error, _ in failures]
     if gone := next((error for error in errors if isinstance(error, RuntimeError) and is_of_peers(error)), None):
         return gone

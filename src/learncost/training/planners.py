@@ -1,4 +1,4 @@
-"""What torch.distributed.checkpoint asks: which parts a process writes, and which it reads into which arrays.
+"""Planners for torch.distributed.checkpoint: the shards that a process writes, and those it reads into its arrays.
 
 The parts need no DTensor: a part says where it lies in its whole, and any nesting of mesh axes is that.
 """
@@ -49,12 +49,12 @@ class Saving(DefaultSavePlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def create_local_plan(self) -> SavePlan:
-        """What this process could write."""
+        """Return the plan of all shards that this process can write."""
         self.plan = SavePlan([_written(name, part) for name, parts in self.state_dict.items() for part in parts])
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Who writes what; names are told apart into kind and name, as PyTorch has nested dictionaries."""
+        """Return the plan of every process; names are split into kind and name, as PyTorch nests dictionaries."""
         plans, metadata = super().create_global_plan(all_plans)
         nested = {name: tuple(name.split(".", 1)) for name in metadata.state_dict_metadata}
         self.metadata = replace(metadata, planner_data=nested)
@@ -102,11 +102,11 @@ class Loading(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """What is to be read, and what there is."""
+        """Set the shards to read, and the metadata of the checkpoint."""
         self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
 
     def create_local_plan(self) -> LoadPlan:
-        """What this process reads. Raises ValueError for what is missing or has another shape."""
+        """Return the shards that this process reads. Raises ValueError for missing names and wrong shapes."""
         items: list[ReadItem] = []
         assert self.metadata is not None
         for name, parts in self.state_dict.items():

@@ -22,7 +22,7 @@ from learncost.sharding.mesh import Mesh
 from learncost.training.meeting import LOST, REFUSED, Heartbeat, meet
 
 LONG = timedelta(days=30)
-"""How long the others wait for what the first does alone, such as reading all texts."""
+"""The time that processes wait for what the first does alone, such as reading all texts."""
 
 SHORTLY = 5.0
 """Seconds that the first waits for others where something was refused: they are to hear of it, and may be gone."""
@@ -39,7 +39,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether it is the process that writes files and prints."""
+        """Return whether this process writes files and prints."""
         return self.rank == 0
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
@@ -47,11 +47,11 @@ class Processes:
         return flags
 
     def of_first(self, action: Callable[[], Any]) -> Any:
-        """What the first finds, given to all, as JSON can hold it. Its `InputError` is raised by all."""
+        """Broadcast the result of the first process, as JSON. Its `InputError` is raised by all."""
         return action()
 
     def each(self, action: Callable[[], Any], *flags: bool) -> tuple[bool, ...]:
-        """What every process does for itself, then flags as of `any`. The `InputError` of one is raised by all."""
+        """Run an action in every process, then reduce flags as `any` does. The `InputError` of one is raised by all."""
         action()
         return flags
 
@@ -118,7 +118,7 @@ class ProcessGroup(Processes):
         return values
 
     def speaks(self, lost: bool = False) -> bool:
-        """Whether it is the first of all to say why they end; where nobody can be asked, it is. All hear of a loss.
+        """Return whether this process is the first to report why they end, or cannot ask; a loss is announced to all.
 
         With torchrun the store is gone that could be asked: then the first of its processes speaks.
         """
@@ -167,12 +167,12 @@ def started() -> int:
 
 
 def is_first() -> bool:
-    """Whether this process prints, according to its environment."""
+    """Return whether this process prints, according to its environment."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def is_met() -> bool:
-    """Whether this process, be it the only one, was told where processes meet."""
+    """Return whether the environment has the address of the store."""
     return "MASTER_ADDR" in os.environ
 
 
@@ -193,7 +193,7 @@ def check_started(mesh: Mesh | None) -> None:
 
 @contextmanager
 def told_once() -> Iterator[None]:
-    """What is refused before the processes met is refused by all, and told by the first."""
+    """Let all processes fail with an `InputError` before the rendezvous, and only the first report it."""
     try:
         yield
     except InputError:
@@ -239,10 +239,10 @@ def joined(mesh: Mesh | None, device: str = "cpu") -> Iterator[Processes]:
 
 
 _PEERS = ("peer", "gloo", "timed out", "timeout", "connection", "nccl", "socket")
-"""What PyTorch's messages say where another process does not answer."""
+"""Words of PyTorch's messages when another process does not respond."""
 
 
 def is_of_peers(error: RuntimeError) -> bool:
-    """Whether PyTorch says by it that another process does not answer."""
+    """Return whether the error means that another process does not respond."""
     text = str(error).lower()
     return any(word in text for word in _PEERS)

@@ -1,4 +1,4 @@
-"""How a training goes, on standard error: a bar on a terminal, a line for each validation elsewhere."""
+"""Progress of a training on standard error: a bar on a terminal, a line for each validation elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from learncost.training.loop import TrainingReporter, TrainingStep
 
 @contextmanager
 def reporter(tells: bool = True) -> Iterator[TrainingReporter]:
-    """Who is told; nothing of it is left on the screen but lines. Of several processes one tells."""
+    """Yield the reporter of a training; of several processes one reports."""
     if not tells:
         yield Nobody()
         return

@@ -61,7 +61,7 @@ class StagesEngine(MeshEngine):
 
     @property
     def _stages(self) -> tuple[Placed, ...]:
-        """What this process's stages run in a step."""
+        """The placed tables of this process's stages."""
         placed, _ = self._runner.staged(self._training.table(), self._sizes)
         return tuple(placed[number] for number in self._runner.stages)
 

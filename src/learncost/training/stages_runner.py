@@ -27,7 +27,7 @@ from learncost.sharding.stages import Pipeline
 from learncost.training.mesh_runner import MeshRunner, for_batch, mine, parts_of_batch
 
 Staged = tuple[tuple[Placed, ...], StagesProgram]
-"""What the devices of each stage run, and the program of it."""
+"""The placed tables of the stages, and their program."""
 
 
 class StagesRunner(MeshRunner):
@@ -132,7 +132,7 @@ class _StagesStep:
         self._begin = self._begins()
 
     def _begins(self) -> dict[tuple[int, str], int]:
-        """Where the turns of a stage begin in what this process has of a stack."""
+        """Return where the iterations of a stage begin in this process's slice of a stacked array."""
         begins, ends = dict[tuple[int, str], int](), dict[str, int]()
         for number in self._functions:
             stage = self._placed[number]
@@ -170,7 +170,7 @@ class _StagesStep:
         return told | {new: arrays[name] for name, new in self._renewed.items() if name in arrays}
 
     def _array(self, name: str, made: Mapping[int, Mapping[str, Any]]) -> tuple[int, Any] | None:
-        """What a stage of this process has made, with its number."""
+        """Return an array that a stage of this process computed, with the stage's number."""
         for number, arrays in made.items():
             if name in arrays:
                 tensor = arrays[name]

@@ -47,7 +47,7 @@ class _TorchRunner:
         self.forget()
 
     def forget(self) -> None:
-        """What was compiled; weights and state are those that the training has now."""
+        """Forget compiled programs; weights and state are read again from the training."""
         self._pool = TensorPool(self.device, self._training.low)
         self._steps: dict[tuple[IdentityKey[Table], tuple[tuple[str, int], ...]], _TorchStep] = {}
 
@@ -68,7 +68,7 @@ class _TorchRunner:
 
     @property
     def says(self) -> str:
-        """How the steps run."""
+        """The description of how the steps are executed."""
         return "; ".join(dict.fromkeys(step.says for step in self._steps.values()))
 
     @property
@@ -125,7 +125,7 @@ class TorchEngine(NumPyEngine):
 
     @property
     def says(self) -> str:
-        """How the steps run that were taken: under which plan, with which kernels."""
+        """The description of how the steps were executed: the plan and the kernels."""
         return f"engine torch, {self._runner.says}{self._states}"
 
     @property
@@ -163,7 +163,7 @@ def check_device(options: Options) -> None:
 
 @dataclass
 class TensorPool:
-    """What all programs of a training share: tensors, on a processor in the memory of arrays, and the largest arena."""
+    """The tensors that all programs of a training share, on a CPU in the memory of arrays, and the largest arena."""
 
     device: str = "cpu"
     low: frozenset[str] = frozenset()  # names whose tensors are bf16
@@ -196,13 +196,13 @@ class TensorPool:
                 self.arrays[name][...] = tensor.to(_as_array(tensor)).cpu().numpy()
 
     def renewed(self, table: Table) -> Values:
-        """What a table has made anew, as arrays; sums of gradients with their numbers, which another table reads."""
+        """Return the updated arrays of a table; accumulated gradients with their numbers, which another table reads."""
         self.fetch(name for name in table.renewed if table.values[name].role == "gathered")
         return {new: self.arrays[name] for name, new in table.renewed.items()}
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Whether two arrays of one name are the same memory."""
+    """Return whether two arrays of one name share memory."""
     return first is second or bool(first.__array_interface__["data"] == second.__array_interface__["data"])
 
 
@@ -256,7 +256,7 @@ class _TorchStep:
 
     @property
     def _owned(self) -> tuple[str, ...]:
-        """What lies in the same memory from step to step."""
+        """The arrays that keep their memory from step to step."""
         return tuple(dict.fromkeys((*self._table.weights, *self.renewed)))
 
     def __call__(self, prepared: Prepared) -> Values:

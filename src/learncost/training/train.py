@@ -24,12 +24,12 @@ from learncost.training.processes import Processes, is_met, joined, started, tol
 from learncost.training.progress import reporter
 
 PLACES: Mapping[str, str | None] = dict.fromkeys(("mesh", "place", "placement", "schedule", "microbatches"))
-"""What a run is spread over as it begins or resumes, if over anything: the same is learned."""
+"""The options of distribution when a run begins or resumes; the result is the same."""
 
 CHANGEABLE = (
     "steps", "minutes", "validate_every", "save_every", "sample_every", "prompt", "peak_flops", "device", *PLACES,
 )  # fmt: skip
-"""What may differ when a run resumes; everything else would make it another run."""
+"""The options that may differ when a run resumes; any other would make it another run."""
 
 
 @question(Options)
@@ -173,7 +173,7 @@ MOST_TRACED = 1_000
 
 
 def number(name: str, value: Any, whole: bool) -> Any:
-    """What a flag says, as a number. Raises InputError."""
+    """Return the number of a flag. Raises InputError."""
     try:
         return (counted(value) or int(value)) if whole else float(value)
     except ValueError:

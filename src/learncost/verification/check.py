@@ -327,7 +327,7 @@ def _central_slope(
 
 
 def takes_complex(table: Table) -> bool:
-    """Whether its words are analytic functions to NumPy; Python's own error function takes no complex numbers."""
+    """Return whether its operators accept complex numbers in NumPy; Python's error function does not."""
     ops = {line.op for line, _ in walk(lower(table).lines) if isinstance(line, Op)} - {"inside"}
     return all(entry(op).complex for op in ops) and ("erf" not in ops or find_spec("scipy") is not None)
 

@@ -1,4 +1,4 @@
-"""What an engine executed, held line by line against the price of the table that it ran."""
+"""The operations that an engine executed, compared line by line with the price of its table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCKS = replace(book("matmul"), name="blocks", causal="blocks")
 
 @dataclass
 class ExecutedLine:
-    """What was executed of a line.
+    """The executed operations of a line.
 
     products   calls of a library
     maccs      m n k of these
@@ -57,7 +57,7 @@ class ExecutedLines:
         return int((self._whole if unskipped else self.rows)[at].maccs.at(self._sizes))
 
     def skips(self, at: int) -> bool:
-        """Whether a line's kernel leaves out pairs of positions."""
+        """Return whether a line's kernel skips pairs of positions."""
         line = self.lines[at]
         return line.meta.kernel is not None and (line.meta.kernel.name, line.name) in self._few
 
@@ -68,7 +68,7 @@ class ExecutedLines:
         return sum(int(count.at(self._sizes)) for count in counts)
 
     def iterations(self, count: str) -> int:
-        """How often a repeat runs."""
+        """Return the number of iterations of a loop."""
         return int(size_of(count, self._sizes))
 
     def checks(self, subject: str) -> Iterator[Check]:
@@ -94,7 +94,7 @@ class ExecutedLines:
         return Check(subject, f"{phase} executed with priced, line by line", f"{text}: {wrong or 'equal'}", not wrong)
 
     def _difference(self, at: int) -> str:
-        """What is wrong with a line, or nothing."""
+        """Return the mismatch of a line, or ""."""
         ran, priced = self.ran[at], 0 if at in self.unseen else self.maccs(at)
         if ran.maccs != priced:
             return f"{ran.maccs:,} MACCs executed, {priced:,} priced, of {_shown(self.rows[at])}"

@@ -54,7 +54,7 @@ class Expected:
 
 
 class StatementWatch:
-    """What ran while `watching`: statements in their order. `kernel` is called around a kernel's own call."""
+    """The statements that ran while `watching`, in order. `kernel` is called around a kernel's call."""
 
     def __init__(self, program: InPlaceProgram) -> None:
         self.events: list[Event] = []

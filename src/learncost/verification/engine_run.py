@@ -1,4 +1,4 @@
-"""What the engines execute, held to what is priced: a step of a model, or every layer as it is emitted."""
+"""The operations that engines execute, compared with their price: a step of a model, or every emitted layer."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class Library:
-    """What the translation asks of a library; numbers are float64, and arrays add, multiply, reshape and are indexed.
+    """The functions that the translation requires of a library; arrays are float64, with arithmetic, reshape and indexing.
 
     full       an array of a shape filled with a number
     arange     the positions of an axis
@@ -333,7 +333,7 @@ class _Translation:
 
 
 def _before(arange: Callable[[int], Tensor], size: int, forwards: bool) -> Tensor:
-    """Which place a sum has: those of the first axis that are not behind that of the second, or not before it."""
+    """Return the mask of a cumulative sum: positions up to each one, or from each one on."""
     first, second = arange(size)[:, None], arange(size)[None, :]
     return first <= second if forwards else first >= second
 

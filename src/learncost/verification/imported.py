@@ -50,7 +50,7 @@ SEED = 20_261_122
 
 @dataclass(frozen=True)
 class ModuleRun:
-    """What a module's exported graph gave in float64 under autograd, and how far the table that was read of it is.
+    """The results of a module's exported graph in float64 under autograd, and the error of the imported table.
 
     given    the inputs by name, and `doubles` in float64
     graph    the values of its nodes
@@ -162,7 +162,7 @@ def _real(tensor: Any) -> Any:
 
 
 def read_output(read: Layer, name: str) -> str:
-    """What an output of the header is called in the table."""
+    """Return the table's name of an output in the header."""
     return next((each for each in read.table.outputs if read.table.header(each) == name), name)
 
 
@@ -235,7 +235,7 @@ def _input(stored: Any, imported: ImportedModule, of_node: Mapping[str, Any], si
 
 
 def _stops(stored: Any, imported: ImportedModule) -> bool:
-    """Whether an operator made it whose gradient is zero everywhere."""
+    """Return whether it is the result of an operator whose gradient is zero everywhere."""
     node = next(each for each in imported.exported.program.graph.nodes if each.name == stored.target)
     return node.op == "call_function" and operator_name(node.target).partition(".")[0] in WITHOUT_GRADIENT
 
@@ -257,7 +257,7 @@ def _apart(ours: Any, theirs: Any, scale: float) -> float:
 
 
 def _apart_from_module(module: Any, given: Mapping[str, Any], graph: Any, imported: ImportedModule) -> float:
-    """How far the module itself, in its own precision, is from the graph in float64."""
+    """Return the error of the module in its own precision, relative to the graph in float64."""
     import torch
 
     given = copied(given)
@@ -292,7 +292,7 @@ def twin_of(module: Any) -> Any:
 
 
 def gradients_apart(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
-    """How far the gradients of the module itself are from those of its graph, relative to the largest of these; None
+    """Return the error of the module's gradients relative to the largest gradient of its graph; None
     where they cannot be compared, and why.
 
     An export keeps what a forward pass computes, not all that autograd was told about it, as under `no_grad`.
@@ -392,7 +392,7 @@ _OF_EXPORT = (
 
 
 def _counted_of_table(read: Layer, module: Any, inputs: Any, imported: ImportedModule) -> tuple[int, int]:
-    """What the table has of what FlopCounterMode counts, forward and backward."""
+    """Return the table's counts of the operations that FlopCounterMode counts, forward and backward."""
     from learncost.reports.cost import cost
 
     sizes = _sizes(read, imported, flattened(arguments(module, inputs)))
@@ -404,7 +404,7 @@ def _counted_of_table(read: Layer, module: Any, inputs: Any, imported: ImportedM
 
 
 def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int, int]:
-    """What FlopCounterMode counts of a module's forward and backward pass."""
+    """Return the counts of FlopCounterMode for a module's forward and backward pass."""
 
     module.zero_grad(set_to_none=True)
     row, by_name = as_called(module, copied(arguments(module, inputs)))
@@ -438,7 +438,7 @@ def _counted_of_export(
 
 
 def _flops_of(results: Callable[[], Sequence[Any]], formulas: Mapping[Any, Any]) -> tuple[int, int]:
-    """What FlopCounterMode counts of a forward pass that gives these results, and of the backward pass from them."""
+    """Return the counts of FlopCounterMode for a forward pass that gives these results, and for its backward pass."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode

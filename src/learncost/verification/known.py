@@ -1,4 +1,4 @@
-"""What is known of learning procedures by their moves: the same as another one where mathematics says so."""
+"""Known equalities of learning procedures, which follow from their moves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from learncost.verification.stepped import arrays_of, gradients_of, held, sizes_
 
 
 def known(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """What a schedule with certain moves, and no others, has to be the same as.
+    """Check the equalities that must hold for a schedule with certain moves and no others.
 
     What it reads for a weight is that weight here, whatever its lines make of one.
     """
@@ -60,7 +60,7 @@ def _one_block(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _given(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """What is given between blocks: nothing of one block; of several bp's gradients, where the matrices make them."""
+    """Check signals given between blocks: none with one block; with several, bp's gradients by exact matrices."""
     given = [move.names for move in chosen.all_moves if move.form == "given SIGNAL at PLACE"]
     if all(place == "blocks" for _, place in given):
         yield from _one_block(model, chosen, name)
@@ -155,7 +155,7 @@ def _to(chosen: Procedure, rank: int) -> Procedure:
 
 
 def _found(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """What is found has right angles, and the gradient there has for its lengths NumPy's largest singular values."""
+    """Check that found directions are orthogonal, with NumPy's largest singular values as norms of their gradients."""
     yield from _projected(model, chosen, name)
     table = step(replace(model, sizes={}), replace(_to(chosen, 2), held=2), "sgd", iteration=1)
     sizes = small_sizes(table)
@@ -201,7 +201,7 @@ def _of_smaller_weights(table: Table, arrays: Mapping[str, Any], share: float) -
 
 
 def _iterations(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """What the block whose turn it is has for gradients are bp's of that block, and nothing else has one."""
+    """Check that the block trained in an iteration has bp's gradients, and that nothing else has one."""
     plain, last = step(model, "bp"), iterations_of(model, chosen) - 1
     counts = {
         repeat.count: NamedParts(model).iterations(repeat)
@@ -260,7 +260,7 @@ def _quarter(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _ratios(model: Model, chosen: Procedure, share: float) -> Iterator[float]:
-    """How many times less far apart gradients are, when the distance halves; until it is four times twice."""
+    """Yield the factors by which errors of gradients shrink when the distance halves, until two of them are four."""
     sizes, gradients_by_step, quarters = small_sizes(model.table), list[Mapping[str, Any]](), 0
     for halved in range(14):  # the last distance is 5e-8: roundings are larger then
         table, _ = by_two_sides(model, replace(chosen, distance=4e-4 * 0.5**halved))

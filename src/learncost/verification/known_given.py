@@ -1,4 +1,4 @@
-"""What is known of procedures that give something in the place of gradients, at blocks or at linear layers."""
+"""Known equalities of procedures that replace gradients at blocks or at linear layers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from learncost.verification.stepped import arrays_of, gradients_of, held, sizes_
 
 @dataclass(frozen=True)
 class _GivenGradient:
-    """What is given in the place of a value's gradient: by the name of the value, in the turns of a place."""
+    """The replacement of a value's gradient, by the value's name, in the iterations of a place."""
 
     place: LinePlace
     name: str
@@ -40,7 +40,7 @@ class _GivenGradient:
 
     @property
     def stack(self) -> str:
-        """What all turns have for this gradient."""
+        """The name of this gradient stacked over all iterations."""
         return _stack(f"d{self.name}", len(self.place.repeats))
 
     @property
@@ -62,7 +62,7 @@ def _all_given(model: Model, chosen: Procedure) -> list[_GivenGradient]:
 
 
 def _stack(name: str, depth: int) -> str:
-    """What all turns have made of a name so many repeats deep; a table's own value is called as it is."""
+    """Return the name of a value stacked over all iterations of so many nested loops."""
     return f"{name}:all{depth}" if depth else name
 
 
@@ -182,12 +182,12 @@ def _of_one_token(table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, i
 
 
 def _multiplies(site: Site) -> bool:
-    """Whether a weight is the one of a linear layer there."""
+    """Return whether a weight is that of a linear layer there."""
     return any(line.right[at].name == site.name for line, at in linears(site.place))
 
 
 def slope_of_activities(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """What is given where a value y was moved by signs v is s v, and s is the sum of <bp's gradient, v> over all y.
+    """Check that the signal at a value y, perturbed by signs v, is s v, with s the sum of <bp's gradient, v> over y.
 
     A sequence has a slope of its own where the loss is a sum over them.
     """

@@ -128,7 +128,7 @@ def _taken(live: LiveModule, several: Iterator[dict[str, int]]) -> dict[str, int
 
 @dataclass(frozen=True)
 class _Draw:
-    """How inputs are drawn: whole numbers below a bound, truths with a probability, floats above 0 or not.
+    """The settings of drawn inputs: a bound of integers, a probability of True, floats above 0 or not.
 
     distinct   no whole number comes twice, in a tensor or in a row
     """
@@ -152,7 +152,7 @@ DRAWS = (
 """In the order in which they are tried: a module may look up few places or take logarithms, and a mask may hide all."""
 
 DISTINCT = (_Draw(0, 0.5, distinct="tensor"), _Draw(0, 0.5, distinct="row"))
-"""What is tried first where a module writes at places that it is given."""
+"""The draws that are tried first for a module that writes at given indices."""
 
 
 def _drawn(live: LiveModule, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -304,7 +304,7 @@ def _of_run(live: LiveModule, imported: ImportedModule, values: Mapping[str, Any
 
 @dataclass(frozen=True)
 class _Own:
-    """What a run of the module itself gave: its results, its inputs and buffers after the call, those before.
+    """The record of the module's run: its results, its inputs and buffers after the call, those before.
 
     within   how far its numbers may be from those in float64
     random   whether another seed gives other numbers
@@ -358,7 +358,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _apart(one: Any, other: Any) -> float:
-    """How far a tensor is from another, relative to the largest number of this."""
+    """Return the largest difference of two tensors relative to the largest number of the second."""
     one, other = one.detach().to(other.dtype), other.detach()
     if one.shape != other.shape:
         return float("inf")

@@ -21,7 +21,7 @@ def overwriting(program: Any) -> Iterator[Any]:
 
 
 def has_repeated_places(program: Any, of_node: Mapping[str, Any]) -> bool:
-    """Whether a run wrote several values at one place, so that which of them stays is not defined."""
+    """Return whether a run wrote several values at one index, so that the result is undefined."""
     return any(_repeats(node, of_node) for node in overwriting(program))
 
 

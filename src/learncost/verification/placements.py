@@ -40,13 +40,13 @@ from learncost.verification.report import Check
 from learncost.verification.sample import small_sizes
 
 TOLERANCE = 1e-12
-"""How far a value may be from that of one device, of the largest gradient or of the value's own largest number."""
+"""The largest error against one device, relative to the largest gradient or to the value's largest number."""
 
 ROUNDINGS = 8.0
-"""How many times as much as one rounding of what is given two orders of the same sums may differ."""
+"""The largest difference of two summation orders, in multiples of the effect of rounding the inputs once."""
 
 DRAWS = 8
-"""How often the effect of such a rounding is drawn."""
+"""The number of draws of such a rounding."""
 
 EVERY = "all"
 """In the place of a placement or a plan: each of those below."""
@@ -239,7 +239,7 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool 
 
 
 class _Outcome:
-    """What devices found, joined: of one table, or of the stages of a pipeline."""
+    """The gathered results of devices: of one table, or of the stages of a pipeline."""
 
     def __init__(
         self, table: Table, placed: Placed | tuple[Placed, ...], devices: list[Values], sizes: Mapping[str, int]
@@ -261,11 +261,11 @@ class _Outcome:
         ]
 
     def _of_one_stage(self, name: str, having: Sequence[Placed]) -> bool:
-        """Whether a gradient is a weight's that one stage has, or of its own turns: others are parts of sums."""
+        """Return whether a gradient is complete in one stage, or of the stage's iterations: others are partial sums."""
         return self.table.values[name].of in self.table.weights and (len(having) == 1 or self._stacked(name))
 
     def _stacked(self, name: str) -> bool:
-        """Whether stages have slices of it, each those of its own turns."""
+        """Return whether each stage has a slice of it for its iterations."""
         return any(
             stage.iterations.keys() & stage.whole.axes[name][:1] for stage in self.stages if name in stage.layouts
         )
@@ -359,7 +359,7 @@ def _zeros(table: Table, expected: Values, gradients: Iterable[str], largest: fl
 def _moved(
     table: Table, arrays: Values, expected: Values, sizes: Mapping[str, int], name: str, largest: float
 ) -> float:
-    """How far a value moves where every number that is given moves by a unit in its last place, up or down.
+    """Return the change of a value when every input changes by a unit in its last place, up or down.
 
     The largest of some draws: where roundings cancel in one of them, that one says too little.
     """

@@ -1,4 +1,4 @@
-"""What was compared with what, and how it came out."""
+"""The comparisons of a verification and their outcomes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class VerificationReport(Shown):
         return Sheet(self._heading, ("", ""), tuple(rows), (_verdict(self.checks),), frozenset({0, 1}))
 
     def _summary(self) -> Sheet:
-        """How many of each comparison passed; what failed or was not made, in full."""
+        """Return how many of each comparison passed, with failed and skipped ones in full."""
         rows = []
         states = [state for state in _MARKS if state is not None or any(c.passed is None for c in self.checks)]
         for compared in dict.fromkeys(_kind(check) for check in self.checks):

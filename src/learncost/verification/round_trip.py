@@ -27,7 +27,7 @@ BOOKS = ("matmul", "run")
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """What came of it.
+    """The result of a round trip.
 
     parity   of the program, and the table that was read of it
     written  FLOPs of the table that was written, forward and in a whole step, by price book

@@ -90,7 +90,7 @@ def small_sizes(
 
 
 def _summed(several: Sequence[Sequence[str]], sizes: dict[str, int]) -> int:
-    """What parts are joined to; where they come to less than others along the same axis, one of their own has more."""
+    """Return the size of a concatenation; where parts sum to less than others along the axis, one part is enlarged."""
     totals: list[int] = [sum(size_of(part, sizes) for part in parts) for parts in several]
     times = Counter(part for parts in several for part in parts)
     for parts, total in zip(several, totals, strict=True):

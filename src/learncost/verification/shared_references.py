@@ -93,7 +93,7 @@ def per_layer_embedding(tokens: Array, E: Array, W: Array, WP: Array, g: Array) 
 
 
 def per_layer_gate(X: Array, inner: Array, s: Array, WG: Array, WP: Array, g: Array) -> Array:
-    """What a gate of the first stream lets through."""
+    """Return the gated contribution of a layer to the first stream."""
     return rms_normal(gelu_tanh(X[..., 0, :] * s @ WG) * inner @ WP) * g
 
 

@@ -93,7 +93,7 @@ def autograd(
 
 
 def flops(table: Table, names: Iterable[str], sizes: Mapping[str, int], backward: bool) -> int:
-    """What FlopCounterMode counts on `meta`, where nothing is computed: forward, or forward and backward."""
+    """Return the counts of FlopCounterMode on device `meta`: forward, or forward and backward."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -224,7 +224,7 @@ def verify_table(
 
 
 def with_torch(table: Table, name: str) -> Iterator[Check]:
-    """Where PyTorch is installed: values and gradients with its autograd, FLOPs with its counter of matrix products."""
+    """Check values and gradients with PyTorch's autograd, FLOPs with its counter, if it is installed."""
     if find_spec("torch") is None:
         yield Check(name, "values, gradients and FLOPs with torch", "torch is not installed", None)
         return
@@ -252,7 +252,7 @@ def _by_axes(table: Table) -> Table:
 
 
 def with_jax(table: Table, name: str) -> Iterator[Check]:
-    """Where JAX is installed: values and gradients with its differentiation."""
+    """Check values and gradients with JAX's differentiation, if it is installed."""
     if find_spec("jax") is None:
         yield Check(name, "values and gradients with jax's grad", "jax is not installed", None)
         return
@@ -279,14 +279,14 @@ def _autograd(table: Table, name: str, whose: str, autograd: Callable[..., tuple
 
 
 ROUNDINGS = 8.0
-"""How many times as much as one rounding of what is given two orders of the same sums may differ."""
+"""The largest difference of two summation orders, in multiples of the effect of rounding the inputs once."""
 
 ILL_CONDITIONED = 1e-7
-"""Where one rounding moves a gradient by more, a comparison of numbers says nothing."""
+"""The change by one rounding above which a comparison of gradients is meaningless."""
 
 
 def _moved_by_rounding(derived: Derived, values: Values, arrays: Values, sizes: Mapping[str, int]) -> float:
-    """How far a gradient moves where every number that is given moves by a unit in its last place, up or down."""
+    """Return the change of a gradient when every input changes by a unit in its last place, up or down."""
     generator = np.random.default_rng(0)
     unit = np.finfo(np.float64).eps
     moved = {

@@ -90,7 +90,7 @@ def _needed(value: Callable[..., Any]) -> list[str]:
 
 
 def _inputs(ran: RanFile, module: Any) -> tuple[Input, ...] | Mapping[str, Any] | None:
-    """What a file, or a module itself, says of the inputs."""
+    """Return the inputs that a file or a module specifies; None if neither does."""
     said = getattr(ran.values, INPUTS, None)
     where = f"{ran.target.file}:{INPUTS}"
     if callable(said):

@@ -38,7 +38,7 @@ class Remembered:
 
 @dataclass(frozen=True)
 class CachePlace:
-    """Where the table of a file, with these inputs and flags, is kept.
+    """The cache entry of a file's table, for given inputs and flags.
 
     asked  whatever else the table depends on, as JSON has it
     """
@@ -57,7 +57,7 @@ class CachePlace:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def read(self) -> Remembered | None:
-        """What is kept; None where there is nothing, or where a file changed that the user's code had read."""
+        """Return the cached table; None if there is none, or if a file that the user's code read has changed."""
         try:
             record = json.loads(self.path.read_text(encoding="utf-8"))
             text, files = str(record["text"]), record["files"]
@@ -213,7 +213,7 @@ def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
 
 
 SEED = 0
-"""What PyTorch is seeded with before a module is built for its values."""
+"""The seed of PyTorch before a module is built for its values."""
 
 
 def steps(wanted: Target, how: How) -> Callable[..., None]:

@@ -33,7 +33,7 @@ class Target:
 
 
 def target(text: object) -> Target | None:
-    """What `FILE.py:NAME` names, or a config.json of a type that other packages have; None for any other text.
+    """Return the target of `FILE.py:NAME`, or of a config.json for other packages; None for any other text.
 
     Raises `InputError` for a file of Python without a name.
     """
@@ -52,7 +52,7 @@ def target(text: object) -> Target | None:
 
 
 class UserError(InputError):
-    """What the user's own code raised, with its file and line."""
+    """An exception of the user's code, with its file and line."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ def run(wanted: Target) -> RanFile:
 
 
 def _place(file: Path) -> tuple[str, Path]:
-    """What a file is called as a module, and the folder in which it is looked for: of a package, that around it."""
+    """Return a file's name as a module, and the folder to import it from: for a package, its parent."""
     parts, folder = [file.stem], file.parent
     while (folder / "__init__.py").is_file() and folder.name.isidentifier() and folder.parent != folder:
         parts.insert(0, folder.name)
@@ -111,7 +111,7 @@ def _place(file: Path) -> tuple[str, Path]:
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """What runs inside is the user's: what it prints goes to standard error, what it raises is told in one line."""
+    """Run the user's code: its output goes to standard error, its exceptions become one-line errors."""
     try:
         with redirect_stdout(sys.stderr):
             yield

@@ -1,4 +1,4 @@
-"""How it learns, and who counts it: price books, procedures, optimizers, precisions, plans, placements."""
+"""Lists of price books, procedures, optimizers, precisions, plans and placements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _price_books() -> Listed:
 
 
 def _description(entry: Known) -> str:
-    """What it is, and who says so."""
+    """Return the title of an entry and its source."""
     return f"{entry['title']}; {entry['source']}"
 
 
@@ -46,7 +46,7 @@ def _procedures() -> Listed:
 
 
 def procedures_of(model: str, sizes: Mapping[str, Any]) -> Listed:
-    """What a step of each procedure takes of a model, and that over what backpropagation takes."""
+    """List the cost of a model's step under each procedure, and its ratio to backpropagation."""
     from learncost.procedures.procedure import LEARNING
     from learncost.reports.cost import cost
     from learncost.reports.memory.memory import Memory, memory

@@ -9,7 +9,7 @@ from typing import Any
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 
 Known = dict[str, Any]
-"""What is known of one thing, under short names, as the JSON has it: numbers are numbers."""
+"""The fields of an entry by short names, as in the JSON: numbers are numbers."""
 
 Cell = Callable[[Known], str]
 

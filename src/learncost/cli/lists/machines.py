@@ -1,4 +1,4 @@
-"""What it runs on, and what ran: devices, clusters, countries, published runs and peaks."""
+"""Lists of devices, clusters, countries, published runs and peaks."""
 
 from __future__ import annotations
 

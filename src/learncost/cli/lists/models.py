@@ -1,4 +1,4 @@
-"""What is counted: models, families and their sizes."""
+"""Lists of models, families and their sizes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _families() -> Listed:
 
 
 def support_of_families() -> Listed:
-    """What each family is good for, and why where it is not."""
+    """List the commands that each family supports, with the reason where it does not."""
     from learncost.cli.support import kept_support
 
     entries: list[Known] = [{"name": name, **family_support} for name, family_support in kept_support().items()]
@@ -80,7 +80,7 @@ def support_of_families() -> Listed:
 
 
 def _done(group: str, entry: Known) -> str:
-    """How many fields of a group were done: yes for all of them."""
+    """Return how many fields of a group were done, or "yes" for all."""
     reasons = [reason for field, reason in entry["reasons"].items() if field.partition(" ")[0] == group]
     return "yes" if not any(reasons) else f"{reasons.count('')} of {len(reasons)}"
 

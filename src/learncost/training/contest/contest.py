@@ -29,7 +29,7 @@ class ContestReporter(Protocol):
         """So many steps are to be done, of all trainings together, at most."""
 
     def say(self, text: str) -> None:
-        """What is done now."""
+        """Report the current action."""
 
     def stepped(self, done: int) -> None:
         """So many steps are done."""
@@ -37,7 +37,7 @@ class ContestReporter(Protocol):
 
 @dataclass(eq=False)
 class EntrantResult:
-    """What is known of an entrant; what is not known yet is None or missing."""
+    """The results of an entrant so far; what is not known yet is None or missing."""
 
     entrant: Entrant
     share: BudgetShare
@@ -59,7 +59,7 @@ class EntrantResult:
 
 @dataclass(repr=False)
 class Contest(Drawn):
-    """What was asked for, and a result for each entrant; `stopped` before the end.
+    """The settings of a contest, and a result for each entrant; `stopped` if it ended early.
 
     left_out  entrants by whose procedure the problem's model cannot learn, with the reason
     """
@@ -133,7 +133,7 @@ def contest(
 
 
 def _seconds(setting: Setting, entrant: Entrant, batch_size: int) -> float:
-    """How long a step on so many examples takes here; what it learns is thrown away."""
+    """Measure the time of a step on so many examples; its training is discarded."""
     return EntrantTraining(setting, entrant).seconds(setting.problem.training, np.arange(batch_size))
 
 
@@ -157,7 +157,7 @@ class _ContestRun:
         return self.rates or RATES[result.entrant.optimizer or self.contest.setting.optimizer]
 
     def trials(self, result: EntrantResult) -> int:
-        """How many rates are tried."""
+        """Return the number of learning rates that are tried."""
         rates = len(self.rates_of(result))
         return rates + 2 * self.finer if rates > 1 else 0
 

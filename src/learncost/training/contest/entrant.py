@@ -75,7 +75,7 @@ def entrants(text: str, mode: str, optimizers: Sequence[str] = ("",)) -> tuple[E
 
 @dataclass(frozen=True)
 class Setting:
-    """What all entrants have in common; the optimizer is that of who names none. `book` prices what they execute."""
+    """The settings of all entrants; `optimizer` is the default. `book` prices what they execute."""
 
     problem: Problem
     optimizer: str
@@ -93,7 +93,7 @@ class StepCost:
 
 
 def costs(setting: Setting, entrant: Entrant) -> Callable[[int], StepCost]:
-    """What one step costs an entrant, by the number of examples in it: where steps differ, the mean of a round."""
+    """Return the cost of an entrant's step by the number of its examples: where steps differ, the mean of a round."""
     tables, chosen = EntrantTraining(setting, entrant).tables(), book(setting.book)
 
     @cache
@@ -157,7 +157,7 @@ class EntrantTraining(LayerTraining):
             tracemalloc.stop()
 
     def seconds(self, examples: Examples, rows: Any) -> float:
-        """How long a step takes here: the median of some, after one that makes the program."""
+        """Measure the time of a step: the median of several, after one that compiles."""
         self.learn(examples, rows)
         took = []
         for _ in range(TIMED):
@@ -177,7 +177,7 @@ UNITS = {
     "memory": "bytes of predicted memory",
     "seconds": "seconds of steps",
 }
-"""What a budget is of."""
+"""The kinds of budget, with their units."""
 
 MOST_STEPS = 10**6  # of one training; what is more is a slip of the keyboard
 
@@ -195,7 +195,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class BudgetShare:
-    """What an entrant gets for a budget: so many steps on so many examples, each at this cost."""
+    """The share of an entrant in a budget: so many steps on so many examples, each at this cost."""
 
     steps: int
     batch_size: int
@@ -220,7 +220,7 @@ def share(
     steps: int,
     examples: int,
 ) -> BudgetShare:
-    """What the entrant of that name gets.
+    """Return the share of the named entrant.
 
     cost_of     what one step costs it on so many examples
     seconds_of  how long one takes it here

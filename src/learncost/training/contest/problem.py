@@ -31,7 +31,7 @@ rates that backpropagation does not bear."""
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be learned.
+    """A learning problem.
 
     answers    the name of the right answers among the examples' arrays
     fixed      what the model reads beside the examples, the same at every step

@@ -1,4 +1,4 @@
-"""How a contest is shown: what each entrant learned, and what it took."""
+"""Display of a contest: what each entrant learned, and its cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNKNOWN = "-"
 
 
 def sheets(contest: Contest, width: int = WIDTH) -> tuple[Sheet, Sheet]:
-    """What was learned, and what it took."""
+    """Return the sheets of results and of costs."""
     return _learned(contest), _taken(contest)
 
 

@@ -20,7 +20,7 @@ CHOOSING = 5  # one of so many training examples chooses the learning rate
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """How a training went. `losses` are those of its steps, each before the step.
+    """The outcome of a training. `losses` are those of its steps, each before the step.
 
     seconds   of the steps alone
     after     loss and accuracy on the examples that check; None where it diverged
@@ -44,7 +44,7 @@ class TrialReporter(Protocol):
     """An observer of an entrant's trainings."""
 
     def say(self, text: str) -> None:
-        """What begins now."""
+        """Report the trial that begins."""
 
     def stepped(self) -> bool:
         """A step is done: whether to stop."""

@@ -1,4 +1,4 @@
-"""Who does the tasks of a contest: this process, one after the other, or processes of Dask, side by side."""
+"""Workers for the tasks of a contest: this process, one task after the other, or processes of Dask in parallel."""
 
 from __future__ import annotations
 

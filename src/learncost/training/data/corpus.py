@@ -182,7 +182,7 @@ NAMES: Mapping[str, Sequence[str]] = {
     "source": ("source", "src", "input", "text", "question"),
     "target": ("target", "tgt", "output", "summary", "translation", "answer"),
 }
-"""How a first line calls its columns, by what they hold."""
+"""The names of columns in a header, by their content."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds: numbers of a type, in rows of one shape; None: in rows of unequal length."""
+    """The contents of a column: numbers of a type in rows of one shape; None: in rows of unequal length."""
 
     numbers: str
     shape: tuple[int, ...] | None
@@ -41,7 +41,7 @@ class Ragged:
 
     @property
     def longest(self) -> int:
-        """How many numbers the longest row has."""
+        """The length of the longest row."""
         return int(np.diff(self.ends, prepend=0).max(initial=0))
 
 
@@ -63,7 +63,7 @@ class Examples:
         return Examples({name: array[first:last] for name, array in self.arrays.items()})
 
     def stream(self, seed: int, start: int, count: int) -> Any:
-        """Which examples stand at some places of an endless row: every epoch is a shuffle of its own.
+        """Return the examples at some positions of an endless sequence; every epoch is shuffled anew.
 
         The row follows from the seed alone, so that those whose batches differ still learn from the same one.
         """

@@ -24,7 +24,7 @@ CLASSES = Column("<i4", None)
 
 
 class ExampleReader(ABC):
-    """How examples stand in files, on the disk and in batches.
+    """The layout of examples in files, on disk and in batches.
 
     reads    what they are in files, in words
     holds    what the two columns of a list hold
@@ -83,7 +83,7 @@ def number_of(line: ListLine, name: str, labels: Sequence[str]) -> int:
 
 
 def shifted(targets: Any, start: int) -> Any:
-    """What the decoder reads: the start, then each target but the last (transformers' shift_tokens_right)."""
+    """Return the decoder's inputs: the start, then each target but the last (transformers' shift_tokens_right)."""
     before = np.roll(targets, 1, axis=1)
     before[:, 0] = start
     return np.maximum(before, 0)
@@ -133,7 +133,7 @@ class Pairs(ExampleReader):
 
 
 def told_of(tokenizer: Tokenizer, targets: Any, predictions: Any) -> str:
-    """What was to be said, and what is said of each token after those that are right."""
+    """Return the target text, and the text predicted under teacher forcing."""
     mask = targets >= 0
     return f"{tokenizer.decode(targets[mask])!r}, said {tokenizer.decode(predictions[mask])!r}"
 
@@ -223,7 +223,7 @@ class Words(ExampleReader):
 
 
 CHECKED = 1024
-"""How many examples validate at most."""
+"""The largest number of validation examples."""
 
 
 @dataclass(frozen=True)

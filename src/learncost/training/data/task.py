@@ -1,4 +1,4 @@
-"""What a model learns from: how plain files become batches of it, and what is shown of what it says."""
+"""The task of a model: batches from plain files, and the display of predictions."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Say = Callable[[str], None]
 
 
 class Data(Protocol):
-    """What a run learns from, as its folder has it. Its batches follow from the run's options and the step alone."""
+    """The data of a run in its folder. Its batches depend only on the run's options and the step."""
 
     @property
     def bytes_per_token(self) -> float | None:
-        """How many bytes of text a target stands for, where each token of a text is one."""
+        """Bytes of text per target if every token of a text is a target; else None."""
 
     def batch(self, step: int) -> Batch:
-        """What a step learns from."""
+        """Return the batch of a step."""
 
     def check(self) -> Iterator[Batch]:
-        """What validates, a batch of the run's size after the other, always the same."""
+        """Yield the batches of the validation, always the same."""
 
     def show(self, batch: Batch, scores: Any) -> Sequence[str]:
         """A line for each of the first examples of a batch: what was right, and what the scores say."""
 
 
 class Task(Protocol):
-    """What a model learns from, by its head and its inputs.
+    """The task of a model by its head and its inputs.
 
     reads     what it is in files, in words
     classes   whether each answer is one of few classes, of which the right ones are counted
@@ -66,18 +66,18 @@ def answers(batch: Batch) -> tuple[Any, ...]:
 
 
 def count(batch: Batch) -> int:
-    """How many answers a batch has."""
+    """Return the number of targets in a batch."""
     return sum(int((answer >= 0).sum()) for answer in answers(batch))
 
 
 def right(batch: Batch, scores: Any) -> int:
-    """How many answers the scores have right: of several classes the highest, of a single one whether it is above 0."""
+    """Return the number of correct predictions: the highest of several classes, or a single score above 0."""
     (answer,) = answers(batch)
     return int((predicted(scores) == answer).sum())
 
 
 def predicted(scores: Any) -> Any:
-    """What scores [..., classes] say."""
+    """Return the classes that scores [..., classes] predict."""
     return (scores[..., 0] > 0).astype(int) if scores.shape[-1] == 1 else scores.argmax(axis=-1)
 
 

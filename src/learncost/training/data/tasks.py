@@ -1,4 +1,4 @@
-"""Which task a model has: it follows from its head and its inputs."""
+"""The choice of a model's task, which follows from its head and its inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RULES: Mapping[str, Rule] = {
     "pre-training": two_sentences,
     "discriminator": replaced,
 }
-"""What is to be said of plain text, by the head; a language model that sees what follows fills masks too."""
+"""The prediction rules for plain text by the head; a language model without causal masks also fills masks."""
 
 
 def _inputs(model: Model) -> frozenset[str]:
@@ -30,7 +30,7 @@ def _inputs(model: Model) -> frozenset[str]:
 
 
 def _rule(model: Model) -> Rule | None:
-    """What is to be said of plain text; None where the answers stand beside what is read."""
+    """Return the prediction rule for plain text; None where the files contain the targets."""
     head = model.configuration.head
     if head == "language-model" and not model.two_sided:
         return next_tokens if model.causal else masked
@@ -38,7 +38,7 @@ def _rule(model: Model) -> Rule | None:
 
 
 def next_token(configuration: Configuration) -> bool:
-    """Whether the model says the next token of plain text, so that it can go on with one."""
+    """Return whether the model predicts the next token of plain text, so that it can continue one."""
     return _rule(build(configuration)) is next_tokens
 
 
@@ -49,7 +49,7 @@ def tokenizer_of(configuration: Configuration, name: str) -> Tokenizer | None:
 
 
 def task(configuration: Configuration, tokenizer: Tokenizer | None, options: Options) -> Task:
-    """What the model learns from, and how. Raises InputError where nothing in files says it."""
+    """Return the task of the model. Raises InputError where files cannot contain its targets."""
     model = build(configuration)
     inputs, name = _inputs(model), configuration.name
     if not model.learns:

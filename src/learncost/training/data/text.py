@@ -30,7 +30,7 @@ def next_tokens(rows: Any, draw: np.random.Generator, tokenizer: Tokenizer) -> B
 
 
 def masked(rows: Any, draw: np.random.Generator, tokenizer: Tokenizer) -> Batch:
-    """What stood at the chosen places: most of them are masked, some have another token, some stay (Devlin et al.)."""
+    """Predict the original tokens at chosen positions: most are masked, some replaced, some kept (Devlin et al.)."""
     tokens = rows[:, :-1]
     chosen, kind = _chosen(tokens, draw, tokenizer.end), draw.random(tokens.shape)
     other = draw.integers(0, tokenizer.size, tokens.shape)
@@ -39,8 +39,8 @@ def masked(rows: Any, draw: np.random.Generator, tokenizer: Tokenizer) -> Batch:
 
 
 def replaced(rows: Any, draw: np.random.Generator, tokenizer: Tokenizer) -> Batch:
-    """Whether a token was replaced: 15 % are, at random. One that happens to be the old one was not (Clark et al. 2020,
-    section 2, whose generator is trained beside; here there is none)."""
+    """Predict which tokens were replaced: 15 % at random, unless the new token equals the old one (Clark et al. 2020,
+    section 2, who train a generator for it; here there is none)."""
     tokens = rows[:, :-1]
     changed = np.where(_chosen(tokens, draw, tokenizer.end), draw.integers(0, tokenizer.size, tokens.shape), tokens)
     return {"tokens": changed, "targets": (changed != tokens).astype(int)}
@@ -57,7 +57,7 @@ def two_sentences(rows: Any, draw: np.random.Generator, tokenizer: Tokenizer) ->
 
 
 def _chosen(tokens: Any, draw: np.random.Generator, end: int) -> Any:
-    """Where 15 % of each row's tokens are, at least one; what ends a document is not chosen."""
+    """Choose 15 % of each row's tokens, at least one; ends of documents are not chosen."""
     order = np.where(tokens == end, 2.0, draw.random(tokens.shape)).argsort(axis=1).argsort(axis=1)
     available = (tokens != end).sum(axis=1, keepdims=True)
     return order < np.minimum(np.maximum(1, np.rint(CHOSEN * available)), available)

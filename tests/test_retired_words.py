@@ -1,9 +1,10 @@
-"""One word has one meaning: retired words are no identifiers, and a class name is defined once."""
+"""One word has one meaning: retired words are no identifiers, a class name is defined once, docstrings are sentences."""
 
 import ast
 import re
 import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,9 @@ PACKAGES = {
 }
 """Packages of earlier versions; docs/moved.md has where their files are."""
 
+CLAUSES = {"What", "Whether", "How", "Which", "Where", "Who", "Whose", "Whom", "When", "Why", "That"}
+"""First words of docstrings that are a riddle in place of a sentence: "Return whether ..." says what is returned."""
+
 REGISTRIES = {"engine": memory_engines(), "plan": PLANS, "precision": PRECISIONS}
 
 
@@ -113,6 +117,22 @@ def test_a_class_name_is_defined_once():
     )
     assert len(names) > 500
     assert not [name for name, count in names.items() if count > 1]
+
+
+def docstrings(tree: ast.Module) -> Iterator[str]:
+    """The docstrings of a module, its classes and functions, and of their attributes."""
+    for node in ast.walk(tree):
+        for statement in getattr(node, "body", None) or ():
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                if isinstance(statement.value.value, str):
+                    yield statement.value.value.strip()
+
+
+def test_a_docstring_opens_with_no_clause():
+    assert [*docstrings(ast.parse('"""What it is."""\nsize = 1\n"""How many."""'))] == ["What it is.", "How many."]
+    found = [(file.name, text) for file in SOURCES for text in docstrings(ast.parse(file.read_text(encoding="utf-8")))]
+    assert len(found) > 4000
+    assert not [(name, text) for name, text in found if re.split(r"\W", text, maxsplit=1)[0] in CLAUSES]
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def axes_of(model: Model, sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _chosen(line: Line) -> bool:
-    """Whether a line reads experts at an index that another line computes."""
+    """Return whether a line reads experts at an index that another line computes."""
     terms = (term for term in line.right if isinstance(term, Term) and len(term.axes) > 2)
     return any(isinstance(axis, Read) and axis.axis == "e" for term in terms for axis in term.axes)
 
@@ -231,7 +231,7 @@ class StageGroup:
 
 @dataclass(frozen=True)
 class LinkSeconds:
-    """What a collective takes over the links of several configurations."""
+    """The time of a collective over the links of several configurations."""
 
     seconds: Any
     payload: Any
@@ -280,7 +280,7 @@ class StructureCost:
         return self._parts[number]
 
     def allows(self, way: ParallelConfig) -> bool:
-        """Whether the sizes can be sharded over a mesh, its collectives timed and its blocks split into stages."""
+        """Return whether a mesh can shard the sizes, with timed collectives and blocks split into stages."""
         key = way.microbatch, tuple(way.mesh.items()), way.chunks
         if key not in self._allowed:
             try:
@@ -428,6 +428,6 @@ def sharded_axes(shape: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def is_apart(structure: ShardedStructure, shape: Mapping[str, int]) -> bool:
-    """Whether a structure differs from zero-1 on a mesh: zero-3 has devices to shard weights over, and no stages."""
+    """Return whether a structure differs from zero-1 on a mesh: zero-3 has devices to shard over, and no stages."""
     sharded_over = shape[PIPELINE] == 1 and any(shape[axis] > 1 for axis in ("dp", "ep", "cp"))
     return structure.zero == "zero-1" or sharded_over

@@ -142,7 +142,7 @@ class ShardedStep:
         return visit(table.lines, (), {})
 
     def within(self, segments: Sequence[int], part: StagePart) -> bool:
-        """Whether a stage has one of these segments."""
+        """Return whether a stage has one of these segments."""
         return any(
             segment in part.outside if segment % 2 == 0 else self.blocks[segment // 2] in part.iterations
             for segment in segments

@@ -57,7 +57,7 @@ def _at_the_end(spelled: str, operand_of: dict[str, str], axis: str) -> str:
 
 
 def is_along(op: OpDef) -> bool:
-    """Whether the word acts along axes, so that its helper has to be told which."""
+    """Return whether the operator acts along axes, which its helper then has as parameters."""
     return not op.pointwise and bool(op.body or op.kind in ("reduction", "scan"))
 
 
@@ -96,7 +96,7 @@ class Helpers:
         return f"{name}({', '.join((*operands, axis) if is_along(def_of_op) else operands)})"
 
     def _fits(self, op: str, operands: Sequence[str], axis: str) -> bool:
-        """Whether the library's function applies: PyTorch's softmax has one axis, its norms the sizes of theirs."""
+        """Return whether the library's function applies: PyTorch's softmax has one axis, its norms have given sizes."""
         if SHAPE in entry(op).spelled[self.backend.name]:
             return operands[0].isidentifier()
         return self.backend.name != "torch" or "softmax" not in op or not axis.startswith("(")

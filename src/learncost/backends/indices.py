@@ -65,7 +65,7 @@ def _parts(term: Term) -> list[Read]:
 
 
 def is_taken(line: Line) -> bool:
-    """Whether a line reads one value at places that positions give, each of them at one axis alone."""
+    """Return whether a line reads one value at affine indices, each along a single axis."""
     if not isinstance(line, Product) or len(line.right) != 1 or line.left[0].indexed:
         return False
     (term,) = line.right

@@ -149,7 +149,7 @@ class _LoopWriter:
         return opened
 
     def _at(self, inside: str, outer: str) -> str:
-        """Where a turn's slice of a stack lies, or those that it has together."""
+        """Return the index of an iteration's slice of a stacked array, or of several slices."""
         together = self.line.part(inside, self.scope.axes.get(outer, ()))
         return f"{self.iteration} * {together} : ({self.iteration} + 1) * {together}" if together else self.iteration
 
@@ -290,7 +290,7 @@ class _LoopWriter:
         self.iterations.functions.append(function.text(self.name, self.parameters, about, first, body[opened:]))
 
     def _size(self, size: str) -> str:
-        """What a turn is told of a size: of a part that comes round, where that of this turn begins."""
+        """Return a size as an argument of an iteration; for a shard of a ring, the start of this iteration's shard."""
         if not (size.endswith(FIRST) and comes_round(size)):
             return self.scope.size(size)
         axis, backend, place = base(size.removesuffix(FIRST)), self.scope.backend, Code("0")
@@ -345,7 +345,7 @@ def title(line: Loop, table: Table) -> str:
 
 
 def loop_title(loop: CallLoop, table: Table) -> str:
-    """What one turn of a scheduled loop is called; of a loop over sequences by the layers in it."""
+    """Return the name of an iteration of a scheduled loop; for a loop over sequences, by its layers."""
     if loop.repeat.count != "B":
         return title(loop.repeat, table)
     layers = dict.fromkeys(line.meta.layer for each in every_call((loop,)) for line in each.lines)

@@ -94,7 +94,7 @@ def check_runs(kind: Precision) -> None:
 
 
 def _pure(table: Table, kind: Precision) -> set[str]:
-    """What is in bf16 where weights are: not single numbers, constants, scores of the loss and what makes it."""
+    """Return the values that are in bf16 if weights are: not scalars, constants, scores of the loss and its lines."""
     states = table.renewed.keys() & {*table.inputs}
     wide = scores(table) | (table.constants - states)
     if kind.states != "bf16":
@@ -220,7 +220,7 @@ class _Mixed:
         return tuple(result)
 
     def _multiplies(self, lines: Iterable[Statement], name: str) -> bool:
-        """Whether a product reads a name, in a turn of a repeat as well."""
+        """Return whether a product reads a name, also inside of loops."""
         return any(
             name in line.shared and self._multiplies(line.lines, name)
             if isinstance(line, Loop)

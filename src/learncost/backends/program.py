@@ -233,12 +233,12 @@ class FunctionWriter:
         }
 
     def _state(self, name: str) -> tuple[str, str]:
-        """What is remembered of a weight under a name, such as M, and the weight."""
+        """Return the name of an optimizer state, such as M, and its weight; empty for other values."""
         value = self.table.values[name]
         return (name.removeprefix(f"{value.of}."), value.of) if value.role in ("state", "gathered") else ("", "")
 
     def _belongs(self, name: str) -> tuple[str, str]:
-        """What an output is of a weight, in words, and the weight; empty of what is none of them."""
+        """Return the group of an output, such as the gradients, and its weight; empty for other values."""
         value = self.table.values[name]
         if value.role == "gradient":
             return "the gradients", value.of
@@ -494,7 +494,7 @@ def _last(lines: Sequence[Statement]) -> list[Line]:
 
 
 def _meets(lines: Iterable[Statement]) -> bool:
-    """Whether some lines are collectives."""
+    """Return whether some lines are collectives."""
     return any(map(is_collective, lines))
 
 

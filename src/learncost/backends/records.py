@@ -103,7 +103,7 @@ class WeightGroup:
 
 @dataclass(frozen=True)
 class WeightRecords:
-    """How the weights of a program come in: each as an argument, or as one record with a part for each group."""
+    """The arguments of a program's weights: one each, or one record with a part for each group."""
 
     tree: RecordNode | None = None
     records: tuple[Record, ...] = ()

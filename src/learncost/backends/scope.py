@@ -21,7 +21,7 @@ Mask = tuple[str, str, str, str | None]
 
 
 FIRST = ":first"
-"""How sizes end that are a device's first position of an axis."""
+"""The suffix of sizes that are a device's first position of an axis."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class FunctionScope:
         return self.backend.cast(code, "fp32") if name in self.low and not self.product else code
 
     def rounded(self, name: str, code: Code) -> Code:
-        """What is to have a name, in the name's type."""
+        """Return code cast to the type of its name."""
         return self.backend.cast(code, "bf16") if name in self.low and not self.product else code
 
     def literal(self, term: Literal) -> Code:
@@ -180,7 +180,7 @@ class FunctionScope:
         return [self.size(axis) for axis in axes]
 
     def mask(self, condition: Condition, want: tuple[str, ...]) -> Code:
-        """Whether a point is inside a condition, over the axes wanted."""
+        """Return the mask of a condition, over the axes wanted."""
         upper, lower = condition.upper, condition.lower
         key = (marked(upper), marked(lower), condition.relation, condition.window)
         axes = tuple(axis for axis in (upper, lower) if not axis.isdigit())
@@ -242,12 +242,12 @@ class FunctionScope:
         return f"-{text[2:]}" if text.startswith("- ") else text
 
     def within(self, at: Affine, size: str, want: tuple[str, ...]) -> Code:
-        """Whether a place is on an axis of this size, over the axes wanted."""
+        """Return the mask of indices within an axis of this size, over the axes wanted."""
         place = self.spread(self._affine(at), at.loops, want)
         return Code(f"({place.at(SUM)} >= 0) & ({place.at(SUM)} < {size})", COMPARISON)
 
     def on_device(self, axis: Read, want: tuple[str, ...]) -> Code:
-        """Whether an index is within the part of an axis that this device has, over the axes wanted."""
+        """Return the mask of indices within this device's shard of an axis, over the axes wanted."""
         assert not isinstance(axis.at, Affine)
         place = self.spread(self.value(axis.at.name), axis.at.loops, want)
         first, size = self.first(axis.axis), self.size(axis.axis)
@@ -266,7 +266,7 @@ class FunctionScope:
         return place
 
     def index(self, term: Term, want: tuple[str, ...], declared: tuple[str, ...]) -> str:
-        """What to write in brackets so that an array is read or written at a term's indices, axes as wanted."""
+        """Return the subscript that reads or writes an array at a term's indices, with axes as wanted."""
         parts = []
         for place, axis in enumerate(term.axes):
             if isinstance(axis, Read):
@@ -303,7 +303,7 @@ class FunctionScope:
         self.put(second, (), comment)
 
     def is_alias(self, left: Term, right: Operand) -> bool:
-        """Whether a name is but a second name of an array, which is then read under its first."""
+        """Return whether a name is an alias of an array, which is then read under its first name."""
         first = self.aliases.get(right.name, right.name)
         if left.name in self.handed or {left.name, first, right.name} & self.again or first in self.waiting:
             return False

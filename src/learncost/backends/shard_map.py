@@ -11,7 +11,7 @@ from learncost.backends.records import RecordNode, Tree
 from learncost.ir.polynomial import sharded_over, whole
 
 NAME, PARTS = "over", "parts"
-"""What the function is called, and the record that says how weights, or what belongs to each, are cut."""
+"""The name of the function, and of the record that has the sharding of weights and their states."""
 
 
 _WIDER = """
@@ -40,7 +40,7 @@ _WIDER = """
         return jax.tree.map(narrower, over_all(*arrays), results, sizes)
 
     return jax.jit(whole)"""
-"""What the function of a mesh has where parts are filled up: each device gets zeros at the end of its own part."""
+"""The part of a mesh's function for padded shards: each device has zeros at the end of its shard."""
 
 
 def sharded(

@@ -213,7 +213,7 @@ class _StageWriter:
         self.defined = [str(text).partition("(")[0].split()[1] for text in texts]
 
     def _record(self, tree: RecordNode) -> str:
-        """What the update calls a record of arrays that it takes, of which this one has some or is new."""
+        """Return the update's name of a record of arrays that has some or the new values of this one."""
         table, some = self.update.table, next(leaves(tree))
         some = some if some in table.inputs else table.values[some].of
         records = (name for name, members in self.update.states.items() if some in members.values())

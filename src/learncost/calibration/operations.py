@@ -36,7 +36,7 @@ def timed_ops() -> dict[str, str]:
 
 
 def _is_of_a_line(row: OpDef) -> bool:
-    """Whether an op is elementwise, with gradients for all operands."""
+    """Return whether an op is elementwise, with gradients for all operands."""
     made = {term.name: term.axes for line in row.body for term in line.left}
     turned = {term.name for line in row.gradient for term in line.left}
     given = row.inputs[: len(row.inputs) - len(row.defaults)]

@@ -72,7 +72,7 @@ def _links(processes: int | str, path: Path, out: str | None, quick: bool) -> st
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Yield a reporter of the current measurement on standard error: one changing line on a terminal, else a line each."""
+    """Yield a reporter of measurements on standard error: one changing line on a terminal, else a line each."""
     if not sys.stderr.isatty():
         yield lambda text: print(text, file=sys.stderr, flush=True)
         return

@@ -193,7 +193,7 @@ class FirmwareProgram:
     device: Device | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the initial values by the module's names. Raises `InputError` for weights that are drawn on the device."""
+        """Return the initial values by the module's names. Raises `InputError` if the device draws the weights."""
         training = self.training
         configuration = training.configuration
         if not self.begin.arrays:

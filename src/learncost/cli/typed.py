@@ -126,7 +126,7 @@ UNKNOWN = ("refuse", "zero")
 
 @dataclass(frozen=True)
 class How:
-    """How a file is read.
+    """The settings of reading a file.
 
     inputs   what the module reads, a line each; none: what the file says itself
     fold     equal blocks become a repeat
@@ -155,6 +155,6 @@ def reading(
     no_fold: bool = False,
     no_cache: bool = False,
 ) -> How:
-    """How a module is read."""
+    """Return the settings of reading a module."""
     inputs = (input,) if isinstance(input, str) else tuple(input or ())
     return How(inputs, not no_fold, as_run, unknown, not no_cache)

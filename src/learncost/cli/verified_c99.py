@@ -1,4 +1,4 @@
-"""What a freestanding program executes, held to what is priced and to NumPy: `learncost verify MODEL --engine c99`."""
+"""A freestanding program compared with its price and with NumPy: `learncost verify MODEL --engine c99`."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from learncost.verification.report import Check, VerificationReport
 STEPS, BATCH_SIZE, SEQ_LEN = 5, 2, 8
 
 NEAR = 1e-10
-"""How near losses and weights in fp64 come to NumPy's, relative to the largest of each array."""
+"""The largest difference of losses and weights from NumPy's in fp64, relative to the largest of each array."""
 
 SLACK = 1.05
-"""How much larger an arena may be than what is alive: mostly it is equal, and else the search says what lies idle."""
+"""The largest ratio of an arena to the live bytes: mostly they are equal, else the search reports the idle bytes."""
 
 FAR = 1e-6
-"""How far they may be off at most where NumPy's own are as far off when they begin one rounding aside.
+"""The largest difference where NumPy's own is as large when it begins one rounding apart.
 
 Updates by PEPITA are differences of two passes that are nearly the same.
 """
@@ -49,7 +49,7 @@ NOTHING = 1e-12
 """A gradient that is less than this share of the largest is nothing: what the optimizer makes of it is noise."""
 
 ALLOWED = ("memcpy", "memset")
-"""What a compiler may call though the text does not."""
+"""Functions that a compiler may call though the source does not."""
 
 
 def verify_c99(
@@ -144,7 +144,7 @@ def _begin(program: FirmwareProgram) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StepParity:
-    """How far a program is off NumPy after steps: losses, weights, scores, relative to the largest number of each.
+    """The differences from NumPy after steps: losses, weights, scores, relative to the largest number of each.
 
     worst    the weight that is furthest off
     nothing  weights whose gradient is zero but for rounding, which are left out
@@ -200,7 +200,7 @@ def _statistics(training: Training) -> dict[str, Any]:
 def _aside(
     program: FirmwareProgram, begin: Mapping[str, Any], drawn: Sequence[Mapping[str, Any]], nothing: list[str]
 ) -> float:
-    """How far NumPy's weights are off its own after the same steps, where these begin one rounding aside."""
+    """Return the difference of NumPy's weights after the same steps when the initial weights differ by one rounding."""
     training, rng = program.training, np.random.default_rng(0)
     expected = {name: np.array(array) for name, array in training.weights.items()}
     unit = np.finfo(np.float64).eps
@@ -216,7 +216,7 @@ def _aside(
 
 
 def _scores(program: FirmwareProgram, batch: Mapping[str, Any], scores: Any) -> float:
-    """How far a prediction of the last microbatch is off NumPy's, where both are finite."""
+    """Return the difference of a prediction of the last microbatch from NumPy's, where both are finite."""
     if scores is None:
         return 0.0
     table = program.tables["predict"]
@@ -230,7 +230,7 @@ def _scores(program: FirmwareProgram, batch: Mapping[str, Any], scores: Any) -> 
 
 
 def _drawn(steps: int) -> int:
-    """What a program draws in a step, whose seed is 1 where nobody changes it."""
+    """Return the number that a program draws in a step with the default seed 1."""
     return (int(mixed(np.asarray(1), np.asarray(steps + 1))) >> 8) + 1
 
 
@@ -293,7 +293,7 @@ class _CallCounts:
 
 
 def _prices(program: FirmwareProgram, name: str) -> Iterator[Check]:
-    """What a number type counts in every call, against the price of its lines."""
+    """Check the operations that a counting number type executes in every call against the price of its lines."""
     compared = "executed MACCs against the price book run, call by call"
     _, batches = _batches(program, 1)
     try:

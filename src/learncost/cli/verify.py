@@ -158,7 +158,7 @@ def _of_placement(
 def _of_engine(
     model: str | Layer | None, engine: str, settings: dict[str, Any], sizes: dict[str, Any]
 ) -> VerificationReport:
-    """What an engine executes; its libraries are imported only here."""
+    """Return the report of an engine's executed operations; its libraries are imported only here."""
     from learncost.verification.engine_run import verify_engine
 
     if settings or sizes:

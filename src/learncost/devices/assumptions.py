@@ -45,7 +45,7 @@ class Evidence:
 
     @property
     def trusted(self) -> bool:
-        """Whether there are enough rows and sources, and the interval covers left-out sources."""
+        """Return whether there are enough rows and sources, and the interval covers left-out sources."""
         return self.rows >= FEWEST_ROWS and self.sources >= FEWEST_SOURCES and self.share_held >= NEEDED
 
     @property

@@ -17,7 +17,7 @@ from learncost.timing.rates import ORIENTATIONS
 
 SCHEMA = 1
 ENGINES = ("operators", "kernels")
-"""How a step runs: operator by operator, as PyTorch's autograd does, or by learncost's engine."""
+"""The executions of a step: operator by operator, as in PyTorch's autograd, or by learncost's engine."""
 
 MOST = 64
 """The most sizes of a grid and points of a curve."""
@@ -74,7 +74,7 @@ def load(path: Path) -> Calibration:
 
 
 def is_calibration(row: Mapping[str, Any]) -> bool:
-    """Whether a file claims to be a calibration."""
+    """Return whether a file claims to be a calibration."""
     return "learncost_calibration" in row
 
 

@@ -63,7 +63,7 @@ class Figure(Displayed):
 
     @property
     def uncertain(self) -> bool:
-        """Whether values computed from it are modelled."""
+        """Return whether values computed from it are modelled."""
         return self.interval is not None or self.label in ("assumed", "modelled")
 
     def to_dict(self) -> dict[str, Any]:

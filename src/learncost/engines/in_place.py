@@ -123,7 +123,7 @@ def _library() -> str:
 
 
 def _is_exact(precision: str) -> bool:
-    """Whether products at this setting are exact fp32; bf16 tiles would round the factors of large matrices."""
+    """Return whether products at this setting are exact fp32; bf16 tiles would round the factors of large matrices."""
     generator = torch.Generator().manual_seed(0)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)

@@ -379,7 +379,7 @@ def _filled(sizes: Sequence[int], expected: Sequence[int], known: Container[int]
 
 
 def _regrouped(sizes: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether the wanted axes are the given ones with some split."""
+    """Return whether the wanted axes are the given ones with some split."""
     rest = list(expected)
     for size in sizes:
         part = [rest.pop(0)] if rest else [0]

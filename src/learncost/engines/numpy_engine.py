@@ -185,7 +185,7 @@ class Training(Core):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the weights are the plain model's: none is frozen, adapted or quantized."""
+        """Return whether the weights are the plain model's: none is frozen, adapted or quantized."""
         return self._wanted is None and not self.model.quantized
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:

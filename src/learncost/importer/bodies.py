@@ -69,7 +69,7 @@ def with_ops(
 
 @dataclass
 class _ReadValue:
-    """How a line reads a value: its loops by slot, and the loops of the last line that they correspond to, where
+    """A read of a value by a line: its loops by slot, and the loops of the last line that they correspond to, where
     known.
     """
 

@@ -129,7 +129,7 @@ def learning_kept(module: Any, changes: bool = False) -> Iterator[set[int]]:
 
 
 def _follows_from_nothing(tensor: Any) -> bool:
-    """Whether a traced tensor is made of sizes and numbers alone, such as zeros: its gradient reaches nothing."""
+    """Return whether a traced tensor depends only on sizes and numbers, such as zeros: it passes no gradient on."""
     import torch
     from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 

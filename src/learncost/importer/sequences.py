@@ -11,7 +11,7 @@ from typing import Any
 from learncost.importer.constants import GivenError, NodeConstants
 
 OFFSETS = ("cu_seq", "cum_seq")
-"""What kernels of attention call the offsets of sequences."""
+"""The prefixes of the offsets of sequences in attention kernels."""
 
 OVER_SEQUENCES = ("aten::_flash_attention_forward", "aten::_efficient_attention_forward", "torch_attn::_varlen_attn")
 """PyTorch's attentions that read them, whose products are two forward and five backward (torch.utils.flop_counter)."""
@@ -63,7 +63,7 @@ class Sequences:
 
 
 def has_offsets(node: Any) -> bool:
-    """Whether a node of a graph is an attention over sequences in one row."""
+    """Return whether a node of a graph is attention over packed sequences."""
     return any(name.startswith(OFFSETS) and value is not None for name, value in _arguments(node).items())
 
 

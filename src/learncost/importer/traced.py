@@ -132,7 +132,7 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
 
 
 _LISTED: dict[str, Any] = {}
-"""What was registered when PyTorch last listed its composite operators, and its list of them."""
+"""The registrations when PyTorch last listed its composite operators, and that list."""
 
 
 @contextmanager

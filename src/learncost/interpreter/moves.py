@@ -1,4 +1,4 @@
-"""How data moves on NumPy: operands spread over the axes that a line wants, reads at indices, and collectives.
+"""Data movement on NumPy: operands broadcast over the axes of a line, reads at indices, and collectives.
 
 A collective returns what a device has of the arrays of all devices along an axis of the mesh.
 """

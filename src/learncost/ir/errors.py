@@ -195,7 +195,7 @@ def printable(text: str) -> str:
 
 
 def mentions(values: Iterable[object], text: str) -> bool:
-    """Whether a text stands in one of several values as they are written, in capitals or not."""
+    """Return whether a text occurs in the string of several values, ignoring case."""
     return text.lower() in str(list(values)).lower()
 
 
@@ -206,7 +206,7 @@ def nearest(name: object, candidates: Iterable[str]) -> str:
     import difflib  # needed only when something went wrong
 
     def key_of(spelling: str) -> str:
-        """How a name is compared; the dashes before a flag would make all flags alike."""
+        """Return the form in which names are compared: without the dashes, by which all flags would be similar."""
         return spelling[:100].lower().replace("_", "-").removeprefix("--")
 
     names = {key_of(candidate): candidate for candidate in candidates}

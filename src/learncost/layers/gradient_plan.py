@@ -1,4 +1,4 @@
-"""Which names have a gradient, and where a learning procedure stops a gradient or takes it from elsewhere.
+"""The names that have a gradient, and the places where a learning procedure stops or replaces one.
 
 A name has one where it is computed from wanted ones (needed) and the outputs depend on it (alive).
 """

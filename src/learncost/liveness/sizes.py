@@ -1,4 +1,4 @@
-"""What is alive in a table: where all sizes are given, and as polynomials where sizes are left open."""
+"""The live intervals of a table at given sizes, and as polynomials where sizes are symbolic."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _is_of(known: Preset, said: Mapping[str, object]) -> bool:
 
 
 def _agrees(usual: Mapping[str, object], said: Mapping[str, object]) -> bool:
-    """Whether all given values equal the defaults of a class."""
+    """Return whether all given values equal the defaults of a class."""
     for key, value in usual.items():
         other = said.get(key, value)
         if isinstance(value, Mapping) and isinstance(other, Mapping):
@@ -175,12 +175,12 @@ def _read_once(table: Path) -> Layer:
 
 
 def names_module(argument: str) -> bool:
-    """Whether a MODEL argument names a module in a user's file, `FILE.py:NAME`."""
+    """Return whether a MODEL argument names a module in a user's file, `FILE.py:NAME`."""
     return OF_A_FILE in argument
 
 
 def names_own_sizes(argument: str) -> bool:
-    """Whether a MODEL argument has size names that are known only after reading it."""
+    """Return whether a MODEL argument has size names that are known only after reading it."""
     known = preset(argument)
     is_table = argument.endswith(NOTATION) or (known is not None and known.table is not None)
     return is_table or names_module(argument) or described_elsewhere(argument) is not None
@@ -267,7 +267,7 @@ def _no_module(model: str) -> str:
 
 
 def _is_hub_name(model: str) -> bool:
-    """Whether it looks like a Hugging Face Hub name: an organization and a name without file ending."""
+    """Return whether it looks like a Hugging Face Hub name: an organization and a name without file ending."""
     return model.count("/") == 1 and not model.startswith(".") and not model.endswith((".json", ".toml", "/"))
 
 

@@ -98,7 +98,7 @@ def family_of(configuration: Configuration) -> Family:
 
 
 def adds_paths(configuration: Configuration) -> bool:
-    """Whether a live module has low-rank paths in addition to its config's weights."""
+    """Return whether a live module has low-rank paths in addition to its config's weights."""
     return configuration.learned is not None and bool(configuration.learned.paths)
 
 

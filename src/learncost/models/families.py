@@ -166,7 +166,7 @@ class Family:
 
     @property
     def two_sided(self) -> bool:
-        """Whether there is an encoder and a decoder."""
+        """Return whether there is an encoder and a decoder."""
         return len(self.blocks) > 1
 
     @property

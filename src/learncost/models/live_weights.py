@@ -247,7 +247,7 @@ class _WeightsReader:
 
 
 def _is_head(path: str) -> bool:
-    """Whether a module is the output projection: lm_head, embed_out, or the decoder inside of an lm_head."""
+    """Return whether a module is the output projection: lm_head, embed_out, or the decoder inside of an lm_head."""
     return "head" in path.rpartition(".")[2] or path.endswith(("lm_head.decoder", "predictions.decoder", "embed_out"))
 
 

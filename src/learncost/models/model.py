@@ -75,22 +75,22 @@ class Model:
 
     @property
     def padded(self) -> bool:
-        """Whether it has a padding mask as input, for sequences of unequal length."""
+        """Return whether it has a padding mask as input, for sequences of unequal length."""
         return any(self.table.values[name].role == "padding" for name in self.masks)
 
     @property
     def learns(self) -> bool:
-        """Whether it has an output with targets to learn from."""
+        """Return whether it has an output with targets to learn from."""
         return self.table.outputs == ("loss",)
 
     @property
     def causal(self) -> bool:
-        """Whether it predicts the next token: its last stack is a decoder."""
+        """Return whether it predicts the next token: its last stack is a decoder."""
         return family_of(self.configuration).blocks[-1] == "decoder"
 
     @property
     def two_sided(self) -> bool:
-        """Whether there is an encoder and a decoder."""
+        """Return whether there is an encoder and a decoder."""
         return self.configuration.two_sided
 
 

@@ -27,7 +27,7 @@ def runs_otherwise(model: Model) -> str:
 
 
 def learns_otherwise(model: Model) -> bool:
-    """Whether other weights are trainable than in the imported module."""
+    """Return whether other weights are trainable than in the imported module."""
     layer = model.configuration.layer
     return layer is not None and {*model.learning} != {*layer.table.weights} - {*layer.frozen}
 

@@ -20,17 +20,17 @@ def layers_that(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozense
 
 
 def normalizes(line: Line) -> bool:
-    """Whether it is a normalization."""
+    """Return whether it is a normalization."""
     return isinstance(line, Op) and entry(line.op).makes == "normal"
 
 
 def activates(line: Line) -> bool:
-    """Whether it is elementwise, as an activation."""
+    """Return whether it is elementwise, as an activation."""
     return isinstance(line, Op) and entry(line.op).pointwise and len(line.right) == 1
 
 
 def weighs_tokens(line: Line) -> bool:
-    """Whether it is the softmax of self-attention, one per block."""
+    """Return whether it is the softmax of self-attention, one per block."""
     if not isinstance(line, Op) or not makes_shares(line):
         return False
     others = {base(axis) for axis in line.left[0].loops if axis not in line.axes}
@@ -49,7 +49,7 @@ def attentions(lines: Collection[Line]) -> tuple[frozenset[str], frozenset[str]]
 
 
 def makes_shares(line: object) -> bool:
-    """Whether it is a softmax of any kind."""
+    """Return whether it is a softmax of any kind."""
     return isinstance(line, Op) and entry(line.op).makes == "shares"
 
 
@@ -79,12 +79,12 @@ def _chosen_by(lines: Iterable[Line]) -> set[str]:
 
 
 def _sums(line: Line) -> bool:
-    """Whether a product of two values sums over an axis."""
+    """Return whether a product of two values sums over an axis."""
     return isinstance(line, Product) and len(line.right) == 2 and bool(line.sides.sums)
 
 
 def _convolves(line: Line, inputs: Collection[str]) -> bool:
-    """Whether a product reads a window at each position, as a convolution or a patch embedding does."""
+    """Return whether a product reads a window at each position, as a convolution or a patch embedding does."""
     terms = [term for term in line.right if isinstance(term, Term)]
     if any(isinstance(axis, Read) for term in terms for axis in term.axes):
         return True

@@ -112,7 +112,7 @@ class GivenValue:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it comes from the command line or a caller, not from a file."""
+        """Return whether it comes from the command line or a caller, not from a file."""
         return not self.where
 
     def size(self) -> int:

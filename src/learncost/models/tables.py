@@ -121,7 +121,7 @@ def _family(same: IdentityKey[Layer]) -> Family:
 
 
 def has_batch(table: Table) -> bool:
-    """Whether the batch is symbolic, as B; a module read at numeric sizes is one step of its samples."""
+    """Return whether the batch is symbolic, as B; a module read at numeric sizes is one step of its samples."""
     return any("B" in axes for axes in table.axes.values())
 
 

@@ -57,7 +57,7 @@ class Inference(Displayed):
 
     @property
     def remade(self) -> bool:
-        """Whether decode multiplies cached values with weights, for all positions again in every step."""
+        """Return whether decode multiplies cached values with weights, for all positions again in every step."""
         all_axes = {axis_of(ALL, array.window) for array in self.cache if array.tokens}
         lines = (line for line, _ in walk(self.decode.lines) if isinstance(line, Product))
         return any(all_axes & set(line.left[0].loops) and set(line.reads) & set(self.decode.weights) for line in lines)

@@ -268,7 +268,7 @@ class _Local:
 
 
 def _hands_on(first: Statement, second: Statement) -> bool:
-    """Whether a loop's initial value is another loop's result."""
+    """Return whether a loop's initial value is another loop's result."""
     if not isinstance(first, Loop) or not isinstance(second, Loop) or len(first.carry) != 1:
         return False
     return second.carry[0].initial == first.carry[0].final

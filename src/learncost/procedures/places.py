@@ -101,7 +101,7 @@ def linears(place: LinePlace) -> Iterator[tuple[Product, int]]:
 
 
 def sums(line: Line) -> bool:
-    """Whether a product sums over an axis; its result then has another feature space than its factors."""
+    """Return whether a product sums over an axis; its result then has another feature space than its factors."""
     return isinstance(line, Product) and not set(line.left[0].loops).issuperset(line.loops)
 
 

@@ -184,17 +184,17 @@ class Procedure:
 
     @property
     def compares(self) -> bool:
-        """Whether it uses differences of two forward passes as gradients."""
+        """Return whether it uses differences of two forward passes as gradients."""
         return "update by differences" in self.moves
 
     @property
     def differentiates(self) -> bool:
-        """Whether its gradients are those of the loss for all trainable weights, as autograd computes them."""
+        """Return whether its gradients are those of the loss for all trainable weights, as autograd computes them."""
         return self.moves.keys() <= {"forward", "forward again", "backward", "update"}
 
     @property
     def overrides(self) -> bool:
-        """Whether its backward pass stops somewhere, or gets other signals than gradients."""
+        """Return whether its backward pass stops somewhere, or gets other signals than gradients."""
         return not self.moves.keys().isdisjoint(("stopped at PLACE", "given SIGNAL at PLACE"))
 
     @property
@@ -204,7 +204,7 @@ class Procedure:
 
     @property
     def by_iterations(self) -> bool:
-        """Whether one block learns, then another."""
+        """Return whether blocks are trained one after the other."""
         return "update of blocks by turns" in self.moves
 
     @property
@@ -215,12 +215,12 @@ class Procedure:
 
     @property
     def finds(self) -> bool:
-        """Whether these directions are singular vectors, computed once in `held` steps."""
+        """Return whether these directions are singular vectors, computed once in `held` steps."""
         return "projected to NUMBER singular vectors" in self.moves
 
     @property
     def chooses(self) -> bool:
-        """Whether it fixes the trainable parameters."""
+        """Return whether it fixes the trainable parameters."""
         return bool(self.part) or self.by_iterations
 
     @property

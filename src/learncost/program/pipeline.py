@@ -144,7 +144,7 @@ def _in_one(moment: InFlight, several: Sequence[InFlight]) -> bool:
 
 
 def _covers(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> bool:
-    """Whether the first counts are nowhere smaller."""
+    """Return whether the first counts are nowhere smaller."""
     return all(
         one >= two for ones, twos in zip(first, second, strict=True) for one, two in zip(ones, twos, strict=True)
     )

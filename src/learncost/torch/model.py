@@ -113,7 +113,7 @@ class ModelModule(TableModule):
 
     @staticmethod
     def _is_placed(datum: Datum, arrays: Mapping[str, Any]) -> bool:
-        """Whether it stands at positions: tokens."""
+        """Return whether its elements have positions, as tokens do."""
         return datum.input in arrays and len(datum.axes) == 2 and bool(datum.places) and not datum.answers
 
     def chosen(self, key: tuple[bool, ...]) -> Table:

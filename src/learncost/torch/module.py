@@ -14,7 +14,7 @@ from learncost.torch.passes import DifferentiablePasses
 
 
 class TableModule(torch.nn.Module):
-    """What layers and models share: parameters, dropout, and the passes of the tables that are run.
+    """The base of layers and models: parameters, dropout, and the passes of the executed tables.
 
     A weight `attn.WQ` of the table is the parameter `attn.WQ`; those of a model's repeated block are stacks.
     """

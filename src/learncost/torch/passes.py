@@ -125,7 +125,7 @@ def _emitted(table: Table, sizes: Mapping[str, int]) -> tuple[Pass, tuple[str, .
 
 
 def _autocast(device: str) -> tuple[str, torch.dtype] | None:
-    """What forward ran under, so that backward runs under the same; None without autocast."""
+    """Return the autocast of the forward pass, which backward uses too; None without autocast."""
     return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
 
 

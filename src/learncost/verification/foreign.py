@@ -26,7 +26,7 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class Library:
-    """The functions that the translation requires of a library; arrays are float64, with arithmetic, reshape and indexing.
+    """The functions that the translation requires of a library; arrays are float64 and support arithmetic and indexing.
 
     full       an array of a shape filled with a number
     arange     the positions of an axis

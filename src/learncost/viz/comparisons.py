@@ -1,4 +1,4 @@
-"""What is the same whatever procedure a page looks at: all of them side by side, growth, price books."""
+"""The parts of a page that do not depend on its procedure: the comparison of procedures, growth, price books."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What notebooks show of objects: of tables their equations, of prices and lives their rows, of others their fields.
+"""Display of objects in notebooks: equations of tables, rows of prices and live intervals, fields of others.
 
 Frames have the same by rows: of tables and prices the lines, of lives the arrays, of trainings the weights.
 """

@@ -196,7 +196,7 @@ def _facts(step: Cost) -> dict[str, Any]:
 
 
 def _totals(step: Cost) -> dict[str, Any]:
-    """What the step takes in all."""
+    """Return the totals of the step."""
     totals: dict[str, Any] = {
         "maccs": step.total.maccs,
         "flops": step.total.flops,
@@ -232,7 +232,7 @@ def _errata(lines: tuple[CostLine, ...]) -> list[dict[str, str]]:
 
 
 def _legend(step: Cost) -> list[dict[str, Any]]:
-    """What the letters of formulas stand for: the symbol, the size, its value."""
+    """Return the legend of formulas: symbols, sizes and values."""
     assert step.priced is not None
     assert step.built is not None
     symbols = symbols_of(step.built)
@@ -243,7 +243,7 @@ def _legend(step: Cost) -> list[dict[str, Any]]:
 
 
 def _settings(request: Request, side_by_side: str | None) -> dict[str, Any]:
-    """What was asked for, by the names of the parameters; what was left to its default is left out."""
+    """Return the parameters of the request by name, without defaults."""
     beside = {} if side_by_side is None else {"side_by_side": side_by_side}
     return {"model": request.model_name, **request.given, **beside}
 

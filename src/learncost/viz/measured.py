@@ -62,7 +62,7 @@ def _read(text: str) -> Mapping[int, _NumberedStatement]:
 
 
 def _named(statement: ast.stmt, code: str) -> str:
-    """What a statement makes: the name on its left, or that of the array that a call fills."""
+    """Return the result's name of a statement: the name on its left, or that of the array that a call fills."""
     if isinstance(statement, ast.Assign):
         target = statement.targets[0]
         first = target.elts[0] if isinstance(target, ast.Tuple) else target

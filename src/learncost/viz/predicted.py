@@ -33,11 +33,11 @@ Path: TypeAlias = "tuple[int, ...]"
 
 
 class StepMemory(Protocol):
-    """What a step has in memory, line by line."""
+    """The memory of a step, line by line."""
 
     @property
     def table(self) -> Table:
-        """What its lines are."""
+        """The table of its lines."""
 
     def moments(self, iterations: Walked) -> Iterable[tuple[Line, Path, int]]:
         """Every line as it runs, with the turns around it, and the bytes that are alive."""
@@ -92,7 +92,7 @@ _Node: TypeAlias = "_Leaf | _DrawnLoop"
 
 @dataclass(frozen=True)
 class _IterationNames:
-    """What the turns of a repeat are called: blocks by their numbers in the model, several of them in a turn."""
+    """The labels of a loop's iterations: blocks by their numbers in the model, several of them in an iteration."""
 
     block: str
     first: int
@@ -163,7 +163,7 @@ class _StepDrawing:
     # What is known of a line as it runs.
 
     def _iterations(self, loop: _DrawnLoop | Loop, outermost: bool) -> bool:
-        """Whether the iterations of a loop are drawn individually."""
+        """Return whether the iterations of a loop are drawn individually."""
         return self.outer if outermost else self.inner
 
     def _levels(self) -> dict[tuple[Path, str, str], int]:
@@ -236,7 +236,7 @@ class _StepDrawing:
             self._kernel(group, path, times)
 
     def _at_once(self, group: Sequence[_Leaf], leaf: _Leaf) -> bool:
-        """Whether a line runs in the kernel of those before it, or makes nothing run."""
+        """Return whether a line runs in the kernel of those before it, or in none."""
         assert self.step.timing is not None
         kernels = self.step.timing.kernels
         mine, others = kernels.get(leaf.row.place), (kernels.get(other.row.place) for other in group)

@@ -57,7 +57,7 @@ class PlotAxis:
     written: Callable[[float], str]
 
     def share(self, value: float) -> float:
-        """How far along it a value is, from 0 to 1."""
+        """Return the position of a value on the axis, from 0 to 1."""
         if self.high == self.low:
             return 0.5
         if self.logarithmic:
@@ -65,7 +65,7 @@ class PlotAxis:
         return (value - self.low) / (self.high - self.low)
 
     def value(self, share: float) -> float:
-        """What is so far along it."""
+        """Return the value at a position on the axis."""
         if self.logarithmic:
             return float(self.low * (self.high / self.low) ** share)
         return self.low + share * (self.high - self.low)
@@ -251,4 +251,4 @@ _PICTURES: Mapping[str, Callable[[Any, int], Iterable[str]]] = {
     "Complexity": _complexity,
     "Result": _losses,
 }
-"""What is drawn of which answer, by its class: none of them is imported for that."""
+"""The drawings of answers by class name, so that no class has to be imported."""

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class Slice:
-    """What takes from `start` to `end`, in nanoseconds, and the parts that it consists of.
+    """A slice of time from `start` to `end`, in nanoseconds, with its parts.
 
     kind     what it is: a pass, a block, a layer, a kernel, a line
     category the pass or the passes that it belongs to
@@ -48,7 +48,7 @@ class TimelineCounter:
 
 @dataclass(frozen=True)
 class TimelineProcess:
-    """What happens side by side with others: its slices, and its counters."""
+    """A process that runs in parallel with others: its slices, and its counters."""
 
     name: str
     slices: tuple[Slice, ...]

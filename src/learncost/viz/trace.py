@@ -59,7 +59,7 @@ def _events(process: TimelineProcess, number: int) -> Iterator[dict[str, Any]]:
 
 
 ENDINGS = (".json", ".pftrace")
-"""How a file's name ends in each form: of the Trace Event Format, of Perfetto's protobuf."""
+"""The file endings of the Trace Event Format and of Perfetto's protobuf."""
 
 OPENS = "https://ui.perfetto.dev or chrome://tracing open it."
 
@@ -213,7 +213,7 @@ class _InferenceMemory:
 
 
 def _facts(step: PricedStep, precision: str, rates: Rates | None) -> dict[str, str]:
-    """What must be known to read the file."""
+    """Return the facts that a reader of the file needs."""
     facts = {
         "made by": f"learncost {__version__}, learncost trace",
         "what": f"one step of {step.name}, predicted",

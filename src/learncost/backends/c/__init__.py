@@ -211,7 +211,7 @@ def _scheduled(
 def writable(
     lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], dtypes: Mapping[str, str]
 ) -> bool:
-    """Whether the lines can be one function."""
+    """Return whether the lines can be one function."""
     try:
         kernel(lines, axes, outputs, dtypes, {}, "kernel")
     except InputError:

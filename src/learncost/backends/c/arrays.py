@@ -155,7 +155,7 @@ class Arrays:
     # Memory.
 
     def multiplies(self, stored: str) -> bool:
-        """Whether a product reads a factor of this type without packing."""
+        """Return whether a product reads a factor of this type without packing."""
         return stored == self.real or (self.alone and stored == self.types["int8"])
 
     def storage(self, value: ScheduledValue) -> ArrayStorage:

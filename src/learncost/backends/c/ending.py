@@ -98,7 +98,7 @@ class Ending(Arrays):
         return self.tile.row, self.tile.column
 
     def can_be_tiled(self) -> bool:
-        """Whether both factors are stored as products need them: a library's need one contiguous axis each."""
+        """Return whether both factors are stored as products need them: a library's need one contiguous axis each."""
         summed = self.tile.summed[-1]
         matrices = [_matrix(self, term, side, summed) for term, side in zip(_terms(self), self.sides, strict=True)]
         if not self.alone and any(ONE not in matrix.strides for matrix in matrices):

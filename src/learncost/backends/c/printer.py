@@ -109,7 +109,7 @@ def _lines(statement: tree.CStatement, printer: Printer) -> Iterator[str]:
 
 
 def _copies(loop: tree.ForLoop) -> bool:
-    """Whether a loop copies contiguous elements, in any order of iterations."""
+    """Return whether a loop copies contiguous elements, in any order of iterations."""
     if loop.step != ONE:
         return False
     here = tree.LoopCounter(loop.counter)
@@ -139,7 +139,7 @@ def _copies(loop: tree.ForLoop) -> bool:
 
 
 def _stays(condition: tree.Expression, here: tree.LoopCounter, made: Collection[str]) -> bool:
-    """Whether a condition is loop-invariant, so that a compiler may remove the branch."""
+    """Return whether a condition is loop-invariant, so that a compiler may remove the branch."""
     parts = [*tree.walk(condition)]
     return here not in parts and not any(isinstance(part, tree.NameExpression) and part.text in made for part in parts)
 

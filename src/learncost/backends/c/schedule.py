@@ -152,8 +152,8 @@ class KernelSchedule:
         self.library = {line.name for line in self._lines if self._is_library(line, fixed)}
 
     def _is_library(self, line: Line, fixed: set[str]) -> bool:
-        """Whether it is computed as products of matrices; in loops, where these have no neighbouring places in memory
-        or what it makes is scattered over other turns."""
+        """Return whether it is computed as matrix products; it is by loops where these are not contiguous in memory
+        or its result is scattered over other iterations."""
         if not is_library(line, fixed):
             return False
         sides_inside, scratch = sides_within(line, fixed), {value.name for value in self._lines} - self.outputs
@@ -235,7 +235,7 @@ class KernelSchedule:
         return at
 
     def _cheap(self, value: ScheduledValue) -> bool:
-        """Whether recomputing it costs less than loading it."""
+        """Return whether recomputing it costs less than loading it."""
         return value.cost <= 6 and len(value.loads) <= (1 if value.output else 2)
 
     def _kind(self, line: Line) -> str:
@@ -322,7 +322,7 @@ class KernelSchedule:
         return last
 
     def _done(self, old: ScheduledValue, new: ScheduledValue) -> bool:
-        """Whether a value's last read precedes another one's write, or is at the same element."""
+        """Return whether a value's last read precedes another one's write, or is at the same element."""
         assert new.spec is not None
         readers = [v.line for v in self.values.values() if old.name in v.line.reads]
         gathered = any(term.name == old.name and at for line in readers for term, at in needs(line))
@@ -331,11 +331,11 @@ class KernelSchedule:
         return is_ready and not gathered and products and all(node <= new.spec for node in old.uses)
 
     def moment(self, node: LoopNode, value: ScheduledValue) -> bool:
-        """Whether a stored value is in memory when a node begins."""
+        """Return whether a stored value is in memory when a node begins."""
         if value.kind != "pointwise":
             return True
         return value.spec is not None and node.place > value.spec.place
 
     def crosses(self, value: ScheduledValue) -> bool:
-        """Whether it is read outside the segment that computes it, or by a product."""
+        """Return whether it is read outside the segment that computes it, or by a product."""
         return bool(value.products) or any(node.place[:2] != value.at[:2] for node in value.uses)

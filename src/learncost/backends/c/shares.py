@@ -35,7 +35,7 @@ def _is_alike(arrays: Arrays, left: str, right: str) -> bool:
 
 
 def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
-    """Whether all reads precede the write in every iteration of the common loops, each at its elements."""
+    """Return whether all reads precede the write in every iteration of the common loops, each at its elements."""
     relevant = [use for use in uses if use.array.of == read or (use.array.of == written and use.stored)]
     *reads, write = relevant
     if write.stored != "=" or any(use.stored for use in reads):

@@ -12,7 +12,7 @@ from learncost.ir.term import Literal, Operand, Read, Term
 
 
 def is_move(line: Line) -> bool:
-    """Whether every element of the result depends on one point."""
+    """Return whether every element of the result depends on one point."""
     return not is_reduction(line) and not line.left[0].indexed
 
 
@@ -24,7 +24,7 @@ def sides_within(line: Line, fixed: set[str]) -> MatmulDims:
 
 
 def is_library(line: Line, fixed: set[str]) -> bool:
-    """Whether the line is a true matrix product inside of an iteration."""
+    """Return whether the line is a true matrix product inside of an iteration."""
     if not isinstance(line, Product) or len(line.right) != 2 or line.left[0].indexed:
         return False
     if any(isinstance(term, Literal) or term.indexed for term in line.right):
@@ -33,7 +33,7 @@ def is_library(line: Line, fixed: set[str]) -> bool:
 
 
 def is_ended(line: Line) -> bool:
-    """Whether the line is a matrix product of a kernel over its elements, which is then tiled."""
+    """Return whether the line is a matrix product of a kernel over its elements, which is then tiled."""
     iterations = set(line.meta.kernel.axes if line.meta.kernel else ())
     return is_library(line, set()) and iterations == {*line.left[0].loops}
 

@@ -112,7 +112,7 @@ def _without_copies(lines: Sequence[Line], outputs: frozenset[str]) -> list[Line
 
 
 def is_point(line: Line) -> bool:
-    """Whether a line puts one number into a row of zeros, `dP[B M v=targets[B M]] = dT[B M]`."""
+    """Return whether a line puts one number into a row of zeros, `dP[B M v=targets[B M]] = dT[B M]`."""
     left = line.left[0]
     if not (isinstance(line, Product) and left.indexed and len(line.right) == 1):
         return False
@@ -233,7 +233,7 @@ def _needed(lines: Sequence[Line], outputs: frozenset[str]) -> tuple[Line, ...]:
 
 
 def is_reduction(line: Line) -> bool:
-    """Whether a line is a reduction."""
+    """Return whether a line is a reduction."""
     if isinstance(line, Op):
         return line.op != "inside" and entry(line.op).kind == "reduction"
     return not line.left[0].indexed and bool(set(line.loops) - set(line.left[0].loops))

@@ -262,7 +262,7 @@ _VARY = ("lr", "k1", "k2", "decay", "draw")
 
 
 def varies(of: str) -> bool:
-    """Whether a number changes from step to step; of `draw/200` every 200 steps."""
+    """Return whether a number changes from step to step; of `draw/200` every 200 steps."""
     return of.partition("/")[0] in _VARY
 
 
@@ -297,5 +297,5 @@ _CONSTANT = frozenset(("share", "sign", "buffer", "end", "padding", "gradient"))
 
 
 def _is_fixed(value: Value) -> bool:
-    """Whether an input is the same at every step, such as the scales of a weight."""
+    """Return whether an input is the same at every step, such as the scales of a weight."""
     return value.role in _CONSTANT | RANDOM or bool(value.role == "constant" and value.of)

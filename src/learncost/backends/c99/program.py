@@ -68,7 +68,7 @@ COMPILERS = """\
 #define PLACED
 #endif
 """
-"""What compilers are told: to round every product, and to leave arrays in RAM where their types put them.
+"""Options of compilers: to round every product, and to leave arrays in RAM where their types put them.
 
 gcc aligns those that it alone knows for pairs of words (`-ftree-slp-vectorize`); others may know one that is `used`.
 """
@@ -93,7 +93,7 @@ def _public(prefix: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class FirmwareInputs:
-    """What a program is given of the model, beside its tables.
+    """The inputs of a program from the model, in addition to its tables.
 
     values   arrays of what never changes, by name: frozen weights, positions, numbers; of others what they begin with
     begins   of what learns: mean and deviation of what it is drawn from
@@ -233,7 +233,7 @@ class _FirmwareWriter:
         return f"&{text}" if self._is_number(name) else text
 
     def _is_number(self, name: str) -> bool:
-        """Whether C has it as a number: what learns or is written from outside is an array, if only of one."""
+        """Return whether it is a scalar in C: trained and externally written values are arrays, even of one element."""
         kind, axes, _ = self.given[name]
         return not axes and kind in ("variables", "constants")
 
@@ -284,7 +284,7 @@ class _FirmwareWriter:
             yield f"{spelled('decay')} = (real)1 - {spelled('lr')} * weight_decay;"
 
     def _draws(self, steps: str) -> Iterator[str]:
-        """What is drawn in a step counted from 1, or in the first of those that draw alike."""
+        """Yield the draws of a step counted from 1, or of the first step that has the same draws."""
         for name in self.given:
             kind, _, held = self.values[name].of.partition("/")
             if kind == "draw" and self.values[name].role == "number":
@@ -522,7 +522,7 @@ _GROUPS = {
 }
 
 _ARENA_TYPES = {"arena": ("real", ""), "places": ("place", "int64"), "flags": ("uint8_t", "bool")}
-"""What arenas are of, in C and in the table; without a word, of the program's numbers."""
+"""The element types of arenas, in C and in the table; "" is the program's real type."""
 
 _PUBLIC_TYPES = {
     "fp32": "{}_real",

@@ -12,7 +12,7 @@ from learncost.ir.term import Term
 from learncost.ops.collectives import REDUCES
 
 MESH = "mesh"
-"""What programs call the DeviceMesh that they run on."""
+"""The name of the DeviceMesh in programs."""
 
 _SENT = "torch.ops._c10d_functional"
 
@@ -140,7 +140,7 @@ def written(lines: Sequence[Op], of: Callable[[str], str], shape: Shape) -> tupl
 
 
 def _terms(line: Op) -> tuple[Term, Term]:
-    """What a collective makes, and what it reads."""
+    """Return the result of a collective, and its operand."""
     read = line.right[0]
     assert isinstance(read, Term)
     return line.left[0], read

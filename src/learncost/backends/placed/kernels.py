@@ -25,7 +25,7 @@ class _WrittenKernel:
     function: KernelFunction
 
     def fits(self, numbers: Sequence[int]) -> bool:
-        """Whether it computes identical lines at these sizes."""
+        """Return whether it computes identical lines at these sizes."""
         return all(constant in (None, number) for constant, number in zip(self.constants, numbers, strict=True))
 
 
@@ -97,7 +97,7 @@ class KernelTable:
         )
 
     def number(self, size: str) -> int:
-        """What a size comes to; one that `flat` made, to the points of its axes."""
+        """Return the value of a size; of one that `flat` made, the product of its axes."""
         return prod(int(size_of(axis, self._sizes)) for axis in size.split())
 
     def _numbers(self, sizes: Sequence[str]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ IN_PLACE = Rounding(
     product=lambda line: matrix_product(line) is not None and line.meta.kernel is None,
     keeps=lambda line: False,  # a kernel computes in fp32 and rounds only what it hands on
 )
-"""What a step in place rounds where it is in bf16."""
+"""The rounding of an in-place step in bf16."""
 
 
 def laid_out(table: Table, sizes: Mapping[str, int], dtype: str = "fp32") -> InPlaceLayout:
@@ -57,7 +57,7 @@ class InPlaceLayout:
 
     @property
     def given(self) -> dict[str, tuple[tuple[str, ...], str]]:
-        """What the caller owns and some call reads: axes and type by name."""
+        """The axes and types of arrays that the caller owns and a call reads, by name."""
         owned = {value.owner for fields in self.lifetimes.fields.values() for value in fields.values()}
         names = (*self.table.inputs, *self.table.weights)
         return {name: (self.table.axes[name], self.dtypes[name]) for name in names if name in owned}
@@ -74,7 +74,7 @@ class InPlaceLayout:
         return prod(self.shape(array.axes))
 
     def number(self, size: str) -> int:
-        """What a parameter of a kernel comes to."""
+        """Return the value of a kernel's parameter."""
         return self.kernels.number(size)
 
     def _arranged(self) -> int:

@@ -94,7 +94,7 @@ def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:
 
 
 def _places(line: Line) -> bool:
-    """Whether a line tells its axes apart though it has no operand: an identity does."""
+    """Return whether a line depends on indices although it has no operand, as an identity does."""
     return isinstance(line, Op) and line.op == "eye"
 
 

@@ -191,7 +191,7 @@ class _InPlaceWriter:
         return ["", f"for turn in {iterations}:", f"    {title}(m.{title}[turn], {self.arguments.removeprefix('m, ')})"]
 
     def _cut(self, scope: _PlacedScope) -> None:
-        """How products read each array; one that none reads is a vector."""
+        """Set the row axes with which products read each array; an array that no product reads is a vector."""
         for item in scope.items:
             if isinstance(item, Call) and item.product:
                 out = MatrixView(item.lines[-1].name, item.product.out.rows)
@@ -260,7 +260,7 @@ class _InPlaceWriter:
     # Places.
 
     def _fields(self, scope: _PlacedScope) -> None:
-        """Where each array of a scope lies, turn by turn."""
+        """Write the memory of each array of a scope, iteration by iteration."""
         iterations = self.layout.lifetimes.by_iteration(scope.path)
         entries: dict[str, str] = {}
         for name in dict.fromkeys(name for _, arrays in iterations for name in arrays):
@@ -290,7 +290,7 @@ class _InPlaceWriter:
 
 
 def _place(value: ScheduledArray, path: Path) -> int | str | tuple[str | int | slice, ...]:
-    """Where an array lies in a turn: a place in the arena, or an array that is given, with the indices of its part."""
+    """Return an array's memory in an iteration: an offset in the arena, or a given array with indices of its slice."""
     root = value.root
     if not root.owner:
         return _begin(root)
@@ -301,7 +301,7 @@ def _place(value: ScheduledArray, path: Path) -> int | str | tuple[str | int | s
 
 
 def _begin(array: ScheduledArray) -> int:
-    """Where an array of the arena begins, or its part of another one, of equal parts."""
+    """Return the offset of an array in the arena, also of a slice of another one."""
     if array.part is None:
         return array.place
     container, iteration = array.part

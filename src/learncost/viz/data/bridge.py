@@ -1,4 +1,4 @@
-"""Why two conventions give different numbers for one step: from one to the other item by item, and nothing is left."""
+"""The difference between two conventions for one step, item by item without remainder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL = 0.004
 """Items below this share of what the drawing reaches over are drawn together."""
 
 CUT = 0.15
-"""Where less than this share of the largest number differs, bars do not begin at 0."""
+"""The share of the largest number below which differences are drawn with bars that do not begin at 0."""
 
 QUANTITIES = {"flops": "FLOPs", "maccs": "MACCs"}
 PARTS = {"whole": "forward and backward", "forward": "forward"}
@@ -91,7 +91,7 @@ class Bridge:
 
     @property
     def finding(self) -> str:
-        """What the picture shows, in one sentence."""
+        """The finding of the picture in one sentence."""
         if not self.items:
             return f"{self.end.price_book} and {self.start.price_book} give the same count"
         ratio = self.end.amount / self.start.amount if self.start.amount else 0.0

@@ -139,7 +139,7 @@ def cost_lines(step: Cost) -> tuple[CostLine, ...]:
 
 
 def _formulas(price: Price, rows: list[PricedLine]) -> Iterator[tuple[str, Polynomial]]:
-    """What rows cost together, as polynomials in the axes."""
+    """Yield the total costs of rows as polynomials in the axes."""
     part = Price(price.book, tuple(rows), {}, price.dtype)
     for name in ("maccs", "flops", *(["bytes"] if price.dtype in BYTES else [])):
         yield name, as_count(getattr(part, name))
@@ -206,7 +206,7 @@ def _count_written(count: Polynomial, symbols: Mapping[str, str]) -> str:
 
 
 def symbols_of(model: Model) -> Mapping[str, str]:
-    """What axes are called in formulas: as in the paper, but for a table of one's own, whose letters are its own."""
+    """Return the symbols of axes in formulas: those of the paper; for a user's table, its letters."""
     layer = model.configuration.layer
     return write.SYMBOLS if layer is None or layer.name in shipped() else {}
 

@@ -27,7 +27,7 @@ KINDS = (
     "gradients",
     "optimizer step",
 )
-"""What arrays are, in the order in which they stand on each other: what is there throughout, then what passes made."""
+"""The kinds of arrays from bottom to top: those alive throughout, then those computed by passes."""
 
 _PARTS = frozenset(("weights", "fixed matrices", "master weights", "optimizer state", "gradients"))
 
@@ -140,7 +140,7 @@ class MemoryCurve:
 
     @property
     def finding(self) -> str:
-        """What the curve shows, in one sentence."""
+        """The finding of the curve in one sentence."""
         at = self.lines[self.peak_at]
         doing = at.macro_operation.replace("_", " ")
         doing += " pass" if doing in ("forward", "backward") else ""
@@ -213,7 +213,7 @@ def _array(stay: LiveInterval) -> MemoryArray:
 
 
 def kind_of(part: str, macro_operation: str) -> str:
-    """What an array is, of `KINDS`: by its part of the memory, or by the pass that made it."""
+    """Return the kind of an array: its part of the memory, or the pass that computed it."""
     if part in _PARTS:
         return part
     return "batch" if macro_operation == "given" else macro_operation.replace("_", " ")
@@ -255,7 +255,7 @@ def brackets(lines: Sequence[tuple[tuple[tuple[Any, ...], ...], str | None]]) ->
 
 
 def _iterations_text(count: str, block: str | None) -> str:
-    """What turns, by the size that says how often: in a turn of all layers is one block, else there may be several."""
+    """Return the label of a loop by its count: an iteration over layers is one block, others may have several."""
     if block is None or count not in ("n_layer", "n_enc", "n_dec"):
         return "these lines run"
     return "one block, runs" if block == "decoder" else f"one {block} block, runs"

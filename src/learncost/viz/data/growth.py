@@ -1,4 +1,4 @@
-"""How the cost of a step grows with the length, the batch, the depth and the width, by procedure, and where they cross.
+"""Growth of a step's cost with length, batch, depth and width, by procedure, and the crossovers.
 
 The width grows with the feed-forward networks and the number of heads, and the width of a head stays.
 """
@@ -19,7 +19,7 @@ from learncost.reports.crossing import coefficients
 from learncost.reports.run import PreparedRun
 
 ALONG: Mapping[str, str] = {"length": "tokens", "batch": "sequences", "depth": "blocks", "width": "width"}
-"""What a step grows along, and the unit."""
+"""The sizes along which a step grows, and their units."""
 
 REACH = 131_072
 """Tokens that the curve over the length goes to, where nothing asks for more."""
@@ -96,7 +96,7 @@ class Growth:
 
     @property
     def finding(self) -> str:
-        """What the picture shows, in one sentence."""
+        """The finding of the picture in one sentence."""
         for crossing in self.crossings:
             if crossing.dearer == "bp":
                 beyond = f", beyond the {self.limit:,} that the model learns," if crossing.beyond_positions else ""
@@ -125,7 +125,7 @@ def growth(
     price_book: str = "",
     places: Iterable[int] | None = None,
 ) -> Growth:
-    """How the steps of an answer of `lc.compare` grow.
+    """Return the growth of the steps in a result of `lc.compare`.
 
     places  the sizes; by default powers of two around the step that was asked for
     Raises `InputError` for names that are not known, and for a model whose depth or width cannot be changed.

@@ -38,5 +38,5 @@ class Monomials:
 
 
 def as_count(value: Any) -> Polynomial:
-    """What a polynomial has become when sizes were put in: a polynomial again, of no size where it is a number."""
+    """Return a polynomial after substitution of sizes as a polynomial, also where it is a number."""
     return value if isinstance(value, Polynomial) else Polynomial.of((), value)

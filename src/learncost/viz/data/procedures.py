@@ -25,7 +25,7 @@ class PassShare:
 
 @dataclass(frozen=True)
 class ProcedureShare:
-    """What a step costs by one procedure; `ratio` is to backpropagation, None where that is not compared.
+    """The cost of a step under one procedure; `ratio` is to backpropagation, None where that is not compared.
 
     peak  bytes, of the engine that is named; None where no memory was asked for
     """
@@ -66,7 +66,7 @@ class Procedures:
 
     @property
     def finding(self) -> str:
-        """What the picture shows, in one sentence."""
+        """The finding of the picture in one sentence."""
         ratios = {
             procedure.name: ratio for procedure in self.procedures if (ratio := procedure.ratio["flops"]) is not None
         }

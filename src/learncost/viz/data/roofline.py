@@ -89,7 +89,7 @@ class Roofline:
 
     @property
     def finding(self) -> str:
-        """What the picture shows, in one sentence."""
+        """The finding of the picture in one sentence."""
         doing = {"compute": "computes", "memory": "waits for memory", "launch": "waits for calls"}
         order = sorted(self.limits, key=lambda name: -self.limits[name])
         parts = [(share(self.limits[name], self.seconds), doing[name]) for name in order if self.limits[name]]

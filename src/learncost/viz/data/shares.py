@@ -1,4 +1,4 @@
-"""What the passes of steps are of their whole, one step beside the other."""
+"""The shares of passes in steps, for one or several steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Shares:
 
     @property
     def finding(self) -> str:
-        """What the picture shows, in one sentence."""
+        """The finding of the picture in one sentence."""
         first = self.bars[0]
         if not first.parts:
             return f"A step of {first.model} costs nothing"

@@ -110,7 +110,7 @@ def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapp
 
 
 def _usual(name: str, step: Cost, values: Mapping[str, Any], free: Container[str]) -> Tree | None:
-    """What a size of the run is where nobody gives it: lengths follow the model's context, at most 4,096."""
+    """Return the rule of a size's default: lengths follow the model's context, at most 4,096."""
     assert step.built is not None
     family = family_of(step.built.configuration)
     rule = {"seq_len": family.fixed or family.usual_length, "target_len": family.usual_target_length or "seq_len"}.get(
@@ -171,7 +171,7 @@ def _put_in(expression: Tree, names: Mapping[str, Tree]) -> Tree:
 
 
 def _changes(model: Model, name: str, built_with: Callable[[Mapping[str, int]], Model]) -> bool:
-    """Whether the model is the same table with another value of a size, so that counts are the same polynomials."""
+    """Return whether another value of a size leaves the table as it is, so that counts are the same polynomials."""
     value = model.configuration.sizes[name]
     for other in (2 * value, 3 * value, value // 2, value // 3, value + 1):
         if other < 1:

@@ -1,4 +1,4 @@
-"""What the time of a step is made of, by axes: a page without Python gives the same seconds for other sizes."""
+"""The parts of a step's time by axes, from which a page without Python computes the seconds for other sizes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ FIGURES: Mapping[str, str] = {
     "procedures": "Learning procedures compared: passes, totals, ratios, memory.",
     "conventions": "The difference of two price books, item by item.",
 }
-"""What there is to draw."""
+"""The kinds of figures."""
 
 
 def module_of(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Why two price books differ: all books as multiples of matrix products above, and the way between two below."""
+"""The differences of price books: all books as multiples of matrix products above, the items between two below."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _nowhere() -> Any:
 
 
 def notes(data: Bridge) -> Iterator[str]:
-    """What the panel rests on, in sentences."""
+    """Yield the assumptions of the panel as sentences."""
     yield f"{data.model}: one step of backpropagation, {sizes_of(data)}"
     yield "forward, backward and weight update, without the optimizer step; one MACC is two FLOPs"
     for bar in (data.start, data.end):

@@ -92,7 +92,7 @@ def _locator(count: int) -> Any:
 
 
 def notes(data: Growth) -> Iterator[str]:
-    """What the panel rests on, in sentences."""
+    """Yield the assumptions of the panel as sentences."""
     from learncost.reports.show import convention
 
     yield f"{data.model}: all else as at length {data.here:,}; crossings are solved exactly at whole numbers"

@@ -1,4 +1,4 @@
-"""How lines over an axis are drawn, whatever they are of: names at their ends, both axes with few numbers."""
+"""Line plots of any quantity: labels at the ends of lines, few numbers at the axes."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def _few(axis: Any, is_logarithmic: bool, most: int) -> None:
 
 
 def _narrow(axis: Any) -> bool:
-    """Whether an axis goes over less than two powers of ten."""
+    """Return whether an axis spans less than two powers of ten."""
     low, high = axis.get_view_interval()
     return bool(low > 0 and high / low < 100)
 
 
 def notes(data: Curves) -> Iterator[str]:
-    """What the panel rests on, in sentences."""
+    """Yield the assumptions of the panel as sentences."""
     yield from data.notes

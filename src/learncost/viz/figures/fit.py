@@ -19,7 +19,7 @@ ROW = 0.2
 
 @dataclass(frozen=True)
 class FitBar:
-    """What one sample takes; `largest`, the largest batch that fits, 0 where none does."""
+    """The memory of one sample; `largest` is the largest batch that fits, 0 if none does."""
 
     name: str
     ram: int
@@ -38,7 +38,7 @@ class Fits:
 
     @property
     def finding(self) -> str:
-        """What the picture shows, in one sentence."""
+        """The finding of the picture in one sentence."""
         fitting = [bar for bar in self.bars if bar.largest]
         if not fitting:
             return f"Nothing fits {said_bytes(self.limit)}: {self.model} needs {size_of(min(b.ram for b in self.bars))}"
@@ -93,5 +93,5 @@ _PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 
 
 def notes(data: Fits) -> Iterator[str]:
-    """What the panel rests on, in sentences."""
+    """Yield the assumptions of the panel as sentences."""
     yield from data.sentences

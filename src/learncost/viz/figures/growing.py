@@ -1,4 +1,4 @@
-"""What figures of growth share: an axis of sizes, lines of procedures or models, labels at their ends."""
+"""The common parts of growth figures: an axis of sizes, lines of procedures or models, labels at their ends."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def draw(data: Shares, panel: Panel) -> None:
 
 
 def notes(data: Shares) -> Iterator[str]:
-    """What the panel rests on, in sentences."""
+    """Yield the assumptions of the panel as sentences."""
     from learncost.reports.show import convention
 
     for bar in data.bars:

@@ -20,7 +20,7 @@ from learncost.viz.figures.panel import Panel
 from learncost.viz.figures.style import RC, WIDTHS
 
 ENDINGS = (".pdf", ".svg", ".png")
-"""How a file's name ends in each form."""
+"""The file endings of figures."""
 
 GAP, MARGIN = 0.16, 0.04
 """Inches between panels, and around all of them."""

@@ -20,7 +20,7 @@ SAID = {
     "weight update": "made by the update",
     "optimizer step": "new weights",
 }
-"""What a pass made, in words; other kinds are called by their names."""
+"""The labels of arrays that passes compute; other kinds have their names as labels."""
 
 LISTED = 7
 """Arrays of the peak that are listed; the others are summed."""
@@ -120,7 +120,7 @@ def _stairs(axes: Any, data: MemoryCurve, across: float, up: float) -> list[str]
 def _free_place(
     below: Sequence[int], above: Sequence[int], points: float, across: float, up: float, peak_at: int
 ) -> tuple[float, float] | None:
-    """Where a text of so many points fits between two stairs, not at the peak: its left end and its middle's height."""
+    """Return a position for a text of so many points between two steps, not at the peak: left end and middle height."""
     needed = int(points / across) + 1
     best, place = (SMALL + 1.0) / up, None
     for start in range(len(below) - needed + 1):
@@ -242,7 +242,7 @@ def _list(panel: Panel, data: MemoryCurve) -> None:
 
 
 def notes(data: MemoryCurve) -> Iterator[str]:
-    """What the panel rests on, in sentences."""
+    """Yield the assumptions of the panel as sentences."""
     yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
     yield f"optimizer {data.optimizer}; engine {data.engine}"
     yield data.convention

@@ -52,7 +52,7 @@ class Panel:
         return self.figure.text((self.left + x) / wide, (self.bottom + y) / high, text, **more)
 
     def heading(self, name: str, about: str = "") -> None:
-        """What the panel is of: a name, and as much about it as there is room for."""
+        """Write the heading of the panel: a name, and as much of its description as fits."""
         y = self.height - HEADING + 0.05
         self.text(0, y, name, weight="bold", size=NORMAL)
         start = width_of(name, NORMAL, True) + 6
@@ -87,7 +87,7 @@ class Panel:
 
 
 def rows_of_key(looks: Sequence[tuple[str, Look]], width: float) -> int:
-    """How many rows a key of swatches needs in so many inches."""
+    """Return the number of rows that a legend needs in so many inches."""
     rows, across = 1, 0.0
     for name, _ in looks:
         needed = 0.13 + width_of(name, SMALL) / POINTS
@@ -103,7 +103,7 @@ def fitting(texts: Iterable[str], points: float, size: float = NORMAL, bold: boo
 
 
 class PanelStep(Protocol):
-    """What is shown of one step: its sizes, `letters` as a table calls them."""
+    """The displayed sizes of a step; `letters` are those of a table."""
 
     @property
     def batch_size(self) -> int: ...
@@ -119,7 +119,7 @@ class PanelStep(Protocol):
 
 
 def step_of(step: PanelStep, *more: str) -> str:
-    """What step it is, in parts with points between."""
+    """Return the description of a step, its parts separated by points."""
     sides = "" if step.target_len is None else f" and {step.target_len:,}"
     tokens = step.letters or f"{step.batch_size:,} × {step.seq_len:,}{sides} tokens"
     return " · ".join(filter(None, (tokens, *more)))
@@ -135,7 +135,7 @@ DRAWN = ("along", "against", "engine")
 
 
 def keywords_of(kind: str, question: Callable[..., Any], arguments: Mapping[str, Any], *more: str) -> dict[str, Any]:
-    """What is given, for a question to be asked with; `more` are flags that the figure reads itself.
+    """Return the arguments of a question; `more` are flags that the figure reads itself.
 
     Raises `InputError` for a flag that the figure does not have.
     """

@@ -112,7 +112,7 @@ def _end(flops: int, ratio: float | None) -> str:
 
 
 def notes(data: Procedures) -> Iterator[str]:
-    """What the panel rests on, in sentences."""
+    """Yield the assumptions of the panel as sentences."""
     from learncost.reports.show import convention
 
     yield f"{data.model}: {sizes_of(data)}; optimizer {data.optimizer}"

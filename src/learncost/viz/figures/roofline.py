@@ -280,7 +280,7 @@ def _overlap(first: Box, other: Box) -> bool:
 
 
 def notes(data: Roofline) -> Iterator[str]:
-    """What the panel rests on, in sentences."""
+    """Yield the assumptions of the panel as sentences."""
     yield f"{data.model}, {data.procedure}: {sizes_of(data)}, {data.dtype}"
     yield f"{data.device}: {data.source}"
     low, high = seconds_of(data.low), seconds_of(data.high)

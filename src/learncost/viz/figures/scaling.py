@@ -1,4 +1,4 @@
-"""How the FLOPs of a step grow with the length, the batch, the depth and the width, by model or by procedure."""
+"""Growth of a step's FLOPs with length, batch, depth and width, by model or by procedure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Scaling:
 
     @property
     def finding(self) -> str:
-        """What the picture shows, in one sentence."""
+        """The finding of the picture in one sentence."""
         first = self.curves[0]
         bp = first.series[0]
         place = first.places.index(first.here)
@@ -138,7 +138,7 @@ def _between_powers(axis: Any, powers: float) -> None:
 
 
 def notes(data: Scaling) -> Iterator[str]:
-    """What the panel rests on, in sentences."""
+    """Yield the assumptions of the panel as sentences."""
     from learncost.reports.show import convention
 
     for curve in data.curves:

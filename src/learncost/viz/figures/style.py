@@ -1,4 +1,4 @@
-"""How figures look: the colours of passes, sizes of type, numbers as they are written, text that is measured.
+"""The style of figures: colours of passes, font sizes, number formats, measured text.
 
 The colours were searched for: the smallest distance of any two is large for every kind of colour vision, and their
 lightness is at least 9.8 of L* apart, so that they stay apart on a grey printer. Recomputation is hatched besides.

@@ -62,7 +62,7 @@ def of(answer: Sweep) -> Curves:
 
 
 def _follows(values: np.ndarray, others: np.ndarray) -> bool:
-    """Whether to every value there is but one of the others."""
+    """Return whether every value has a single one of the others."""
     return len(np.unique(np.stack([values, others], axis=1), axis=0)) == len(np.unique(values))
 
 

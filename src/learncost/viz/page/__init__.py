@@ -84,7 +84,7 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
 
 
 _INFERENCE = {"prefill": "reading a prompt", "decode": "decoding"}
-"""What inference is called in a sentence."""
+"""The names of inference in a sentence."""
 
 _SHARED = ("conventions", "growth", "compared", "tables", "rates")
 
@@ -109,5 +109,5 @@ def _titles() -> Mapping[str, str]:
 
 
 def procedure_title(name: str) -> str:
-    """What a procedure is called in a sentence."""
+    """Return the name of a procedure in a sentence."""
     return _INFERENCE.get(name) or procedure(name, INFERENCE).title.partition(":")[0]

@@ -19,7 +19,7 @@ from learncost.viz.views import VIEWS
 _OF_DOCUMENT = {flag.name for flag in flags_of(document)} - {flag.name for flag in flags_of(cost)}
 
 FIRST: Mapping[str, str] = {"model": "gpt2", "on": "NVIDIA A100 SXM 40GB"}
-"""What the first view is of."""
+"""The defaults of the first view."""
 
 
 def _page(watches: bool) -> bytes:
@@ -62,7 +62,7 @@ def answer(route: str, pairs: Pairs, config: str = "") -> Answer:
 
 
 def _named(key: str, known: Mapping[str, Any], pairs: Pairs) -> tuple[str, Pairs]:
-    """What is asked for by one of several names, and the other pairs. Raises `InputError`."""
+    """Return the value of a key that must be a known name, and the other pairs. Raises `InputError`."""
     names = [value for name, value in pairs if name == key]
     if len(names) != 1 or names[0] not in known:
         raise InputError(f"{key} must be one of {', '.join(known)}, not {shown(', '.join(names))}")
@@ -100,4 +100,4 @@ EXPORTS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bytes]]] = {
     "trace.json": (JSON, _trace(".json")),
     "pftrace": ("application/octet-stream", _trace(".pftrace")),
 }
-"""What a step is written as: the endings of files, with the types of their contents."""
+"""The export formats of a step: file endings with content types."""

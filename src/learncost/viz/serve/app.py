@@ -22,7 +22,7 @@ from learncost.viz.serve.runs import Runs, run_page
 
 
 def policy(nonce: str) -> str:
-    """What a page may do: run and load what is inside of it, and ask this server."""
+    """Return the content security policy: a page may load only its own content and query this server."""
     return (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; style-src-attr 'unsafe-inline'; "
         "img-src 'self' data: blob:; font-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -88,7 +88,7 @@ def _html(content: bytes) -> Response:
 
 
 class _Views:
-    """What is at each address."""
+    """The handlers of each address."""
 
     def __init__(self, answers: AnswerCache, runs: Runs | None) -> None:
         self.answers, self.watched = answers, runs
@@ -116,7 +116,7 @@ class _Views:
         return _response(await self.answers.answer(route, request.query_params.multi_items(), config))
 
     async def fields(self, _: Request) -> Response:
-        """What may be asked for."""
+        """Respond with the fields that a page may request."""
         return _response(await self.answers.answer("fields", ()))
 
     async def run(self, _: Request) -> Response:
@@ -125,7 +125,7 @@ class _Views:
         return _html(run_page(NONCE).encode())
 
     async def runs(self, request: Request) -> Response:
-        """What is watched: all trainings and contests of the folder, with what is new of them."""
+        """Respond with the trainings and contests of the watched folder and their new records."""
         return JSONResponse(self._watched().state(request.query_params.get("since", "")))
 
     def _watched(self) -> Runs:

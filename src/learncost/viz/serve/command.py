@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 HOST = "127.0.0.1"
-"""Where the server listens: no other machine reaches it."""
+"""The address on which the server listens; no other machine reaches it."""
 
 PORT = 8642
 

@@ -1,4 +1,4 @@
-"""What is refused before anything answers: other hosts and origins, bodies and addresses that are too large."""
+"""Refusals before any handler: other hosts and origins, bodies and addresses that are too large."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ADDRESS = 16 * 2**10
 """Bytes of an address with its values at most."""
 
 NAMES = ("127.0.0.1", "localhost")
-"""What this machine is called in an address that leads here."""
+"""The host names of this machine in accepted addresses."""
 
 SAFE = (
     (b"x-content-type-options", b"nosniff"),
@@ -77,7 +77,7 @@ class Guard:
         await self.application(scope, once, safely)
 
     def _refused(self, scope: Scope) -> tuple[int, str] | None:
-        """Why a request is not answered, before its body is read."""
+        """Return the status and reason of a refusal before the body is read; None if there is none."""
         if (
             (hosts := _values(scope, b"host")) and not (len(hosts) == 1 and hosts[0].lower() in self.hosts)
         ) or not hosts:

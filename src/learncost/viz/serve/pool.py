@@ -18,10 +18,10 @@ from learncost.viz.serve.replies import Answer, Pairs, refusal
 from learncost.viz.serve.worker import CAPACITY
 
 SECONDS = 20.0
-"""How long a processor may work on an answer."""
+"""The limit of processor time per answer, in seconds."""
 
 PATIENCE = 6
-"""How many times as long an answer may take on a machine that is at work on something else."""
+"""The factor of wall-clock time over processor time that is allowed on a busy machine."""
 
 WAITING = 32
 """Requests that wait for a worker at most; later requests are asked to retry."""
@@ -40,7 +40,7 @@ OFTEN = 20_000
 
 
 class Answers(Protocol):
-    """Who answers."""
+    """The interface of what answers requests."""
 
     async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
         """The answer to a request."""
@@ -213,5 +213,5 @@ class _Worker:
 
 
 def _environment() -> dict[str, str]:
-    """That of this process; a worker computes on one thread."""
+    """Return this process's environment with one thread for a worker."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""What a request asks for, as the arguments of a question: names of what is known, and data, never a path.
+"""The parser of requests into arguments of a question: known names and data, never a path.
 
 What may be asked for, a question's flags with their help and choices, is here too.
 """
@@ -39,13 +39,13 @@ MOST = 100
 """Values that a request may have."""
 
 NAMES_PROCEDURES = frozenset(("procedure", "procedures", "side_by_side"))
-"""What has names of procedures, several with commas between."""
+"""Parameters that are comma-separated names of procedures."""
 
 CONFIG = "config.json"
-"""What a configuration is called that came with a request."""
+"""The name of a configuration that came with a request."""
 
 _RUN = {"batch_size": "1", "seq_len": "128"}
-"""What is looked at first where a table leaves these sizes open, or a model has no length."""
+"""The first sizes if a table leaves them symbolic, or a model has no length."""
 
 
 def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, Any]:
@@ -139,7 +139,7 @@ Choice = dict[str, Any]
 
 
 def fields(question: Callable[..., Any]) -> dict[str, Any]:
-    """What a page may ask for.
+    """Return the fields that a page may request.
 
     flags    of the question, in their order, and its JSON schema
     views    beside it, each with the flags that it takes and the question does not
@@ -176,7 +176,7 @@ def _described(flags: Iterable[Flag]) -> list[dict[str, Any]]:
 
 
 def choices() -> Mapping[str, Any]:
-    """What there is, by the name of the flag that takes it: a list of names; or `parts` with a size each."""
+    """Return the choices by the name of their flag: a list of names; or `parts` with a size each."""
     models = [
         {"name": preset.name, "title": preset.title, "also": list(preset.aliases)}
         for preset in (*presets(), *table_presets())

@@ -1,4 +1,4 @@
-"""What requests and answers are, for the server and the processes that answer."""
+"""Requests and answers, for the server and its worker processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 API = "/api/document"
-"""Where a page asks for documents."""
+"""The address at which a page requests documents."""
 
 NONCE = "a-nonce-stands-here"
 """Stands in a page for the number that is used once."""
@@ -20,7 +20,7 @@ Pairs = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent back: a status as HTTP has it, the type of the content, the content."""
+    """A response: an HTTP status, the content type, the content."""
 
     status: int
     kind: str

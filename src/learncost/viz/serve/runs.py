@@ -1,4 +1,4 @@
-"""What is watched: trainings and contests of a folder, by the files that they write.
+"""The watched runs: trainings and contests of a folder, by the files that they write.
 
 The folder is named when the server starts; a request names nothing. What grows is read on from where it was read to.
 """

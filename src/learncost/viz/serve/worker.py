@@ -19,7 +19,7 @@ CAPACITY = 4 * 2**30
 """Bytes of address space that an answer may take."""
 
 WANT = (MemoryError, ImportError)
-"""What want of memory raises: a library that cannot be mapped is one that cannot be imported."""
+"""The exceptions of a lack of memory: a library that cannot be mapped cannot be imported."""
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:

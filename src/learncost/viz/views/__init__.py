@@ -55,7 +55,7 @@ VIEWS: Mapping[str, ReportView] = {
 NOT_SIZES = frozenset(flag.name for view in VIEWS.values() for flag in flags_of(view.question)) | {
     flag.name for flag in flags_of(cost)
 }
-"""What a page may ask for that is no size of a model."""
+"""The parameters of a page that are no size of a model."""
 
 
 def pictures(arguments: Mapping[str, Any]) -> dict[str, Any]:

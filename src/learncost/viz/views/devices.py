@@ -159,7 +159,7 @@ def _name(answer: Found) -> str:
 
 
 def _pick(model: Any, answer: Found) -> dict[str, str]:
-    """What is chosen with a way; nothing where its plan is another than that of a mesh that is asked for."""
+    """Return the flags that select a configuration; none if its plan is not available with --mesh."""
     if said_of(answer.plan):
         return {}
     axes = [axis for axis in answer.step.way.mesh if axis != PIPELINE]

@@ -77,7 +77,7 @@ def by_engine(request: Request) -> Picture:
 
 
 def too_large(table: Memory) -> str:
-    """Why a step is not laid out for a processor without an operating system."""
+    """Return why a step cannot be laid out for a microcontroller; "" if it can."""
     held = table.split["weights"] + table.split.get("optimizer state", 0)
     if held <= ADDRESSED:
         return ""

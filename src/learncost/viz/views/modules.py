@@ -59,7 +59,7 @@ def modules(request: Request) -> Picture:
 
 
 def of_modules(step: Cost) -> bool:
-    """Whether lines of a step say modules."""
+    """Return whether lines of a step have modules."""
     return step.priced is not None and any(row.module for row in step.priced.rows)
 
 

@@ -50,7 +50,7 @@ MADE = {
     "gradients": "weight_update",
     "new weights and states": "optimizer_step",
 }
-"""Which pass makes most of a part of a memory; what none makes is there throughout."""
+"""The pass that computes most of a part of the memory; parts without a pass are alive throughout."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ Chart = Bars | Lanes | MemoryBlocks | TreeRows | TextLines | TableRows
 
 @dataclass(frozen=True)
 class Picture:
-    """What a view shows.
+    """The picture of a view.
 
     title    the finding
     lead     what is drawn, in a sentence

@@ -1,4 +1,4 @@
-"""One word has one meaning: retired words are no identifiers, a class name is defined once, docstrings are sentences."""
+"""One word has one meaning: retired words are no identifiers, class names are unique, docstrings are sentences."""
 
 import ast
 import re
@@ -122,10 +122,8 @@ def test_a_class_name_is_defined_once():
 def docstrings(tree: ast.Module) -> Iterator[str]:
     """The docstrings of a module, its classes and functions, and of their attributes."""
     for node in ast.walk(tree):
-        for statement in getattr(node, "body", None) or ():
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(statement.value.value, str):
-                    yield statement.value.value.strip()
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value.strip()
 
 
 def test_a_docstring_opens_with_no_clause():

@@ -84,7 +84,7 @@ def test_what_is_measured_is_what_the_operations_took(clock):
     assert measurement.fresh == pytest.approx(POINT, rel=1e-6)
     assert measurement.threads == 3
     # Every prediction was right, so that the interval is what lies beside the lines alone.
-    assert (measurement.low, measurement.high) == pytest.approx(measuring.BESIDE, rel=1e-3)
+    assert (measurement.low, measurement.high) == pytest.approx(measuring.INTERVAL_FACTORS, rel=1e-3)
 
 
 def test_the_largest_products_have_the_rate_of_smaller_ones(clock):

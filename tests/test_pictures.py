@@ -145,7 +145,7 @@ def test_a_weight_is_there_throughout_and_a_value_of_the_forward_pass_until_it_i
 def test_a_roofline_has_every_second_and_every_operation_once(model: str) -> None:
     answer = lc.cost(model, by="equation", on="A100-SXM-40GB", seq_len=64)
     lines_roof = roofline(answer)
-    assert sum(point.seconds for point in lines_roof.points) + lines_roof.beside == pytest.approx(
+    assert sum(point.seconds for point in lines_roof.points) + lines_roof.outside == pytest.approx(
         lines_roof.seconds, rel=1e-12
     )
     assert lines_roof.seconds == lc.cost(model, on="A100-SXM-40GB", seq_len=64).timing.seconds
@@ -156,7 +156,7 @@ def test_a_roofline_has_every_second_and_every_operation_once(model: str) -> Non
     inside = [name for point in lines_roof.points for name in point.inside]
     guests = [row for row in answer.rows if row.seconds is None]
     assert sorted(inside) == sorted(f"{row.layer}.{row.line}" for row in guests)
-    assert sum(lines_roof.limits.values()) + lines_roof.beside == pytest.approx(lines_roof.seconds, rel=1e-12)
+    assert sum(lines_roof.limits.values()) + lines_roof.outside == pytest.approx(lines_roof.seconds, rel=1e-12)
 
 
 def test_a_roofline_needs_lines_and_a_device() -> None:

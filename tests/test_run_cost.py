@@ -54,7 +54,7 @@ def test_gpt3_takes_3640_petaflop_days():
     run = gpt3()
     assert run.flops == exact * 300 * 10**9
     assert run.figures["petaflop_s_days"].value == pytest.approx(3737.4, abs=0.05)
-    assert run.beside["gpt3"] == 6 * 174_604_259_328 * 300 * 10**9
+    assert run.flops_by_book["gpt3"] == 6 * 174_604_259_328 * 300 * 10**9
 
 
 def test_gpt3_from_structure_to_carbon():

@@ -29,7 +29,7 @@ from learncost.viz.serve.app import application
 from learncost.viz.serve.command import _listening as listening
 from learncost.viz.serve.command import server as making
 from learncost.viz.serve.guard import BODY
-from learncost.viz.serve.pool import BESIDE, AnswerCache, Here, ProcessPool
+from learncost.viz.serve.pool import OVERHEAD, AnswerCache, Here, ProcessPool
 from learncost.viz.serve.replies import Answer
 from learncost.viz.serve.runs import thinned
 from learncost.viz.views import VIEWS
@@ -384,14 +384,14 @@ def test_answers_are_kept_within_so_many_bytes():
 
     async def ask():
         counted_answers = Counted()
-        cached = AnswerCache(counted_answers, 3 * BESIDE + 35)
+        cached = AnswerCache(counted_answers, 3 * OVERHEAD + 35)
         for number in [0, 0, 1, 2, 0, 3, 0, 1]:  # 1 is the oldest when 3 comes
             await cached.answer("good", [("a", str(number))])
         for route in ("bad", "bad", "busy", "busy"):  # a refusal lasts, and that nobody has time does not
             await cached.answer(route, [])
         return counted_answers.questions, len(cached), cached.bytes
 
-    assert asyncio.run(ask()) == (5 + 1 + 2, 3, 3 * (10 + BESIDE))
+    assert asyncio.run(ask()) == (5 + 1 + 2, 3, 3 * (10 + OVERHEAD))
 
 
 def test_who_asks_at_once_is_given_one_answer():

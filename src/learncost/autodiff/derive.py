@@ -18,7 +18,7 @@ from learncost.ir.line import Meta
 from learncost.ir.loop import Loop, Statement, each_line
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
-from learncost.layers.gradient_plan import NONE, GradientOverrides, GradientPlan, beside_weights
+from learncost.layers.gradient_plan import NONE, GradientOverrides, GradientPlan, weight_constants
 from learncost.layers.layer import Layer
 
 
@@ -141,7 +141,7 @@ def derive(
         if name not in possible:
             raise InputError(f"{name!r} cannot have a gradient: choose among {', '.join(possible)}")
     seeds = table.outputs if given is None else tuple(given)
-    reach = GradientPlan(frozenset(table.weights), overrides=overrides, constants=beside_weights(table))
+    reach = GradientPlan(frozenset(table.weights), overrides=overrides, constants=weight_constants(table))
     reach.needs(table.lines, set(chosen))
     reach.live(table.lines, set(seeds))
     scope = Reverse(table.values, reach, jacobian, table.sizes)

@@ -224,13 +224,13 @@ class _Tangents:
                 break
             moved |= more
         carries = [carry for carry in line.carry if carry.start in moved]
-        beside = []
+        tangents = []
         for carry in carries:
             initial = self.of(carry.initial) or self.zeros(carry.initial, line)
             end = inner.known.get(carry.end) or inner.zeros(carry.end, line)
             final = self.make(f"{carry.final}{MARK}", carry.final)
             self.known[carry.final] = final
-            beside.append(Carry(f"{carry.start}{MARK}", end, initial, final))
+            tangents.append(Carry(f"{carry.start}{MARK}", end, initial, final))
         each = [(inner.known[i], self.known[o]) for i, o in line.each if o in self.known and i in inner.known]
         read = {name for inner_line in inner.out for name in inner_line.reads}
         each += [(name, name) for name in self.slices.get(inner.scope, {}) if name in read]
@@ -244,7 +244,7 @@ class _Tangents:
                 line,
                 lines=tuple(inner.out),
                 values=inner.values,
-                carry=(*line.carry, *beside),
+                carry=(*line.carry, *tangents),
                 each=(*line.each, *each),
                 keep=(*line.keep, *keep),
             )

@@ -116,7 +116,9 @@ class MeshAccount:
                 continue  # its time is that of the links
             iterations = sizes[self.blocks[segment // 2]] if segment % 2 else 1
             where = SegmentPass(
-                segment, PASSES.get(work.phase, "F"), bool(self.sizes.turns_round & self._rows[work.main].repeat.sizes)
+                segment,
+                PASSES.get(work.phase, "F"),
+                bool(self.sizes.ring_steps & self._rows[work.main].repeat.sizes),
             )
             flops = work.iterations * work.share * sum(product.flops for product in work.products)
             yield where, flops / max(1, iterations), seconds.total / max(1, iterations)

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from learncost.autoshard.placed_step import ShardedStep, StagePart, turns_round
+from learncost.autoshard.placed_step import ShardedStep, StagePart, ring_steps
 from learncost.ir.loop import repeats
 from learncost.ir.polynomial import base, size_of
 from learncost.sharding.padding import Padded, padded_of
@@ -26,9 +26,9 @@ class CutSizes:
         return tuple(dict.fromkeys(repeat.around for repeat in repeats(self.step.placed.table.lines) if repeat.around))
 
     @cached_property
-    def turns_round(self) -> frozenset[str]:
+    def ring_steps(self) -> frozenset[str]:
         """Return the names in sizes of the ring iterations."""
-        return frozenset(map(turns_round, self._rings))
+        return frozenset(map(ring_steps, self._rings))
 
     @cached_property
     def sharded_over(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class CutSizes:
         filled_sizes = dict(sizes)
         if self.sharded_over and self.sharded_over[0] in filled_sizes:
             return filled_sizes
-        filled_sizes |= {turns_round(axis): sizes.get(axis, 1) - 1 for axis in self._rings}
+        filled_sizes |= {ring_steps(axis): sizes.get(axis, 1) - 1 for axis in self._rings}
         for axis in self.sharded_over:
             name, *over = axis.split("/")
             number: Any = 1

@@ -189,7 +189,7 @@ def placed_step(
     )
 
 
-def turns_round(mesh_axis: str) -> str:
+def ring_steps(mesh_axis: str) -> str:
     """Return the name in sizes of a ring's iterations: one fewer than its devices."""
     return f"{mesh_axis}-1"
 
@@ -197,7 +197,7 @@ def turns_round(mesh_axis: str) -> str:
 def _of_any_ring(lines: Sequence[Statement]) -> tuple[Statement, ...]:
     """Return the lines sharded over two devices, with named ring iterations."""
     return tuple(
-        replace(line, lines=_of_any_ring(line.lines), count=turns_round(line.around) if line.around else line.count)
+        replace(line, lines=_of_any_ring(line.lines), count=ring_steps(line.around) if line.around else line.count)
         if isinstance(line, Loop)
         else line
         for line in lines

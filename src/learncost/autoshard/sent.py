@@ -65,7 +65,7 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
                 segment,
                 role,
                 line.name,
-                bool(sizes.turns_round.intersection(counts)),
+                bool(sizes.ring_steps.intersection(counts)),
                 _copies(line) if role not in INDICES and name not in indices else None,
             )
         )

@@ -123,7 +123,7 @@ class _Idle:
         return lambda *operands: None
 
 
-def beside_the_arena(program: InPlace, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> int:
+def communication_buckets(program: InPlace, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> int:
     """Return the communication buckets of a step in place, outside its arena."""
     account = AllocationLog()
     names = loaded_on_torch(program.text, account)

@@ -22,7 +22,7 @@ from learncost.engines import processor
 from learncost.timing import MatmulGrid, RateCurve, Rates
 from learncost.timing.rates import FRESH, ORIENTATIONS
 
-Tell: TypeAlias = Callable[[str], None]
+Report: TypeAlias = Callable[[str], None]
 
 SIZES, QUICK = (24, 88, 312, 1104, 4000), (40, 312, 1600)
 """Rows, columns and summed places of the products: none is a width, a length or a vocabulary that models have, and all
@@ -45,7 +45,7 @@ time counts, as in a step."""
 CHECKS = ((44, 200, 130), (150, 600, 70), (700, 150, 400), (60, 1800, 500), (500, 500, 500), (1300, 90, 700))
 """Products off the grid, whose times give the error of a prediction."""
 
-BESIDE = (0.9, 1.3)
+INTERVAL_FACTORS = (0.9, 1.3)
 """Factors by which the interval of a step is wider than that of single operations, which do not show other costs
 (Python, reshapes, the state of caches). 21 of 26 steps of benchmarks/prediction.py were within them on two shared cores
 of an AMD EPYC."""
@@ -76,10 +76,10 @@ class _Measuring:
 
     bench: Bench
     sizes: tuple[int, ...]
-    tell: Tell
+    report: Report
 
     def rates(self) -> Rates:
-        self.tell("calls")
+        self.report("calls")
         calls = {name: self._time(doing) / times for name, (doing, times) in self.bench.calls().items()}
         product = calls.pop("product")
         rates = Rates(
@@ -93,7 +93,7 @@ class _Measuring:
             optimizer=calls["optimizer"],
             fresh=self._fresh(),
         )
-        self.tell("errors of predictions")
+        self.report("errors of predictions")
         low, high = self._interval(rates)
         return replace(rates, low=low, high=high)
 
@@ -131,7 +131,7 @@ class _Measuring:
 
     def _grid(self, name: str, timed: Callable[[int, int, int], float]) -> MatmulGrid:
         """Return the FLOP/s at every shape of the grid."""
-        self.tell(name)
+        self.report(name)
         rates: dict[tuple[int, ...], float] = {}
         for shape in product(self.sizes, repeat=3):
             longest = shape.index(max(shape))
@@ -145,7 +145,7 @@ class _Measuring:
         return MatmulGrid(self.sizes, tuple(rates.values()))
 
     def _bandwidth(self, launch: float) -> RateCurve:
-        self.tell("bandwidth")
+        self.report("bandwidth")
         places, values = [], []
         for bytes_ in WORKING_SETS:
             taken_seconds = self._ran(self.bench.move(bytes_ // 12), launch)
@@ -159,7 +159,7 @@ class _Measuring:
         return max(0.0, new - existing) / (2 * FRESH)
 
     def _words(self, launch: float) -> Iterator[tuple[str, float]]:
-        self.tell("words")
+        self.report("words")
         for name, doing, points in self.bench.ops():
             yield name, self._ran(doing, launch) / points
 
@@ -175,7 +175,7 @@ class _Measuring:
             taken_seconds = timed(self.bench.move(elements))
             ratios.append(taken_seconds / (12 * elements / rates.bandwidth(12.0 * elements) + launch))
         ends = quantiles(ratios, n=10)
-        return BESIDE[0] * min(1.0, ends[0]), BESIDE[1] * max(1.0, ends[-1])
+        return INTERVAL_FACTORS[0] * min(1.0, ends[0]), INTERVAL_FACTORS[1] * max(1.0, ends[-1])
 
 
 def _mean(grids: Sequence[MatmulGrid]) -> MatmulGrid:
@@ -188,7 +188,7 @@ def _without(launch: float, taken_seconds: float) -> float:
     return max(taken_seconds - launch, taken_seconds / 4)
 
 
-def calibrate(tell: Tell, quick: bool = False) -> Calibration:
+def calibrate(report: Report, quick: bool = False) -> Calibration:
     """Measure this machine: its GPU by PyTorch if there is one, else its CPU by PyTorch or NumPy.
 
     tell   is called with the name of the current measurement
@@ -199,7 +199,7 @@ def calibrate(tell: Tell, quick: bool = False) -> Calibration:
     if not find_spec("torch"):
         from learncost.calibration.operations import NumPyBench
 
-        rates_of["operators"]["fp32"] = _Measuring(NumPyBench(), sizes, tell).rates()
+        rates_of["operators"]["fp32"] = _Measuring(NumPyBench(), sizes, report).rates()
         return Calibration(f"{processor.name()}, {os.cpu_count()} cores", _today(), NumPyBench.library, rates_of, 1)
     from learncost.calibration.torch import TorchBench, library, on_gpu
     from learncost.engines.compiler import compiler
@@ -208,14 +208,14 @@ def calibrate(tell: Tell, quick: bool = False) -> Calibration:
     for dtype in ("fp32", "bf16") if on_gpu() else ("fp32",):
         bench = TorchBench(dtype)
         rates_of["operators"][dtype] = _Measuring(
-            bench, sizes, lambda text: tell(f"PyTorch's operators: {text}")
+            bench, sizes, lambda text: report(f"PyTorch's operators: {text}")
         ).rates()
         threads = bench.threads
     if compiler() and not on_gpu():
         from learncost.calibration.kernels import KernelBench
 
         kernel_bench = KernelBench()
-        rates_of["kernels"] = {"fp32": _Measuring(kernel_bench, sizes, lambda text: tell(f"kernels: {text}")).rates()}
+        rates_of["kernels"] = {"fp32": _Measuring(kernel_bench, sizes, lambda text: report(f"kernels: {text}")).rates()}
     return Calibration(
         on_gpu() or f"{processor.name()}, {os.cpu_count()} cores", _today(), library(), rates_of, threads
     )

@@ -77,13 +77,13 @@ class Links:
         return "\n".join(lines)
 
 
-def measure(processes: int, quick: bool, tell: Callable[[str], None]) -> Links:
+def measure(processes: int, quick: bool, report: Callable[[str], None]) -> Links:
     """Start and connect the processes and time every collective. Raises `InputError` if they cannot connect."""
     try:
         version = str(import_module("torch").__version__)
     except ImportError:
         raise InputError("calibrate --processes needs PyTorch: pip install 'learncost[torch]'") from None
-    tell(f"collectives between {processes} processes")
+    report(f"collectives between {processes} processes")
     rounds = QUICK if quick else ROUNDS
     with tempfile.TemporaryDirectory() as folder:
         meeting = str(Path(folder) / "meeting")
@@ -103,9 +103,9 @@ def measure(processes: int, quick: bool, tell: Callable[[str], None]) -> Links:
         if any(each.returncode for each in several):
             last = next((text.strip().splitlines()[-1] for text in errors if text.strip()), "no reason told")
             raise InputError(f"{processes} processes could not connect: {last}")
-        told = json.loads(Path(f"{meeting}.json").read_text(encoding="utf-8"))
-    timed = tuple(Timed(*row) for row in told["timed"])
-    return Links(processes, told["backend"], f"PyTorch {version}", timed, *fitted(timed, processes, told["backend"]))
+        reply = json.loads(Path(f"{meeting}.json").read_text(encoding="utf-8"))
+    timed = tuple(Timed(*row) for row in reply["timed"])
+    return Links(processes, reply["backend"], f"PyTorch {version}", timed, *fitted(timed, processes, reply["backend"]))
 
 
 def fitted(timed: tuple[Timed, ...], processes: int, backend: str) -> tuple[float, float]:
@@ -168,13 +168,13 @@ def main(meeting: str, rank: int, number: int, rounds: int) -> None:
     for payload in SIZES:
         for op, call in _calls(distributed, torch, "cuda" if gpus else "cpu", number, payload).items():
             seconds = []
-            for turn in range(rounds + 1):
+            for place in range(rounds + 1):
                 distributed.barrier()
                 begin = time.perf_counter()
                 call()
                 if gpus:
                     torch.cuda.synchronize()
-                if turn:
+                if place:
                     seconds.append(time.perf_counter() - begin)
             timed.append((op, payload, sorted(seconds)[len(seconds) // 2]))
     if rank == (1 if number > 1 else 0):  # it receives the message

@@ -25,7 +25,7 @@ ON_GPU = 8
 BUSY, MOST = 0.002, 50
 """The seconds of repetition of an operation on a GPU, and the most repetitions: the queue holds so many."""
 
-HEADS, TURNS, LONG = (64, 128), 1024, 1040
+HEADS, ROUNDS, LONG = (64, 128), 1024, 1040
 """The head width, model width and sequence length of the timed attention."""
 
 CLOCK = 2e9
@@ -131,14 +131,14 @@ class TorchBench:
         products of its seven."""
         head = HEADS[min(m, n, k) >= HEADS[1]]
         batch, length = 4, LONG
-        q, key, v = (self._random(batch, TURNS // head, length, head).requires_grad_() for _ in range(3))
-        gradient = self._random(batch, TURNS // head, length, head)
+        q, key, v = (self._random(batch, ROUNDS // head, length, head).requires_grad_() for _ in range(3))
+        gradient = self._random(batch, ROUNDS // head, length, head)
 
         def doing() -> None:
             result = F.scaled_dot_product_attention(q, key, v)
             torch.autograd.grad(result, (q, key, v), gradient)
 
-        return doing, max(1, round(7 * batch * TURNS * length**2 / (m * n * k)))
+        return doing, max(1, round(7 * batch * ROUNDS * length**2 / (m * n * k)))
 
     def move(self, elements: int) -> Doing:
         width = torch.finfo(self.dtype).bits // 8

@@ -46,8 +46,8 @@ def calibrate(*, out: str | None = None, quick: bool = False, processes: int | s
     check_place(path)
     if processes is not None:
         return _links(processes, path, out, quick)
-    with _progress() as tell:
-        calibration = measure(tell, quick)
+    with _progress() as report:
+        calibration = measure(report, quick)
     save(calibration, path)
     return _said(calibration, path, "here" if out is None else out)
 
@@ -62,8 +62,8 @@ def _links(processes: int | str, path: Path, out: str | None, quick: bool) -> st
         raise InputError(f"--processes must be a whole number from 2 to 64, not {shown(processes)}")
     if out is None:
         raise InputError("--processes writes a link: say where, as in --out link.json")
-    with _progress() as tell:
-        links = measure_links(number, quick, tell)
+    with _progress() as report:
+        links = measure_links(number, quick, report)
     save_link(links, path)
     return "\n".join(
         map(wrapped, (*str(links).splitlines(), f'written to {path}; a cluster names it: inside = "{out}"'))

@@ -243,9 +243,9 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     try:
         arguments, flags_given = read(name, command.flags, words)
     except InputError as error:
-        from learncost.training.processes import told_once  # others may have been started with the same words
+        from learncost.training.processes import reported_once  # others may have been started with the same words
 
-        with told_once():
+        with reported_once():
             raise error
     writing = {flag.name: flags_given.pop(flag.name, flag.default) for flag in command.writing}
     plots = writing.pop("plot", False) and sys.stdout.isatty()

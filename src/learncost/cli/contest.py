@@ -136,8 +136,8 @@ def contest(
         problem = _problem(data, model, {name: value for name, value in all_sizes.items() if value is not None})
         setting = Setting(problem, optimizers[0] if optimizers else problem.optimizer, dtype, price_book)
         with reporter() as report, asked_to_stop() as stop, who_trains(workers, stop) as trainers:
-            told: dict[str, Any] = {"report": report, "stop": stop, "finished": write}
-            arguments: dict[str, Any] = {**checked, **told, "workers": trainers}
+            callbacks: dict[str, Any] = {"report": report, "stop": stop, "finished": write}
+            arguments: dict[str, Any] = {**checked, **callbacks, "workers": trainers}
             result = compete(setting, entrants_named, limit, all_seeds, tried, **arguments)
     except MemoryError:
         raise InputError("there is not enough memory for that: give smaller sizes or a smaller --batch-size") from None

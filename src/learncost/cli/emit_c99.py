@@ -348,8 +348,8 @@ def _constants(
         raise InputError(f"{missing[0]} is used only in prediction and has no values: give --weights FILE")
     _check_numbers(training, batch, fed | learns | fixed)
     begins = {}
-    beside = {name: array for name, array in training.state.items() if np.any(array)}  # what learns as weights do
-    for name, array in (training.weights | training.weights_read | beside).items():
+    learned = {name: array for name, array in training.state.items() if np.any(array)}  # what learns as weights do
+    for name, array in (training.weights | training.weights_read | learned).items():
         if name not in learns:
             continue
         if begin.arrays:
@@ -358,7 +358,7 @@ def _constants(
         begins[name] = (0.0, deviation) if np.ptp(array) else (float(np.mean(array)), 0.0)  # codes: with their scales
         values.pop(name, None)
     stays = frozenset(learns) if begin.arrays else frozenset[str]()
-    stays -= {name for name in training.state if name not in beside and values_of_optimizer(training, name)}
+    stays -= {name for name in training.state if name not in learned and values_of_optimizer(training, name)}
     return FirmwareInputs(values, begins, fixed, training.settings.accumulate, training.dropout, stays=stays)
 
 

@@ -85,10 +85,10 @@ class Link(Displayed):
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
         names = ("name", "gbs", "links", "latency_us", "topology", "dimensions", "attained", "sources")
-        told = {name: getattr(self, name) for name in names} | {"sources": dict(self.sources)}
+        answer = {name: getattr(self, name) for name in names} | {"sources": dict(self.sources)}
         if self.reduces is not None:
-            told["reduces"] = {"share": self.reduces.share, "devices": self.reduces.devices}
-        return told
+            answer["reduces"] = {"share": self.reduces.share, "devices": self.reduces.devices}
+        return answer
 
 
 COMMUNICATING = 20 / 132

@@ -138,15 +138,15 @@ class Core(Displayed):
         for name in table.inputs:
             if (value := table.values[name]).role == "running":
                 self.state[name] = np.full(shape(table, name, sizes), BEGIN[value.of], self.dtype)
-        self._begin_beside(table, sizes)
+        self._begin_projections(table, sizes)
 
-    def _begin_beside(self, table: Table, sizes: Mapping[str, int]) -> None:
+    def _begin_projections(self, table: Table, sizes: Mapping[str, int]) -> None:
         """Initialize extra matrices of a procedure that learn like weights, with their optimizer state."""
-        if not table.beside:
+        if not table.projections:
             return
         forward = each_line(table.lines, lambda line: (line,) if line.meta.phase == "forward" else ())
         kind_of = kinds(replace(table, lines=forward))
-        for name in table.beside:
+        for name in table.projections:
             size, value = shape(table, name, sizes), table.values[name]
             drawn = DEVIATION * generator(self.settings.seed, name).standard_normal(size)
             kind = kind_of.get(value.of, "matrix") if name.startswith("own") else "matrix"

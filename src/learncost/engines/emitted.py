@@ -82,5 +82,5 @@ class Programs:
         """Return the peak of the program plus the training's memory that it does not read."""
         read, training = {*table.weights, *table.inputs}, self._training
         arrays = {**training.weights_read, **training.state}
-        beside: int = sum(array.nbytes for name, array in arrays.items() if name not in read)
-        return executed(table, sizes, TYPES[training.dtype.name]).peak + beside
+        unread: int = sum(array.nbytes for name, array in arrays.items() if name not in read)
+        return executed(table, sizes, TYPES[training.dtype.name]).peak + unread

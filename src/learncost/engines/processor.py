@@ -26,7 +26,7 @@ def name() -> str:
     return cpu_field("model name") or platform.processor() or platform.machine()
 
 
-TOLD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables with the user's number of threads."""
 
 _NAMES = ("scipy_openblas_{}_num_threads64_", "scipy_openblas_{}_num_threads", "openblas_{}_num_threads")
@@ -40,7 +40,7 @@ def one_thread() -> Iterator[None]:
     Threads that share a small product wait for each other longer than they compute, especially on a busy CPU: products
     of 128 x 32 x 128 on two cores took eight times as long.
     """
-    functions = None if any(name in os.environ for name in TOLD) else _openblas()
+    functions = None if any(name in os.environ for name in THREAD_VARIABLES) else _openblas()
     if functions is None:
         yield
         return

@@ -125,8 +125,8 @@ class FromFile:
         if masks and mask is None:
             raise InputError(f"{path} has no mask token, which this model needs: add {' or '.join(MASKS)}")
         self.mask = self.number(mask or end)
-        beside = path.with_name(TOKENIZER_CONFIG)
-        self._config = beside.read_bytes() if beside.is_file() else _config(end)
+        config_path = path.with_name(TOKENIZER_CONFIG)
+        self._config = config_path.read_bytes() if config_path.is_file() else _config(end)
 
     def encode(self, text: bytes) -> Sequence[int]:
         return self._encoded(text, add_special_tokens=False)

@@ -145,42 +145,42 @@ class _Body:
         first = self.values[self.op.inputs[0]]
         return isinstance(first, _ReadValue) and first.own == {*loops}
 
-    def _is(self, told: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
+    def _is(self, rule: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
         """Return whether an equation matches a line of the body, and the makers of its operands match earlier lines.
 
         loops  the known correspondence of the equation's loops
         """
-        if not _is_alike(told, equation):
+        if not _has_same_kind(rule, equation):
             return False
         before = {*self.along}, {**self.values}, [*self.lines]
-        for operands in _orders(told, equation):
+        for operands in _orders(rule, equation):
             known = dict(loops)
             self.lines.append(equation)
-            pairs = zip(told.right, operands, strict=True)
-            if all(self._takes(term, operand, known) for term, operand in pairs) and self._acts(told, equation, known):
+            pairs = zip(rule.right, operands, strict=True)
+            if all(self._takes(term, operand, known) for term, operand in pairs) and self._acts(rule, equation, known):
                 return True
             self.along, self.values, self.lines = {*before[0]}, {**before[1]}, [*before[2]]
         return False
 
-    def _takes(self, told: Term | Literal, operand: Operand, loops: dict[Loop, Loop]) -> bool:
+    def _takes(self, rule: Term | Literal, operand: Operand, loops: dict[Loop, Loop]) -> bool:
         """Return whether an operand matches the operand of a line of the body."""
-        if isinstance(told, Literal):
+        if isinstance(rule, Literal):
             return (
-                isinstance(operand, NumberOperand) and operand.value == told.value and not (operand.axes or told.sizes)
+                isinstance(operand, NumberOperand) and operand.value == rule.value and not (operand.axes or rule.sizes)
             )
-        is_given = told.name in self.op.inputs
+        is_given = rule.name in self.op.inputs
         if isinstance(operand, NumberOperand):
-            return is_given and "n" not in told.declared and self.values.setdefault(told.name, operand) == operand
-        here, there = _ReadValue(operand, loops), self.values.get(told.name)
+            return is_given and "n" not in rule.declared and self.values.setdefault(rule.name, operand) == operand
+        here, there = _ReadValue(operand, loops), self.values.get(rule.name)
         if there is not None:
             return isinstance(there, _ReadValue) and here.meets(there)
         unknown = [loop for loop in here.of_slot.values() if loop not in loops]
-        if len(unknown) == len(self.along) == 1 and "n" in told.declared:
+        if len(unknown) == len(self.along) == 1 and "n" in rule.declared:
             loops[unknown[0]] = next(iter(self.along))
         if None in here.own:
             return False
-        self.values[told.name] = here
-        return self._learns(told.name) if is_given else self._is_made(told.name, here)
+        self.values[rule.name] = here
+        return self._learns(rule.name) if is_given else self._is_made(rule.name, here)
 
     def _learns(self, name: str) -> bool:
         """Return whether an operand may have a gradient."""
@@ -189,19 +189,19 @@ class _Body:
     def _is_made(self, name: str, here: _ReadValue) -> bool:
         """Return whether a value is made by the lines that match the maker of this name."""
         source = self.makers.get(here.read.view.stored)
-        (told,) = (line for line in self.op.body if line.name == name)
+        (rule,) = (line for line in self.op.body if line.name == name)
         if source is None or not source.left[0].view.is_plain:
             return False
         left = _ReadValue(source.left[0], {})
-        return left.meets(here) and self._is(told, source, left.loops)
+        return left.meets(here) and self._is(rule, source, left.loops)
 
-    def _acts(self, told: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
+    def _acts(self, rule: Line, equation: Equation, loops: Mapping[Loop, Loop]) -> bool:
         """Return whether a line reduces along the axes of the op, or along none, as the body does."""
         left = {*_of_slot(equation.left[0]).values()}
         acts = {loops.get(loop) for loop in _all_loops(equation) if loop not in left}
         if len({*loops.values()}) < len(loops) or None in acts:
             return False
-        if "n" in told.left[0].declared or not any("n" in term.declared for term in told.right):
+        if "n" in rule.left[0].declared or not any("n" in term.declared for term in rule.right):
             return not acts
         self.along = self.along or {loop for loop in acts if loop is not None}
         return bool(acts) and acts == self.along
@@ -242,16 +242,16 @@ class _Body:
         return read, (DimensionCondition(read.letters[-1], "<=", read.letters[-2], scores.mask.window),)
 
 
-def _is_alike(told: Line, equation: Equation) -> bool:
+def _has_same_kind(rule: Line, equation: Equation) -> bool:
     """Return whether an equation has the kind, op and number of operands of a line."""
     if len(equation.left) > 1 or equation.where or equation.cost is not None:
         return False
-    if len(_operands(equation)) != len(told.right):
+    if len(_operands(equation)) != len(rule.right):
         return False
-    if isinstance(told, Sum):
-        return equation.kind == "sum" and equation.signs == told.signs
-    if isinstance(told, Op):
-        return equation.kind == "op" and equation.op == told.op
+    if isinstance(rule, Sum):
+        return equation.kind == "sum" and equation.signs == rule.signs
+    if isinstance(rule, Op):
+        return equation.kind == "op" and equation.op == rule.op
     return equation.kind == "product"
 
 
@@ -262,12 +262,12 @@ def _operands(equation: Equation) -> tuple[Operand, ...]:
     return tuple(each for each in equation.operands if each != NumberOperand(1.0))
 
 
-def _orders(told: Line, equation: Equation) -> list[tuple[Operand, ...]]:
+def _orders(rule: Line, equation: Equation) -> list[tuple[Operand, ...]]:
     """Return the operands of an equation in every equivalent order."""
     operands = _operands(equation)
-    free = isinstance(told, Product) or (isinstance(told, Sum) and set(told.signs) == {1})
-    if isinstance(told, Op):
-        free = told.op in EITHER_WAY
+    free = isinstance(rule, Product) or (isinstance(rule, Sum) and set(rule.signs) == {1})
+    if isinstance(rule, Op):
+        free = rule.op in EITHER_WAY
     return list(permutations(operands)) if free else [operands]
 
 

@@ -41,7 +41,7 @@ def changes(reader: GraphReader, exported: Exported, weights: Mapping[StoredValu
             continue
         reader.node = node
         for view, label in _parts(reader, reader.values.get(node), of):
-            reader.stand_at(node)
+            reader.set_position(node)
             kept = reader.op("stop_gradient", view) if view.stored in learned else view
             found.append(Change(label, kept, name))
     reader.makes = makes

@@ -257,7 +257,7 @@ def _lie_at_offsets(node: Any) -> bool:
     return (padded or not identical) and not (_argument(node, "scale_grad_by_freq") or _argument(node, "mode") == 2)
 
 
-def _lies_in_a_row(node: Any) -> bool:
+def _is_contiguous(node: Any) -> bool:
     """Return whether the strided tensor is contiguous and of a fixed size."""
     numbers = (*_argument(node, "size"), *_argument(node, "stride"), _argument(node, "storage_offset") or 0)
     return bool(node.args[0].meta["val"].is_contiguous()) and all(isinstance(each, int) for each in numbers)
@@ -296,9 +296,9 @@ WRITTEN_OUT: Mapping[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "masked_scatter": (masked_scatter, _always),
     "put": (put, _always),
     "diagonal_scatter": (onto_a_diagonal, _always),
-    "as_strided": (by_strides, _lies_in_a_row),
-    "as_strided_scatter": (onto_strides, _lies_in_a_row),
-    "prims.as_strided_scatter": (onto_strides, _lies_in_a_row),
+    "as_strided": (by_strides, _is_contiguous),
+    "as_strided_scatter": (onto_strides, _is_contiguous),
+    "prims.as_strided_scatter": (onto_strides, _is_contiguous),
     "logdet": (logarithm_of_a_determinant, _always),
     "grid_sampler_3d": (sampled_in_space, _always),
     "linalg_pinv.atol_rtol_tensor": (pseudo_inverse, _always),

@@ -78,7 +78,7 @@ APART = (2, 5, 7, 11, 13, 17, 19, 23)
 """Sizes of examples, all different: PyTorch treats two equal ones as the same, and a size of 1 as broadcasting."""
 
 
-def told_apart(given: Mapping[str, Any], symbols: Mapping[str, str]) -> list[Mapping[str, Any]]:
+def distinct_examples(given: Mapping[str, Any], symbols: Mapping[str, str]) -> list[Mapping[str, Any]]:
     """Return examples to try in which no two letters have the same size and none is 1, followed by the given ones; only
     the given ones if they meet this already.
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.importer.examples import arguments, dynamic, flattened, told_apart
+from learncost.importer.examples import arguments, distinct_examples, dynamic, flattened
 from learncost.importer.functions import check_hooks
 from learncost.importer.sized import exact
 from learncost.importer.symbolic import constants, interval, open_sizes
@@ -85,7 +85,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     check_hooks(module)
     given = _given(module, inputs, symbols)
     shapes = {name: dynamic(name, value, symbols.get(name, "")) for name, value in given.items()}
-    *others, last = told_apart(given, symbols)
+    *others, last = distinct_examples(given, symbols)
     for examples in others:
         with suppress(Exception):  # any error that a user's module raises: it may need sizes of its own choice
             graph = traced(module, examples, shapes)

@@ -272,7 +272,7 @@ def _repeat(
             number = made.index(several[1])
             if any(several[i] is not iterations[i - 1].made[number] for i in range(1, len(iterations))):
                 return None
-            if not _alike(stored, made[number]):
+            if not _has_same_sizes(stored, made[number]):
                 return None
             carry.append((stored, made[number], last.made[number]))
         elif all(other.kind not in ("value", "input", "chosen") for other in several) and len(set(several)) == len(
@@ -293,9 +293,9 @@ def _repeat(
     for iteration in iterations[1:]:
         for mine, theirs in zip(first.axes, iteration.axes, strict=True):
             mine.join(theirs)
-    for before, made_anew, _ in carry:
+    for before, updated, _ in carry:
         leaves_before = [leaf for axis in before.axes for leaf in axis.leaves]
-        leaves_after = [leaf for axis in made_anew.axes for leaf in axis.leaves]
+        leaves_after = [leaf for axis in updated.axes for leaf in axis.leaves]
         for leaf, leaf_after in zip(leaves_before, leaves_after, strict=True):
             leaf.join(leaf_after)
     numbers = [block for each in first.items if (block := _number(each, containers)) is not None]
@@ -304,7 +304,7 @@ def _repeat(
     return Fold(len(iterations), list(first.items), carry, each)
 
 
-def _alike(first: StoredValue, second: StoredValue) -> bool:
+def _has_same_sizes(first: StoredValue, second: StoredValue) -> bool:
     """Return whether two values have axes of the same sizes in the same order."""
     ours = [leaf for axis in first.axes for leaf in axis.leaves]
     theirs = [leaf for axis in second.axes for leaf in axis.leaves]

@@ -67,7 +67,7 @@ def evaluation_of(
         return ""
     is_folded = any(line.strip().startswith("repeat ") for line in training.splitlines())
     with in_evaluation(module):
-        text, _ = table_of(module, given, called, **{**ways, "fold": is_folded, "beside": training})
+        text, _ = table_of(module, given, called, **{**ways, "fold": is_folded, "companion": training})
     return text
 
 

@@ -32,7 +32,7 @@ class InParts:
     read: tuple[str, ...]
     left: tuple[str, ...]
 
-    def told(self, called: str) -> str:
+    def notice(self, called: str) -> str:
         """Return a line that says which parts were read."""
         parts, rest = ", ".join(self.read), ", ".join(self.left)
         return f"parts of {called} that are read, at fixed sizes: {parts}; not read: all other operations of {rest}"

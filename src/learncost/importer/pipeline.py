@@ -37,7 +37,7 @@ def table_of(
     stage: Callable[[str], None] = lambda text: None,
     say: Callable[[str], None] = lambda text: None,
     real: Callable[[], Any] | None = None,
-    beside: str = "",
+    companion: str = "",
     keep: Callable[[ImportedModule, Any], None] = lambda imported, whole: None,
 ) -> tuple[str, list[str]]:
     """Return the text of a module's table, and the descriptions of its inputs. Raises `InputError`.
@@ -49,7 +49,7 @@ def table_of(
     fold     merge equal blocks into a loop
     stage    called with the current stage; `say` is called with notices
     real     builds the module with parameter values, if this one has none
-    beside   the text of a companion table, whose letters for sizes are not reused; the result is "" if its lines are
+    companion  the text of another table, whose letters for sizes are not reused; the result is "" if its lines are
              the same
     keep     called with the imported module and its source: the module, or one traced run of it
     """
@@ -62,9 +62,9 @@ def table_of(
 
     def read(values: Mapping[str, Any], letters: Mapping[str, str]) -> str:
         text = read_with(values, letters, frozenset())
-        if not beside:
+        if not companion:
             return text
-        return "" if _lines(text) == _lines(beside) else read_with(values, letters, letters_of(beside))
+        return "" if _lines(text) == _lines(companion) else read_with(values, letters, letters_of(companion))
 
     def read_with(values: Mapping[str, Any], letters: Mapping[str, str], others: frozenset[str]) -> str:
         with exports(called):
@@ -90,7 +90,7 @@ def table_of(
             with suppress(InputError):
                 if answer := varied(first, at, table, _numbers(values)):
                     imported, tried = answer
-                    say(remark := told(called, tried))
+                    say(remark := notice(called, tried))
                     return f"% {remark}\n{imported.text}"
         letter, size = next(iter(exported.letters.fixed.items()))
         raise FixedError(
@@ -113,8 +113,8 @@ def table_of(
             raise type(error)(f"{error}; {', and '.join(ways)}")
         stage(f"reading the parts of {name}")
         apart = in_parts(real() if real else module, values, called, fold)
-        say(apart.told(called))
-        return f"% {apart.told(called)}\n{apart.text}"
+        say(apart.notice(called))
+        return f"% {apart.notice(called)}\n{apart.text}"
 
     stage(f"reading {name}")
     if isinstance(given, Mapping):
@@ -260,7 +260,7 @@ def _open(exported: Exported, letters: Iterable[str]) -> Exported:
     return replace(exported, letters=replace(exported.letters, symbols=exported.letters.symbols | names, fixed={}))
 
 
-def told(called: str, tried: list[dict[str, int]]) -> str:
+def notice(called: str, tried: list[dict[str, int]]) -> str:
     """Return the notice for the user about a table that was read in this way."""
     sizes = "; ".join(", ".join(f"{letter} = {size}" for letter, size in each.items()) for each in tried)
     return (

@@ -172,7 +172,7 @@ class GraphReader:
             reading, self.node, origin = self.node, node, self.recorder.origin()
             arguments = [self._in_lines(self.argument(each)) for each in node.args]
             if known is not None and any(map(is_inside, arguments)):
-                self.stand_at(node)
+                self.set_position(node)
                 with suppress(InputError):
                     view = known(self, *arguments, **{name: self.argument(each) for name, each in node.kwargs.items()})
                     if isinstance(view, View):
@@ -384,7 +384,7 @@ class GraphReader:
             node = source if hasattr(source, "all_input_nodes") else None
         return None if node is None else self.buffers[node.name]
 
-    def stand_at(self, node: Any) -> None:
+    def set_position(self, node: Any) -> None:
         """Set the node that the following lines are from."""
         if node.op != "call_function":
             return

@@ -68,7 +68,7 @@ def _value(reader: GraphReader, node: Any) -> Any:
         return reader.looked(node, arguments, named) if isinstance(result, torch.Tensor) else result
     if isinstance(result, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
         return result
-    reader.stand_at(node)
+    reader.set_position(node)
     known = _rule(reader, operator_name(node.target), operands)
     if known is not None:
         return _by_rule(reader, known, node, arguments, named)

@@ -163,7 +163,7 @@ def distances(x: Any, z: Any, p: float = 2.0, compute_mode: str = "use_mm_for_eu
     return run(x, z, p, 1 if p == 2 and mode is None and many else mode)
 
 
-def told_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+def declared_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Return whether the caller declared a mask as causal; PyTorch's version inspects its values to choose a faster
     kernel.
     """
@@ -190,7 +190,7 @@ def written_out() -> Iterator[None]:
         **{(of, "cov"): covariance for of in (torch, torch.Tensor)},
         **{(of, "corrcoef"): correlation for of in (torch, torch.Tensor)},
         (torch, "cdist"): distances,
-        (torch.nn.modules.transformer, "_detect_is_causal_mask"): told_causal,
+        (torch.nn.modules.transformer, "_detect_is_causal_mask"): declared_causal,
         (torch, "combinations"): combinations,
         (torch.linalg, "lstsq"): least_squares,
         (torch, "max_pool1d"): largest_of_windows,

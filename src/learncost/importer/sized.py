@@ -189,8 +189,8 @@ def _by_view(before: Any, after: Any, known: Mapping[Any, Any]) -> dict[Any, Any
     before, after = (sympy.sympify(each).xreplace(dict(known)) for each in (before, after))
     parts = {part: part.args[0] / part.args[1] for part in after.atoms(FloorDiv) if part.args[1].is_number}
 
-    def places(size: Any, told: Mapping[Any, Any]) -> Any:
-        size = size.xreplace(told)
+    def places(size: Any, values: Mapping[Any, Any]) -> Any:
+        size = size.xreplace(values)
         for part in sorted(size.atoms(FloorDiv), key=lambda each: len(str(each))):
             ratio = sympy.cancel(part.args[0] / part.args[1])
             size = size.xreplace({part: ratio})

@@ -240,11 +240,11 @@ class TextWriter:
         """Return the sizes that depend on the values of a run, without those that follow from others."""
         from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-        told = {text.partition("=")[0] for text in self.follows()}
+        stated = {text.partition("=")[0] for text in self.follows()}
         return [
             letter
             for letter, size in self.sizes.items()
-            if letter not in told and not _is_number(size) and free_unbacked_symbols(size)
+            if letter not in stated and not _is_number(size) and free_unbacked_symbols(size)
         ]
 
     def follows(self) -> list[str]:

@@ -76,7 +76,7 @@ class Affine:
     def fixed(self) -> bool:
         return not self.loops
 
-    def tells(self, known: Collection[str]) -> bool:
+    def determines(self, known: Collection[str]) -> bool:
         """Return whether the value determines all indices, given those on known axes: 2 i + u does, given u."""
         unknown = [part for part in self.parts if part.axis and part.axis not in known]
         return not unknown or (len(unknown) == 1 and unknown[0].over == 1 and unknown[0].factor != 0)

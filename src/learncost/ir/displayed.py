@@ -47,10 +47,10 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return rows as columns of one type each: a missing cell is None, and a column of mixed types becomes strings."""
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: _alike([row.get(name) for row in rows]) for name in names}
+    return {name: _of_one_type([row.get(name) for row in rows]) for name in names}
 
 
-def _alike(values: list[Any]) -> list[Any]:
+def _of_one_type(values: list[Any]) -> list[Any]:
     values = [_plain(value) for value in values]
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int, float}:

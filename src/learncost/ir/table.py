@@ -59,7 +59,7 @@ class Table(Displayed):
         return {self.values[name].of: name for name in self.outputs if self.values[name].role == "new"}
 
     @property
-    def beside(self) -> tuple[str, ...]:
+    def projections(self) -> tuple[str, ...]:
         """Matrices that a procedure adds to the weights, and that a step updates as it does these."""
         return tuple(n for n in self.inputs if n in self.renewed and self.values[n].role == "projection")
 
@@ -67,7 +67,7 @@ class Table(Displayed):
     def following(self) -> tuple[str, ...]:
         """The matrices of `beside` that take the update of a weight and have no optimizer state."""
         made = {line.name: line for line in self.lines if isinstance(line, Sum)}
-        return tuple(name for name in self.beside if self.renewed[name] in made)
+        return tuple(name for name in self.projections if self.renewed[name] in made)
 
     @cached_property
     def indices(self) -> frozenset[str]:

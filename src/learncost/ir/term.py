@@ -113,9 +113,9 @@ def _indexed(axes: tuple[Axis, ...]) -> bool:
 def _apart(axes: tuple[Axis, ...]) -> bool:
     known = {axis for axis in axes if isinstance(axis, str)}
     places = [axis.at for axis in axes if isinstance(axis, Read)]
-    while told := [at for at in places if isinstance(at, Affine) and at.tells(known)]:  # determined positions
-        known.update(*(at.loops for at in told))
-        places = [at for at in places if at not in told]
+    while determined := [at for at in places if isinstance(at, Affine) and at.determines(known)]:
+        known.update(*(at.loops for at in determined))
+        places = [at for at in places if at not in determined]
     return not places
 
 

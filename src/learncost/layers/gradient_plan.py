@@ -198,7 +198,7 @@ def _reads_from_outside(lines: Iterable[Statement]) -> dict[str, set[str]]:
     return {checkpoint: names - makes[checkpoint] for checkpoint, names in reads.items()}
 
 
-def beside_weights(table: Table) -> frozenset[str]:
+def weight_constants(table: Table) -> frozenset[str]:
     """Return the input constants that belong to weights, such as the scales of their codes, not to the batch.
 
     Lines read them only with weights, and broadcast them along an axis of these.

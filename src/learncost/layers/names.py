@@ -93,7 +93,7 @@ def _versions(
             new[names[name]] = values[name]
         new_names = {name: names[name] for name in line.makes}
         if isinstance(line, Loop):
-            line = _told_apart(line)
+            line = _with_distinct_names(line)
             body, inner = _versions(line.lines, {**values, **line.values})
             shared = {name: first for name, first in read.items() if name not in line.inside}
             result.append(
@@ -116,7 +116,7 @@ def _versions(
     return tuple(result), new
 
 
-def _told_apart(line: Loop) -> Loop:
+def _with_distinct_names(line: Loop) -> Loop:
     """Return the loop with inner names that differ from the final names of its loop-carried values."""
     finals = {carry.final for carry in line.carry}
     names = {name: f"{name}:turn" for name in line.inside & finals}

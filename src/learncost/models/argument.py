@@ -305,7 +305,7 @@ def _nested(argument: Argument) -> Argument:
     part = f"the text model of {shown(model_type)} alone"
     if not isinstance(inner, Mapping):
         return replace(argument, values={**argument.values, "architectures": None, **usual}, part=part)
-    beside = {key: argument.values[key] for key in ("tie_word_embeddings",) if key in argument.values}
+    tied = {key: argument.values[key] for key in ("tie_word_embeddings",) if key in argument.values}
     where = f"{argument.where}: text_config"
-    values = {**usual, **beside, "architectures": None, **inner}
+    values = {**usual, **tied, "architectures": None, **inner}
     return Argument(argument.name, f"{argument.source} (its text_config)", values, where, part)

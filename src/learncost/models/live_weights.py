@@ -63,14 +63,14 @@ def parameters_of(module: Any) -> tuple[list[LiveParameter], list[Path]]:
         if adapter_place is not None and steps[adapter_place] == "modules_to_save":
             steps = steps[:adapter_place] + steps[adapter_place + 2 :]
         elif adapter_place is not None:
-            beside = ".".join(steps[:adapter_place])
+            target = ".".join(steps[:adapter_place])
             if steps[adapter_place] not in _PATHS or leaf != "weight":
-                raise InputError(f"{beside} has a {steps[adapter_place]}: only peft's LoRA on projections is supported")
+                raise InputError(f"{target} has a {steps[adapter_place]}: only peft's LoRA on projections is supported")
             if steps[adapter_place] == "lora_A":
-                if beside in paths:
-                    raise InputError(f"{beside} has several adapters: keep one")
+                if target in paths:
+                    raise InputError(f"{target} has several adapters: keep one")
                 scaling = module.get_submodule(path.partition(".lora_A")[0]).scaling[steps[adapter_place + 1]]
-                paths[beside] = Path(beside, int(parameter.shape[0]), float(scaling))
+                paths[target] = Path(target, int(parameter.shape[0]), float(scaling))
             continue
         plain.append(LiveParameter(".".join(steps), leaf, int(parameter.numel()), bool(parameter.requires_grad)))
     return plain, list(paths.values())
@@ -239,8 +239,8 @@ class _WeightsReader:
         """Check that every adapted weight has its path in all adapted iterations."""
         every = {iteration for path_iterations in iterations.values() for iteration in path_iterations}
         for name, path_iterations in iterations.items():
-            stands = {iteration for _, iteration, weights in self.blocks if name in weights}
-            if path_iterations != every & stands:
+            present = {iteration for _, iteration, weights in self.blocks if name in weights}
+            if path_iterations != every & present:
                 raise InputError(
                     f"{name} has a low-rank path in different blocks than other weights, which is not supported"
                 )

@@ -146,7 +146,7 @@ def _sums_early(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
                     place -= 1
                 while place < len(result) and _together(result[place - 1], result[place]):
                     place += 1
-                if not place or _stands_alone(result[place - 1]):
+                if not place or _is_separate_product(result[place - 1]):
                     place = len(result)
         result.insert(place, line)
     return result
@@ -182,7 +182,7 @@ def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
         if isinstance(line, Line) and line.meta.kernel in updated:  # readers of a weight must precede its update
             old = updated[line.meta.kernel]
             flush({name for waiting in late if not old.isdisjoint(waiting.reads) for name in waiting.makes})
-        product = _stands_alone(line)
+        product = _is_separate_product(line)
         if isinstance(line, Loop) or (passed and product):
             flush()
             passed = False
@@ -222,6 +222,6 @@ def _together(first: Statement, second: Statement) -> bool:
     )
 
 
-def _stands_alone(line: Statement) -> bool:
+def _is_separate_product(line: Statement) -> bool:
     """Return whether a statement is a matrix product outside of any kernel."""
     return isinstance(line, Line) and _multiplies(line) and line.meta.kernel is None

@@ -44,7 +44,9 @@ def accumulated(step: Table) -> Accumulated:
     last = tuple(line for line in step.lines if isinstance(line, Line) and line.meta.phase == "optimizer_step")
     first: list[Statement] = [line for line in step.lines if line not in last]
     read = {name for line in last for name in line.reads}
-    gradients = {f"d{weight}": f"{weight}.gradient" for weight in (*step.weights, *step.beside) if f"d{weight}" in read}
+    gradients = {
+        f"d{weight}": f"{weight}.gradient" for weight in (*step.weights, *step.projections) if f"d{weight}" in read
+    }
     values = dict(step.values)
     for gradient, name in gradients.items():
         shape = values[gradient].axes

@@ -93,7 +93,7 @@ def _of(owner: str, repeat: Loop, meta: Meta) -> Loop:
 _META = Meta("optimizer", phase="optimizer_step", local="projection")
 
 
-def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = False) -> Table:
+def with_projection(table: Table, model: Model, chosen: Procedure, renews: bool = False) -> Table:
     """Return the step in which every block matrix changes by P U, the optimizer's update U of P^T G from zeros.
 
     P is random: signs over the root of the rank, drawn again where they are read and redrawn every `held` steps:
@@ -107,7 +107,7 @@ def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = 
         raise InputError(
             f"{chosen.name} projects the gradients of a backward pass: random directions cannot be combined with it"
         )
-    projecting = _Projecting(table, model, chosen, anew)
+    projecting = _Projecting(table, model, chosen, renews)
     lines: list[Statement] = []
     for line in table.lines:
         matrix = projecting.matrix_of(line)
@@ -116,7 +116,7 @@ def with_projection(table: Table, model: Model, chosen: Procedure, anew: bool = 
         name = model.configuration.name
         raise InputError(f"{chosen.name} needs trainable matrices in blocks, one per block, which {name} does not have")
     values, inputs = {**table.values, **projecting.values}, (*table.inputs, *projecting.states)
-    outputs = (*table.outputs, *(f"{name}.new" for name in projecting.states if anew))
+    outputs = (*table.outputs, *(f"{name}.new" for name in projecting.states if renews))
     if not chosen.finds:
         first = next(
             i for i, line in enumerate(lines) if isinstance(line, Line) and line.meta.phase == "optimizer_step"
@@ -147,8 +147,8 @@ class _ProjectedMatrix:
 class _Projecting:
     """The matrices of a model's blocks, and their rewritten optimizer lines."""
 
-    def __init__(self, table: Table, model: Model, chosen: Procedure, anew: bool) -> None:
-        self.table, self.model, self.chosen, self.anew = table, model, chosen, anew
+    def __init__(self, table: Table, model: Model, chosen: Procedure, renews: bool) -> None:
+        self.table, self.model, self.chosen, self.renews = table, model, chosen, renews
         self.rank = chosen.projected_to
         self.directions = Directions("held.draw", f"{NUMBER}/{chosen.held}")
         self.values: dict[str, Value] = {}
@@ -248,7 +248,7 @@ class _Projecting:
         if self.chosen.held > 1:
             self.values[kept.name] = Value(kept.declared, "state", name)
             self.states.append(kept.name)
-        if not self.anew:
+        if not self.renews:
             return [], kept
         found = Term(f"{name}.P.new", kept.declared)
         rows = side[0] if len(side) == 1 else alone[0]

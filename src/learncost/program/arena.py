@@ -95,7 +95,7 @@ class _PackedBlock:
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces, self.efforts = pieces, 0
         firsts, lasts = (np.array([getattr(piece, name) for piece in pieces], np.int64) for name in ("first", "last"))
-        self._beside = [np.flatnonzero((firsts <= piece.last) & (lasts >= piece.first)).tolist() for piece in pieces]
+        self._overlaps = [np.flatnonzero((firsts <= piece.last) & (lasts >= piece.first)).tolist() for piece in pieces]
 
     def placed(self, order: Sequence[int], limit: int | None = None) -> list[int] | None:
         """Return offsets, piece by piece, each the lowest free in its interval; None where one exceeds the limit."""
@@ -104,7 +104,7 @@ class _PackedBlock:
         for piece in order:
             self.efforts += 1
             size, place = self.pieces[piece].bytes, 0
-            for begin, end in sorted((places[other], ends[other]) for other in self._beside[piece] if ends[other] >= 0):
+            for begin, end in sorted((places[i], ends[i]) for i in self._overlaps[piece] if ends[i] >= 0):
                 if begin - place >= size:
                     break
                 place = max(place, end)

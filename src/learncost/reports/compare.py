@@ -23,7 +23,7 @@ from learncost.reports.run import PreparedRun, left_out_text, possible, prepare
 from learncost.reports.sheet import Drawn
 
 SCHEMA = 1
-BESIDE = ("run", "paper")
+COMPARED_BOOKS = ("run", "paper")
 """The cost models of every comparison: what runs, and what the paper charges."""
 
 QUANTITIES = ("maccs", "flops")
@@ -101,7 +101,7 @@ class Comparison(Drawn):
 
     sheets_module = "learncost.reports.show_comparison"
     figures = ("procedures", "crossover", "scaling")
-    beside = "crossover"
+    notebook_figure = "crossover"
 
     price_book: str
     costs: Mapping[str, Mapping[str, Cost]]
@@ -209,7 +209,7 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
         names, left_out = tuple(priced), left_out_text(refused)
     else:
         names, left_out = _possible(run, request.adaptation() is not None)
-    books = {book.name: book for book in (run.book, *map(find_book, BESIDE))}
+    books = {book.name: book for book in (run.book, *map(find_book, COMPARED_BOOKS))}
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
     configuration = run.model.configuration
     one_target = request.target_len is not None or any(name in request.sizes for name in ("M", "target_length"))

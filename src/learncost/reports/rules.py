@@ -138,9 +138,9 @@ def _run_of(measures: Measures, tokens: int, thumb: RuleOfThumb, procedure: str)
     linear = measures.flops(procedure, "matmul", lambda row: row.kind == "linear") * steps
     multiplied = measures.maccs("bp", "matmul", lambda row: forward(row) and row.kind == "linear") * steps
     count = measures.parameters
-    beside = ", and the tokens of the encoder" if measures.run.model.two_sided else ""
+    encoder = ", and the tokens of the encoder" if measures.run.model.two_sided else ""
     parts = [
-        ErrorPart(f"parameters that no product multiplies{beside}", every * (count * steps * per_step - multiplied)),
+        ErrorPart(f"parameters that no product multiplies{encoder}", every * (count * steps * per_step - multiplied)),
         ErrorPart("linear layers that are not run again", every * multiplied - linear),
         ErrorPart("products of attention, which have no parameters", linear - exact),
         ErrorPart("the last step is only partly filled", every * count * (tokens - steps * per_step)),

@@ -129,7 +129,7 @@ class Drawn(Shown):
     figures: ClassVar[tuple[str, ...]] = ()
     """The kinds, the usual one first."""
 
-    beside: ClassVar[str] = ""
+    notebook_figure: ClassVar[str] = ""
     """The kind that a notebook shows over the table, where matplotlib is installed."""
 
     def plot(self, figure: str = "", columns: int = 1) -> Any:
@@ -160,8 +160,8 @@ class Drawn(Shown):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         picture = ""
-        if self.beside:
-            picture = displayed.drawing().figure_html(self.beside, self)
+        if self.notebook_figure:
+            picture = displayed.drawing().figure_html(self.notebook_figure, self)
         return {"text/plain": str(self), "text/html": picture + self._repr_html_()}
 
 

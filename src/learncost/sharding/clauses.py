@@ -96,9 +96,9 @@ def check_timed(several: Iterable[Clause], sizes: Mapping[str, int]) -> None:
     for clause in cut:
         is_tensor = bool(TENSORS & {*clause.axes}) and clause.names != ("scores",)
         if clause.mesh != experts and (is_tensor or clause.mesh not in tokens):
-            beside = "heads and widths" if is_tensor else " ".join(clause.written or clause.axes)
+            subject = "heads and widths" if is_tensor else " ".join(clause.written or clause.axes)
             raise InputError(
-                f"the time of experts over {experts} with {beside} over {clause.mesh} is not modelled: tokens would "
+                f"the time of experts over {experts} with {subject} over {clause.mesh} is not modelled: tokens would "
                 f"be sent once for each device of {clause.mesh}; use one of the two, and dp or pp in place "
                 "of the other"
             )

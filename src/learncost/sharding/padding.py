@@ -38,8 +38,8 @@ def paddable(table: Table) -> frozenset[str]:
     acted = {axis for line in lines if isinstance(line, Op) and _is_of_shares(line) for axis in line.axes}
     read = {axis for line in lines for axis in _read(line)}
     of_weights = {axis for name in table.weights for axis in table.axes[name]}
-    axes_told = (acted | read) & of_weights
-    return frozenset(axes_told - {axis for line in lines for axis in _counted(line)})
+    axes_used = (acted | read) & of_weights
+    return frozenset(axes_used - {axis for line in lines for axis in _counted(line)})
 
 
 def _is_of_shares(line: Op) -> bool:

@@ -22,7 +22,7 @@ from learncost.sharding.clauses import kind_of
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.ring_regions import RingRegion, regions
 from learncost.sharding.ring_rounds import Rounds
-from learncost.sharding.ring_turn import Normalizer, Ring
+from learncost.sharding.ring_step import Normalizer, Ring
 from learncost.sharding.ring_twice import in_two
 
 

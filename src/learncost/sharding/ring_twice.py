@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from learncost.ir.line import Line, Meta, Op
 from learncost.ir.loop import Statement
 from learncost.sharding.ring_regions import RingRegion
-from learncost.sharding.ring_turn import makes_shares
+from learncost.sharding.ring_step import makes_shares
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,11 @@ def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> Table:
                 f"each of {stretches // 2:,} devices: the next possible size is {sizes[axis] + stretches - rest:,}"
             )
     for statement in _statements(table.lines):
-        if told := {base(whole(axis)) for axis in _told_apart(statement)} & axes.keys():
+        if ordered := {base(whole(axis)) for axis in _ordered_axes(statement)} & axes.keys():
             text = str(statement).partition("\n")[0]
-            raise InputError(f"the plan zigzag reorders {sorted(told)[0]}, and this line depends on the order: {text}")
+            raise InputError(
+                f"the plan zigzag reorders {sorted(ordered)[0]}, and this line depends on the order: {text}"
+            )
     return replace(table, zigzag=axes, lines=each_line(table.lines, lambda line: (_balanced(line, axes),)))
 
 
@@ -68,7 +70,7 @@ def _statements(lines: Iterable[Statement]) -> Iterator[Statement]:
             yield from _statements(line.lines)
 
 
-def _told_apart(line: Statement) -> Iterator[str]:
+def _ordered_axes(line: Statement) -> Iterator[str]:
     """Yield the axes whose order a line depends on: by index, iteration, or an op along them."""
     if isinstance(line, Loop):
         yield line.count

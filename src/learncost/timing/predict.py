@@ -177,7 +177,7 @@ def _ago(parts: Sequence[Work]) -> list[dict[str, Any]]:
     now: Any = 0.0
     body, iterations = 0, None
     for work in parts:
-        if not _alike(work.iterations, iterations):
+        if not _is_equal(work.iterations, iterations):
             body, iterations = body + 1, work.iterations
         bytes_touched = 1.0 * sum(work.bytes.values())
         ages = {}
@@ -191,7 +191,7 @@ def _ago(parts: Sequence[Work]) -> list[dict[str, Any]]:
     return result
 
 
-def _alike(iterations: Any, others: Any) -> bool:
+def _is_equal(iterations: Any, others: Any) -> bool:
     same = iterations == others
     return bool(same.all()) if hasattr(same, "all") else bool(same)
 

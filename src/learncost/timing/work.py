@@ -241,7 +241,7 @@ _Numbered = tuple[int, Line]
 
 
 def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]]:
-    numbered = _beside_kernels(rows)
+    numbered = _outside_kernels(rows)
     rule = in_operators if operators else in_kernels
 
     def together(group: Sequence[_Numbered], item: _Numbered) -> bool:
@@ -251,7 +251,7 @@ def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]
     return groups(numbered, together)
 
 
-def _beside_kernels(rows: Sequence[Priced]) -> list[_Numbered]:
+def _outside_kernels(rows: Sequence[Priced]) -> list[_Numbered]:
     """Return the lines in order, with collectives inside of a kernel moved before or after it, so that it stays one
     kernel.
 

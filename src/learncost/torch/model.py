@@ -35,8 +35,8 @@ class ModelModule(TableModule):
         plain = build(configuration)
         # Sizes that the length of a run limits, as windows are, are without limit here.
         endless = {**configuration.values, "B": 1, "M": LARGEST, "N": LARGEST}
-        stands = {base(axis) for name in plain.table.inputs for axis in plain.table.axes[name]}
-        late = {axis for axis in plain.rules if axis not in plain.sizes and axis not in stands}
+        present = {base(axis) for name in plain.table.inputs for axis in plain.table.axes[name]}
+        late = {axis for axis in plain.rules if axis not in plain.sizes and axis not in present}
         sizes = {**plain.sizes, **{axis: int(evaluate(plain.rules[axis], endless)) for axis in sorted(late)}}
         masks = build(configuration, dropout=True).masks
         super().__init__(plain.table, sizes, dict.fromkeys(masks, chance(dropout)), **tensor)
@@ -107,8 +107,8 @@ class ModelModule(TableModule):
             elif self.table.values[name].role == "buffer":
                 inputs[name] = self._like.new_zeros([self.sizes[axis] for axis in self.table.axes[name]])
             else:
-                told_as = next((datum.name for datum in self._data if name == datum.input), name)
-                raise InputError(f"{self.configuration.name} needs {told_as}: give it by this name")
+                input_name = next((datum.name for datum in self._data if name == datum.input), name)
+                raise InputError(f"{self.configuration.name} needs {input_name}: give it by this name")
         return inputs
 
     @staticmethod

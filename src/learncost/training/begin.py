@@ -144,8 +144,8 @@ def _tokenizer(options: Options) -> str:
     """Return the requested tokenizer; else that in the folder of the initial checkpoint, else bytes."""
     if options.tokenizer:
         return options.tokenizer
-    beside = Path(options.start or "") / TOKENIZER
-    return str(beside) if options.start and beside.is_file() else "bytes"
+    tokenizer_file = Path(options.start or "") / TOKENIZER
+    return str(tokenizer_file) if options.start and tokenizer_file.is_file() else "bytes"
 
 
 def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenizer | None]:

@@ -195,8 +195,8 @@ class Folder:
         if not self._saved():
             return None
         weights, facts, steps = self._read(self.path / WEIGHTS)
-        state, beside, _ = self._read(self._optimizer(steps), steps)
-        if facts.get("optimizer", beside["digest"]) != beside["digest"]:
+        state, metadata, _ = self._read(self._optimizer(steps), steps)
+        if facts.get("optimizer", metadata["digest"]) != metadata["digest"]:
             raise InputError(f"{self._optimizer(steps)} is of another run than {WEIGHTS}; {self.advice}")
         if model.configuration.family in hugging_face.layouts():
             weights = hugging_face.from_theirs(model, weights, str(self.path / WEIGHTS))

@@ -110,7 +110,7 @@ class TrainingReporter(Protocol):
 class TrainingResult:
     """The result of a training: its steps and the last of them; `stopped` before the end as that was `asked`, or late.
 
-    told   whether this process is the one of several that tells it
+    reports  whether this process reports for all of them
     """
 
     folder: Path
@@ -124,13 +124,13 @@ class TrainingResult:
     stopped: bool
     asked: bool
     writes: bool
-    told: bool = True
+    reports: bool = True
 
     def __str__(self) -> str:
         """Return the summary; "" if the run was stopped or another process reports."""
         from learncost.training.ending import summary
 
-        return "" if self.stopped or not self.told else summary(self)
+        return "" if self.stopped or not self.reports else summary(self)
 
     def __rich__(self) -> str:
         return str(self).replace("[", r"\[")  # no markup
@@ -206,7 +206,7 @@ class _TrainingRun:
         self, folder: Folder, report: TrainingReporter, changes: dict[str, Any], trace: int, processes: Processes
     ) -> None:
         self.tracer = Tracer(trace)
-        self.folder, self.report, self.told, self.processes = folder, report, False, processes
+        self.folder, self.report, self.announced, self.processes = folder, report, False, processes
         options = folder.options()
         self.options = replace(options, **changes)
         self.configuration = folder.configuration()
@@ -353,8 +353,8 @@ class _TrainingRun:
         flops = engine.flops(batch) if options.peak_flops else 0
         mfu = flops / seconds / options.peak_flops if options.peak_flops else None
         most_bytes = memory.highest()
-        if not self.told:
-            self.told = True
+        if not self.announced:
+            self.announced = True
             self.report.say(f"model {self.name}")
             self.report.say(engine.says)
             if not engine.is_plain:

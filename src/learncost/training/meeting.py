@@ -22,7 +22,7 @@ REFUSED = 2
 UNREACHABLE = 20.0
 """Seconds after which a machine that does not answer, or whose name nobody knows, is taken to be wrong."""
 
-TOLD = 15.0
+PATIENCE = 15.0
 """Seconds after which a process says what it waits for."""
 
 LATE = 300.0
@@ -74,7 +74,7 @@ def _refuse(why: str) -> NoReturn:
 def _check_reached(port: int) -> None:
     """Wait until somebody listens where processes meet."""
     began = monotonic()
-    with _waiting("the first process, which nobody has seen there yet") as told:
+    with _waiting("the first process, which nobody has seen there yet") as notice:
         while True:
             try:
                 socket.create_connection((os.environ["MASTER_ADDR"], port), UNREACHABLE / 4).close()
@@ -83,7 +83,7 @@ def _check_reached(port: int) -> None:
                 waits = LATE if isinstance(error, ConnectionRefusedError) else UNREACHABLE
                 if monotonic() - began > waits:
                     _refuse(f"{getattr(error, 'strerror', None) or error}, for {waits:.0f} s")
-            told()
+            notice()
             sleep(0.1)
 
 
@@ -92,12 +92,12 @@ def _waiting(whom: str) -> Iterator[Any]:
     """Something that is called while a process waits, and says once for whom where that takes long."""
     began, said = monotonic(), list[bool]()
 
-    def told() -> None:
-        if monotonic() - began > TOLD and not said:
+    def notice() -> None:
+        if monotonic() - began > PATIENCE and not said:
             said.append(True)
             print(f"learncost: waiting at {_place()} for {whom}", file=sys.stderr, flush=True)
 
-    yield told
+    yield notice
 
 
 def _agreed(store: Any, rank: int, number: int) -> str:
@@ -114,7 +114,7 @@ def _agreed(store: Any, rank: int, number: int) -> str:
         store.set(f"learncost/heard/{name}/{rank}", "")
         return name
     missing, began = set(range(1, number)), monotonic()
-    with _waiting(f"others of the {number} processes") as told:
+    with _waiting(f"others of the {number} processes") as notice:
         while missing:
             for other in sorted(missing):
                 if store.check([f"learncost/word/{other}"]):
@@ -123,7 +123,7 @@ def _agreed(store: Any, rank: int, number: int) -> str:
                     missing.discard(other)
             if missing and monotonic() - began > LATE:
                 _refuse(f"{len(missing)} of {number} processes did not come within {LATE:.0f} s")
-            told()
+            notice()
             sleep(0.02)
     return word
 

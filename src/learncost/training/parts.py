@@ -83,7 +83,7 @@ def save(
     path = run / f"{NAMED}{steps}"
     advice = f"give a smaller --learning-rate{kept.after('')}"
     processes.each(lambda: _check_finite(parts, f"step {steps:,}", advice))
-    processes.of_first(lambda: _made_anew(path, kept))
+    processes.of_first(lambda: _replace_folder(path, kept))
     try:
         _written(path, parts, kept)
         mine = [*path.glob(f"__{processes.rank}_*"), *([path / METADATA] if processes.first else [])]
@@ -98,7 +98,7 @@ def save(
     return path
 
 
-def _made_anew(path: Path, kept: WriteAdvice) -> None:
+def _replace_folder(path: Path, kept: WriteAdvice) -> None:
     try:
         if path.exists():  # what a killed run left
             rmtree(path)

@@ -72,7 +72,7 @@ class ProcessGroup(Processes):
         self._distributed, self._store, self._asked = distributed, store, 0
         self.rank, self.number = rank, number
         self._ends = threading.Lock()
-        self._beside = store.clone()  # which the main thread does not wait with
+        self._second_store = store.clone()  # which the main thread does not wait with
         self._heartbeat = Heartbeat(store.clone(), self.rank, self.number, self.lost)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
@@ -127,8 +127,8 @@ class ProcessGroup(Processes):
         def ask() -> None:
             with suppress(RuntimeError):
                 if lost:
-                    self._beside.set(LOST, "")
-                said.append(self._beside.add("told", 1))
+                    self._second_store.set(LOST, "")
+                said.append(self._second_store.add("told", 1))
 
         asks = threading.Thread(target=ask, daemon=True)
         asks.start()
@@ -192,7 +192,7 @@ def check_started(mesh: Mesh | None) -> None:
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
+def reported_once() -> Iterator[None]:
     """Let all processes fail with an `InputError` before the rendezvous, and only the first report it."""
     try:
         yield

@@ -85,8 +85,8 @@ class StagesRunner(MeshRunner):
             else:
                 order = self.order(sizes["B"])
                 sizes = {**sizes, "B": sizes["B"] // order.microbatches}
-                plan, beside = self.plan or "", (settings.clip > 0, settings.weight_decay > 0)
-                placed = step_in_stages(model, whole, settings.optimizer, plan, over, self.mesh, sizes, order, *beside)
+                plan, update = self.plan or "", (settings.clip > 0, settings.weight_decay > 0)
+                placed = step_in_stages(model, whole, settings.optimizer, plan, over, self.mesh, sizes, order, *update)
             if placed[0].table.zigzag:
                 raise InputError("pipeline stages do not support the plan zigzag: remove it")
             title = f"Stages of {self.mesh}."
@@ -101,7 +101,7 @@ class StagesRunner(MeshRunner):
             self._runs[key] = _StagesStep(prepared, self)
         return self._runs[key](prepared)
 
-    def told(self, name: str, made: tuple[int, Any] | None, placed: tuple[Placed, ...]) -> Any:
+    def broadcast(self, name: str, made: tuple[int, Any] | None, placed: tuple[Placed, ...]) -> Any:
         """On all processes what one stage has made, each of whose processes has a part of it.
 
         made  on these processes: the number of the stage, and the part
@@ -165,9 +165,9 @@ class _StagesStep:
                 for number, arrays in made.items():
                     if new in arrays:
                         self._view(number, name, prepared).copy_(arrays[new])
-        told = {name: self._runner.told(name, self._array(name, made), self._placed) for name in self._reported}
+        whole = {name: self._runner.broadcast(name, self._array(name, made), self._placed) for name in self._reported}
         arrays = self._runner.pool.arrays
-        return told | {new: arrays[name] for name, new in self._renewed.items() if name in arrays}
+        return whole | {new: arrays[name] for name, new in self._renewed.items() if name in arrays}
 
     def _array(self, name: str, made: Mapping[int, Mapping[str, Any]]) -> tuple[int, Any] | None:
         """Return an array that a stage of this process computed, with the stage's number."""

@@ -20,7 +20,7 @@ from learncost.sharding.presets import chosen
 from learncost.training.ending import stopped
 from learncost.training.folder import Folder
 from learncost.training.loop import TrainingResult, go_on, start
-from learncost.training.processes import Processes, is_met, joined, started, told_once
+from learncost.training.processes import Processes, is_met, joined, reported_once, started
 from learncost.training.progress import reporter
 
 PLACES: Mapping[str, str | None] = dict.fromkeys(("mesh", "place", "placement", "schedule", "microbatches"))
@@ -99,7 +99,7 @@ def train(
     kinds = {name: flags[name].kind for name in flags.keys() & sizes.keys()}
     options = {name: sizes.pop(name) for name in kinds}
     with ExitStack() as ends:
-        with told_once():
+        with reported_once():
             whole = {name: kind == "integer" for name, kind in kinds.items() if kind in NUMBERS}
             options |= {name: number(name, options[name], is_whole) for name, is_whole in whole.items()}
             if precision is not None and resume is None:
@@ -129,7 +129,7 @@ def train(
             run_options = Options(**options, paths=tuple(map(str, paths)), sizes=sizes)
             with nullcontext(Path(out)) if out else _reserved(processes) as folder:
                 result = start(run_options, folder, report, trace=traced, processes=processes)
-    if result.stopped and result.told:
+    if result.stopped and result.reports:
         print(stopped(result), file=sys.stderr)
     return result
 

@@ -343,7 +343,7 @@ def _own(module: Any, values: Mapping[str, Any]) -> _Own:
         double, within = False, SINGLE
         results, after, before = run(False, 0)
     others, after_others, _ = run(double, 1)
-    random = not all(map(_alike, results, others)) or not all(_alike(after[key], after_others[key]) for key in after)
+    random = not all(map(_same, results, others)) or not all(_same(after[key], after_others[key]) for key in after)
     return _Own(results, after, before, within, random)
 
 
@@ -351,7 +351,7 @@ def _doubled(value: Any) -> Any:
     return value.detach().double().requires_grad_(value.requires_grad) if value.is_floating_point() else value
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _same(one: Any, other: Any) -> bool:
     import torch
 
     return one.shape == other.shape and bool(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
@@ -428,18 +428,18 @@ def _products(
 def _changes(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> Iterator[Check]:
     """Buffers and inputs after the call with what the table says that they become."""
     compared = "buffers and inputs after the call"
-    told_of = {
+    overwritten = {
         of: mine
         for (mine, _), output in zip(ran.results, imported.outputs, strict=True)
         if (of := imported.changed.get(output))
     }
-    there = [_apart(own.after[of], mine) for of, mine in told_of.items() if of in own.after]
+    there = [_apart(own.after[of], mine) for of, mine in overwritten.items() if of in own.after]
     if there and own.random:
         yield Check(name, compared, "it draws random numbers: not compared", None)
     elif there:
         found = f"the largest difference is {max(there):.1e} of the largest number"
         yield Check(name, compared, found, max(there) <= own.within)
-    others = [path for path, value in own.before.items() if not _alike(value, own.after[path]) and path not in told_of]
+    others = [path for path, value in own.before.items() if not (path in overwritten or _same(value, own.after[path]))]
     if others:
         shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         yield Check(name, compared, f"{shown} change within an operator or are integers, which no line shows", None)

@@ -62,7 +62,7 @@ def llama3_frequencies(f: Array, factor: Array, low: Array, high: Array, trained
     return np.array(result)
 
 
-def yarn_turns(iterations: Array, width: Array, base: Array, trained: Array) -> Array:
+def yarn_rotations(iterations: Array, width: Array, base: Array, trained: Array) -> Array:
     """transformers' find_correction_dim."""
     return width * np.log(trained / (iterations * 2 * math.pi)) / (2 * np.log(base))
 
@@ -79,7 +79,7 @@ class Yarn(NamedTuple):
 
 def yarn_frequencies(f: Array, pair: Array, width: Array, base: Array, scaling: Yarn) -> Array:
     """transformers' _compute_yarn_parameters: what is interpolated and what is not, and how much of each."""
-    low, high = (yarn_turns(each, width, base, scaling.trained) for each in (scaling.fast, scaling.slow))
+    low, high = (yarn_rotations(each, width, base, scaling.trained) for each in (scaling.fast, scaling.slow))
     if scaling.truncates > 0:
         low, high = np.floor(low), np.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
@@ -175,5 +175,5 @@ LAYERS: Mapping[str, Callable[..., Any]] = {
     "sinusoids": of("", sinusoids, sized=True),
     "yarn_frequencies": of("110000000", with_fields(Yarn, yarn_frequencies)),
     "yarn_scale": of("000", yarn_scale),
-    "yarn_turns": of("0000", yarn_turns),
+    "yarn_turns": of("0000", yarn_rotations),
 }

@@ -178,8 +178,8 @@ _SHOWN: Mapping[type, Callable[[Any], str]] = {
 def _rows_of_table(table: Table) -> Iterator[dict[str, Any]]:
     for line, iterations in walk(table.lines):
         meta = line.meta
-        told = {"line": line.name, "layer": meta.layer, "macro_operation": meta.phase, "equation": meta.equation}
-        yield told | {"repeats": " ".join(iterations), "text": str(line)}
+        cells = {"line": line.name, "layer": meta.layer, "macro_operation": meta.phase, "equation": meta.equation}
+        yield cells | {"repeats": " ".join(iterations), "text": str(line)}
 
 
 def _rows_of_passes(thing: Derived | Inference) -> Iterator[dict[str, Any]]:
@@ -191,15 +191,15 @@ def _rows_of_passes(thing: Derived | Inference) -> Iterator[dict[str, Any]]:
 
 def _rows_of_price(price: Price) -> Iterator[dict[str, Any]]:
     for (*names,), part in price.by("layer", "line", "macro_operation", "equation").items():
-        told = dict(zip(("layer", "line", "macro_operation", "equation"), names, strict=True))
-        yield told | {"maccs": part.maccs, "flops": part.flops, "bytes": part.bytes}
+        cells = dict(zip(("layer", "line", "macro_operation", "equation"), names, strict=True))
+        yield cells | {"maccs": part.maccs, "flops": part.flops, "bytes": part.bytes}
 
 
 def _rows_of_live(live: Live) -> Iterator[dict[str, Any]]:
     for when, arrays in (("peak", live.live_at_peak), ("kept", live.kept)):
         for array in arrays:
-            told = {"alive": when, "array": array.name, "shape": array.shape, "bytes": array.bytes}
-            yield told | {"layer": array.layer, "block": array.block, "role": array.role}
+            cells = {"alive": when, "array": array.name, "shape": array.shape, "bytes": array.bytes}
+            yield cells | {"layer": array.layer, "block": array.block, "role": array.role}
 
 
 def _rows_of_training(training: Core) -> Iterator[dict[str, Any]]:

@@ -244,8 +244,8 @@ def _legend(step: Cost) -> list[dict[str, Any]]:
 
 def _settings(request: Request, side_by_side: str | None) -> dict[str, Any]:
     """Return the parameters of the request by name, without defaults."""
-    beside = {} if side_by_side is None else {"side_by_side": side_by_side}
-    return {"model": request.model_name, **request.given, **beside}
+    view = {} if side_by_side is None else {"side_by_side": side_by_side}
+    return {"model": request.model_name, **request.given, **view}
 
 
 def _calls(request: Request) -> dict[str, str]:

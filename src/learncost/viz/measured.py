@@ -210,12 +210,12 @@ def write(
         "memory": "resident bytes of the process with its libraries; predicted: weights, state and step",
     }
     measured = timeline(steps, weights, facts, predicted)
-    beside = _predicted(arguments)
-    if isinstance(beside, str):
-        facts["predicted"] = beside
+    prediction = _predicted(arguments)
+    if isinstance(prediction, str):
+        facts["predicted"] = prediction
     else:
-        facts |= {f"predicted, {name}": text for name, text in beside.timeline.facts.items()}
-        measured = Timeline((*measured.processes, *beside.timeline.processes), facts)
+        facts |= {f"predicted, {name}": text for name, text in prediction.timeline.facts.items()}
+        measured = Timeline((*measured.processes, *prediction.timeline.processes), facts)
     both = Trace(facts["what"], measured)
     for ending in ENDINGS:
         both.write(folder / f"trace{ending}")

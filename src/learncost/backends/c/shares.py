@@ -24,12 +24,14 @@ class _Use(NamedTuple):
 def shared(arrays: Arrays, routine: tree.Routine) -> tuple[tuple[str, str], ...]:
     """Return the pairs of names in which every element is read for the last time before it is written."""
     outputs = [value.name for value in arrays.values.values() if value.output]
-    pairs = [(read.of, name) for read in routine.arrays("read") for name in outputs if _is_alike(arrays, read.of, name)]
+    pairs = [
+        (read.of, name) for read in routine.arrays("read") for name in outputs if _same_layout(arrays, read.of, name)
+    ]
     uses = [*_uses((routine.before, routine.iterations), ())] if pairs else []
     return tuple(pair for pair in pairs if _is_in_time(*pair, uses))
 
 
-def _is_alike(arrays: Arrays, left: str, right: str) -> bool:
+def _same_layout(arrays: Arrays, left: str, right: str) -> bool:
     first, second = ([arrays.size(axis) for axis in arrays.axes[name]] for name in (left, right))
     return bool(first) and first == second and arrays.dtypes[left] == arrays.dtypes[right]
 

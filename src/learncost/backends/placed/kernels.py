@@ -10,7 +10,7 @@ from learncost.backends.c import KernelFunction, SizeNeededError, kernel
 from learncost.backends.c.gnu import GNU
 from learncost.backends.c.printer import Printer
 from learncost.backends.expression import Identifiers
-from learncost.backends.placed.patterns import Alike, Pattern, flat, identical, named_by_op
+from learncost.backends.placed.patterns import NamedPattern, Pattern, flat, identical, named_by_op
 from learncost.ir.line import Line
 from learncost.ir.polynomial import size_of
 from learncost.program.calls import Axes
@@ -20,7 +20,7 @@ from learncost.program.calls import Axes
 class _WrittenKernel:
     """A kernel, the lines that it was written for, and of their sizes those that are constants in it."""
 
-    like: Alike
+    like: NamedPattern
     constants: tuple[int | None, ...]
     function: KernelFunction
 
@@ -103,7 +103,7 @@ class KernelTable:
     def _numbers(self, sizes: Sequence[str]) -> tuple[int, ...]:
         return tuple(map(self.number, sizes))
 
-    def _fixed(self, like: Alike) -> dict[str, int]:
+    def _fixed(self, like: NamedPattern) -> dict[str, int]:
         """The sizes that are the same in all calls."""
         several = zip(*self._sizes_of[like.pattern], strict=True)
         return {size: numbers[0] for size, numbers in zip(like.sizes, several, strict=True) if len({*numbers}) == 1}

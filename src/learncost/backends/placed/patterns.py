@@ -25,7 +25,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Alike:
+class NamedPattern:
     """A pattern, and the names that these lines have for its arrays and sizes, in its order."""
 
     pattern: Pattern
@@ -33,7 +33,7 @@ class Alike:
     sizes: tuple[str, ...]
 
 
-def identical(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtypes: Mapping[str, str]) -> Alike:
+def identical(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtypes: Mapping[str, str]) -> NamedPattern:
     """The pattern of the lines of one kernel.
 
     axes     the declared axes of every name
@@ -59,7 +59,7 @@ def identical(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtype
             for name in arrays
         ),
     )
-    return Alike(pattern, arrays, sizes)
+    return NamedPattern(pattern, arrays, sizes)
 
 
 def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:

@@ -62,7 +62,7 @@ class CachePlace:
             record = json.loads(self.path.read_text(encoding="utf-8"))
             text, files = str(record["text"]), record["files"]
             if record["digest"] == _text_digest(text) and all(
-                _digest(Path(file)) == told for file, told in files.items()
+                _digest(Path(file)) == recorded for file, recorded in files.items()
             ):
                 return Remembered(text, tuple(map(str, record["said"])))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

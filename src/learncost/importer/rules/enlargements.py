@@ -82,16 +82,16 @@ _ENLARGEMENT = "an enlargement"
 
 def _enlargement(reader: GraphReader, mode: str, dim: int) -> tuple[str, float | None, bool, bool]:
     """Return how the node resizes one side: its mode, its scale factor if given, align_corners, and antialiasing."""
-    told = {
+    named = {
         argument.name: value
         for argument, value in zip(reader.node.target._schema.arguments, reader.node.args, strict=False)
     } | dict(reader.node.kwargs)
     count, place = len(shape_of(reader.node)) - 2, dim - 2
-    factors = told.get("scale_factors") or [
-        told.get(name) for name in (["scales"] if count == 1 else ["scales_d", "scales_h", "scales_w"][3 - count :])
+    factors = named.get("scale_factors") or [
+        named.get(name) for name in (["scales"] if count == 1 else ["scales_d", "scales_h", "scales_w"][3 - count :])
     ]
     factor = None if factors[place] is None else float(factors[place])
-    return mode, factor, bool(told.get("align_corners", False)), reader.recorder.operator.endswith("_aa")
+    return mode, factor, bool(named.get("align_corners", False)), reader.recorder.operator.endswith("_aa")
 
 
 def _side_matrix(how: tuple[str, float | None, bool, bool], side: int, out: int) -> list[list[float]]:

@@ -187,11 +187,11 @@ def triangle(reader: GraphReader, x: View, below: bool, diagonal: int) -> View:
         where = DimensionCondition(last, "<=", first) if below else DimensionCondition(first, "<=", last)
         return recorder.line("sum", [(x, letters)], letters, signs=[1], where=[where])
     sizes = x.shape[-2:]
-    kept = settled(reader, "a triangle beside the diagonal", partial(_beside_diagonal, below, diagonal), *sizes)
+    kept = settled(reader, "a triangle beside the diagonal", partial(_triangle, below, diagonal), *sizes)
     return reader.multiply(x, reader.given_numbers(kept, AxisClass(sizes[0]), AxisClass(sizes[1])))
 
 
-def _beside_diagonal(below: bool, diagonal: int, rows: int, columns: int) -> list[list[float]]:
+def _triangle(below: bool, diagonal: int, rows: int, columns: int) -> list[list[float]]:
     """Return a matrix with 1 in a triangle and 0 elsewhere."""
     return [[float(j - i <= diagonal if below else j - i >= diagonal) for j in range(columns)] for i in range(rows)]
 

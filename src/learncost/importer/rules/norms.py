@@ -105,17 +105,15 @@ def std(reader: GraphReader, x: View, dims: Any = None, *more: Any, **named: Any
 
 @rule("var_mean.correction", "var_mean.dim", "var_mean")
 def var_mean(reader: GraphReader, x: View, dims: Any = None, *more: Any, **named: Any) -> list[View]:
-    return _beside_mean(x, variance, reader, *_asked(x, dims, *more, **named))
+    return _with_mean(x, variance, reader, *_asked(x, dims, *more, **named))
 
 
 @rule("std_mean.correction", "std_mean.dim", "std_mean")
 def std_mean(reader: GraphReader, x: View, dims: Any = None, *more: Any, **named: Any) -> list[View]:
-    return _beside_mean(x, deviation, reader, *_asked(x, dims, *more, **named))
+    return _with_mean(x, deviation, reader, *_asked(x, dims, *more, **named))
 
 
-def _beside_mean(
-    x: View, spread_of: Any, reader: GraphReader, along: Any, correction: Any, keepdim: bool
-) -> list[View]:
+def _with_mean(x: View, spread_of: Any, reader: GraphReader, along: Any, correction: Any, keepdim: bool) -> list[View]:
     spread, middle = spread_of(reader, x, along, correction, keepdim)
     if not keepdim:
         middle = middle.with_dims([row for dim, row in enumerate(middle.dims) if dim not in along])

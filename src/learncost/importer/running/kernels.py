@@ -167,7 +167,7 @@ def _in_their_whole_storage(func: Any, args: Any, result: Any) -> Any:
     return result.new_empty(_losses(args[0], args[1])).as_strided((), ()) if not result.dim() else result
 
 
-def _in_the_room_of_its_operand(func: Any, args: Any, result: Any) -> Any:
+def _in_operand_memory(func: Any, args: Any, result: Any) -> Any:
     """`Col2Im.cpp`: the folded result is allocated with the size of its columns, and keeps that memory."""
     allocation = max(args[0].numel(), result.numel())
     return result.new_empty(allocation).as_strided(result.shape, result.stride())
@@ -175,7 +175,7 @@ def _in_the_room_of_its_operand(func: Any, args: Any, result: Any) -> Any:
 
 RESULTS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
     "aten::mkldnn_rnn_layer": _workspace,
-    "aten::col2im": _in_the_room_of_its_operand,
+    "aten::col2im": _in_operand_memory,
     "aten::mse_loss": _in_their_whole_storage,
     "aten::smooth_l1_loss": _in_their_whole_storage,
     "aten::binary_cross_entropy": _in_their_whole_storage,

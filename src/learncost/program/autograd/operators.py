@@ -34,7 +34,7 @@ class OperatorRow:
     """
 
     keeps: str = ""
-    beside: int = 0
+    temporaries: int = 0
     before: int = 0
     tested: bool = False
 
@@ -97,9 +97,9 @@ class TapeTensor:
             gradient = gradients.pop()
             assert gradient
             turned = gradient.turned
-            beside = [tape.new(elements, result_width, turned) for _ in range(row.beside)]
+            temporaries = [tape.new(elements, result_width, turned) for _ in range(row.temporaries)]
             result = tape.new(elements, result_width, turned)
-            del beside
+            del temporaries
             if own_width != result_width:
                 result = tape.new(elements, own_width, turned)
             return [result]
@@ -273,9 +273,9 @@ class TapeTensor:
         elements, width = self.elements, self.width
 
         def backward(gradients: Gradients) -> list[TapeValue | None]:
-            beside = [tape.new(elements, width) for _ in range(3)]  # -grad * ((self / other) / other)
+            temporaries = [tape.new(elements, width) for _ in range(3)]  # -grad * ((self / other) / other)
             divisor = tape.new(elements, width)
-            del beside
+            del temporaries
             return [tape.new(elements, width), divisor]
 
         (result,) = tape.run(operands, ((elements, width),), backward, operands)
@@ -322,7 +322,7 @@ def _same(gradients: Gradients) -> Gradients:
     return [gradients.pop()]
 
 
-def _alike(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> list[TapeValue]:
+def _cast_copies(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> list[TapeValue]:
     """Return copies of operands of narrower types, which a CPU operator makes (`TensorIterator.cpp`); CUDA casts while
     reading (`gpu_kernel_with_dynamic_casting`).
     """
@@ -346,13 +346,13 @@ def _times(left: TapeTensor, right: TapeTensor) -> TapeTensor:
         del incoming
         results: list[TapeValue | None] = [None, None]
         for number in (1, 0):  # the second operand's first, as in Functions.cpp
-            copies = _alike(tape, [sizes[1 - number]], width) if needed[number] else []
+            copies = _cast_copies(tape, [sizes[1 - number]], width) if needed[number] else []
             results[number] = tape.new(elements, width, laid) if needed[number] else None
             del copies
         return results
 
     keeps = [factor for factor, is_needed in zip(operands[::-1], needed, strict=True) if is_needed]
-    copies = _alike(tape, sizes, width)
+    copies = _cast_copies(tape, sizes, width)
     (result,) = tape.run(operands, ((elements, width),), backward, keeps, turned=turned)
     del copies
     return TapeTensor(tape, result)
@@ -370,7 +370,7 @@ def _plus(left: TapeTensor, right: TapeTensor, allocation: Allocation | None = N
         assert incoming
         return [incoming if is_needed else None for is_needed in needed]
 
-    copies = _alike(tape, [(each.elements, each.width) for each in operands], width)
+    copies = _cast_copies(tape, [(each.elements, each.width) for each in operands], width)
     (result,) = tape.run(operands, ((elements, width),), backward, views=allocation, turned=turned)
     del copies
     return TapeTensor(tape, result)

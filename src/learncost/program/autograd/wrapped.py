@@ -168,12 +168,14 @@ class Sharded:
         *others, last = made
         return [*others, self._watched(last, self.before_backward, group)]
 
-    def _watched(self, tensor: TapeTensor, tell: Callable[[ParameterGroup], None], group: ParameterGroup) -> TapeTensor:
+    def _watched(
+        self, tensor: TapeTensor, report: Callable[[ParameterGroup], None], group: ParameterGroup
+    ) -> TapeTensor:
         """Return the same tensor with a callback for its gradient."""
         value = tensor.value
 
         def backward(gradients: Gradients) -> Gradients:
-            tell(group)
+            report(group)
             return [gradients.pop()]
 
         sizes = ((value.elements, value.width),)

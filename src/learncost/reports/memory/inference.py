@@ -169,10 +169,11 @@ class Serving:
         for inference_pass in self.passes:
             sizes = inference_pass.local_sizes
             others = sizes if self.sharded else {name: size for name, size in sizes.items() if name != "B"}
-            beside = Polynomial.of((inference_pass.batch,), inference_pass.grown).with_sizes(others)
-            beside += Polynomial.of((), self._resident(inference_pass))
+            uncounted = Polynomial.of((inference_pass.batch,), inference_pass.grown).with_sizes(others)
+            uncounted += Polynomial.of((), self._resident(inference_pass))
             sums = (
-                level + beside for level in levels(inference_pass.table, others, _NAMES[self.kind.value], self._widths)
+                level + uncounted
+                for level in levels(inference_pass.table, others, _NAMES[self.kind.value], self._widths)
             )
             polynomials |= {frozenset(level.terms.items()): level for level in sums}
         return tuple(polynomials.values())
@@ -216,7 +217,7 @@ class Serving:
         return self.at_peak[2]
 
     @property
-    def beside(self) -> int:
+    def uncounted(self) -> int:
         """Bytes in RAM at the peak that no line of the pass counts: other weights, and the new tokens of the cache."""
         _, arrays, split = self.at_peak
         return sum(split.values()) - int(arrays.peak)
@@ -305,10 +306,10 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
         sharded=request.in_precision(kind.name) if request.is_sharded else None,
     )
     worst, arrays, split = serving.at_peak
-    beside, peak, last = serving.beside, sum(split.values()), len(arrays.curve) - 1
-    curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in arrays.curve)
+    uncounted, peak, last = serving.uncounted, sum(split.values()), len(arrays.curve) - 1
+    curve = tuple(replace(moment, bytes=moment.bytes + uncounted) for moment in arrays.curve)
     grown = split["KV cache"] and worst.grown * int(size_of(worst.batch, worst.local_sizes))
-    throughout = {("other weights", "weights"): beside - grown, ("new tokens of the KV cache", "KV cache"): grown}
+    throughout = {("other weights", "weights"): uncounted - grown, ("new tokens of the KV cache", "KV cache"): grown}
     more = tuple(
         LiveInterval(each, (), (size,), 1, size, 0, last, "given", part=part)
         for (each, part), size in throughout.items()

@@ -120,7 +120,7 @@ class Memory(Drawn):
 
     sheets_module = "learncost.reports.memory.show"
     figures = ("memory",)
-    beside = "memory"
+    notebook_figure = "memory"
 
     model: str
     procedure: str

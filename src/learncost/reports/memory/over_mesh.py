@@ -58,7 +58,7 @@ def placed_step(
     over = OverMesh(placed, collectives(placed, sizes, widths_of(step.kind)), sizes, padded)
     specs = ShardSpecs(table, grid, clauses, sizes)
     local = {**sizes, **placed.sizes}
-    step, stacks = result, {*stacks_of(step.model.table), *step.stepped_beside}
+    step, stacks = result, {*stacks_of(step.model.table), *step.stepped_projections}
 
     def shape_here(name: str, axes: Axes) -> list[int]:
         cut_axes = _cut(specs, f"{name}.state", Value(axes, "state", name))
@@ -68,7 +68,7 @@ def placed_step(
         shape = shape_here(name, axes)
         return step.stepped_shape(name, axes, shape) if name in step.model.learning else shape
 
-    names = (*step.model.learning, *step.stepped_beside)
+    names = (*step.model.learning, *step.stepped_projections)
     shapes = {name: stepped_here(name, step.seen.get(name, table.axes[name])) for name in names}
     of, states = step.optimizer.bytes, step.kind.states
     result.state = sum(state_bytes(of, shape, name in stacks, states) for name, shape in shapes.items())

@@ -35,7 +35,7 @@ def rows(answer: Memory | MemoryComparison) -> Iterator[dict[str, Any]]:
 
 def sheets(answer: Memory | MemoryComparison, width: int = WIDTH) -> tuple[Sheet]:
     """Return the table of one step, or the comparison of several."""
-    return (_alone(answer) if isinstance(answer, Memory) else _beside(answer),)
+    return (_alone(answer) if isinstance(answer, Memory) else _compared(answer),)
 
 
 def _alone(memory: Memory) -> Sheet:
@@ -68,7 +68,7 @@ def _alone(memory: Memory) -> Sheet:
     return Sheet(title(memory), ("", "", "bytes", ""), tuple(rows), _notes(memory), frozenset({0, 1}), _fits(memory))
 
 
-def _beside(several: MemoryComparison) -> Sheet:
+def _compared(several: MemoryComparison) -> Sheet:
     """Return the peaks of several procedures or engines with their parts, and the batch that fits a budget."""
     memories, by_engine = several.memories, several.by == "engine"
     first = memories[0]

@@ -99,7 +99,7 @@ def available(budget: int | str | None, device: Device | None) -> tuple[int | No
     return sum(region.bytes for region in device.free), device.free
 
 
-_Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
+_TripCounts: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
 
 
 class MemoryStep:
@@ -147,8 +147,8 @@ class MemoryStep:
         states = {w: self.stepped_shape(w, seen, [*shape_of(seen, run.axes)]) for w, seen in axes.items()}
         self.state = sum(state_bytes(self.optimizer.bytes, states[w], w in stacks, kind.states) for w in learning)
         gradients = {value.of for value in table.known.values() if value.role == "gradient"}
-        self.stepped_beside = tuple(name for name in table.beside if name in gradients)
-        for name in self.stepped_beside:
+        self.stepped_projections = tuple(name for name in table.projections if name in gradients)
+        for name in self.stepped_projections:
             self.state += state_bytes(self.optimizer.bytes, [*shape_of(table.axes[name], run.axes)], True, kind.states)
         self.master = kind.master * sum(points(shapes[w]) for w in learning)
         stored = self.model.quantized
@@ -167,14 +167,14 @@ class MemoryStep:
         self.ran: tuple[Hashable, RunUsage] | None = None  # the last run of a module that was read
         self.plan = run.plan
         if run.plan == CHOSEN:
-            capacity = None if budget is None else budget - self.beside
+            capacity = None if budget is None else budget - self.uncounted
             part = _accumulated(table).gather if self.accumulate > 1 else table
             self.plan = planner(part, self.sizes(), _NAMES[kind.value], capacity, self.widths)
             if optimizer not in OPTIMIZERS:
                 self.plan = self.plan.replace(",epilogue-update", "")
         if "epilogue-update" in self.plan and optimizer not in OPTIMIZERS:
             raise InputError(f"the plan epilogue-update requires an elementwise optimizer: {', '.join(OPTIMIZERS)}")
-        self._levels_of: Callable[[_Turns], tuple[Polynomial, ...]]
+        self._levels_of: Callable[[_TripCounts], tuple[Polynomial, ...]]
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self._planned = partial(_under_plan, structure, procedure, mode, self.plan, self.accumulate > 1)
 
@@ -234,7 +234,7 @@ class MemoryStep:
         sizes, name, widths = over.placed.sizes, _NAMES[self.kind.value], self.widths
 
         @cache
-        def levels_of(iterations: _Turns) -> tuple[Polynomial, ...]:
+        def levels_of(iterations: _TripCounts) -> tuple[Polynomial, ...]:
             several = levels(table, {**dict(iterations), **sizes}, name, widths)
             return tuple({frozenset(level.terms.items()): level for level in several}.values())
 
@@ -264,7 +264,7 @@ class MemoryStep:
         return tuple(replace(array, axes=axes.get(array.name, array.axes)) for array in arrays)
 
     @property
-    def beside(self) -> int:
+    def uncounted(self) -> int:
         """Bytes that are there at every moment, and that no line's level counts (or counts too much)."""
         return self.state + self.master + self.quantized - self.flash
 
@@ -273,16 +273,16 @@ class MemoryStep:
         """Bytes that are there at every moment, whoever runs the step: weights, but those in flash, and `beside`."""
         table, codes = self.table if self.over else self.model.table, self.model.quantized_widths
         elements = total(Polynomial.of(table.axes[name]) for name in table.weights if name not in codes)
-        return int(elements.at(self.sizes())) * self.kind.weight + self.beside
+        return int(elements.at(self.sizes())) * self.kind.weight + self.uncounted
 
     @property
-    def beside_by_axes(self) -> dict[str, Polynomial] | None:
+    def uncounted_by_axes(self) -> dict[str, Polynomial] | None:
         """The same by what it is, as polynomials in the axes; None where it is none, as with states in blocks."""
         if self.quantized or self.flash:
             return None
         table, stacks = self.model.table, stacks_of(self.model.table)
         stepped = [(self.seen.get(w, table.axes[w]), len(table.axes[w]) - (w in stacks)) for w in self.model.learning]
-        stepped += [(self.table.axes[name], len(self.table.axes[name]) - 1) for name in self.stepped_beside]
+        stepped += [(self.table.axes[name], len(self.table.axes[name]) - 1) for name in self.stepped_projections]
         states = Polynomial()
         for axes, rank in stepped:
             each = _state_of_a_point(self.optimizer.bytes, rank > 1, self.kind.states)
@@ -316,20 +316,20 @@ class MemoryStep:
             self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS, iterations
         )
         for line, path, level in levels_of_lines:
-            yield line, path, level + self.beside
+            yield line, path, level + self.uncounted
 
     def peak(self, sizes: Mapping[str, int]) -> int:
         """The most bytes, as the table says."""
         sizes = {**sizes, **(self.over.placed.sizes if self.over else {})}
         iterations = tuple((name, sizes[name]) for name in self.iterations)
-        return max(int(level.at(sizes)) for level in self._levels_of(iterations)) + self.beside
+        return max(int(level.at(sizes)) for level in self._levels_of(iterations)) + self.uncounted
 
     def largest(self, budget: int) -> int:
         """The largest batch at which every line fits, as the table says: a polynomial of first degree, solved."""
         sizes = {name: size for name, size in self.sizes().items() if name != "B"}
         iterations = tuple((name, sizes[name]) for name in self.iterations if name != "B")
         levels = (level.with_sizes(sizes) for level in self._levels_of(iterations))
-        several = min(_solved(level, budget - self.beside) for level in levels)
+        several = min(_solved(level, budget - self.uncounted) for level in levels)
         if "B" in self.iterations and several <= FEW:  # the turns of a batch are counted for more than a few alone
             several = next((batch for batch in range(FEW, 0, -1) if self.peak({**sizes, "B": batch}) <= budget), 0)
         return several * self.accumulate
@@ -354,7 +354,7 @@ def _under_plan(structure: Structure, procedure: str, mode: str, plan: str, gath
 
 @lru_cache(maxsize=64)
 def _levels(
-    structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision, iterations: _Turns
+    structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision, iterations: _TripCounts
 ) -> tuple[Polynomial, ...]:
     """The bytes at every line, each once, as polynomials in all sizes but those of the turns of repeats."""
     table = _under_plan(structure, procedure, mode, plan, gathers)

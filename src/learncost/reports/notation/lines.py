@@ -231,7 +231,7 @@ def _product(line: Product, context: _AxisContext) -> tuple[Node, ...]:
     left = set(line.left[0].loops)
     summed = [a for a in dict.fromkeys(a for term in line.right for a in term.loops) if a not in left]
     under = [c for c in line.where if c.axes & set(summed)]
-    beside = [c for c in line.where if c not in under]
+    conditions = [c for c in line.where if c not in under]
     parts: list[Node] = []
     if summed:
         bound = {axis for c in under for axis in c.axes}
@@ -243,7 +243,7 @@ def _product(line: Product, context: _AxisContext) -> tuple[Node, ...]:
         if parts:
             parts.append(_THIN)
         parts.append(context.term(factor))
-    return (*parts, *_aside(beside, context))
+    return (*parts, *_aside(conditions, context))
 
 
 def _sum(line: Sum, context: _AxisContext) -> tuple[Node, ...]:

@@ -71,7 +71,7 @@ class RunCost(Shown):
     dtype: str
     figures: Mapping[str, Figure]
     unknown: Mapping[str, str] = field(default_factory=dict)
-    beside: Mapping[str, int] = field(default_factory=dict)
+    flops_by_book: Mapping[str, int] = field(default_factory=dict)
     total_by: str = "mfu"
     spread: Spread | None = None
     precision: str = ""
@@ -121,7 +121,7 @@ class RunCost(Shown):
             "precision": self.precision or self.dtype,
             "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
             "unknown": dict(self.unknown),
-            "flops_by_price_book": dict(self.beside),
+            "flops_by_price_book": dict(self.flops_by_book),
             "total_by": self.total_by,
             **({} if self.spread is None else {"mesh": self._mesh(self.spread)}),
         }

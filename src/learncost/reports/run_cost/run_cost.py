@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 # The books that are shown beside the chosen one: exact published, and the formulas of the field.
-BESIDE = ("matmul", "causal-exact", "gpt3", "kaplan")
+OTHER_BOOKS = ("matmul", "causal-exact", "gpt3", "kaplan")
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     figures["device_hours"] = published.device_hours(figures["time"], number)
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
-    others = _beside(one, step, count)
+    others = _flops_by_book(one, step, count)
     return RunCost(step, machine, kind, figures, unknown, others, total_by, many, precision)
 
 
@@ -312,10 +312,10 @@ def _place(typed: Mapping[str, Figure], country: str | None, year: int | str | N
     return published.of_the_world(when) if country is None else published.intensity(country, when)
 
 
-def _beside(request: Request, step: Cost, tokens: int) -> dict[str, int]:
+def _flops_by_book(request: Request, step: Cost, tokens: int) -> dict[str, int]:
     """The whole run by other books; one whose formula is not about the model is left out."""
     by_book = {}
-    for name in BESIDE:
+    for name in OTHER_BOOKS:
         if name == step.price_book:
             continue
         try:

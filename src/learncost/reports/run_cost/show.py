@@ -105,8 +105,8 @@ def _notes(run: RunCost) -> tuple[str, ...]:
     notes = [f"{convention(run.step.price_book)}. {run.step.parameters:,} parameters. Counted: {run.step.counted}."]
     if run.step.target_len is not None:
         notes.append("Tokens are the decoder's; the encoder's are additional.")
-    if run.beside:
-        others = ", ".join(f"{name} {f'{flops:.4g}'.replace('e+', 'e')}" for name, flops in run.beside.items())
+    if run.flops_by_book:
+        others = ", ".join(f"{name} {f'{flops:.4g}'.replace('e+', 'e')}" for name, flops in run.flops_by_book.items())
         notes.append(f"FLOPs of the run under other price books: {others}.")
     derived = {name: figure for name, figure in run.figures.items() if figure.computed}
     notes.append("; ".join(f"{_named(name)} = {figure.source}" for name, figure in derived.items()) + ".")

@@ -240,11 +240,11 @@ def _worse(step: StepUsage, best: StepUsage) -> str:
     """Return why a step is slower than the best one: the parts that grew, the largest first."""
     ours, theirs = step.causes, best.causes
     more = sorted(((ours[name] - theirs[name], name) for name in ours), reverse=True)
-    told = [f"{seconds_of(size)} more {name}" for size, name in more if size > 0.002 * best.seconds][:2]
+    causes = [f"{seconds_of(size)} more {name}" for size, name in more if size > 0.002 * best.seconds][:2]
     extra = step.seconds / best.seconds - 1
     if extra < 0.0005:
         return "as fast as 1"
-    return f"{100 * extra:.1f} % slower: {', '.join(told)}" if told else f"{100 * extra:.1f} % slower"
+    return f"{100 * extra:.1f} % slower: {', '.join(causes)}" if causes else f"{100 * extra:.1f} % slower"
 
 
 @takes_request("model on devices * tokens batch_size seq_len precision budget")

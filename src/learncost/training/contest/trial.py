@@ -60,7 +60,7 @@ def readied(
     rates: tuple[float, ...],
     finer: bool,
     seed: int,
-    told: TrialReporter,
+    reporter: TrialReporter,
 ) -> tuple[int, LearningRateSearch]:
     """The bytes of a step as they are measured, and the learning rate, before an entrant is trained.
 
@@ -75,18 +75,20 @@ def readied(
     parts = training.part(0, border), training.part(border, last)
 
     def trial(rate: float) -> TrialOutcome:
-        told.say(f"{entrant.name}: trying the learning rate {rate:.3g}")
-        return outcome(setting, entrant, share, rate, seed, parts, told)
+        reporter.say(f"{entrant.name}: trying the learning rate {rate:.3g}")
+        return outcome(setting, entrant, share, rate, seed, parts, reporter)
 
     return peak, search(rates, trial, finer)
 
 
 def trained(
-    setting: Setting, entrant: Entrant, share: BudgetShare, rate: float, seed: int, told: TrialReporter
+    setting: Setting, entrant: Entrant, share: BudgetShare, rate: float, seed: int, reporter: TrialReporter
 ) -> TrialOutcome:
     """One training on all training examples, checked on those that validate."""
-    told.say(f"{entrant.name}: seed {seed}, learning rate {rate:.3g}")
-    return outcome(setting, entrant, share, rate, seed, (setting.problem.training, setting.problem.validation), told)
+    reporter.say(f"{entrant.name}: seed {seed}, learning rate {rate:.3g}")
+    return outcome(
+        setting, entrant, share, rate, seed, (setting.problem.training, setting.problem.validation), reporter
+    )
 
 
 def outcome(
@@ -96,7 +98,7 @@ def outcome(
     rate: float,
     seed: int,
     examples: tuple[Examples, Examples],
-    told: TrialReporter,
+    reporter: TrialReporter,
 ) -> TrialOutcome:
     """Train on the first examples, check on the second. Raises `StoppedError` where `told` says so."""
     learned, checked = examples
@@ -113,10 +115,10 @@ def outcome(
         began = perf_counter()
         losses.append(training.learn(learned, rows))
         seconds += perf_counter() - began
-        if told.stepped():
+        if reporter.stepped():
             raise StoppedError
         if lost(losses[-1]):  # the loss before this step: the one before was too much
-            told.passed(share.steps - step - 1)
+            reporter.passed(share.steps - step - 1)
             return TrialOutcome(seed, rate, tuple(losses), seconds, before, None, step)
     after = training.check(checked)
     if lost(after[0]):

@@ -28,15 +28,15 @@ class Workers(Protocol):
     """
 
     def __call__(
-        self, task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: TrialReporter
+        self, task: Task, shared: object, of: Sequence[tuple[Any, ...]], reporter: TrialReporter
     ) -> Iterator[tuple[int, Any]]: ...
 
 
 def in_iteration(
-    task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: TrialReporter
+    task: Task, shared: object, of: Sequence[tuple[Any, ...]], reporter: TrialReporter
 ) -> Iterator[tuple[int, Any]]:
     """In this process, one after the other."""
-    return ((place, task(shared, *arguments, told)) for place, arguments in enumerate(of))
+    return ((place, task(shared, *arguments, reporter)) for place, arguments in enumerate(of))
 
 
 class _Silent:
@@ -91,9 +91,9 @@ def workers(named: str | None, stop: Callable[[], bool]) -> Iterator[Workers]:
         raise InputError(f"no scheduler of Dask answers at {named} within {PATIENCE} s") from None
 
     def on_dask(
-        task: Task, shared: object, of: Sequence[tuple[Any, ...]], told: TrialReporter
+        task: Task, shared: object, of: Sequence[tuple[Any, ...]], reporter: TrialReporter
     ) -> Iterator[tuple[int, Any]]:
-        told.say(f"{len(of):,} tasks for the workers")
+        reporter.say(f"{len(of):,} tasks for the workers")
         everywhere = client.scatter(shared, broadcast=True)
         silent = _Silent()
         waiting = {

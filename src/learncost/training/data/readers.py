@@ -125,14 +125,14 @@ class Pairs(ExampleReader):
 
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
         return [
-            f"{self.tokenizer.decode(source[mask])!r}: {told_of(self.tokenizer, targets, predictions)}"
+            f"{self.tokenizer.decode(source[mask])!r}: {compared_text(self.tokenizer, targets, predictions)}"
             for source, mask, targets, predictions in zip(
                 batch["encoder_tokens"], batch["encoder_mask"], batch["targets"], predicted(scores), strict=True
             )
         ]
 
 
-def told_of(tokenizer: Tokenizer, targets: Any, predictions: Any) -> str:
+def compared_text(tokenizer: Tokenizer, targets: Any, predictions: Any) -> str:
     """Return the target text, and the text predicted under teacher forcing."""
     mask = targets >= 0
     return f"{tokenizer.decode(targets[mask])!r}, said {tokenizer.decode(predictions[mask])!r}"

@@ -16,7 +16,7 @@ from learncost.ir.errors import InputError
 from learncost.training.data.corpus import ListLine
 from learncost.training.data.examples import Column, Row
 from learncost.training.data.images import place, read
-from learncost.training.data.readers import RAGGED, ExampleReader, shifted, told_of
+from learncost.training.data.readers import RAGGED, ExampleReader, compared_text, shifted
 from learncost.training.data.task import padded, predicted
 from learncost.training.engine import Batch
 
@@ -87,7 +87,7 @@ class Sounds(ExampleReader):
 
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
         both = zip(batch["targets"], predicted(scores), strict=True)
-        return [told_of(self.tokenizer, targets, predictions) for targets, predictions in both]
+        return [compared_text(self.tokenizer, targets, predictions) for targets, predictions in both]
 
 
 def samples(line: ListLine, content: bytes) -> Any:

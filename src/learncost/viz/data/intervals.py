@@ -37,10 +37,10 @@ def stretches(step: MemoryStep) -> dict[str, Any] | None:
     shapes    the axes of arrays
     walks     for numbers of turns (None: more than few) the places of the lines at every moment, and arrays as
               (source, shape, bytes of an element, how many alike, first moment, last moment), moments from 1
-    beside    what is there throughout and in no line, by what it is
+    uncounted  what is alive throughout and in no line, by kind
     """
-    beside = step.beside_by_axes
-    if beside is None or step.accumulate > 1 or "B" in step.iterations:
+    uncounted = step.uncounted_by_axes
+    if uncounted is None or step.accumulate > 1 or "B" in step.iterations:
         return None
     monomials, sources, shapes = Monomials(), _Places(), _Places()
     walks, lines = list[dict[str, Any]](), dict[int, Instant]()
@@ -59,7 +59,7 @@ def stretches(step: MemoryStep) -> dict[str, Any] | None:
         "sources": list(sources.of),
         "shapes": list(shapes.of),
         "walks": walks,
-        "beside": [[kind, monomials.exported(count)] for kind, count in beside.items() if count],
+        "uncounted": [[kind, monomials.exported(count)] for kind, count in uncounted.items() if count],
         "monomials": monomials.to_list(),
     }
 

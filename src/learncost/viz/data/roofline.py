@@ -57,7 +57,7 @@ class Roofline:
         What the device's rates rest on.
     seconds, low, high
         Of a step, and between which it is expected.
-    beside Seconds of a step outside of its lines.
+    outside  Seconds of a step outside of its lines.
     peak
         FLOPs a second of the largest products.
     roofs
@@ -80,7 +80,7 @@ class Roofline:
     seconds: float
     low: float
     high: float
-    beside: float
+    outside: float
     peak: float
     roofs: tuple[Roof, ...]
     limits: Mapping[str, float]
@@ -137,7 +137,7 @@ def roofline(answer: Cost) -> Roofline:
         seconds=timing.time.total,
         low=timing.time.low,
         high=timing.time.high,
-        beside=timing.time.step,
+        outside=timing.time.step,
         peak=peak,
         roofs=tuple(Roof(name, bandwidth, peak / bandwidth) for name, bandwidth in bandwidths.items()),
         limits={str(name): seconds for name, seconds in timing.time.bounds.items()},

@@ -143,11 +143,11 @@ def check_data(path: Path) -> None:
 
 def check_no_path(models: Sequence[object], path: Path) -> None:
     """Refuse a path where --data takes none: it would be read as a model. Raises `InputError`."""
-    beside = _data_paths(path)
+    data_files = _data_paths(path)
     for model in models:
         name = Path(model) if isinstance(model, str) else None
-        if name and (name.suffix == ".csv" or name in beside or (name.suffix == ".json" and not name.exists())):
-            written_to = " and ".join(other.name for other in beside)
+        if name and (name.suffix == ".csv" or name in data_files or (name.suffix == ".json" and not name.exists())):
+            written_to = " and ".join(other.name for other in data_files)
             raise InputError(
                 f"--data takes no path, so {name} would be a model: the numbers are written to {written_to}"
             )

@@ -116,7 +116,7 @@ function stackedBar(row, total, unit, { fills, scale, room, limit }) {
       height: 34,
       style: `width: ${room + 96}px; max-width: 100%`,
       role: "img",
-      "aria-label": `${row.name}: ${text}${row.beside ? `, ${row.beside}` : ""}; ${Object.entries(row.parts)
+      "aria-label": `${row.name}: ${text}${row.note ? `, ${row.note}` : ""}; ${Object.entries(row.parts)
         .map(([kind, part]) => `${passName(kind)} ${amountText(part, unit)}`)
         .join(", ")}`,
     });
@@ -133,12 +133,12 @@ function stackedBar(row, total, unit, { fills, scale, room, limit }) {
     x += span;
   }
   if (limit !== null) svg.append(svgLine(scale(limit), 0, scale(limit), 34, { class: "rule" }));
-  const beside = row.beside && textWidth(row.beside, 12) < 96 ? row.beside : "";
+  const note = row.note && textWidth(row.note, 12) < 96 ? row.note : "";
   const line = limit === null ? -1 : scale(limit), // what the upright line would go through stands behind it
-    end = x + 12 + Math.max(textWidth(text, 13, 600), textWidth(beside, 12)),
+    end = x + 12 + Math.max(textWidth(text, 13, 600), textWidth(note, 12)),
     start = x + 4 <= line && line <= end ? line + 6 : x + 8;
-  svg.append(svgText(start, beside ? 15 : 22, text, { class: "strong halo" }));
-  if (beside) svg.append(svgText(start, 30, beside, { class: "faint small halo" }));
+  svg.append(svgText(start, note ? 15 : 22, text, { class: "strong halo" }));
+  if (note) svg.append(svgText(start, 30, note, { class: "faint small halo" }));
   return svg;
 }
 

@@ -36,8 +36,8 @@ function levelsNow(stretches, axes) {
     changes[last + 1] -= amount;
     return { source, shape: shapes[shape], number, bytes: amount, first, last };
   });
-  const beside = stretches.beside.map(([kind, count]) => [kind, countAt(count, monomials)]);
-  let level = beside.reduce((all, [, amount]) => all + amount, 0n),
+  const uncounted = stretches.uncounted.map(([kind, count]) => [kind, countAt(count, monomials)]);
+  let level = uncounted.reduce((all, [, amount]) => all + amount, 0n),
     peak = 0n;
   const worst = [];
   walk.moments.forEach((place, at) => {
@@ -45,11 +45,11 @@ function levelsNow(stretches, axes) {
     if (worst[place] === undefined || level > worst[place].bytes) worst[place] = { moment: at + 1, bytes: level };
     if (level > peak) peak = level;
   });
-  return { peak, worst, arrays, beside, iterations: Object.fromEntries(stretches.brackets.map(({ count }) => [count, sizeOf(count, axes)])) };
+  return { peak, worst, arrays, uncounted, iterations: Object.fromEntries(stretches.brackets.map(({ count }) => [count, sizeOf(count, axes)])) };
 }
 
 /** The same as a curve: lines with their bytes, the kinds that make them, and the arrays of a line. */
-function curveOf(stretches, { peak, worst, arrays, beside, iterations }) {
+function curveOf(stretches, { peak, worst, arrays, uncounted, iterations }) {
   const lines = stretches.lines.map((line, place) => ({ ...line, bytes: worst[place].bytes })),
     kinds = {},
     sums = Object.fromEntries(stretches.kinds.map((kind) => [kind, new Array(lines.length).fill(0n)]));
@@ -58,10 +58,10 @@ function curveOf(stretches, { peak, worst, arrays, beside, iterations }) {
     const sum = sums[stretches.sources[source][4]];
     for (let at = runs.from(first); at < runs.moments.length && runs.moments[at] <= last; at += 1) sum[runs.places[at]] += amount;
   }
-  for (const [kind, amount] of beside) sums[kind] = sums[kind].map((sum) => sum + amount);
+  for (const [kind, amount] of uncounted) sums[kind] = sums[kind].map((sum) => sum + amount);
   for (const kind of stretches.kinds) if (sums[kind].some((sum) => sum)) kinds[kind] = sums[kind];
   const alive = (at) => [
-    ...beside.map(([kind, amount]) => ({ name: kind, kind, shape: [], number: 1n, bytes: amount })),
+    ...uncounted.map(([kind, amount]) => ({ name: kind, kind, shape: [], number: 1n, bytes: amount })),
     ...arrays
       .filter(({ first, last }) => first <= worst[at].moment && worst[at].moment <= last)
       .map(({ source, shape, number, bytes: amount }) => {

@@ -29,7 +29,7 @@ WAITING = 32
 KEPT = 64 * 2**20
 """Bytes of answers that are kept."""
 
-BESIDE = 1024
+OVERHEAD = 1024
 """The overhead in bytes of a cached answer: the key, the entry, Python's objects."""
 
 LASTING = (200, 400)
@@ -83,13 +83,13 @@ class AnswerCache:
             coming = self._coming[key] = asyncio.create_task(self.others.answer(route, pairs, config))
             coming.add_done_callback(lambda _: self._coming.pop(key, None))
         answer = await asyncio.shield(coming)  # who asked may go, others may wait for it
-        size = len(answer.content) + BESIDE
+        size = len(answer.content) + OVERHEAD
         if answer.status in LASTING and size <= self.most and key not in self._known:
             self._known[key] = answer
             self.bytes += size
             while self.bytes > self.most:
                 _, old = self._known.popitem(last=False)
-                self.bytes -= len(old.content) + BESIDE
+                self.bytes -= len(old.content) + OVERHEAD
         return answer
 
     async def close(self) -> None:

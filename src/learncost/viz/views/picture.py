@@ -12,7 +12,7 @@ class BarRow:
     """A row of `Bars`.
 
     parts    how much of each kind, in the order of the legend
-    beside   said behind the bar's total
+    note     shown behind the bar's total
     choose   what is chosen by who picks the row, by the names of flags
     here     whether it is what the page is of
     refused  why there is no bar
@@ -20,7 +20,7 @@ class BarRow:
 
     name: str
     parts: Mapping[str, float] = field(default_factory=dict)
-    beside: str = ""
+    note: str = ""
     choose: Mapping[str, str] = field(default_factory=dict)
     here: bool = False
     refused: str = ""

@@ -232,8 +232,8 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state}
     if step.master:
         parts["master weights"] = step.master
-    beside = {part: part for part in (BUCKETS, GATHERED, MESSAGES) if step.over}
-    parts |= {part: size for part in beside if (size := sum(size for size, label in allocations if label == part))}
+    buckets = {part: part for part in (BUCKETS, GATHERED, MESSAGES) if step.over}
+    parts |= {part: size for part in buckets if (size := sum(size for size, label in allocations if label == part))}
     parts["workspace"] = backward_allocations - tape.gradients
     parts["activations"] = peak - sum(parts.values())
     convention = _convention(module.said, step, step.eager.device)
@@ -242,7 +242,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
     if step.instead:
         convention += f" The module itself was not run: {step.instead}."
     inputs = dict.fromkeys(table.inputs, "activations")
-    labels = inputs | dict.fromkeys(table.weights, "weights") | beside
+    labels = inputs | dict.fromkeys(table.weights, "weights") | buckets
     state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
     repeats = [line.count for line in table.repeats]
     counts = {int(size_of(count, sizes)): count for count in repeats}

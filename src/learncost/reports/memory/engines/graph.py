@@ -25,17 +25,17 @@ _PART = {
 
 
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
-    alive, beside = step.live(), step.beside
+    alive, uncounted = step.live(), step.uncounted
     split = dict.fromkeys(SPLIT, 0)
     for array in alive.live_at_peak:
         part = part_of(step, array)
         split[part] = split.get(part, 0) + array.bytes
     split["weights"] += step.quantized - step.flash
     split["optimizer state"], split["master weights"] = step.state, step.master
-    curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in alive.curve)
-    moment = next(moment_of_peak for moment_of_peak in curve if moment_of_peak.bytes == alive.peak + beside)
+    curve = tuple(replace(moment, bytes=moment.bytes + uncounted) for moment in alive.curve)
+    moment = next(moment_of_peak for moment_of_peak in curve if moment_of_peak.bytes == alive.peak + uncounted)
     stays = _stays(step, alive, len(curve))
-    return MemoryUse(alive.peak + beside, moment, split, _with_quantized(alive.live_at_peak, step), curve, stays)
+    return MemoryUse(alive.peak + uncounted, moment, split, _with_quantized(alive.live_at_peak, step), curve, stays)
 
 
 def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:

@@ -27,9 +27,9 @@ def _parts(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[program.given[name][1]])
     parts["arena"] = program.bytes
     if step.over and program.meets:
-        from learncost.backends.executed import beside_the_arena
+        from learncost.backends.executed import communication_buckets
 
-        parts["messages"] = beside_the_arena(program, sizes, step.over.placed.mesh.sizes)
+        parts["messages"] = communication_buckets(program, sizes, step.over.placed.mesh.sizes)
     return parts
 
 

@@ -80,7 +80,7 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     >>> lc.cost("gpt2", "decode", context=1000, n_layer=6).total.flops
     181299556
     """
-    procedure = request.procedure
+    asked, procedure = request, request.procedure
     find_procedure(procedure, INFERENCE)
     if depth is not None and by != "module":
         raise InputError(f"--depth requires --by module, not {by}")
@@ -110,5 +110,5 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
         if request.context is not None:
             raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
         answer = run.cost(procedure, run.book, by, rates)
-    answer = replace(answer, dtype=kind.name)
+    answer = replace(answer, dtype=kind.name, request=asked)
     return by_module(answer, depth) if by == "module" else answer

@@ -12,7 +12,7 @@ from learncost.backends.precision import rounds_states
 from learncost.cost_models import Book, PricedLine
 from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
-from learncost.devices.collective import groups, transfer
+from learncost.devices.collective import Transfer, groups, transfer
 from learncost.devices.device import Device
 from learncost.ir.errors import InputError
 from learncost.ir.loop import round_rings
@@ -21,6 +21,7 @@ from learncost.reports.mesh_cost import OverMesh
 from learncost.reports.sheet import seconds_of
 from learncost.reports.timing import Timing, timing
 from learncost.sharding.clauses import check_timed
+from learncost.sharding.collective import Collective
 from learncost.timing import Rates
 
 ASSUMED = (
@@ -133,16 +134,10 @@ def over_time(
     """The time of the priced rows of a placed table on a device of a cluster."""
     check_timed(over.placed.clauses, over.placed.mesh.sizes)
     lines = timing(rows, sizes, rates, kind.values, book, _updated(over, kind))
-    mesh_groups, several = groups(over.placed.mesh.sizes, cluster.devices), dict[tuple[str, str, str], CollectiveTime]()
     spent = {name: PassTime(shared=cluster.shared) for name in "FBWO"}
-    for collective in over.collectives:
-        takes = transfer(collective.op, collective.payload_bytes, mesh_groups[collective.mesh_axis], cluster)
-        seconds = collective.times * takes.seconds
-        key = collective.op, collective.mesh_axis, collective.role
-        old = several.get(key, CollectiveTime(*key, 0, 0.0, takes.link, takes.algorithm))
-        several[key] = replace(old, runs=old.runs + collective.times, seconds=old.seconds + seconds)
+    for collective, takes in _transfers(over, cluster):
         mine = spent[PASSES.get(collective.phase, "F")]
-        mine.add(seconds, collective.op == "pass_on", collective.role in BESIDE)
+        mine.add(collective.times * takes.seconds, collective.op == "pass_on", collective.role in BESIDE)
     iterations = {id(line) for line in round_rings(over.placed.table.lines)}
     for part in lines.time.parts:
         mine = spent[PASSES.get(part.phase, "F")]
@@ -151,8 +146,28 @@ def over_time(
     waits = sum(each.waits for each in spent.values())
     beside = sum(each.beside + each.beside_rounds for each in spent.values())
     waiting = sum(exposed_seconds for _, exposed_seconds in exposed(spent).values())
-    moved = tuple(sorted(several.values(), key=lambda row: -row.seconds))
-    return OverTime(cluster.name, lines, moved, waits, beside, waiting - waits)
+    return OverTime(cluster.name, lines, collective_times(over, cluster), waits, beside, waiting - waits)
+
+
+def collective_times(over: OverMesh, cluster: Cluster) -> tuple[CollectiveTime, ...]:
+    """Return the time of the collectives of a step over the links of a cluster, without overlap, the longest first."""
+    several = dict[tuple[str, str, str], CollectiveTime]()
+    for collective, takes in _transfers(over, cluster):
+        key = collective.op, collective.mesh_axis, collective.role
+        old = several.get(key, CollectiveTime(*key, 0, 0.0, takes.link, takes.algorithm))
+        seconds = old.seconds + collective.times * takes.seconds
+        several[key] = replace(old, runs=old.runs + collective.times, seconds=seconds)
+    return tuple(sorted(several.values(), key=lambda row: -row.seconds))
+
+
+def _transfers(over: OverMesh, cluster: Cluster) -> Iterator[tuple[Collective, Transfer]]:
+    """Yield each collective with its transfer over the links of a cluster."""
+    mesh_groups = groups(over.placed.mesh.sizes, cluster.devices)
+    for collective in over.collectives:
+        yield (
+            collective,
+            transfer(collective.op, collective.payload_bytes, mesh_groups[collective.mesh_axis], cluster),
+        )
 
 
 def _updated(over: OverMesh, kind: Precision) -> dict[str, int]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.table import Table
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.reports.mesh_cost import OverMesh, over_stages
+from learncost.reports.mesh_cost import OverMesh, fields_of, over_stages
 from learncost.reports.request import REQUIRED, Request, takes_request
 from learncost.reports.sheet import Shown
 from learncost.sharding.collective import Collective, formulas
+
+if TYPE_CHECKING:
+    from learncost.devices.cluster import Cluster
+    from learncost.reports.memory.on_device import DeviceMemory
+    from learncost.reports.mesh_time import CollectiveTime
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +50,10 @@ class PlacedStep(Shown):
         sequences; empty where there is none.
     length_note
         The note on a default length that is shorter than the model's context: its flag, and the context; else "".
+    cluster
+        The cluster of `on`, whose links the collectives use; None without it.
+    memory
+        The peak memory of a device, and the memory that it has; None without `on`.
 
     Examples
     --------
@@ -63,8 +72,18 @@ class PlacedStep(Shown):
     over: OverMesh
     stages: tuple[OverMesh, ...] = ()
     length_note: str = field(default="", compare=False)
+    cluster: Cluster | None = None
+    memory: DeviceMemory | None = None
 
     sheets_module: ClassVar[str] = "learncost.reports.show_placed"
+
+    def times(self, over: OverMesh | None = None) -> tuple[CollectiveTime, ...]:
+        """Return the time of the collectives over the links of the cluster, each without overlap, by default of all."""
+        if self.cluster is None:
+            return ()
+        from learncost.reports.mesh_time import collective_times  # only where a cluster is given: start-up counts
+
+        return collective_times(over or self.over, self.cluster)
 
     @property
     def table(self) -> Table:
@@ -131,12 +150,14 @@ class PlacedStep(Shown):
             "formulas": self.formulas,
             "lines": lines_of(self.over),
             "stages": stages,
+            **({"cluster": self.cluster.name, "times": list(map(fields_of, self.times()))} if self.cluster else {}),
+            **({"memory": self.memory.to_dict()} if self.memory else {}),
         }
 
 
 @takes_request(
     "model mesh place placement procedure batch_size seq_len target_len optimizer dropout precision train train_layers "
-    "lora lora_rank lora_alpha plan",
+    "lora lora_rank lora_alpha plan on",
     mesh=REQUIRED,
 )
 def place(request: Request) -> PlacedStep:
@@ -150,6 +171,10 @@ def place(request: Request) -> PlacedStep:
     batch_size
         The global batch size in sequences. The default is one sequence for each device along the mesh axes that shard
         the batch.
+    on
+        The cluster (`learncost list clusters`), a file that describes one, or its device: adds the time of the
+        collectives over its links, and whether the step fits the memory of each device. It sets the precision if none
+        is given.
 
     Returns
     -------
@@ -167,6 +192,8 @@ def place(request: Request) -> PlacedStep:
         Megatron's tensor parallelism, derived from its sharding rules.
     learncost place llama-3-8b --mesh dp=2,tp=4 --placement fsdp,megatron-sp
         FSDP and Megatron tensor parallelism combined, on eight devices.
+    learncost place llama-3-8b --mesh dp=2,tp=4 --placement fsdp,megatron-sp --on DGX-H100
+        The same with the time of the collectives over the links of a cluster.
     learncost place gpt2 --mesh dp=2,tp=2 --place "h f over tp, B over dp"
         Custom sharding rules.
     learncost place gpt2 --mesh pp=4,dp=2 --placement pp,zero-1
@@ -179,6 +206,12 @@ def place(request: Request) -> PlacedStep:
     (2, 'all_reduce', 2)
     """
     find_procedure(request.procedure)
+    cluster, memory = None, None
+    if request.on is not None:
+        from learncost.reports.memory.on_device import memory_on_device  # only where it is asked for: start-up counts
+        from learncost.reports.mesh_time import cluster_of
+
+        cluster, memory = cluster_of(request.on), memory_on_device(request)
     run, several = over_stages(request)
     return PlacedStep(
         run.model.configuration.name,
@@ -191,4 +224,6 @@ def place(request: Request) -> PlacedStep:
         several[0],
         several if several[0].placed.iterations else (),
         run.length_note,
+        cluster,
+        memory,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from learncost.reports.sheet import Drawn
@@ -11,8 +12,10 @@ from learncost.reports.sheet import Drawn
 if TYPE_CHECKING:
     from learncost.cost_models import Price
     from learncost.models.model import Model
+    from learncost.reports.memory.on_device import DeviceMemory
     from learncost.reports.mesh_cost import OverMesh
     from learncost.reports.mesh_time import OverTime
+    from learncost.reports.request import Request
     from learncost.reports.rows import NotDerived
     from learncost.reports.timing import RowTime, Timing
 
@@ -195,6 +198,8 @@ class Cost(Drawn):
         The lines that the rows are put together from, as `lc.price` returns them: polynomials, and the sizes.
     built
         The model whose step it is: its table, what learns, and the rules of its sizes.
+    request
+        The request that was answered.
 
     Examples
     --------
@@ -241,6 +246,16 @@ class Cost(Drawn):
     over: OverMesh | None = None  # many devices, where there are some: all counts are then those of one
     priced: Price | None = field(default=None, compare=False)
     built: Model | None = field(default=None, compare=False)
+    request: Request | None = field(default=None, compare=False)
+
+    @cached_property
+    def memory(self) -> DeviceMemory | None:
+        """Return the peak memory on the device, as `lc.memory` predicts it, and the device's memory; None without `on`."""
+        if self.request is None or self.request.on is None:
+            return None
+        from learncost.reports.memory.on_device import memory_on_device  # only on a device: start-up counts
+
+        return memory_on_device(self.request)
 
     @property
     def not_derived(self) -> tuple[NotDerived, ...]:
@@ -328,6 +343,8 @@ class Cost(Drawn):
             result |= {"over": self.over.to_dict(), "total_of_all_devices": counts}
         if self.timing is not None:
             result["time"] = self.timing.to_dict()
+        if self.memory is not None:
+            result["memory"] = self.memory.to_dict()
         if self.over_time is not None:
             result["step"] = self.over_time.to_dict()
         if self.cache is not None:

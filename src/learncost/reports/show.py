@@ -154,6 +154,11 @@ def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
 
 
 def title(cost: Cost) -> str:
+    """Return the title of a step, which says if the step does not fit the device."""
+    return f"{_step_title(cost)}{cost.memory.note if cost.memory else ''}"
+
+
+def _step_title(cost: Cost) -> str:
     """Return the title of a step: the model, the procedure, the batch and the lengths."""
     name = "standard input" if cost.model == "-" else cost.model
     if cost.context is not None:
@@ -241,6 +246,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes += [cost.over.said, "sent: the payload of the collectives of one device.", cost.over.sentence]
         every = (f"{count * cost.over.devices:,}" for count in (cost.total.maccs, cost.total.flops))
         notes.append("All devices together: {} MACCs, {} FLOPs.".format(*every))
+    if cost.memory and cost.memory.unavailable:
+        notes.append(f"Whether it fits the memory of the device is not known: {cost.memory.unavailable}.")
     if cost.over_time:
         notes.extend(cost.over_time.notes())
     if cost.served:

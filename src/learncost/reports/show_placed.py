@@ -11,7 +11,7 @@ from learncost.ir.loop import Loop, walk
 from learncost.ir.polynomial import shape_of
 from learncost.ops import entry
 from learncost.reports.mesh_cost import fields_of
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, size_of
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, seconds_of, size_of
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -57,14 +57,17 @@ def _stages(step: PlacedStep) -> Sheet:
         }
         blocks = number(sum(over.placed.iterations.values()))
         cells = (str(place), blocks, number(weights), *(size_of(n) if n else "" for n in (*to.values(), tied, inside)))
-        rows.append(SheetRow(cells))
+        time = (seconds_of(sum(each.seconds for each in step.times(over))),) if step.cluster else ()
+        rows.append(SheetRow((*cells, *time)))
     notes = (
         f"Sharding: {step.over.cut_by}.",
         "Per device and microbatch: number of weights; bytes sent to other stages forward and backward; gradients of "
         f"weights shared by several stages, which are all-reduced; and bytes sent within the stage, "
         f"{step.over.convention}.",
+        *_timed(step),
     )
-    columns = ("stage", "blocks", "weights", "forward", "backward", "tied", "within")
+    columns: tuple[str, ...] = ("stage", "blocks", "weights", "forward", "backward", "tied", "within")
+    columns = (*columns, "time") if step.cluster else columns
     return Sheet(title(step), columns, tuple(rows), notes, frozenset({0}))
 
 
@@ -76,29 +79,46 @@ def records(step: PlacedStep) -> Iterator[dict[str, Any]]:
 
 
 def title(step: PlacedStep) -> str:
-    """Return the title of a placed step: the model, the mesh, the batch and the precision."""
+    """Return the title of a placed step: the model, the mesh, the batch, the precision, and if it does not fit."""
+    on = f" of {step.cluster.name}" if step.cluster else ""
+    note = step.memory.note if step.memory else ""
     plan = f", plan {step.plan}" if step.plan else ""
-    over = f"over {step.over.mesh} ({number(step.over.devices)} devices)"
+    over = f"over {step.over.mesh} ({number(step.over.devices)} devices{on})"
     return (
         f"{step.model}, {step.procedure} with {step.optimizer}, {over}: "
         f"global batch_size {number(step.batch_size)}, seq_len {number(step.seq_len)}{step.length_note}, "
-        f"{step.precision}{plan}"
+        f"{step.precision}{plan}{note}"
     )
 
 
 def _sent(step: PlacedStep) -> Sheet:
     over = step.over
+    seconds: dict[tuple[str, str], float] = {}
+    for each in step.times():
+        seconds[each.mesh_axis, each.op] = seconds.get((each.mesh_axis, each.op), 0.0) + each.seconds
     rows = tuple(
-        SheetRow((row.mesh_axis, row.op, number(row.runs), size_of(row.payload), size_of(row.ring)))
+        SheetRow(
+            (row.mesh_axis, row.op, number(row.runs), size_of(row.payload), size_of(row.ring))
+            + ((seconds_of(seconds[row.mesh_axis, row.op]),) if step.cluster else ())
+        )
         for row in over.sent
     )
     notes = (
         f"Sharding: {over.cut_by}.",
         "payload: the larger of input and output of a collective on one device, over all runs; sent: "
         f"{over.convention}.",
+        *_timed(step),
     )
-    columns = ("mesh axis", "collective", "runs", "payload", "sent")
+    columns = ("mesh axis", "collective", "runs", "payload", "sent", *(("time",) if step.cluster else ()))
     return Sheet(title(step), columns if rows else (), rows, notes, frozenset({0, 1}), over.sentence)
+
+
+def _timed(step: PlacedStep) -> Iterator[str]:
+    """Yield the notes on a cluster: what the time of collectives includes, and why its memory is not known."""
+    if step.cluster is not None:
+        yield f"time: of all runs over the links of {step.cluster.name}, without overlap."
+    if step.memory is not None and step.memory.unavailable:
+        yield f"Whether it fits the memory of the device is not known: {step.memory.unavailable}."
 
 
 def _formulas(step: PlacedStep) -> Iterator[Sheet]:

@@ -79,7 +79,7 @@ def document(request: Request, side_by_side: str | None = None) -> dict[str, Any
     if request.procedure not in INFERENCE:
         optimizer = request.optimizer or default_optimizer(find_book(request.price_book))
         request = replace(request, optimizer=optimizer)
-    step = cost(replace(request, engine=""), by="equation")
+    step = cost(request, by="equation")
     assert step.built is not None
     check_known(step.built.table.lines, "a report")
     family = family_of(step.built.configuration)

@@ -20,6 +20,7 @@ from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.lifetimes import Walked
 from learncost.reports.inference import served
+from learncost.reports.memory.on_device import memory_on_device
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import prepare
@@ -178,7 +179,7 @@ def trace(request: Request, output: str | None = None) -> Trace:
     procedure = request.procedure
     find_procedure(procedure, INFERENCE)
     kind = request.kind()
-    rates, type_name = request.rates(kind), kind.name
+    rates, type_name, on_device = request.rates(kind), kind.name, memory_on_device(request)
     request = request.in_precision(type_name)
     if procedure in INFERENCE:
         each = served(request, rates)
@@ -194,7 +195,8 @@ def trace(request: Request, output: str | None = None) -> Trace:
         optimizer = request.optimizer or default_optimizer(run.book)
         memory = MemoryStep(run, procedure, precision_of(type_name), optimizer)
     step = PricedStep(f"{run.model.configuration.name}, {procedure}", table, rows, axes, run.dtype, timed, memory)
-    drawn = Trace(f"{step.name}, as predicted", Timeline((process(step),), _facts(step, type_name, rates)), output)
+    title = f"{step.name}, as predicted{on_device.note if on_device else ''}"
+    drawn = Trace(title, Timeline((process(step),), _facts(step, type_name, rates)), output)
     if path is not None:
         drawn.write(path)
     return drawn

@@ -15,9 +15,10 @@ from learncost.passes.plan import plan_of
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import INFERENCE, MODES
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.program.regions import Region
 from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
-from learncost.reports.memory.step import MemoryStep, available, device_asked
+from learncost.reports.memory.step import EagerOptions, MemoryStep, available, device_asked
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import possible, prepare
 from learncost.reports.sheet import Drawn
@@ -228,6 +229,57 @@ _FIELDS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class MemoryQuestion:
+    """A request about memory, checked: the engine, the budget and the regions that its device sets.
+
+    request  with the global batch of a mesh
+    budget   bytes of memory; None: not known
+    """
+
+    request: Request
+    engine: str
+    eager: EagerOptions
+    budget: int | None
+    regions: tuple[Region, ...]
+
+    def step(self, procedure: str, engine: str = "") -> MemoryStep:
+        """Return the step of a learning procedure, over the mesh of the request. Raises `InputError`."""
+        request = self.request
+        if request.context is not None:
+            raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
+        kind = request.kind(trains=True)
+        counted_alone = replace(request, price_book="run", optimizer=None, tokens=None).in_precision(kind.name)
+        chosen_engine = named_one("engine", engine or USUAL, memory_engines())
+        chosen_plan = chosen_engine.plan if request.plan is None else request.plan
+        run = prepare(replace(counted_alone, procedure=procedure, plan=chosen_plan))
+        chosen, accumulate, planner = request.optimizer or DEFAULT, request.accumulate, chosen_engine.planner
+        if request.is_sharded:
+            from learncost.reports.mesh_cost import whole_batch  # only where there is a mesh
+
+            planner = of_part(planner, whole_batch(request.mesh or "", request.place, request.placement))
+        given = run, procedure, kind, chosen, accumulate, False, self.budget, planner, request.mode, self.eager
+        step = MemoryStep(*given)
+        step.regions = self.regions
+        if request.mesh is None:
+            return step
+        return step.over_mesh(request.mesh, request.place, request.placement, chosen_engine.trains)
+
+
+def memory_question(request: Request) -> MemoryQuestion:
+    """Return the request as a question about memory. Raises `InputError` for what its engine or device cannot do."""
+    device, engine, eager = device_asked(request)
+    eager = replace(eager, clip=_clips(request.clip))
+    budget, regions = available(request.budget, device)
+    named_one("mode", request.mode, MODES)
+    if request.is_sharded:
+        check_over(engine)
+        from learncost.reports.mesh_cost import with_global_batch  # only where there is a mesh
+
+        request, engine = with_global_batch(request), engine or GRAPH
+    return MemoryQuestion(request, engine, eager, budget, regions)
+
+
 @takes_request(
     "model procedure batch_size seq_len target_len optimizer dropout dtype * context precision plan accumulate clip "
     "budget on engine module optimizer_implementation mode train train_layers lora lora_rank lora_alpha mesh place "
@@ -311,17 +363,8 @@ def memory(request: Request) -> Memory | MemoryComparison:
     >>> found.fits
     {'batch_size': 31, 'seq_len': 1024}
     """
-    device, engine, eager = device_asked(request)
-    eager = replace(eager, clip=_clips(request.clip))
-    limit, regions = available(request.budget, device)
-    parts = 1
-    named_one("mode", request.mode, MODES)
-    if request.is_sharded:
-        check_over(engine)
-        from learncost.reports.mesh_cost import whole_batch, with_global_batch  # only where there is a mesh
-
-        parts = whole_batch(request.mesh or "", request.place, request.placement)
-        request, engine = with_global_batch(request), engine or GRAPH
+    question = memory_question(request)
+    limit = question.budget
 
     def of_one(procedure: str, engine: str) -> Memory:
         if procedure in INFERENCE:
@@ -329,27 +372,15 @@ def memory(request: Request) -> Memory | MemoryComparison:
                 raise InputError(f"--procedure {procedure} requires --engine {GRAPH}")
             from learncost.reports.memory.inference import memory_of_inference  # only where it is asked for: start-up
 
-            return memory_of_inference(replace(request, procedure=procedure), limit)
-        if request.context is not None:
-            raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
-        kind = request.kind(trains=True)
-        counted_alone = replace(request, price_book="run", optimizer=None, tokens=None).in_precision(kind.name)
-        chosen_engine = named_one("engine", engine or USUAL, memory_engines())
-        chosen_plan = chosen_engine.plan if request.plan is None else request.plan
-        run = prepare(replace(counted_alone, procedure=procedure, plan=chosen_plan))
-        chosen, accumulate = request.optimizer or DEFAULT, request.accumulate
-        planner = of_part(chosen_engine.planner, parts) if request.is_sharded else chosen_engine.planner
-        step = MemoryStep(run, procedure, kind, chosen, accumulate, False, limit, planner, request.mode, eager)
-        step.regions = regions
-        if request.mesh is not None:
-            step = step.over_mesh(request.mesh, request.place, request.placement, chosen_engine.trains)
-        answer = answered(step, engine, limit)
+            return memory_of_inference(replace(question.request, procedure=procedure), limit)
+        answer = answered(question.step(procedure, engine), engine, limit)
         if answer.unfit and answer.nothing_fits:
             raise InputError(
                 f"no batch fits: a batch of {answer.batch_size} needs {answer.unfit}; learncost fit shows what fits"
             )
         return answer
 
+    engine = question.engine
     names, engines = _names("procedures", request.procedure), _names("engines", engine)
     if len(names) > 1 and len(engines) > 1:
         raise InputError(

@@ -11,7 +11,7 @@ from learncost.procedures.optimizer import state_of
 from learncost.procedures.procedure import INFERENCE
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.memory import Memory
-from learncost.reports.memory.types import said_bytes
+from learncost.reports.memory.types import misfit, said_bytes
 from learncost.reports.run import left_out_text
 from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of
 from learncost.reports.show import decoded
@@ -131,8 +131,8 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     step += f" in {memory.dtype}"
     what = f"{name}, memory of {step}{plan}: {memory.letters or sequences}{parts}"
     what += f", on {memory.over.devices:,} devices together; memory of one device" if memory.over else ""
-    if with_engine and with_procedure and memory.budget is not None and memory.peak > memory.budget:
-        what += f"; does not fit: {size_of(memory.peak)} of {size_of(memory.budget)}"
+    if with_engine and with_procedure and memory.budget is not None:
+        what += misfit(memory.peak, memory.budget, memory.unfit)
     return what
 
 

@@ -23,3 +23,14 @@ def said_bytes(count: int) -> str:
         if count % (size // 2**6) == 0 and count >= size and count % 10**3:
             return f"{size_of(count)} ({count / size:g} {unit})"
     return size_of(count)
+
+
+def misfit(peak: int, available: float, unfit: str = "", is_bound: bool = False) -> str:
+    """Return the remark of a first line that a peak exceeds the available memory; empty if it does not.
+
+    unfit     why the arrays do not fit the regions of the memory, though they are small enough together
+    is_bound  whether the peak is only a lower bound
+    """
+    if peak > available:
+        return f"; does not fit: {'at least ' if is_bound else ''}{size_of(peak)} of {size_of(int(available))}"
+    return f"; does not fit: {unfit}" if unfit else ""

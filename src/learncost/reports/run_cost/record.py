@@ -17,6 +17,7 @@ from learncost.reports.run import check_tokens
 from learncost.reports.sheet import Shown
 
 if TYPE_CHECKING:
+    from learncost.reports.memory.on_device import DeviceMemory
     from learncost.reports.search.spread import Spread
 
 
@@ -54,6 +55,8 @@ class RunCost(Shown):
         The figure that determines the time of the run, such as mfu.
     spread
         The step over a mesh of devices; None where none was asked for.
+    memory
+        The peak memory of a step on a device, and the memory of the device; None where that is not known.
 
     Examples
     --------
@@ -75,6 +78,7 @@ class RunCost(Shown):
     total_by: str = "mfu"
     spread: Spread | None = None
     precision: str = ""
+    memory: DeviceMemory | None = None
 
     @property
     def flops(self) -> int:
@@ -123,6 +127,7 @@ class RunCost(Shown):
             "unknown": dict(self.unknown),
             "flops_by_price_book": dict(self.flops_by_book),
             "total_by": self.total_by,
+            **({"memory": self.memory.to_dict()} if self.memory else {}),
             **({} if self.spread is None else {"mesh": self._mesh(self.spread)}),
         }
 

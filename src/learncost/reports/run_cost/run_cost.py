@@ -170,6 +170,9 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     >>> run.figures["mfu"].label
     'given'
     """
+    from learncost.reports.memory.engines import GRAPH  # arrays of bytes: not for the help
+    from learncost.reports.memory.on_device import DeviceMemory, memory_on_device
+
     procedure = request.procedure
     if procedure in INFERENCE:
         raise InputError(f"run-cost supports training only: use `learncost cost` for {procedure}")
@@ -208,11 +211,13 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     most = most_of_peak(machine, kind)
     usual = assumptions.mfu(machine, request.is_fine_tuning)
     seconds: Figure | str
+    on_device: DeviceMemory | None
     if over_devices:
         if procedure != "bp":
             raise InputError(f"--mesh requires --procedure bp, not {procedure}")
         asked = replace(request, dtype=None, precision=precision, devices=int(number.value))
         many = step_over(asked, group or cluster_with(machine))
+        on_device = DeviceMemory(int(many.memory), many.step.peak, GRAPH)
         number = figures["devices"] = Figure(many.step.way.devices, "", number.label, number.source)
         seconds = show_step_over(figures, many, most)
         total_by = days_over(figures, typed)
@@ -220,7 +225,9 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     else:
         if named := [name for name in ("microbatch", "chunks") if getattr(request, name)]:
             raise InputError(f"--{named[0].replace('_', '-')} requires --mesh")
-        seconds = step_on(replace(one, price_book="run", on=on, precision=precision), attained is not None)
+        alone = replace(one, price_book="run", on=on, precision=precision)
+        on_device = memory_on_device(alone)
+        seconds = step_on(alone, attained is not None)
         if isinstance(seconds, Figure):
             show_step(figures, seconds, step.tokens_per_step, most)
         total_by = days_on(figures, typed, machine, kind, usual, most)
@@ -228,7 +235,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
     others = _flops_by_book(one, step, count)
-    return RunCost(step, machine, kind, figures, unknown, others, total_by, many, precision)
+    return RunCost(step, machine, kind, figures, unknown, others, total_by, many, precision, on_device)
 
 
 def _type(dtype: str | None, precision: str | None, trains: bool) -> tuple[str | None, str | None]:

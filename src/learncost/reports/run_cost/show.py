@@ -95,9 +95,11 @@ def _title(run: RunCost) -> str:
     model = "standard input" if run.step.model == "-" else run.step.model
     tokens, number = int(run.figures["tokens"].value), int(run.figures["devices"].value)
     sides = "" if run.step.target_len is None else f" and {run.step.target_len:,}"
+    note = run.memory.note if run.memory else ""
+    note += " on each device, without --mesh" if note and number > 1 and run.spread is None else ""
     return (
         f"{model}, {tokens:,} tokens in sequences of {run.step.seq_len:,}{sides}{run.step.length_note} "
-        f"by {run.step.procedure}, on {number:,} x {run.device.name} in {run.precision or run.dtype}"
+        f"by {run.step.procedure}, on {number:,} x {run.device.name} in {run.precision or run.dtype}{note}"
     )
 
 
@@ -127,7 +129,7 @@ def _of_mesh(spread: Spread) -> list[str]:
     from learncost.reports.search.spread import described  # only where there is a mesh: start-up counts
 
     step, capacity = spread.step, size_of(int(spread.memory))
-    fits = f"It fits in the {capacity} of a device" if spread.fits else f"IT DOES NOT FIT in the {capacity} of a device"
+    fits = f"It {'fits' if spread.fits else 'does not fit'} in the {capacity} of a device"
     sent = [
         f"{row.op} over {row.mesh_axis} of {row.role} {size_of(int(row.sent))} by {row.algorithm} on {row.link}"
         for row in sorted(step.sent, key=lambda row: -row.sent)

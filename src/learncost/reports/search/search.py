@@ -18,7 +18,7 @@ from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import stored
-from learncost.reports.memory.types import bytes_of
+from learncost.reports.memory.types import bytes_of, misfit
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_tokens, prepare
 from learncost.reports.search.space import SearchSpace
@@ -171,6 +171,8 @@ class Search(Shown):
             f"{self.batch_size:,} sequences of {self.seq_len:,} tokens{self.length_note} a step"
         )
         if not self.found:
+            assert self.nearest is not None
+            title += misfit(self.nearest[0], self.memory)
             return (Sheet(title, (), (), (self._none(), *self.refused)),)
         best, several = self.found[0], len({each.precision for each in self.found}) > 1
         rows = []
@@ -304,7 +306,7 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
         raise InputError(f"search requires a model with one sequence and a loss; {shown(str(request.model))} has none")
     length = run.axes["M"]
     batch = batch_of(request.batch_size, length, number_of)
-    memory = float(bytes_of("budget", budget)) if budget is not None else max(cluster.device.memory_gb) * 1e9
+    memory = float(bytes_of("budget", budget)) if budget is not None else float(cluster.device.ram)
     space = SearchSpace(run.model, run.axes, cluster, kinds)
     refused = space.refused
     if {"ep", "tp"} <= {*space.axes}:

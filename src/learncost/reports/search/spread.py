@@ -87,7 +87,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     """One step over a mesh; without one, over the fastest that fits."""
     mesh, place, placement, asked = request.mesh, request.place, request.placement, pipeline_asked(request)
     devices = int(request.devices or 1)
-    memory = max(cluster.device.memory_gb) * 1e9
+    memory = float(cluster.device.ram)
     if mesh is None:
         if place or placement:
             raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")

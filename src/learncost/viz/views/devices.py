@@ -18,6 +18,7 @@ from learncost.ir.precision import precision_of
 from learncost.ops.collectives import is_collective
 from learncost.program.pipeline import run
 from learncost.program.pipeline import schedule as schedule_of
+from learncost.reports.memory.types import misfit
 from learncost.reports.placed import place as placed_table
 from learncost.reports.request import Request, takes_request
 from learncost.reports.search.search import Found, Search, said_of, search
@@ -92,7 +93,7 @@ def over_devices(request: Request, cluster: str | None = None) -> Picture:
     command = replace(request, on=group.name).command("run-cost", tokens="1e12")
     title = (
         f"Over {step.way.devices:,} devices a step of {step.tokens:,} tokens takes {seconds_of(step.seconds)}, "
-        f"and a device holds {size_of(step.peak)}"
+        f"and a device holds {size_of(step.peak)}{misfit(step.peak, many.memory)}"
     )
     lead = "Every device runs the same table on its part: what is cut over the mesh says what it does, holds and sends."
     return Picture(title, lead, (*_taken(many), *_placed(request, many)), notes, command)

@@ -1,0 +1,81 @@
+"""Whether a step or a pass fits the device of a request, by the peak that `learncost memory --on` predicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from learncost.devices.device import device as find_device
+from learncost.devices.rates import calibrated
+from learncost.ir.errors import InputError
+from learncost.procedures.procedure import INFERENCE
+from learncost.reports.memory.engines import GRAPH, memory_engines
+from learncost.reports.memory.memory import memory_question
+from learncost.reports.memory.runs import engine_of
+from learncost.reports.memory.types import misfit
+from learncost.reports.request import GPU, Request
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The peak memory of a step or a pass on a device, and the bytes that the device has.
+
+    engine       the engine that executes the step
+    is_bound     whether the step takes at least the peak: weights and optimizer state alone do not fit
+    unfit        why its arrays do not fit the regions of the memory; else empty
+    unavailable  why the peak is not known; else empty
+    """
+
+    available: int
+    peak: int = 0
+    engine: str = ""
+    is_bound: bool = False
+    unfit: str = ""
+    unavailable: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the device has the memory, in regions that hold the arrays."""
+        return self.peak <= self.available and not self.unfit
+
+    @property
+    def note(self) -> str:
+        """Return that the step does not fit, as the first line of an answer says it; empty if it fits."""
+        return misfit(self.peak, self.available, self.unfit, self.is_bound)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the memory as the JSON has it."""
+        if self.unavailable:
+            return {"available": self.available, "unavailable": self.unavailable}
+        least = {"at_least": True} if self.is_bound else {}
+        return {"peak": self.peak, **least, "available": self.available, "fits": self.fits, "engine": self.engine}
+
+
+def memory_on_device(request: Request) -> DeviceMemory | None:
+    """Return the memory of a request on its device; None without one, or if the memory of the device is not known.
+
+    The peak is that of `learncost memory` with the same flags: of engine eager where it supports the plan, and of graph
+    where it does not. It is counted for this step alone, so the largest batch is not searched. Raises `InputError` for
+    an unknown device.
+    """
+    if request.on is None or request.on == GPU or calibrated(request.on) or not find_device(request.on).data:
+        return None
+    question = memory_question(replace(request, budget=None))
+    available = question.budget or 0
+    try:
+        if request.procedure in INFERENCE:
+            from learncost.reports.memory.inference import memory_of_inference  # only where it is asked for: start-up
+
+            answer = memory_of_inference(question.request)
+            return DeviceMemory(available, answer.peak, answer.engine)
+        programs = bool(question.engine) and memory_engines()[question.engine].arrays is not None
+        if programs and (least := question.step(request.procedure, GRAPH).least) > available:
+            return DeviceMemory(available, least, question.engine, is_bound=True)  # no program is laid out for it
+        step = question.step(request.procedure, question.engine)
+        chosen = engine_of(step, question.engine, is_tried=True).chosen_engine
+        if programs:
+            needs = chosen.takes(step, step.sizes())
+            return DeviceMemory(available, needs.bytes, chosen.name, unfit=needs.unfit)
+        return DeviceMemory(available, chosen.peak(step, step.sizes()), chosen.name)
+    except InputError as error:
+        return DeviceMemory(available, unavailable=str(error))

@@ -250,7 +250,7 @@ class Cost(Drawn):
 
     @cached_property
     def memory(self) -> DeviceMemory | None:
-        """Return the peak memory on the device, as `lc.memory` predicts it, and the device's memory; None without `on`."""
+        """Return the peak memory on the device, as in `lc.memory`, and the memory that it has; None without `on`."""
         if self.request is None or self.request.on is None:
             return None
         from learncost.reports.memory.on_device import memory_on_device  # only on a device: start-up counts

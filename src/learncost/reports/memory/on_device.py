@@ -1,4 +1,4 @@
-"""Whether a step or a pass fits the device of a request, by the peak that `learncost memory --on` predicts."""
+"""The peak memory of a step or a pass on the device of a request, and the remark that it does not fit."""
 
 from __future__ import annotations
 

@@ -305,7 +305,7 @@ class StructureCost:
     ) -> tuple[list[tuple[bool, StageGroup]], list[dict[StagePart, tuple[int, int]]]]:
         """Return the distinct stages of configurations in groups, and the place of each by group and row.
 
-        parted  whether those with separate weight updates have groups of their own
+        parted  whether those with separate weight updates have separate groups
         """
         rows: dict[tuple[Any, ...], list[tuple[int, StagePart]]] = {}
         places: list[dict[StagePart, tuple[int, int]]] = []

@@ -1,4 +1,4 @@
-"""Pieces of Python with their precedence, so that one may stand in another without changing the order of operations.
+"""Pieces of Python with their precedence, so that one nests in another without changing the order of operations.
 
 Names of tables become Python identifiers, one-to-one: attn.Q is attn_Q.
 """
@@ -52,7 +52,7 @@ def shape(sizes: Iterable[str]) -> str:
 
 
 def call(function: str, arguments: Iterable[str], before: str = "", indent: int = 4) -> str:
-    """A call, over several lines where one would be too long; `before` stands in front of it on its first line."""
+    """A call, over several lines where one would be too long; `before` precedes it on its first line."""
     items = list(arguments)
     line = f"{before}{function}({', '.join(items)})"
     if len(line) + indent <= WIDTH:

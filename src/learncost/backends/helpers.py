@@ -18,7 +18,7 @@ SHAPE = "{shape}"
 """In the call of a function: the sizes of the axes that it acts along, which are the last ones."""
 
 LONGEST = 60
-"""A longer part of a formula has a line of its own."""
+"""The length above which a part of a formula has a separate line."""
 
 
 def primitive(backend: Backend, op: str, operands: Sequence[Code], numbers: Sequence[bool], **along: str) -> Code:

@@ -29,7 +29,7 @@ class IndexPlace:
         self.some_a_row = rows and len(index_axes) == len(plain) + 1
         self.before = ["..."] if last and self.first > 1 else [":"] * self.first
         self.fixed = isinstance(self.read.at, Affine) and self.read.at.fixed
-        # Places that positions on axes give, of which none stands elsewhere in the term.
+        # Affine indices whose axes do not occur elsewhere in the term.
         loops = [loop for _, axis in reads for loop in axis.at.loops]
         self.affine = all(isinstance(axis.at, Affine) for _, axis in reads) and not alone
         self.affine = self.affine and len({*loops, *plain}) == len(loops) + len(plain)

@@ -96,7 +96,7 @@ def _product(scope: FunctionScope, line: Line) -> Code:
     assert isinstance(second, Term)
     (a, a_axes), (b, b_axes) = scope.squeezed(first), scope.squeezed(second)
     if set(a_axes) == set(b_axes):
-        # No axis stands in one factor alone: element by element, then the sum.
+        # No axis is in only one factor: elementwise product, then the sum.
         return _summed(scope, binary(a, "*", scope.spread(b, b_axes, a_axes), PRODUCT), a_axes, want)
     product = _matrix(a, a_axes, b, b_axes, want) or _matrix(b, b_axes, a, a_axes, want)
     return product or _einsum(scope, a, a_axes, b, b_axes, want)

@@ -49,7 +49,7 @@ class LoopsWriter:
     def write(self, scope: FunctionScope, line: Loop, around: Sequence[Statement], handed: set[str]) -> None:
         """Add the loop to a function, and the function of one turn to the program.
 
-        around   the statements among which the repeat stands
+        around   the statements around the loop
         handed   names that leave these
         """
         _LoopWriter(self, scope, line, around, handed).write()
@@ -74,7 +74,7 @@ class _LoopWriter:
         self.sources: list[SizeSource] = []
         self.returned: list[str] = []
         self.targets: list[str] = []
-        self.lists: dict[str, str] = {}  # variables that collect, each with the name that stands for its array
+        self.lists: dict[str, str] = {}  # list variables, each with the name of its array
         self.stacked: dict[str, str] = {}  # what becomes of them after the loop
 
     def write(self) -> None:
@@ -111,7 +111,7 @@ class _LoopWriter:
     # What a turn takes.
 
     def _take(self, name: str, axes: tuple[str, ...], argument: str) -> None:
-        """A value as a parameter; where it lies as it is declared, sizes are read off it."""
+        """A value as a parameter; if its layout is as declared, sizes are read from its shape."""
         self.parameters.append(FunctionParameter(self.names.of(name), axes=axes, argument=argument))
         if self.inner.layout(name) == tuple(range(len(axes))):
             self.sources.append(SizeSource(self.names.of(name), axes))

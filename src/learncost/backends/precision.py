@@ -47,7 +47,7 @@ class Rounding:
 
 
 def contraction(line: Line) -> bool:
-    """A product of two arrays of which each has an axis of its own, and which are summed over one that both have."""
+    """A product of two arrays that each have a separate axis and are summed over a common one."""
     if not isinstance(line, Product) or len(line.right) != 2:
         return False
     first, second = line.right

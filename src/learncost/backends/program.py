@@ -391,7 +391,7 @@ class FunctionWriter:
     # Results.
 
     def _results(self) -> tuple[Tree, ...]:
-        """The outputs as they stand, but gradients, new weights and new states as records like that of the weights."""
+        """The outputs in order, but gradients, new weights and new states as records like that of the weights."""
         tree, table = self.weights.tree, self.table
         if tree is None:
             return tuple(dict.fromkeys(table.outputs))
@@ -435,7 +435,7 @@ class FunctionWriter:
         return f"{tree.record}({', '.join(texts)})"
 
     def _part(self, scope: FunctionScope, tree: Tree) -> str:
-        """A part of a record; a record that is too long for its place gets a line of its own and a name."""
+        """A part of a record; a record that is too long for its place gets a separate line and a name."""
         text, name = self.built(scope, tree), next(leaves(tree), None)
         if not isinstance(tree, RecordNode) or name is None or len(text) < WIDTH // 2:
             return text

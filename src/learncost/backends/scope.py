@@ -26,7 +26,7 @@ FIRST = ":first"
 
 @dataclass
 class EmittedStatement:
-    """A statement with the names that it makes and reads; `heading` stands over it, `comment` behind it."""
+    """A statement with the names that it makes and reads; `heading` is above it, `comment` behind it."""
 
     text: str
     makes: tuple[str, ...] = ()

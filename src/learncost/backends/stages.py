@@ -1,7 +1,7 @@
 """Print pipeline stages as one program: the functions of each, and the schedule, a value with their order.
 
 A stage has a function of one microbatch, a generator that stops behind its forward pass and goes on where its backward
-pass is due: what the backward pass reads waits in it. Where weight updates are passes of their own, it stops behind the
+pass is due: what the backward pass reads waits in it. Where weight updates are separate passes, it stops behind the
 backward pass, too. Another function updates the weights, once in a step.
 """
 

@@ -1,6 +1,6 @@
 """Collectives on NumPy as helpers of a program: every device of the mesh is a thread.
 
-What a collective makes is an array of its own: nobody goes on before all have made theirs, so that an array may be
+A collective allocates its result, and no thread continues before all have allocated theirs, so that an array may be
 written to when its collective is over.
 """
 

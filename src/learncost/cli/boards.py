@@ -1,4 +1,4 @@
-"""A program in C99 on emulated boards beside this machine: the same bits, the bytes that were predicted, its stack."""
+"""A program in C99 on emulated boards and on this machine: the same bits, the bytes that were predicted, its stack."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def on_board(
     flash: int = 2**21,
     flags: Sequence[str] = (),
 ) -> BoardRun:
-    """Compiled for an emulated board of so many bytes, with flags beside the usual ones, and run there."""
+    """Compiled for an emulated board of so many bytes, with additional flags, and run there."""
     built = build(board, sources, folder, ram, flash, flags)
     return _read(run(built, 600), built)
 

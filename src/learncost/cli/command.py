@@ -298,7 +298,7 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
 
 
 def _typed(flags_given: Mapping[str, Any]) -> Iterator[str]:
-    """Flags as they are typed: one that takes several stands once for each."""
+    """Flags as they are typed: one with several values is repeated."""
     for name, value in flags_given.items():
         flag = f"--{name.replace('_', '-')}"
         for each in value if isinstance(value, list | tuple) else [value]:

@@ -70,7 +70,7 @@ def emit(
     """Write the step as source code without dependency on learncost: NumPy, PyTorch or JAX, or C99 for a device.
 
     torch.compile and jax.jit take the Python whole. Every line says the axes of what it makes, and the numbers of the
-    equations that it is. In C99 it is one file without any library, and its header beside it: a training step, a
+    equations that it is. In C99 it is one file without any library, and its header: a training step, a
     prediction or both, whose RAM is known to the byte.
 
     Parameters

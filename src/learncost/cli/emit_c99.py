@@ -177,7 +177,7 @@ class FirmwareProgram:
     training  on NumPy, of which the program's step is one
     tables    of its entries, as they are priced
     plan      that was chosen or given
-    content   what it was given beside its tables
+    content   its inputs in addition to its tables
     title     what it says of itself above all else
     device    that it was laid out for, where one was named
     """
@@ -253,7 +253,7 @@ def program_of(
     if begin.arrays:
         training.load(begin.arrays, training.state, 0)
         training.hold(begin.arrays)
-    elif begin.spread:  # of these the frozen ones and the scales of codes stand in the program
+    elif begin.spread:  # the program holds the frozen ones and the scales of codes
         plain = build(configuration)
         drawn = initial_weights(plain.table, plain.sizes, training.settings.seed, training.dtype, begin.spread)
         training.load(drawn, training.state, 0)
@@ -321,7 +321,7 @@ def _tables(
 
 
 def _fitting(plan: str, entry: str) -> str:
-    """Of a step's plan what the entry can have: a prediction keeps nothing for later, an update is lines of its own."""
+    """Of a step's plan what the entry can have: a prediction keeps nothing for later, an update is separate lines."""
     wanted = {"predict": ("flash", "fused"), "update": ("fused",)}.get(entry)
     items = [item for item in plan.split(",") if item]
     return ",".join(item for item in items if wanted is None or plan_of(item)[0][0].name in wanted)
@@ -371,7 +371,7 @@ def values_of_optimizer(training: Training, name: str) -> bool:
 class Begin:
     """The initial values of a program.
 
-    arrays  that stand in it, weights, running statistics and buffers, by their names in the table; none: they are drawn
+    arrays  of the program: weights, running statistics and buffers, by their names in the table; none: they are drawn
     said    what these are
     spread  else the deviation of the normal distribution that each matrix is drawn from, where it is not 0.02
     others  entries of the state_dict that the arrays are from, of which the table has no array too

@@ -1,6 +1,6 @@
 """The commands that every family supports, tested: a matrix of families and commands.
 
-`support.json` beside this file holds what `benchmarks/support.py` found, and a checksum of every family's table.
+`support.json` in this folder holds the results of `benchmarks/support.py`, and a checksum of every family's table.
 `learncost list families --support` shows it.
 """
 

@@ -87,7 +87,7 @@ def export(module: Any, inputs: Any, symbols: Mapping[str, str]) -> Exported:
     shapes = {name: dynamic(name, value, symbols.get(name, "")) for name, value in given.items()}
     *others, last = distinct_examples(given, symbols)
     for examples in others:
-        with suppress(Exception):  # any error that a user's module raises: it may need sizes of its own choice
+        with suppress(Exception):  # any error that a user's module raises: it may require certain sizes
             graph = traced(module, examples, shapes)
             break
     else:

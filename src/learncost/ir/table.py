@@ -65,7 +65,7 @@ class Table(Displayed):
 
     @property
     def following(self) -> tuple[str, ...]:
-        """The matrices of `beside` that take the update of a weight and have no optimizer state."""
+        """The matrices of `projections` that take the update of a weight and have no optimizer state."""
         made = {line.name: line for line in self.lines if isinstance(line, Sum)}
         return tuple(name for name in self.projections if self.renewed[name] in made)
 

@@ -58,7 +58,7 @@ def adaptation(
     train   all, none, head, embeddings, biases, or a comma-separated list of weights and modules
     layers  10-11, 0,2,5-7, first 2 or last 2: which blocks learn or have low-rank paths, counted from 0
     lora    projections with a low-rank path: names of modules or weights, attention, feed_forward, all-linear
-    quantizes  whether frozen matrices are quantized: a rank alone is then that of paths beside all linear layers
+    quantizes  whether frozen matrices are quantized: a rank alone is then that of adapters of all linear layers
     Raises `InputError`.
     """
     if quantizes and lora is None and (rank is not None or alpha is not None):

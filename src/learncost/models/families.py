@@ -114,10 +114,10 @@ class Family:
     `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
     (0 where none is), `length` and `target_length` for the context (0 where a run must state its length), `batch` for
     the default batch, `fixed` for the one length that the model always reads. `made` has, by their names, the lines of
-    inputs that positions and settings say, `numbers` what they read beside sizes and settings, each an expression.
+    inputs that positions and settings say, `numbers` what else they read, each an expression.
     `frozen` are weights that are stored and counted, but never learn; `projected` are inputs to which PEPITA adds the
     error through a fixed random matrix, where there are no one-hot tokens; `output_layers` are left out of all-linear,
-    `sided` belong to one side although they stand outside of its blocks; `start` is the token that the decoder of two
+    `sided` belong to one side although they are outside of its blocks; `start` is the token that the decoder of two
     stacks reads first, "" for the one that ends a text; `module` says what transformers' code does otherwise than most
     (`schedule.autograd.Module`); `unread` is an expression for the number of parameters that are stored and counted
     although nothing reads them. `layer` is the whole table where a layer in the notation is the model.

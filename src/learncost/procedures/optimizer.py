@@ -1,7 +1,7 @@
 """Write the optimizer step as lines, one op per weight, after clipping and weight decay.
 
 An operator reads the weight, its gradient, its state and the numbers of the step, such as a learning rate, which are
-inputs beside a batch under names that no value of the table has.
+additional inputs under names that no value of the table has.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def write(sweep: Sweep, path: str | os.PathLike[str]) -> None:
                 write_csv(sweep, stream)
         partial.replace(target)
     except Exception as error:
-        # polars tells of a full disk by errors of its own.
+        # polars reports a full disk by its own errors.
         if not isinstance(error, OSError) and not type(error).__module__.startswith("polars"):
             raise
         reason = getattr(error, "strerror", None) or str(error)

@@ -1,4 +1,4 @@
-"""Attention beside recurrence and convolution: costs read off the layers' tables, and where they cross."""
+"""Attention compared with recurrence and convolution: costs from the layers' tables, and their crossovers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VASWANI = "Vaswani et al. 2017, Attention is all you need, table 1 and section 4
 
 @dataclass(frozen=True)
 class LayerProduct:
-    """One product of a layer: its line, its cost in all, and whether each head has a share of it of its own."""
+    """One product of a layer: its line, its cost in all, and whether each head has a share of it."""
 
     line: str
     text: str

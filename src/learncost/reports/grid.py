@@ -39,7 +39,7 @@ class SweepGrid:
 
 
 def values(text: str, name: str) -> NDArray[np.int64]:
-    """The numbers that a text like `256`, `256,512`, `128:1024:128` or a mixture of these stands for.
+    """The numbers that a text like `256`, `256,512`, `128:1024:128` or a mixture of these denotes.
 
     A range is Python's: start:stop:step goes from start up to, and without, stop; the step is 1 where it is left out.
     """

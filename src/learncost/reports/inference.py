@@ -43,7 +43,7 @@ class Served:
     tables   both passes and the cache between them; None of a model that has no KV cache
     table    of the pass under its plan; over a mesh that of each device
     axes     its sizes, over a mesh with those of the shards
-    context  tokens in the cache before the step, of decode; of a prompt all of its own
+    context  tokens in the cache before the step, of decode; of a prompt, all its tokens
     held     the sizes with those of the cache when the pass is over
     over     the devices of a mesh
     takes    the time over a mesh, on a cluster
@@ -213,7 +213,7 @@ def over_devices(
 
 @dataclass(frozen=True)
 class _InferenceSizes:
-    """The sizes of all axes by the number of tokens, beside an encoder's own length where there is one."""
+    """The sizes of all axes by the number of tokens, with the encoder's length if there is one."""
 
     run: PreparedRun
     seq_len: int | None

@@ -22,7 +22,7 @@ from learncost.reports.run import PreparedRun
 class BlockMeasure:
     """The blocks of one repeat: the size that says how often it turns, what a block is called, its tokens' axis.
 
-    `number` is how many blocks there are in all turns, and `kinds` how many stand in one. A count of a block is the
+    `number` is how many blocks all iterations have, and `kinds` how many one has. A count of a block is the
     mean of them.
     """
 

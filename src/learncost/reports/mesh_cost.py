@@ -142,7 +142,7 @@ class OverMesh:
 
     @property
     def cut_by(self) -> str:
-        """The clauses, what was filled up for them, and what stands in zigzag."""
+        """The clauses, the padded axes, and the axes in zigzag order."""
         zigzag = [f"{axis} in zigzag over {' '.join(over)}" for axis, over in (self.placed.table.zigzag or {}).items()]
         return "; ".join((*self.clauses, *zigzag, *map(str, self.padded), *self._filled, *self._undivided))
 
@@ -231,7 +231,7 @@ def in_a_ring(op: str, payload: int, devices: int) -> int:
 def over_mesh(request: Request) -> tuple[PreparedRun, OverMesh]:
     """The run and its step over a mesh. Raises `InputError` where an axis does not divide, and where there is no mesh.
 
-    Of a pipeline each stage has a step of its own: that is refused here.
+    A pipeline is refused here, as each stage has a separate step.
     """
     run, several = over_stages(request)
     if several[0].placed.iterations:

@@ -46,7 +46,7 @@ class PlacedStep(Shown):
         The devices, what is cut over them, and `collectives`, a record for each line that sends; of the first stage
         where there are several.
     stages
-        The same of every stage of a pipeline, each with a table of its own, for one microbatch of `batch_size`
+        The same of every stage of a pipeline, each with a separate table, for one microbatch of `batch_size`
         sequences; empty where there is none.
     length_note
         The note on a default length that is shorter than the model's context: its flag, and the context; else "".
@@ -103,7 +103,7 @@ class PlacedStep(Shown):
         return [{"mesh_axis": axis, "op": op, "numbers": str(counts[axis, op])} for axis, op in rows]
 
     def statements(self, over: OverMesh | None = None) -> Iterator[tuple[int, Statement, Collective | None]]:
-        """Its lines with how deep they stand, and what those that send, send; of a repeat its heading alone.
+        """Its lines with their depth and collectives; of a loop only its heading.
 
         over  the stage whose lines are meant; else what each device runs
         """

@@ -233,7 +233,7 @@ def docstring_parts(function: Callable[..., Any]) -> DocParts:
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
-    """Lines that stand at the left with the indented ones below each."""
+    """Unindented lines with the indented ones below each."""
     for entry in re.split(r"\n(?=\S)", text.strip("\n")):
         head, _, below = entry.partition("\n")
         if head:

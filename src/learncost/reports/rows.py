@@ -113,8 +113,8 @@ def lines_by(
     groups: dict[tuple[tuple[Any, ...], str], list[PricedLine]] = {}
     for priced in price.rows:
         group = tuple(named[name](priced) if name in named else getattr(priced, name) for name in names)
-        kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart
-        # Parts of a gradient are added in the turns and once more where these end: those are lines of their own.
+        kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no separate time: another row
+        # Parts of a gradient are added in the iterations and once more after them: those are separate lines.
         iterations = str(priced.repeat) if by == "equation" and priced.line == "merge" else ""
         groups.setdefault((group, kernel + iterations), []).append(priced)
     order = {name: i for i, name in enumerate(MACRO_OPERATIONS)}

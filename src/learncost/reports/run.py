@@ -42,7 +42,7 @@ def _priced(structure: Structure, name: str, book: str, optimizer: str, mode: st
 
 
 def _under(plan: str, table: Table, model: Model) -> Table:
-    """The step under a plan; one that finds nothing in a layer of one's own is refused."""
+    """The step under a plan; one that changes nothing in a user's layer is refused."""
     if not plan:
         return table
     from learncost.passes.plan import planned  # imported where it is needed: start-up counts
@@ -138,7 +138,7 @@ class PreparedRun:
         return rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
 
     def table(self, procedure: str, book: Book) -> Table:
-        """The step as it is priced: the lines of `rows`, one for one, in the repeats that they stand in."""
+        """The step as it is priced: the lines of `rows`, one for one, in their loops."""
         optimizer = self.optimizer or default_optimizer(book)
         return _under(self.plan, step(Structure(self.model).model, procedure, optimizer, book.jacobian), self.model)
 

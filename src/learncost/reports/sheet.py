@@ -215,8 +215,8 @@ class Sheet:
     def lines(self, width: int = WIDTH) -> Iterator[tuple[str, str]]:
         """Lines of text with their styles, none longer than the width.
 
-        Columns of words and the notes are broken; where the numbers still need more, their columns stand in blocks,
-        one below the other, each beside the first column.
+        Columns of words and the notes are broken; where the numbers still need more, their columns are in blocks,
+        one below the other, each with the first column.
         """
         for part in textwrap.wrap(self.title, width, break_on_hyphens=False):
             yield part, "bold"

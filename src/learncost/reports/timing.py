@@ -13,11 +13,11 @@ from learncost.timing import Rates, Time, time
 
 @dataclass(frozen=True)
 class TimedKernel:
-    """Lines that run at once. Their time is the kernel's, and stands at one of them: none has a time of its own.
+    """Lines that run at once. Their time is the kernel's, at one of them: the others have none.
 
     seconds, bound  of all its turns, and what bounds it: compute, memory or launch
     flops, bytes    what it computes, and what it reads and writes
-    main            the priced line that it stands at
+    main            the priced line that has it
     """
 
     main: PricedLine
@@ -31,7 +31,7 @@ class TimedKernel:
 class RowTime:
     """Seconds of priced rows together and of what bounds most of them; flops and bytes of the kernels they stand for.
 
-    None seconds: they run inside the kernels that stand at the lines `inside`, which other rows have.
+    None seconds: they run inside the kernels of the lines `inside`, which other rows have.
     """
 
     seconds: float | None

@@ -21,7 +21,7 @@ Tensors = Mapping[str, torch.Tensor]
 class DifferentiablePasses:
     """A table as a function of tensors by name, differentiable by the tables that are derived from it.
 
-    sizes   of axes that stand in no input, and of windows; all others are read off the inputs
+    sizes   of axes that are in no input, and of windows; all others are read from the inputs
 
     Every pass is emitted source, made when it is needed first. Which backward pass is emitted depends on what requires
     a gradient: nothing is derived for anything else. Copies and pickles hold the table, and emit again.

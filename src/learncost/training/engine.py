@@ -41,7 +41,7 @@ class TrainingEngine(Protocol):
 
     @property
     def plain_weights(self) -> Arrays:
-        """Those of the plain model that computes the same: low-rank paths merged, codes as what they stand for."""
+        """Those of the plain model that computes the same: low-rank paths merged, codes dequantized."""
 
     @property
     def is_plain(self) -> bool:

@@ -150,7 +150,7 @@ class Heartbeat:
 
     They are two as whoever keeps the store may be the one that is gone, and then does not answer at all.
 
-    store  a client of its own: the main thread may wait with another one
+    store  a separate client: the main thread may wait with another one
     """
 
     def __init__(self, store: Any, rank: int, number: int, gone: Callable[[], None]) -> None:

@@ -170,7 +170,7 @@ class _RunnableStep:
         return {name: mine(self._ordered(name, prepared.values[name]), table.axes[name], self._here) for name in names}
 
     def _ordered(self, name: str, array: Any) -> Any:
-        """An array of a batch with its positions where they stand; weights and states have no positions."""
+        """An array of a batch with its positions if it has some; weights and states have none."""
         table = self.placed.table
         if not table.zigzag or name in self._owned:
             return array

@@ -1,6 +1,6 @@
 """Planners for torch.distributed.checkpoint: the shards that a process writes, and those it reads into its arrays.
 
-The parts need no DTensor: a part says where it lies in its whole, and any nesting of mesh axes is that.
+The parts need no DTensor: a shard has its offsets in the global array, for any nesting of mesh axes.
 """
 
 from __future__ import annotations

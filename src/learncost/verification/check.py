@@ -308,7 +308,7 @@ def _central_slope(
     lowered: Table, seeds: Values, arrays: Values, moved_name: str, direction: Array, sizes: Mapping[str, int]
 ) -> float:
     step, total = 1e-5, 0.0
-    still: list[Array] = []  # what passes no gradient on stands still
+    still: list[Array] = []  # operands without gradient are constant
 
     def keep(line: Line, values: MutableMapping[str, Array]) -> None:
         if isinstance(line, Op) and line.op != "inside" and entry(line.op).kind == "move":

@@ -39,7 +39,7 @@ class ExecutedLines:
 
     sizes    of all axes and counts
     written  the results that lie in memory, each with the number of its line; None: elements are not compared
-    unseen   the numbers of the products that a kernel takes in loops of its own, of which nothing is handed out
+    unseen   the numbers of the products that a kernel computes in inner loops without a result
     """
 
     def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:

@@ -1,7 +1,7 @@
 """A step in place, watched: every product of PyTorch and of the kernels, every array that is written.
 
 Statements are seen as PyTorch dispatches them and as kernels are called. Inside of a kernel, its products are seen by
-handing it one that counts in the place of the library's; what a compiler makes of the loops beside them is not.
+handing it one that counts in the place of the library's; the compiled loops next to them are not.
 """
 
 from __future__ import annotations

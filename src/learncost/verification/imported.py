@@ -194,7 +194,7 @@ def arrays_of(
 
 
 def _stack(several: Sequence[Any]) -> Any:
-    """Arrays of all turns of a repeat, one beside the other; one alone as it is."""
+    """Arrays of all iterations of a loop, stacked; a single one unchanged."""
     return several[0] if len(several) == 1 else np.stack(several)
 
 
@@ -311,7 +311,7 @@ def gradients_apart(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
     for mine, seed in results:
         near = [t for t in tensors if t.shape == mine.shape and t.dtype == mine.dtype]
         near = [t for t in near if torch.allclose(t, mine, rtol=1e-4, atol=1e-6, equal_nan=True)]
-        if not near:  # the module brings it to a precision of its own, or it is another value, which is told already
+        if not near:  # the module converts it to another precision, or it is another value, which is already reported
             if not mine.requires_grad:
                 continue
             return None, "its results differ in float64, as for a module that fixes its data type"

@@ -71,7 +71,7 @@ def _given(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """A cut of the derivation is the derivation of a table that stops there by a word of its own."""
+    """A cut of the derivation is the derivation of a table with a stopping operator there."""
     stops = signals(model, chosen).overrides.stopped
 
     def change(line: Line) -> tuple[Line, ...]:
@@ -229,7 +229,7 @@ def _iterations(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """A direction v of signs and a slope s: what stands for the gradient is s v, and <gradient, v> = s."""
+    """A direction v of signs and a slope s: the replacement of the gradient is s v, and <gradient, v> = s."""
     table, plain = step(model, chosen), step(model, "bp")
     sizes = sizes_of(model, table)
     arrays = arrays_of(model, table, sizes) | arrays_of(model, plain, sizes) | {"dloss": np.asarray(1.0)}
@@ -246,7 +246,7 @@ def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 def _quarter(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """Both sides are apart from the slope by the square of the distance: halved, by a quarter.
 
-    That is so where the distance is small beside the curvature, and where neither side chooses otherwise, as ReLU and
+    That is so where the distance is small against the curvature, and where neither side chooses otherwise, as ReLU and
     routers do. So distances are halved until the error is a quarter twice, which that of one side alone never is; and
     where a choice lies too near, weights are taken of another size.
     """
@@ -298,4 +298,4 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], _Holds], ...] = (
     ("update by tangents", ("forward", "tangents along PLACE"), _slope),
     ("update by both sides", _TWO, _quarter),
 )
-"""A move, the moves that may stand beside it, and what then holds."""
+"""A move, the moves allowed with it, and the check that then holds."""

@@ -189,7 +189,7 @@ def _multiplies(site: Site) -> bool:
 def slope_of_activities(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """Check that the signal at a value y, perturbed by signs v, is s v, with s the sum of <bp's gradient, v> over y.
 
-    A sequence has a slope of its own where the loss is a sum over them.
+    Each sequence has its slope where the loss is a sum over sequences.
     """
     compared = "its slopes with <bp's gradients, directions> of what linear layers make"
     table, plain = step(model, chosen), step(model, "bp")

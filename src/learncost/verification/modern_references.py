@@ -52,7 +52,7 @@ class LatentHeads(NamedTuple):
 
 
 def latent_heads(Q: Array, QR: Array, XK: Array, weights: LatentHeads) -> Array:
-    """Keys and values from their compression, every key beside the part that all heads share."""
+    """Keys and values from their compression, every key joined with the part that all heads share."""
     WDK, gK, WUK, WUV, WKR, WO = weights
     result = np.zeros((*Q.shape[:2], WO.shape[-1]))
     for b in range(len(XK)):

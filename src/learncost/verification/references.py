@@ -1,7 +1,7 @@
 """The layers and words once more, in plain NumPy as a textbook has them: what a table cannot tell of itself.
 
 A table that reads the wrong axis still agrees with its own gradients and its own price. So every layer and every word
-that comes with the package stands here a second time, written from the publication and not from the table.
+that comes with the package is here a second time, written from the publication and not from the table.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Array = Any
 
 
 FEW = 16
-"""Return different sizes for the axes of a table; of more, those that stand in no line together may share one."""
+"""Return different sizes for the axes of a table; of more, those that no line has together may share one."""
 
 SETTINGS = 6, 12
 """Between which numbers a setting is drawn: a width, a base, a factor, a count."""

@@ -44,7 +44,7 @@ def magnitude(x: Array, least: float = 0.0) -> Array:
 
 
 def projected(X: Array, W: Array, like: Array) -> Array:
-    """The streams [c d] through matrices of their own, as large as another one."""
+    """The streams [c d] through their matrices, as large as another one."""
     rows = np.stack([X[..., c, :] @ W[c] for c in range(len(W))], axis=-2)
     return rows * (magnitude(like)[..., None] / magnitude(rows, 1e-5))[..., None]
 

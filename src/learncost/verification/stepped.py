@@ -48,7 +48,7 @@ def gradients_of(model: Model, table: Table, sizes: Mapping[str, int], arrays: M
 
 
 def held(name: str, compared: str, results: Mapping[str, Any], expected: Mapping[str, Any]) -> Check:
-    """The worst of what was found beside what was expected; other names are a fault."""
+    """The largest error of the found values against the expected ones; other names are an error."""
     if results.keys() != expected.keys() or not results:
         return Check(name, compared, "other weights have gradients", False)
     text, passed = worst({key: error(results[key], expected[key]) for key in expected})

@@ -80,7 +80,7 @@ def _axes_after(lines: Iterable[Line], axes: Mapping[str, tuple[str, ...]]) -> d
                 return f"{term} has other axes, in line: {line}"
         right = {axis for term in terms for axis in term.declared}
         loose = isinstance(line, Product) or (isinstance(line, Op) and (line.axes or not terms))
-        spread = isinstance(line, Product) and len(line.right) == 2 and len(terms) == 1  # a number beside one value
+        spread = isinstance(line, Product) and len(line.right) == 2 and len(terms) == 1  # a number times one value
         if (not set(left) <= right and terms and not spread) or (not loose and set(left) != right):
             return f"the axes on the left are not those on the right, in line: {line}"
         axes_made[line.name] = left

@@ -1,6 +1,6 @@
 """The document: all that a page shows of one step, as data, from the same calls as the command line.
 
-Numbers are whole where they count and in seconds or joules where they are modelled. Polynomials are exported beside
+Numbers are whole where they count and in seconds or joules where they are modelled. Polynomials are exported with
 them, so that a page without Python gives the same numbers for other sizes.
 """
 
@@ -150,7 +150,7 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
 
 
 def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
-    """A line with places in place of its MathML, each of which stands once among `formulas`."""
+    """A line with places in place of its MathML, each of which is once among `formulas`."""
     places = {
         name: formula | {"mathml": formulas.setdefault(formula["mathml"], len(formulas))}
         for name, formula in line["formulas"].items()

@@ -1,4 +1,4 @@
-"""`learncost figure KIND MODEL...`: a figure for a paper, with its numbers beside it where they are wanted."""
+"""`learncost figure KIND MODEL...`: a figure for a paper, with its numbers in another file where they are wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of a training as they ran: every line of the program with the time that it took, and the memory beside it."""
+"""Steps of a training as they ran: every line of the program with its time, and the memory."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def write(
     """Write the traces of a run into its folder, in both forms; says what was written.
 
     title      how the engine runs
-    arguments  of `learncost trace` for the step; the predicted one stands beside, where this machine is known
+    arguments  of `learncost trace` for the step; the predicted one is added, if this machine is known
     """
     facts = {
         "made by": f"learncost {__version__}, learncost train --trace",

@@ -1,4 +1,4 @@
-"""The step as it is expected to run: every line of every block, as long as it takes, and the memory beside it."""
+"""The step as it is expected to run: every line of every block, as long as it takes, and the memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from learncost.reports.timing import Timing
 from learncost.viz.timeline import Pen, TimelineCounter, TimelineProcess, changes
 
 MOST = 100_000
-"""Lines that a trace has at most. Of more, an inner repeat is one turn that stands for all, and then every repeat."""
+"""Lines that a trace has at most. Of more, an inner loop is one iteration that represents all, and then every loop."""
 
 LONGEST = 10**15
 """Nanoseconds that FLOPs are drawn as at most: viewers count in numbers that are exact up to 9 x 10^15."""
@@ -65,7 +65,7 @@ class PricedStep:
 
     @property
     def scale(self) -> int:
-        """FLOPs that a nanosecond stands for where there is no device: a power of a thousand."""
+        """FLOPs per displayed nanosecond where there is no device: a power of a thousand."""
         return next(scale for power in count() if self.flops <= LONGEST * (scale := int(1000**power)))
 
 
@@ -317,7 +317,7 @@ def _lines(nodes: Iterable[_Node], inner: bool, outer: bool) -> int:
 def phases(
     parts: Sequence[Part], passes_of: Callable[[Part], Iterable[str]]
 ) -> Iterator[tuple[tuple[str, ...], list[Part]]]:
-    """A step in passes; those whose lines stand among each other are one, as backward and weight update."""
+    """A step in passes; those whose lines are interleaved are one, as backward and weight update."""
     spans: dict[str, list[int]] = {}
     for place, part in enumerate(parts):
         for name in passes_of(part):

@@ -110,7 +110,7 @@ def lines(series: Sequence[PlotLine], x: PlotAxis, y: PlotAxis, width: int, titl
 
 
 def _between(points: Sequence[tuple[float, float]], share: float) -> float | None:
-    """The height of a line of points at a place; None beside its ends."""
+    """The height of a line of points at a place; None outside of it."""
     for (left, low), (right, high) in pairwise(points):
         if left <= share <= right:
             return low + (high - low) * ((share - left) / (right - left) if right > left else 0.0)
@@ -118,7 +118,7 @@ def _between(points: Sequence[tuple[float, float]], share: float) -> float | Non
 
 
 def _ends(series: Sequence[PlotLine], y: PlotAxis) -> dict[int, str]:
-    """The rows at which the names stand, none on another."""
+    """The rows of the names, without overlap."""
     rows: dict[int, str] = {}
     order = sorted(((1 - y.share(line.ys[-1])) * (HIGH - 1), line.name) for line in series if isfinite(line.ys[-1]))
     for best, name in order:

@@ -1,4 +1,4 @@
-"""A timeline: slices inside of slices, and what is counted beside them; times are whole nanoseconds."""
+"""A timeline: slices inside of slices, and counters; times are whole nanoseconds."""
 
 from __future__ import annotations
 

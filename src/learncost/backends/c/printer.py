@@ -28,7 +28,7 @@ _ALONE = len(_SIGNS)
 class Printer:
     """The printer of a dialect of C.
 
-    preamble     what stands before all functions
+    preamble     the code before all functions
     function     the lines of a function, for sizes that are constants
     product      those of a product, or of what is packed for one
     independent  those before a loop whose turns do not depend on each other

@@ -1,6 +1,6 @@
 """Matrix products inside of an iteration: find the factors; transpose, pack or copy them first.
 
-Those in float are made of tiles, of which one factor at least lies in packed cells; all others take matrices.
+Those in float are made of tiles, with at least one packed factor; all others take matrices.
 """
 
 from __future__ import annotations

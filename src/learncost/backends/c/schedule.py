@@ -51,7 +51,7 @@ class ScheduledValue:
     at      where in the order it is computed, `ready` from where it can be read
     added   whether it is complete only after all turns over the sequential axes
     shared  whether it is complete only after all turns of all threads
-    stored  whether it lies in memory, `spec` the loop that puts it there
+    stored  True if it is stored in memory; `spec` is the loop that stores it
     """
 
     name: str
@@ -85,7 +85,7 @@ class KernelSchedule:
     iterations  the axes whose turns are taken in parallel
     sequence    axes of which a turn takes one place after another, for a library product has two axes and no more
     block       the axis of which a turn takes blocks of so many places (0: all), where there are library products
-    parts       of an axis that stands for several which are always side by side, these
+    parts       the axes of a fused axis
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class KernelSchedule:
             return KINDS.get(self.dtypes[source], "real")
         return "real"
 
-    # What lies in memory.
+    # Stored values.
 
     def _sites(self, value: ScheduledValue) -> set[LoopNode]:
         """Return the loops in which the line is computed."""

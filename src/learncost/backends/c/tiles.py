@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Rows times 2 vectors are the sums of a tile: more of them than the 4 to 6 cycles that one addition takes on two
 # units, and with 2 vectors of the right factor and one of the left no more than the registers: 32, or 16 in AVX.
-# Where a processor has tiles of its own (AMX), 16 rows of 16 pairs, pairs go into them; Linux is asked for their use.
+# A processor with tile registers (AMX) holds 16 rows of 16 pairs in them; Linux must grant their use.
 TILES = r"""
 #ifdef __AVX512F__
 #define TALL 8

@@ -60,7 +60,7 @@ def _value(line: Line, values: Mapping[str, Polynomial]) -> Polynomial | None:
 def _operand(operand: Operand, values: Mapping[str, Polynomial]) -> Polynomial:
     if isinstance(operand, Literal) and not operand.sizes:
         return {frozenset(): operand.value}
-    elsewhere = isinstance(operand, Term) and operand.indexed  # what stands there is another number than what is here
+    elsewhere = isinstance(operand, Term) and operand.indexed  # its index differs
     return _atom(operand) if elsewhere else values.get(operand.name) or _atom(operand)
 
 

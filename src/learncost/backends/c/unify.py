@@ -123,7 +123,7 @@ def is_point(line: Line) -> bool:
 def _without_factors(lines: Sequence[Line], named: Collection[str]) -> list[Line]:
     """A product that is added where an index says, both in one line, is multiplied there: at once, as it is priced.
 
-    named  what lines of their own make, which is priced as these are
+    named  results of separate lines, which are priced so
     """
     reads = Counter(name for line in lines for name in line.reads)
     products = {

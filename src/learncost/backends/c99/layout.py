@@ -36,7 +36,7 @@ as such (6.5, paragraph 7)."""
 
 
 def widths(dtypes: Iterable[str]) -> dict[str, int]:
-    """Bytes of an element of each arena: of the widest type that lies there."""
+    """Bytes of an element of each arena: of the widest type in it."""
     alignments: dict[str, int] = {}
     for dtype in dtypes:
         alignments[ARENAS[dtype]] = max(WIDTHS[dtype], alignments.get(ARENAS[dtype], 1))
@@ -68,7 +68,7 @@ class Alone(InPlaceLayout):
         return replace(function, writes=(*function.writes, *names))
 
     def _check(self) -> None:
-        """Nothing: what turns make anew elsewhere than where it lies is moved there (`Steps`)."""
+        """Nothing: values that iterations update elsewhere are copied back (`Steps`)."""
 
     def _product(self, line: Line) -> MatrixProduct | None:
         return matrix_product(line)
@@ -151,7 +151,7 @@ def alone(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", kernels: 
 class ProgramMemory:
     """The memory of a program in bytes, before it is compiled.
 
-    arena      what lies there for the time of a step
+    arena      the arrays that live within a step
     weights    that learn, in RAM
     states     of the optimizer, and gradients that are gathered over microbatches
     inputs     that change from step to step

@@ -101,7 +101,7 @@ class FirmwareInputs:
     parts    microbatches of a step, where it is in two halves
     dropout  the probability that a mask has 0
     regions  of RAM over which the arrays are laid out; none where all lie in one
-    stays    what learns and stands in the program, which it goes on with from where it is
+    stays    trained values that the program holds and continues from
     """
 
     values: Mapping[str, Any]
@@ -120,7 +120,7 @@ class Firmware:
     names  what C calls the arrays and the learning rate, by their names in the table
     given  of what these hold: its group in `ProgramMemory`, its axes, its type
     calls  by the numbers that stand before their equations; `entries` says in which entry each is
-    places  the regions of RAM by what lies there, where some were given
+    places  the regions of RAM with their arrays, if regions were given
     """
 
     source: str

@@ -43,7 +43,7 @@ class StepsWriter:
     constant     whether C knows an array by this name as one that never changes
     identifiers  of the functions in the file
     calls        those of the file by the numbers that stand before their equations, to which these are added
-    texts        functions of turns, in the order in which they are to stand
+    texts        functions of iterations, in the order of definition
     tables       addresses that do not follow from the turn, as constants: their text by their name
     """
 

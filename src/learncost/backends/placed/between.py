@@ -35,7 +35,7 @@ def all_gather(mesh, over, *arrays):
             whole.view(rows, -1).copy_(each.flatten(1)[:, : whole.numel() // rows])
         else:
             whole.view(rows, number, -1).copy_(each)''',
-    # An exchange and a sum of its own, as gloo's reduce_scatter sends what an all_reduce does, twice as much.
+    # An exchange followed by a sum, because gloo's reduce_scatter sends as much as all_reduce, twice the data.
     "reduce_scatter": f'''\
 def reduce_scatter(mesh, over, *arrays):
     """This device's part of the sum of all along an axis of the mesh: of each array the part, the whole, the rows
@@ -54,7 +54,7 @@ def reduce_scatter(mesh, over, *arrays):
     parts = {_SENT}.wait_tensor(parts).sum(0).split(sizes)
     for (part, _, _), each in zip(arrays, parts, strict=True):
         part.view(-1).copy_(each)''',
-    # gloo serves every message by threads of its own, which cost more than copies where there are more processes than
+    # gloo serves every message by separate threads, which cost more than copies where there are more processes than
     # cores: small arrays travel together. What fills a message alone, by DDP's measure (bucket_cap_mb), is not copied.
     "all_reduce": f'''\
 def all_reduce(mesh, over, how, *arrays):

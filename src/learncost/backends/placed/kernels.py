@@ -33,7 +33,7 @@ class KernelTable:
     """Functions in a dialect of C, written when they are first called. Several steps may have them together.
 
     Before any is written, the calls of a step are noted: sizes in which calls of a kernel differ are its parameters.
-    In a dialect without memory of its own, calls that need some, or numbers of their sizes, have kernels of their own.
+    In a dialect that allocates no memory, calls that need some, or constants of their sizes, have separate kernels.
     """
 
     def __init__(self, sizes: Mapping[str, int], printer: Printer = GNU, reserved: Iterable[str] = ()) -> None:

@@ -34,7 +34,7 @@ def laid_out(table: Table, sizes: Mapping[str, int], dtype: str = "fp32") -> InP
 
 
 class InPlaceLayout:
-    """The calls of a step, the kernels that these need, and where each array lies.
+    """The calls of a step, the kernels that these need, and the address of each array.
 
     kernels  those of other steps, where these and the step's are to be one library
     """

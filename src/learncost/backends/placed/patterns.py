@@ -122,7 +122,7 @@ def _kernel(kernel: FusedKernel | None, places: Mapping[str, str]) -> FusedKerne
 
 
 def _others(line: Line) -> Iterator[str]:
-    """The axes and sizes that a line has beside those of its terms."""
+    """The axes and sizes of a line that are not in its terms."""
     yield from line.loops
     for condition in line.where:
         yield from (condition.lower, condition.upper, *([condition.window] if condition.window else []))

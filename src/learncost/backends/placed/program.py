@@ -76,7 +76,7 @@ class InPlaceProgram:
     functions  the kernels, with the order of their arguments
     bytes      of the arena
     given      what `lay_out` needs, by name in the table, with its axes and type
-    results    what lies in the arena after a step, by name in the table: its field of the record, and its shape
+    results    the arrays in the arena after a step, by name in the table: its field of the record, and its shape
     calls      the statements, with the lines that each computes
     meets      whether it is one of several devices: `step` then takes their DeviceMesh, too
     """
@@ -309,7 +309,7 @@ def _begin(array: ScheduledArray) -> int:
 
 
 def _part_of(array: ScheduledArray) -> tuple[str | int | slice, ...]:
-    """The array that is given and the indices of its part, turn by turn; slices that stand together are a slice."""
+    """The array that is given and the indices of its part, iteration by iteration; adjacent slices are one slice."""
     if array.part is None:
         return (array.given,)
     container, iteration = array.part[0].root, array.part[1]

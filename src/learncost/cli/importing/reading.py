@@ -135,7 +135,7 @@ def evaluation(wanted: Target, how: How, training: str) -> str:
 
 
 def _known(wanted: Target, how: How, training: str) -> Remembered:
-    """A table from before, or read now; in evaluation where it is to stand beside that in `training`."""
+    """A table from before, or read now; in evaluation mode if it is compared with that in `training`."""
     inputs = parse_inputs(how.inputs)
     asked: list[Any] = [wanted.name, [str(each) for each in inputs], how.fold, how.as_run, how.unknown]
     place = CachePlace(wanted.file, [*asked, training] if training else asked)

@@ -46,7 +46,7 @@ class Listed(Shown):
     columns: dict[str, Cell] = field(default_factory=dict)
     heading: str = ""
     notes: tuple[str, ...] = ()
-    noted: Callable[[Known], Iterable[str]] = field(default=lambda entry: ())  # what stands under the table, once each
+    noted: Callable[[Known], Iterable[str]] = field(default=lambda entry: ())  # notes below the table, once each
 
     def __iter__(self) -> Iterator[Known]:
         return iter(self.entries)

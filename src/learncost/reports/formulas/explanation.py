@@ -235,7 +235,7 @@ class Explanation(Readable):
         return int(count.at(self.sizes)) if count.terms else 0
 
     def short(self, count: Polynomial) -> str:
-        """The count in the letters of the axes, as the lines beside it have them; of a model, the number."""
+        """The count in the letters of the axes, as in its lines; of a model, the number."""
         return number(self._at(count)) if self.sizes else write.plain(self.written(count), {})
 
     def total_text(self, count: Polynomial) -> str:

@@ -168,7 +168,7 @@ def model_formulas(run: PreparedRun, procedure: str, layer: str = "") -> ModelFo
 
 
 def model_explained(run: PreparedRun, procedure: str, layer: str = "", format: Format = "text") -> Explanation:
-    """A model's step, or one of its layers, line by line as it stands in the model's table."""
+    """A model's step, or one of its layers, line by line as in the model's table."""
     rows = _rows(run, procedure, layer)
     name = run.model.configuration.name
     layers_shown = ", ".join(dict.fromkeys(shown_layer(row.layer) for row in rows)) if layer else "all layers"
@@ -211,7 +211,7 @@ def _rows(run: PreparedRun, procedure: str, layer: str) -> list[PricedLine]:
 
 
 def _steps(run: PreparedRun, rows: list[PricedLine]) -> Iterator[ExplainedLine]:
-    """The lines, those of equal blocks together: the first as it stands, with the counts of all of them."""
+    """The lines, those of equal blocks together: the first one, with the counts of all of them."""
     groups: dict[Hashable, list[PricedLine]] = {}
     for row in rows:
         line = row.source
@@ -237,7 +237,7 @@ def _steps(run: PreparedRun, rows: list[PricedLine]) -> Iterator[ExplainedLine]:
 
 
 def used(counts: Any, sizes: Mapping[str, int]) -> list[str]:
-    """The sizes that stand in counts, those of the parts of a size and of the lesser of two among them."""
+    """The sizes in counts, those of the parts of a size and of the lesser of two among them."""
     names = {name for count in counts for monomial in count.terms for name in monomial}
     words = {word for name in names for word in name.replace("min(", "").replace(")", "").replace(",", " ").split()}
     return [name for name in sizes if name in {word.partition("/")[0] for word in words}]

@@ -134,7 +134,7 @@ def name_of(subject: str | Layer) -> str:
 def is_model(name: str | Layer, flags: Mapping[str, Any] = {}) -> bool:
     """Return whether a name is that of a model, and of no layer, operator or file in the notation.
 
-    flags   what is said beside it: of a layer of one's own, or a file in the notation, sizes make a model
+    flags   the flags given with it: with sizes, a user's layer or a file in the notation is a model
     """
     if is_table(name) and any(value is not None for value in flags.values()):
         return True

@@ -39,7 +39,7 @@ _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 class InferencePass:
     """A pass of inference with the sizes of its axes; `grown` are the bytes that a sequence adds to the cache.
 
-    table   what is alive: a cache that a pass is given grows where it lies, and is not handed out
+    table   what is alive: a given cache grows in place, and is not a result
     whole   the same pass as an engine runs it, which hands out the cache
     batch   the axis of the batch
     over    the devices of a mesh; the tables are then those of one device

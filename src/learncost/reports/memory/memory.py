@@ -70,7 +70,7 @@ class Memory(Drawn):
     live_at_peak
         The arrays that are alive then, the largest first, with `name`, `shape`, `bytes` and the layer that made them.
     curve
-        The bytes at every line, in the order of the lines, and the repeats that it stands in (`loops`); empty where
+        The bytes at every line, in the order of the lines, and the loops around it (`loops`); empty where
         the engine has no account of lines.
     arrays
         Every array with the lines of the curve at which it is alive, `first` to `last`, counted from 0; at every line

@@ -90,7 +90,7 @@ def _cut(specs: ShardSpecs, name: str, value: Value) -> tuple[str, ...]:
 def in_place(placed: Placed) -> Table:
     """The table with an optimizer whose states no line says, which writes new weights over the old ones.
 
-    Where new weights are gathered they are so in the old ones' place, and parts of old ones are no arrays of their own.
+    Where new weights are gathered they are so in the old ones' place, and shards of old ones are no separate arrays.
     """
     table, whole = placed.table, placed.whole
     results = {value.of: name for name, value in table.known.items() if value.role == "new" and name in whole.known}

@@ -150,7 +150,7 @@ def nearly_free(table: Table) -> tuple[str, ...]:
 
 
 def _networks(table: Table) -> tuple[str, ...]:
-    """The layers of the blocks that are networks of their own at every token: they activate, and attend to nothing."""
+    """The layers of the blocks that are feed-forward networks: they have activations and no attention."""
     lines = _of_blocks(table)
     return tuple(sorted(layers_that(lines, activates) - frozenset().union(*attentions(lines))))
 

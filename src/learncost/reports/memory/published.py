@@ -301,7 +301,7 @@ class Peaks(Shown):
         return {"model": self.model, "measured": [run.to_dict() for run in self.runs]}
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        """A row a run; what is assumed of it and what is left out stands below."""
+        """A row a run; assumptions and omissions are below."""
         rows = tuple(SheetRow((run.name, run.published, run.predicted_text, run.ratio_text)) for run in self.runs)
         notes: dict[str, list[str]] = {}
         for run in self.runs:

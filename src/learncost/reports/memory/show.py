@@ -298,7 +298,7 @@ def differences(first: Memory, other: Memory) -> Iterator[Difference]:
         rules = {
             rule: (first.rules[rule], other.rules[rule]) for rule in about if first.rules[rule] != other.rules[rule]
         }
-        if part == ELSE:  # what the optimizer makes has a part of its own
+        if part == ELSE:  # values of the optimizer have a separate part
             rules.pop("new weights and states", None)
         if first.plan != other.plan and part not in EVERYWHERE:
             rules["plan"] = first.plan or "none", other.plan or "none"

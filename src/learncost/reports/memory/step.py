@@ -1,4 +1,4 @@
-"""The step whose memory is predicted: its table, what it takes beside, its peak, and the largest size that fits."""
+"""The step whose memory is predicted: its table, its uncounted bytes, its peak, and the largest size that fits."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class MemoryStep:
         self._levels_of = levels_of
 
     def executed_table(self, statistics: bool = False) -> Table:
-        """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones.
+        """The step with its optimizer under the plan, as an engine executes it: with new and old weights.
 
         statistics   with the lines that update running statistics
         """
@@ -265,12 +265,12 @@ class MemoryStep:
 
     @property
     def uncounted(self) -> int:
-        """Bytes that are there at every moment, and that no line's level counts (or counts too much)."""
+        """Bytes that are alive throughout, and that no line's level counts (or counts too much)."""
         return self.state + self.master + self.quantized - self.flash
 
     @property
     def least(self) -> int:
-        """Bytes that are there at every moment, whoever runs the step: weights, but those in flash, and `beside`."""
+        """Bytes that are there at every moment, under every engine: weights, but those in flash, and `uncounted`."""
         table, codes = self.table if self.over else self.model.table, self.model.quantized_widths
         elements = total(Polynomial.of(table.axes[name]) for name in table.weights if name not in codes)
         return int(elements.at(self.sizes())) * self.kind.weight + self.uncounted
@@ -293,7 +293,7 @@ class MemoryStep:
         return {"optimizer state": states, "master weights": masters}
 
     def stretches(self, iterations: Sequence[int | None]) -> tuple[tuple[Instant, ...], tuple[SymbolicInterval, ...]]:
-        """The moments of the step and the arrays over them, for sizes that are left open, without `beside`.
+        """The moments of the step and the arrays over them, for symbolic sizes, without `uncounted`.
 
         turns  of repeats, in the order of the sizes of `iterations`; None stands for more than `FEW` of them
         """

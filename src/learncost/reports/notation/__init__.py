@@ -81,7 +81,7 @@ def size_mathml(axis: str, symbols: Mapping[str, str] = SYMBOLS) -> str:
 
 
 def mathml_inner(count: Polynomial) -> str:
-    """A count in MathML without the `math` element around it, to stand in a larger formula."""
+    """A count in MathML without the `math` element around it, for a larger formula."""
     return _mathml(node(count))
 
 

@@ -66,7 +66,7 @@ def sides(line: Line, known: Collection[str] | None = None) -> tuple[MathRow, Ma
 
 
 def _letters(line: Line) -> Mapping[str, str]:
-    """Axes as indices: lower case, unless two axes of the line would then look alike."""
+    """Axes as indices: lower case, unless two axes of the line would then be equal."""
     axes = {base(axis) for term in (*line.left, *line.right) for axis in (*term.loops, *term.declared)}
     lowered = [axis.lower() for axis in axes]
     return {axis: axis.lower() if lowered.count(axis.lower()) == 1 else axis for axis in axes}
@@ -237,7 +237,7 @@ def _product(line: Product, context: _AxisContext) -> tuple[Node, ...]:
         bound = {axis for c in under for axis in c.axes}
         below = [context.axis(axis) for axis in summed if axis not in bound] + _conditions(under, context)
         parts.append(Script(MathMark("∑"), between(_COMMA, below)))
-    # Numbers stand first, as in print.
+    # Numbers come first, as in print.
     factors = sorted(line.right, key=lambda term: isinstance(term, Term))
     for factor in factors:
         if parts:
@@ -299,7 +299,7 @@ def _rows(lines: Iterable[Statement], known: Collection[str], depth: int) -> Ite
 
 
 def aligned(rows: Iterable[Equation]) -> str:
-    r"""Rows as LaTeX's `aligned`, numbers in a column of their own."""
+    r"""Rows as LaTeX's `aligned`, numbers in a separate column."""
     lines = []
     for left, right, number in rows:
         if not latex(right):

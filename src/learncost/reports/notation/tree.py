@@ -59,7 +59,7 @@ class MathRow:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A base with a lower and an upper script; under a sum the lower one stands right beneath the sign."""
+    """A base with a lower and an upper script; under a sum the lower one is beneath the sign."""
 
     base: Node
     below: Node | None = None

@@ -44,7 +44,7 @@ class RunCost(Shown):
     dtype
         The data type whose peak counts.
     precision
-        The precision of the step, which may have other types beside it: bf16-true computes in bf16.
+        The precision of the step, which may have other types: bf16-true computes in bf16.
     figures
         The figures by name, each a `Figure`, in the order in which one follows from those before it.
     unknown

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from learncost.reports.search.spread import Spread
 
 
-# The books that are shown beside the chosen one: exact published, and the formulas of the field.
+# The books that are compared with the chosen one: exact published, and the formulas of the field.
 OTHER_BOOKS = ("matmul", "causal-exact", "gpt3", "kaplan")
 
 

@@ -42,7 +42,7 @@ _ANSWERS = ("time", "energy", "co2", "price")
 
 
 def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet, ...]:
-    """The figures with their intervals and labels, what is asked in bold; where each is from stands underneath."""
+    """The figures with their intervals and labels, what is asked in bold; with their sources below."""
     rows = []
     for name, figure in run.figures.items():
         write = _share if name in ("mfu", "hfu", "step_mfu", "published_mfu") else _written(figure.unit)

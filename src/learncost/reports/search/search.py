@@ -363,7 +363,7 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
 
 
 def of_one(request: Request) -> Request:
-    """Return the request of one sequence: the model and its length are of it, and the mesh is searched beside it."""
+    """Return the request of one sequence: the model and its length are of it, and the mesh is searched."""
     return Request(
         request.model, batch_size=1, seq_len=request.seq_len, precision=request.kind().name, sizes=request.sizes
     )

@@ -34,7 +34,7 @@ class Problem:
     """A learning problem.
 
     answers    the name of the right answers among the examples' arrays
-    fixed      what the model reads beside the examples, the same at every step
+    fixed      the model's other inputs, the same at every step
     begin      from a seed to the weights that every procedure starts from
     optimizer, batch_size  what suits it, where nothing is said
     facts      what its table says about the data

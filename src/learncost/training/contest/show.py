@@ -23,7 +23,7 @@ def sheets(contest: Contest, width: int = WIDTH) -> tuple[Sheet, Sheet]:
 
 
 def _learned(contest: Contest) -> Sheet:
-    """Means over the seeds that did not diverge, and who diverged. Chance, and the initial weights, stand on top."""
+    """Means over the seeds that did not diverge, and the diverged entrants; first chance and the initial weights."""
     loss, accuracy = contest.setting.problem.chance
     rows = [SheetRow(("chance", f"{loss:.3f}", "", f"{100 * accuracy:.1f} %"), "dim")]
     if begun := contest.results[0].outcomes:  # the initial weights are the same for all

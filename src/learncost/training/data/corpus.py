@@ -86,7 +86,7 @@ def _files(paths: Iterable[str]) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokens of a run: two long arrays, mapped from the disk, in which documents stand one after the other."""
+    """The tokens of a run: two long arrays, mapped from the disk, in which documents follow each other."""
 
     training: Any
     validation: Any
@@ -187,7 +187,7 @@ NAMES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class ListLine:
-    """A line of a list: where it stands, and its two columns."""
+    """A line of a list: its place, and its two columns."""
 
     path: Path
     number: int
@@ -200,7 +200,7 @@ class ListLine:
 
 
 def lists(paths: Iterable[str]) -> tuple[Path, ...]:
-    """The lists that are named, and those that stand in the folders that are named. Raises InputError."""
+    """The lists that are named, and those in the folders that are named. Raises InputError."""
     files: list[Path] = []
     for path in map(Path, paths):
         try:

@@ -97,7 +97,7 @@ def place(line: ListLine) -> str:
 
 
 def read(line: ListLine) -> bytes:
-    """The file that a line names, beside the list or in its folder. Raises InputError."""
+    """The file that a line names, relative to the list or to its folder. Raises InputError."""
     folder = line.path.parent if line.number else line.path
     try:
         return (folder / line.first).read_bytes()

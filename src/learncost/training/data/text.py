@@ -1,4 +1,4 @@
-"""Text without answers beside it: what is to be said follows from the text itself."""
+"""Text without separate targets, which follow from the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory over a step: the bytes at every line, the arrays that make them, and which lines stand for many turns."""
+"""Memory over a step: the bytes at every line, their arrays, and the lines that represent many iterations."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Bracket:
 
 @dataclass(frozen=True)
 class MemoryArray:
-    """An array, or several alike, and the lines at which it is there, both included.
+    """An array, or several equal ones, and the first and last line at which it is alive.
 
     shape   of one of them, `number` how many there are, `bytes` of all of them
     kind    one of `KINDS`: what it is, or the pass that made it
@@ -98,7 +98,7 @@ class MemoryCurve:
     lines
         Every line once, in order.
     brackets
-        The lines that stand for many turns.
+        The lines that represent many iterations.
     arrays
         All arrays; at every line the bytes of those that are there sum to the line's.
     """

@@ -200,7 +200,7 @@ def _crossings(answer: Comparison, book: str, quantity: str) -> Iterator[GrowthC
 
 
 def _reach(answer: Comparison, crossings: Iterable[GrowthCrossing], here: int) -> tuple[int, int]:
-    """From and to which length: so that crossings with backpropagation stand well inside, up to a million tokens."""
+    """The range of lengths, with crossovers with backpropagation well inside, up to a million tokens."""
     last = max(
         (crossing.at for crossing in crossings if "bp" in (crossing.cheaper, crossing.dearer) and crossing.at <= 2**20),
         default=0,

@@ -28,15 +28,15 @@ class _Places:
 def stretches(step: MemoryStep) -> dict[str, Any] | None:
     """The arrays of a step over its moments; None where bytes are no polynomials.
 
-    few       up to how many turns of a repeat all are walked; of more the first two and the last two
+    few       the trip count up to which all iterations are walked; of more the first two and the last two
     iterations the sizes that say how often blocks run, with the counts that are in them: n with n and n/2
     lines     every line once: its name, layer, block and pass
-    brackets  lines that run in turns
-    kinds     of arrays, in the order in which they stand on each other
+    brackets  lines that run in loops
+    kinds     of arrays, in the order in which they are stacked
     sources   of arrays: name, layer, block, pass, and their kind
     shapes    the axes of arrays
-    walks     for numbers of turns (None: more than few) the places of the lines at every moment, and arrays as
-              (source, shape, bytes of an element, how many alike, first moment, last moment), moments from 1
+    walks     for trip counts (None: more than few) the places of the lines at every moment, and arrays as
+              (source, shape, bytes of an element, number of equal ones, first moment, last moment), moments from 1
     uncounted  what is alive throughout and in no line, by kind
     """
     uncounted = step.uncounted_by_axes

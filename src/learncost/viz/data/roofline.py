@@ -18,7 +18,7 @@ class Point:
     flops, bytes   what it computes, and what it reads and writes
     intensity      FLOPs a byte; `speed`, FLOPs a second
     limit          compute, memory or launch
-    inside         the lines that run in it beside its own, as layer.line
+    inside         the other lines that run in it, as layer.line
     """
 
     line: str
@@ -172,7 +172,7 @@ def _points(rows: tuple[LedgerRow, ...]) -> Iterator[Point]:
 
 
 def _hosts_of(guest: LedgerRow, rows: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """The rows in whose kernels one runs that has no time of its own: of its own pass where there are such."""
+    """The rows in whose kernels a row without separate time runs: of its pass if there are such."""
     assert guest.time is not None
     names = {(shown_layer(layer), line) for layer, _, line in (name.partition(".") for name in guest.time.inside)}
     hosts = [row for row in rows if (row.layer, row.line) in names and row.block == guest.block]

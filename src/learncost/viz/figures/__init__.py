@@ -1,4 +1,4 @@
-"""Figures for papers: a kind is a row here and a module beside it, which asks, draws, and says what it rests on.
+"""Figures for papers: a kind is a row here and a module in this package, which asks, draws, and notes its assumptions.
 
 A module has `ask(models, arguments)`, which gives the data of every panel; `of(answer)`, which makes it of an answer;
 `height(data, columns)` in inches; `draw(data, panel)`; and `notes(data)`, conventions and sources in sentences.

@@ -32,7 +32,7 @@ def of(answer: Conventions) -> Bridge:
 
 
 def _rows(data: Bridge, columns: int) -> list[tuple[list[str], int, str]]:
-    """The rows: what stands beside them, the amount, and start, item or end."""
+    """The rows: their labels, the amount, and start, item or end."""
     rows = [([data.start.price_book], data.start.amount, "start")]
     rows += [(wrap(item.what, WORDS[columns]), item.amount, "item") for item in data.drawn]
     return [*rows, ([data.end.price_book], data.end.amount, "end")]

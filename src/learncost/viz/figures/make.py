@@ -128,7 +128,7 @@ def _data_paths(path: Path) -> tuple[Path, Path]:
 
 
 def check_data(path: Path) -> None:
-    """Refuse to write over files beside a figure that are not its own numbers. Raises `InputError`."""
+    """Refuse to write over files that are not the figure's numbers. Raises `InputError`."""
     table_path, data_path = _data_paths(path)
     try:
         content = json.loads(data_path.read_text(encoding="utf-8"))
@@ -154,7 +154,7 @@ def check_no_path(models: Sequence[object], path: Path) -> None:
 
 
 def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple[Path, Path]:
-    """Write the numbers of a figure beside it: a table as .csv, everything as .json. Raises `InputError`."""
+    """Write the numbers of a figure: a table as .csv, everything as .json. Raises `InputError`."""
     rows = [row for each in data for row in each.rows()]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()

@@ -1,4 +1,4 @@
-"""The bytes at every line of a step as stairs, the passes above, the repeats below, the arrays of the peak beside."""
+"""The bytes at every line of a step as stairs, with the passes above, the loops below, and the arrays of the peak."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _free_place(
 
 
 def _passes(axes: Any, data: MemoryCurve, across: float) -> None:
-    """The passes above the chart: stretches of lines; those that take turns in one repeat stand together."""
+    """The passes above the chart: stretches of lines; those that alternate in one loop are together."""
     inside = [
         next(
             (

@@ -62,7 +62,7 @@ class Panel:
         self.text(start / POINTS, y, " · ".join(parts), size=SMALL, color=FAINT)
 
     def key(self, x: float, y: float, looks: Iterable[tuple[str, Look]]) -> None:
-        """Swatches with names, one beside the other, in as many rows as they need downwards."""
+        """Swatches with names side by side, in as many rows as they need downwards."""
         from matplotlib.patches import Rectangle
 
         wide, high = self.figure.get_size_inches()

@@ -242,7 +242,7 @@ def _wedges(axes: Any, circles: Sequence[Circle], reach: tuple[float, float]) ->
 
 
 def _names(axes: Any, circles: Sequence[Circle], boxes: list[Box], reach: tuple[float, float], most: int) -> None:
-    """Names beside circles, in seven positions each, where none lies on the roof, a name or another circle."""
+    """Names next to circles, in seven positions each, that overlap neither the roof nor a name nor another circle."""
     wide, high = reach
     around = [
         (circle.x - circle.radius, circle.y - circle.radius, circle.x + circle.radius, circle.y + circle.radius)

@@ -25,7 +25,7 @@ def of(answer: Sweep) -> Curves:
     if not several:
         raise InputError("this figure requires a size with several values")
     along = max(several, key=lambda name: len(several[name]))
-    # What goes with the size that is drawn, as a width with its heads, is no line of its own.
+    # A size that follows the drawn one, as heads follow a width, has no separate line.
     others = [name for name in several if name != along and not _follows(answer.sizes[along], answer.sizes[name])]
     groups, which = (
         np.unique(np.stack([answer.sizes[name] for name in others], axis=1), axis=0, return_inverse=True)

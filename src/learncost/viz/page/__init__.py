@@ -70,7 +70,7 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
         for document in _once(documents)
     ]
     data_of_page = {"documents": slim, "procedures": procedures, "views": views, "mathml": [*formulas], **(more or {})}
-    data = as_json(data_of_page).replace("<", "\\u003c")  # no text of the data can end the element that it stands in
+    data = as_json(data_of_page).replace("<", "\\u003c")  # no text of the data can end its element
     parts = {
         "version": __version__,
         "title": escape(" and ".join(dict.fromkeys(document["said"]["model"] for document in documents)))

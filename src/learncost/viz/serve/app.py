@@ -35,7 +35,7 @@ def application(port: int, run: Path | None = None, answers: Answers | None = No
 
     port     that it listens to
     run      the folder whose trainings and contests are watched
-    answers  who answers; by default processes beside each other
+    answers  the answering processes; by default a pool
     """
     pool = answers or ProcessPool()
     views = _Views(AnswerCache(pool), None if run is None else Runs(run))
@@ -104,7 +104,7 @@ class _Views:
         return await self._answer("document", request)
 
     async def view(self, request: Request) -> Response:
-        """A view beside the document, for the same step."""
+        """A view in addition to the document, for the same step."""
         return await self._answer("view", request)
 
     async def export(self, request: Request) -> Response:

@@ -52,7 +52,7 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
     """The arguments of `document`, and of other questions that take the same, of the pairs of an address.
 
     pairs   names as flags have them, with - or _ between words, and their values as texts
-    config  the text of a config.json, or of a table in the notation, which stands in for the model
+    config  the text of a config.json, or of a table in the notation, which replaces the model
     Raises `InputError` for a value that is given twice, and where a model or device is none that is known by name.
     """
     keywords: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
 
 
 def _with_length(keywords: dict[str, Any]) -> dict[str, Any]:
-    """With the length that a model is looked at with first which has none of its own, such as transformer-base."""
+    """With the initial length of a model that has no default length, such as transformer-base."""
     model, procedure = keywords["model"], keywords.get("procedure", "").lower()
     if (isinstance(model, str) and model.lower() in GENERIC) or procedure in INFERENCE or "seq_len" in keywords:
         return keywords
@@ -142,7 +142,7 @@ def fields(question: Callable[..., Any]) -> dict[str, Any]:
     """Return the fields that a page may request.
 
     flags    of the question, in their order, and its JSON schema
-    views    beside it, each with the flags that it takes and the question does not
+    views    the views, each with the flags that it takes and the question does not
     choices  by names of flags, what there is to choose from
     """
     flags = flags_of(question)

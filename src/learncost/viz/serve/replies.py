@@ -10,7 +10,7 @@ API = "/api/document"
 """The address at which a page requests documents."""
 
 NONCE = "a-nonce-stands-here"
-"""Stands in a page for the number that is used once."""
+"""The placeholder of the nonce in a page."""
 
 JSON = "application/json"
 

@@ -1,4 +1,4 @@
-"""Views beside the document: each a question of its own, whose answer is a picture that any page draws.
+"""Views in addition to the document: each a question whose answer is a picture that any page draws.
 
 A new view is a module here and a row of `VIEWS`; the page draws it, and has a control for each of its flags.
 """
@@ -23,8 +23,8 @@ from learncost.viz.views.picture import Picture
 class ReportView:
     """A view.
 
-    word      in the head of the page; title, before it has one of its own
-    after     the section of the page, or the view, that it stands behind
+    word      in the head of the page; title, before it has one
+    after     the section of the page, or the view, after which it is shown
     there     whether a step has it
     question  whose answer it is; what it takes that the document does not take, has controls
     report    who answers for a report; None: it is not in one

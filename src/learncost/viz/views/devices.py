@@ -31,7 +31,7 @@ DEVICES = 8
 """Devices that are looked at first."""
 
 USUAL = "DGX H100"
-"""The cluster that is looked at first, where the device has none of its own."""
+"""The initial cluster, where the device has none."""
 
 PASSES = {"F": "forward", "B": "backward", "W": "weight update"}
 

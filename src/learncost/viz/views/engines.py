@@ -100,7 +100,7 @@ def arena(request: Request) -> Picture:
 
 
 SMALL = 64 * 2**20
-"""Bytes of a step that a report lays out for a microcontroller: what the largest have with memory beside them."""
+"""Bytes of a step that a report lays out for a microcontroller: of the largest with external memory."""
 
 
 @takes_request(_STEP)

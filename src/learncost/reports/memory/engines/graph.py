@@ -39,7 +39,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
 
 
 def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
-    """The arrays over the lines with what they are for, as `SPLIT` has it, and what no line says beside them.
+    """The arrays over the lines with what they are for, as `SPLIT` has it, and the arrays of no line.
 
     Where frozen weights lie in flash, they are not among them.
     """

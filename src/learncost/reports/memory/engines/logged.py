@@ -50,7 +50,7 @@ class Logs:
         return tuple(moments), tuple(self._stays(lines, phases))
 
     def _stays(self, lines: tuple[LoggedLine, ...], phases: Mapping[int, str]) -> Iterator[LiveInterval]:
-        """The arrays over the lines, those that are alike together."""
+        """The arrays over the lines, equal ones together."""
         identical: dict[tuple[str, int, str, int, int], list[Logged]] = {}
         for array, first, last in self.log.stays(lines):
             identical.setdefault((array.label, array.bytes, array.kind, first, last), []).append(array)

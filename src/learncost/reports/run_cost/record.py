@@ -49,7 +49,7 @@ class RunCost(Shown):
         The figures by name, each a `Figure`, in the order in which one follows from those before it.
     unknown
         The unknown inputs of figures that have no value, by the figure's name.
-    beside
+    flops_by_book
         FLOPs of the whole run by other price books.
     total_by
         The figure that determines the time of the run, such as mfu.

@@ -137,7 +137,7 @@ def subjects() -> Iterator[Subject]:
     tables = set[object]()  # the lines without the numbers in them
     for preset in presets():
         lines = walk(build(configure(preset.name)).table.lines)
-        table = preset.family, *((line.name, line.loops, iterations) for line, iterations in lines)
+        table = preset.family, *((line.name, line.loops, nest.counts) for line, nest in lines)
         yield preset.name, of_sizes if table in tables else of_tables
         tables.add(table)
     yield from ((preset.name, of_images) for preset in table_presets())

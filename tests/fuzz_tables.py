@@ -210,9 +210,9 @@ def _distance(array: np.ndarray, exact: np.ndarray) -> float:
 
 def _large(table: Table, sizes: dict[str, int]) -> bool:
     """Whether a line goes over more points, all turns together, than are run."""
-    for line, iterations in walk(lower(table).lines):
+    for line, nest in walk(lower(table).lines):
         points = 1
-        for axis in (*line.loops, *iterations):
+        for axis in (*line.loops, *nest.counts):
             points *= int(size_of(axis, sizes))
         if points > MOST_POINTS:
             return True

@@ -31,8 +31,8 @@ def test_counts_are_those_of_the_whole_normal_form(model, procedure):
         maccs, flops = [], []
         normal = lower(table)
         begun = {id(line): iterations for line, iterations in beginnings(normal.lines)}
-        for line, iterations in walk(normal.lines):
-            times = Polynomial.of(iterations)
+        for line, nest in walk(normal.lines):
+            times = Polynomial.of(nest.counts)
             if id(line) in begun:  # what begins a total is added to nothing
                 times = times - Polynomial.of(begun[id(line)])
             counted = executed(line)

@@ -151,7 +151,7 @@ def test_turns_are_split_with_the_repeats_in_them():
 def test_flash_reaches_attention_in_a_repeat_in_a_repeat():
     table = table_of("albert-base-v2")
     flash = planned(table, "flash")
-    assert any(line.meta.kernel for line, iterations in walk(flash.lines) if len(iterations) == 3)
+    assert any(line.meta.kernel for line, nest in walk(flash.lines) if len(nest.counts) == 3)
     sizes = sizes_of("albert-base-v2")
     values = given(table, sizes)
     assert worst(results(flash, values, sizes), results(table, values, sizes))[1] < 1e-12

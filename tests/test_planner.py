@@ -6,7 +6,7 @@ from pathlib import Path
 
 import learncost as lc
 from learncost.ir.line import FusedKernel
-from learncost.ir.loop import each_line
+from learncost.ir.loop import map_lines
 from learncost.layers.active import parameters
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
@@ -80,7 +80,7 @@ def test_what_stays_inside_of_a_kernel_takes_no_memory():
     table = lc.layer("f(X) -> Y\n A[b c] = exp(X[b c])\n D[b c] = tanh(A[b c])\n Y[b c] = log(D[b c])").table
     kernel = FusedKernel("all", ("b",))
     changed = replace(
-        table, lines=each_line(table.lines, lambda line: (replace(line, meta=replace(line.meta, kernel=kernel)),))
+        table, lines=map_lines(table.lines, lambda line: (replace(line, meta=replace(line.meta, kernel=kernel)),))
     )
     sizes = {"b": 5, "c": 7}
     # X, and two of A, D and Y; in a kernel X and Y, and a number in the stead of what it makes on the way.

@@ -173,8 +173,8 @@ def test_flash_under_the_procedure_recompute_stores_no_scores():
 def test_blocks_that_keep_their_stacks_within_a_stack():
     # ALBERT's groups hold repeats: the input of each block is kept in a stack of stacks.
     table = planned(table_of("albert-base-v2"), "recompute=block")
-    again = [line for line, iterations in walk(table.lines) if line.meta.phase == "recomputation"]
-    plain = [line for line, iterations in walk(table.lines) if line.meta.phase == "forward" and iterations]
+    again = [line for line, nest in walk(table.lines) if line.meta.phase == "recomputation"]
+    plain = [line for line, nest in walk(table.lines) if line.meta.phase == "forward" and nest.loops]
     assert len(again) == len(plain) > 20
     assert kept(table) == {"X**"}
 

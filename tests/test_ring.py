@@ -39,7 +39,7 @@ def test_keys_values_and_their_gradients_go_round_once():
     assert sum(one.payload_bytes * one.times for one in moved) * 4 == 6 * 3 * whole * sizes["n_layer"]
     assert {one.phase for one in moved} == {"forward", "recomputation", "backward"}
     assert sum(one.times for one in moved) == 6 * 3 * sizes["n_layer"]
-    ops = {line.op for line, iterations in walk(placed.table.lines) if iterations and isinstance(line, Op)}
+    ops = {line.op for line, nest in walk(placed.table.lines) if nest.loops and isinstance(line, Op)}
     assert not ops & {"all_gather", "reduce_scatter"}
 
 

@@ -15,7 +15,7 @@ from learncost.autodiff.reverse import Reverse
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Meta
-from learncost.ir.loop import Loop, Statement, each_line
+from learncost.ir.loop import map_lines, map_loops
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
 from learncost.layers.gradient_plan import NONE, GradientOverrides, GradientPlan, weight_constants
@@ -77,19 +77,8 @@ class Derived(Displayed):
 
 def part(table: Table, phase: str, within: Table) -> Table:
     """Return the lines of one phase, with the loops around them."""
-    lines = each_line(table.lines, lambda line: (line,) if line.meta.phase == phase else ())
-    return replace(table, lines=_drop_empty(lines), within=within)
-
-
-def _drop_empty(lines: Iterable[Statement]) -> tuple[Statement, ...]:
-    result: list[Statement] = []
-    for line in lines:
-        if isinstance(line, Loop):
-            line = replace(line, lines=_drop_empty(line.lines))
-            if not line.lines:
-                continue
-        result.append(line)
-    return tuple(result)
+    lines = map_lines(table.lines, lambda line: (line,) if line.meta.phase == phase else ())
+    return replace(table, lines=map_loops(lines, lambda loop: loop if loop.lines else None), within=within)
 
 
 def derive(

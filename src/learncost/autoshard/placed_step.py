@@ -10,7 +10,7 @@ from typing import Any
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import Loop, Statement
+from learncost.ir.loop import Loop, map_loops, walk
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
@@ -127,19 +127,9 @@ class ShardedStep:
     def reading(self, table: Table) -> Iterator[tuple[Line, int, list[str]]]:
         """Yield the lines of a table with segment and operands; a slice is replaced by its stack."""
         walker = Walker(self.blocks)
-
-        def visit(
-            lines: Sequence[Line | Loop], counts: tuple[str, ...], stacks: Mapping[str, str]
-        ) -> Iterator[tuple[Line, int, list[str]]]:
-            for line in lines:
-                if isinstance(line, Loop):
-                    inner = {**stacks, **{inside: stacks.get(outer, outer) for inside, outer in line.each}}
-                    yield from visit(line.lines, (*counts, line.count), inner)
-                else:
-                    segment = walker.segment(line.meta.phase, counts)
-                    yield line, segment, [stacks.get(name, name) for name in line.reads]
-
-        return visit(table.lines, (), {})
+        for line, nest in walk(table.lines):
+            segment = walker.segment(line.meta.phase, nest.counts)
+            yield line, segment, [nest.stacks.get(name, name) for name in line.reads]
 
     def within(self, segments: Sequence[int], part: StagePart) -> bool:
         """Return whether a stage has one of these segments."""
@@ -184,7 +174,7 @@ def placed_step(
         optimizer,
         blocks_of(model.table),
         filled_up,
-        replace(placed, table=replace(placed.table, lines=_of_any_ring(placed.table.lines))),
+        replace(placed, table=replace(placed.table, lines=map_loops(placed.table.lines, _of_any_ring))),
         ShardSpecs(stepped, two, clauses, large),
     )
 
@@ -194,11 +184,6 @@ def ring_steps(mesh_axis: str) -> str:
     return f"{mesh_axis}-1"
 
 
-def _of_any_ring(lines: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Return the lines sharded over two devices, with named ring iterations."""
-    return tuple(
-        replace(line, lines=_of_any_ring(line.lines), count=ring_steps(line.around) if line.around else line.count)
-        if isinstance(line, Loop)
-        else line
-        for line in lines
-    )
+def _of_any_ring(loop: Loop) -> Loop:
+    """Return a loop of lines that are sharded over two devices, with named ring iterations."""
+    return replace(loop, count=ring_steps(loop.around)) if loop.around else loop

@@ -45,8 +45,8 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
     indices = {name for name, value in placed.whole.known.items() if value.role in INDICES}
     walker, width_of = Walker(step.blocks), sent_widths(placed, widths_of(step.kind))
     owners = {each.name: each.segments[0] for each in held}
-    for line, counts in walk(table.lines):
-        segment = walker.segment(line.meta.phase, counts)
+    for line, nest in walk(table.lines):
+        segment = walker.segment(line.meta.phase, nest.counts)
         if not sends(line):
             continue
         name = placed.holds.get(line.name, line.name)
@@ -60,12 +60,12 @@ def sendings(step: ShardedStep, sizes: CutSizes, held: Sequence[StoredWeight]) -
                 line.op,
                 line.axes[0],
                 Polynomial.of(_larger(sides), width_of(line.name, role)),
-                Polynomial.of(counts),
+                Polynomial.of(nest.counts),
                 line.meta.phase,
                 segment,
                 role,
                 line.name,
-                bool(sizes.ring_steps.intersection(counts)),
+                bool(sizes.ring_steps.intersection(nest.counts)),
                 _copies(line) if role not in INDICES and name not in indices else None,
             )
         )

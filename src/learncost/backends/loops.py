@@ -90,9 +90,8 @@ class _LoopWriter:
         lasting = [source.text for source in self.sources if source.text not in unpacked]
         inner.like = self._like(lasting)
         inner.statements = [*opened]
-        handed = {carry.end for carry in line.carry} | {stacked for stacked, _ in line.keep}
         read, scope.read = scope.read, []
-        self.iterations.statements(inner, line.lines, handed)
+        self.iterations.statements(inner, line.lines, {*line.ends})
         self._gives()
         self._function(len(opened))
         self._loop(read)

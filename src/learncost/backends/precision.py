@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Condition, Line, Op, Product, Sum
-from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, visit, walk
 from learncost.ir.polynomial import base
 from learncost.ir.precision import Precision, check_trained, precision_of
 from learncost.ir.table import Table, features
@@ -142,19 +142,13 @@ def _streams(table: Table) -> set[str]:
     """Values that stay in fp32: what turns hand on, rows that are added at an index to those of a table, and sums of
     arrays that are as large as the sum."""
     names: set[str] = set()
-
-    def collect(lines: Sequence[Statement]) -> None:
-        for line in lines:
-            if isinstance(line, Loop):
-                for carry in line.carry:
-                    names.update((carry.start, carry.end, carry.initial, carry.final))
-                collect(line.lines)
-            elif line.left[0].indexed:
-                names.update(line.reads)
-            elif isinstance(line, Sum) and all(set(term.loops) == set(line.left[0].loops) for term in line.right):
-                names.add(line.name)
-
-    collect(table.lines)
+    for line, _ in visit(table.lines):
+        if isinstance(line, Loop):
+            names.update(name for c in line.carry for name in (c.start, c.end, c.initial, c.final))
+        elif line.left[0].indexed:
+            names.update(line.reads)
+        elif isinstance(line, Sum) and all(set(term.loops) == set(line.left[0].loops) for term in line.right):
+            names.add(line.name)
     return names
 
 
@@ -221,11 +215,10 @@ class _Mixed:
 
     def _multiplies(self, lines: Iterable[Statement], name: str) -> bool:
         """Return whether a product reads a name, also inside of loops."""
+        readers = ((line, nest) for line, nest in walk(lines) if name in line.reads)
         return any(
-            name in line.shared and self._multiplies(line.lines, name)
-            if isinstance(line, Loop)
-            else name in line.reads and self.rounding.product(line)
-            for line in lines
+            self.rounding.product(line) and all(name not in loop.inside for loop in nest.loops)
+            for line, nest in readers
         )
 
     def _is_activation(self, term: Term) -> bool:

@@ -140,7 +140,7 @@ class FormulaValues:
     @cached_property
     def lines(self) -> tuple[tuple[Line, tuple[str, ...]], ...]:
         """The lines of the forward pass with the counts of the loops around them."""
-        return tuple(walk(self.model.table.lines))
+        return tuple((line, nest.counts) for line, nest in walk(self.model.table.lines))
 
     @cached_property
     def attention(self) -> tuple[tuple[Product, tuple[str, ...]], ...]:

@@ -24,7 +24,7 @@ from learncost.cost_models.row import (
 )
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product, Sum
-from learncost.ir.loop import beginnings, each_line, walk
+from learncost.ir.loop import beginnings, map_lines, walk
 from learncost.ir.polynomial import ZERO, Polynomial, total
 from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
@@ -75,7 +75,7 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Pri
         return maccs
 
     rows = []
-    for line, iterations in walk(table.lines):
+    for line, nest in walk(table.lines):
         operator = operator_name(line.meta.operator) if book.operators else ""
         maccs = charged(line)
         if line.name in ends:
@@ -89,7 +89,7 @@ def matrix_rows(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Pri
         if line.name in twice:
             maccs = maccs * 2
         opaque = _opaque(line, book.causal)
-        rows.append(row_of(table, line, iterations, maccs, opaque or maccs * 2))
+        rows.append(row_of(table, line, nest.counts, maccs, opaque or maccs * 2))
     return tuple(rows)
 
 
@@ -126,7 +126,7 @@ def _opaque(line: Line, causal: str) -> Polynomial | None:
 def printed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
     """Return the rows of a table with the costs that a publication prints."""
     rows = []
-    for line, iterations in walk(table.lines):
+    for line, nest in walk(table.lines):
         meta = line.meta
         outside = False
         # Overrides apply to printed products and sums; the publication does not print operators in closed form.
@@ -144,7 +144,7 @@ def printed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
         else:
             assert isinstance(line, Op)
             maccs, flops, outside = _printed_op(line, book, table)
-        rows.append(replace(row_of(table, line, iterations, maccs, flops), outside_paper=outside))
+        rows.append(replace(row_of(table, line, nest.counts, maccs, flops), outside_paper=outside))
         if erratum := book.withdrawn.get((meta.layer, meta.local)):
             text = f"the publication's total leaves ({meta.equation}) out"
             back = replace(rows[-1], line=erratum, equation=erratum, source=text, elements=ZERO)
@@ -193,21 +193,21 @@ def executed_rows(table: Table, book: Book) -> tuple[PricedLine, ...]:
     whole = table.within or table
     counted = _in_place(whole)
     begins = {id(line): around for line, around in beginnings(whole.lines)}
-    for line, iterations in walk(table.lines):
+    for line, nest in walk(table.lines):
         pair = next(
             (counts for other, counts in counted if other is line), None
         )  # a part has its lines in the order of the full table
         begun = begins.get(id(line))
         spared = ZERO if begun is None else Polynomial.of((*line.loops, *begun))
         if pair is not None:
-            in_place = in_all((*pair, elements(line)), iterations, spared)
+            in_place = in_all((*pair, elements(line)), nest.counts, spared)
             rows.append(with_counts(table, line, in_place))
             continue
         same = shape(line)
-        if (counts := in_iterations.get((same, iterations, begun))) is None:
+        if (counts := in_iterations.get((same, nest.counts, begun))) is None:
             if (once := shapes.get(same)) is None:
                 once = shapes[same] = ((*executed_alone(line), elements(line)), form_of(line))
-            counts = in_iterations[same, iterations, begun] = in_all(once[0], iterations, spared), once[1]
+            counts = in_iterations[same, nest.counts, begun] = in_all(once[0], nest.counts, spared), once[1]
         rows.append(with_counts(table, line, *counts))
     return tuple(rows)
 
@@ -219,7 +219,7 @@ def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Polynomial, Polynomial
     """
     by_itself = [*map(alone(table), (line for line, _ in walk(table.lines)))]
     standing = iter(by_itself)
-    rest = replace(table, lines=each_line(table.lines, lambda line: () if next(standing) else (line,)))
+    rest = replace(table, lines=map_lines(table.lines, lambda line: () if next(standing) else (line,)))
     parts: dict[int, list[Line]] = {}
     for line, _ in walk(lower(rest).lines):
         parts.setdefault(line.meta.origin, []).append(line)

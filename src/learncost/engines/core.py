@@ -19,7 +19,7 @@ from learncost.interpreter import execute
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import check_derived, each_line
+from learncost.ir.loop import check_derived, map_lines
 from learncost.ir.polynomial import base
 from learncost.ir.precision import BLOCKS, precision_of
 from learncost.ir.table import Table
@@ -144,7 +144,7 @@ class Core(Displayed):
         """Initialize extra matrices of a procedure that learn like weights, with their optimizer state."""
         if not table.projections:
             return
-        forward = each_line(table.lines, lambda line: (line,) if line.meta.phase == "forward" else ())
+        forward = map_lines(table.lines, lambda line: (line,) if line.meta.phase == "forward" else ())
         kind_of = kinds(replace(table, lines=forward))
         for name in table.projections:
             size, value = shape(table, name, sizes), table.values[name]

@@ -89,7 +89,7 @@ def in_halves(table: Table, outputs: Collection[str]) -> StageTables:
     outputs  the outputs of the global step, without the values that a stage sends
     """
     last: list[Statement] = []
-    if any(iterations and line.meta.phase == "optimizer_step" for line, iterations in walk(table.lines)):
+    if any(nest.loops and line.meta.phase == "optimizer_step" for line, nest in walk(table.lines)):
         raise InputError("stages update with the gradients of all microbatches: remove the plan fused-update")
     for line in table.lines:
         updates = not isinstance(line, Loop) and line.meta.phase == "optimizer_step"

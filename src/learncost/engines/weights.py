@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from math import prod, sqrt
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 
 from learncost.ir.line import Line, Product, Sum
-from learncost.ir.loop import Loop, Statement
+from learncost.ir.loop import walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
@@ -28,9 +28,9 @@ def deviations(table: Table, sizes: Mapping[str, int]) -> dict[str, float]:
     """
     inputs: dict[str, int] = {}
     looked_up = set[str]()
-    for line, outer in _with_stacks(table.lines, {}):
+    for line, nest in walk(table.lines):
         for term in line.right:
-            name = outer.get(term.name, term.name)
+            name = nest.stacks.get(term.name, term.name)
             if not isinstance(term, Term) or name not in table.weights:
                 continue
             if any(isinstance(axis, Read) and isinstance(axis.at, Term) for axis in term.axes):
@@ -44,16 +44,6 @@ def deviations(table: Table, sizes: Mapping[str, int]) -> dict[str, float]:
         for name, kind in kinds(table).items()
         if kind == "matrix"
     }
-
-
-def _with_stacks(lines: Iterable[Statement], outer: Mapping[str, str]) -> Iterator[tuple[Line, Mapping[str, str]]]:
-    """Yield every line with the stacks of its scope's slices."""
-    for line in lines:
-        if isinstance(line, Loop):
-            stacks = {inside: outer.get(stack, stack) for inside, stack in line.each}
-            yield from _with_stacks(line.lines, {**outer, **stacks})
-        else:
-            yield line, outer
 
 
 def shape(table: Table, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -103,21 +93,13 @@ def in_rows(array: Any) -> Any:
 
 def kinds(table: Table) -> dict[str, str]:
     """Return the kind of every weight of a table: bias, gain or matrix."""
-    kind_of = _kinds(table.lines)
-    return {name: kind_of.get(name, "matrix") for name in table.weights}
-
-
-def _kinds(lines: Iterable[Statement]) -> dict[str, str]:
-    """Return the kind of each name on the right of a line: bias, gain or matrix."""
     kind_of: dict[str, str] = {}
-    for line in lines:
-        if isinstance(line, Loop):
-            outer = dict(line.each)
-            kinds_inside = {outer.get(name, name): kind for name, kind in _kinds(line.lines).items()}
-        else:
-            kinds_inside = {term.name: _kind(line, term) for term in line.right if isinstance(term, Term)}
-        kind_of |= {name: kind for name, kind in kinds_inside.items() if kind_of.get(name) != "matrix"}
-    return kind_of
+    for line, nest in walk(table.lines):
+        for term in line.right:
+            name = nest.stacks.get(term.name, term.name)
+            if isinstance(term, Term) and kind_of.get(name) != "matrix":
+                kind_of[name] = _kind(line, term)
+    return {name: kind_of.get(name, "matrix") for name in table.weights}
 
 
 def _kind(line: Line, term: Operand) -> str:

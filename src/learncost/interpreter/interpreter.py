@@ -169,8 +169,8 @@ def infer_sizes(
     for joined_axis, parts in joined(table):
         if lengths.keys() >= {*parts}:
             lengths.setdefault(joined_axis, sum(lengths[part] for part in parts))
-    for line, iterations in walk(table.lines):
-        for axis in (*iterations, *line.loops):
+    for line, nest in walk(table.lines):
+        for axis in (*nest.counts, *line.loops):
             if base(axis).partition("/")[0] not in lengths and not base(axis)[0].isdigit():
                 raise InputError(f"the size of {base(axis)} is unknown: give {base(axis)} among the arrays or sizes")
     return lengths
@@ -180,7 +180,7 @@ def _filled(table: Table, lengths: dict[str, int], fixed: Mapping[str, int]) -> 
     """Return the sizes with those that the table declares. Raises `InputError` where they are contradictory."""
     needed = {
         *windows(table.lines),
-        *(base(a) for line, iterations in walk(table.lines) for a in (*iterations, *line.loops)),
+        *(base(a) for line, nest in walk(table.lines) for a in (*nest.counts, *line.loops)),
     }
     missing = sorted(needed & fixed.keys() - lengths.keys())
     other = next((axis for axis, size in lengths.items() if fixed.get(axis, size) != size), None)

@@ -60,6 +60,11 @@ class Loop:
         """The outer names that it defines: the final loop-carried values, and the stacks of `keep`."""
         return (*(carry.final for carry in self.carry), *(outer for _, outer in self.keep))
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The names inside that leave an iteration: the final loop-carried values, and what `keep` collects."""
+        return (*(carry.end for carry in self.carry), *(name for name, _ in self.keep))
+
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """The outer names that the loop reads."""
@@ -127,39 +132,78 @@ class Loop:
 Statement: TypeAlias = Line | Loop
 
 
-def walk(lines: Iterable[Statement], iterations: tuple[str, ...] = ()) -> Iterator[tuple[Line, tuple[str, ...]]]:
-    """Yield every line with the counts of the loops around it."""
+@dataclass(frozen=True)
+class LoopNest:
+    """The loops around a line, from the outermost."""
+
+    loops: tuple[Loop, ...] = ()
+
+    @cached_property
+    def counts(self) -> tuple[str, ...]:
+        """The trip count of each."""
+        return tuple(loop.count for loop in self.loops)
+
+    @cached_property
+    def stacks(self) -> Mapping[str, str]:
+        """The outermost stack of every slice; for a slice of a weight, the weight."""
+        stacks: dict[str, str] = {}
+        for loop in self.loops:
+            stacks |= {inside: stacks.get(outer, outer) for inside, outer in loop.each}
+        return stacks
+
+
+OUTSIDE = LoopNest()
+
+
+def visit(lines: Iterable[Statement], nest: LoopNest = OUTSIDE) -> Iterator[tuple[Statement, LoopNest]]:
+    """Yield every line and loop with the loops around it, a loop before its lines."""
     for line in lines:
+        yield line, nest
         if isinstance(line, Loop):
-            yield from walk(line.lines, (*iterations, line.count))
-        else:
-            yield line, iterations
+            yield from visit(line.lines, LoopNest((*nest.loops, line)))
+
+
+def walk(lines: Iterable[Statement]) -> Iterator[tuple[Line, LoopNest]]:
+    """Yield every line with the loops around it."""
+    return ((line, nest) for line, nest in visit(lines) if isinstance(line, Line))
 
 
 def repeats(lines: Iterable[Statement]) -> Iterator[Loop]:
     """Yield every loop, outer ones before inner ones."""
-    for line in lines:
-        if isinstance(line, Loop):
-            yield line
-            yield from repeats(line.lines)
+    return (line for line, _ in visit(lines) if isinstance(line, Loop))
 
 
 def round_rings(lines: Iterable[Statement]) -> Iterator[Line]:
     """Yield the lines of loops in which shards move round a ring of devices."""
-    for repeat in repeats(lines):
-        if repeat.around:
-            yield from (line for line, _ in walk(repeat.lines))
+    return (line for line, nest in walk(lines) if any(loop.around for loop in nest.loops))
 
 
-def each_line(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line]]) -> tuple[Statement, ...]:
+def map_lines(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line]]) -> tuple[Statement, ...]:
     """Replace every line by the results of `change`; loops keep their carry, each and keep."""
     result: list[Statement] = []
     for line in lines:
         if isinstance(line, Loop):
-            result.append(replace(line, lines=each_line(line.lines, change)))
+            result.append(replace(line, lines=map_lines(line.lines, change)))
         else:
             result.extend(change(line))
     return tuple(result)
+
+
+def map_loops(lines: Iterable[Statement], change: Callable[[Loop], Loop | None]) -> tuple[Statement, ...]:
+    """Replace every loop by the result of `change`, inner loops first; None removes it."""
+    result: list[Statement] = []
+    for line in lines:
+        new = change(replace(line, lines=map_loops(line.lines, change))) if isinstance(line, Loop) else line
+        if new is not None:
+            result.append(new)
+    return tuple(result)
+
+
+def map_scopes(
+    lines: Iterable[Statement], change: Callable[[tuple[Statement, ...]], Iterable[Statement]]
+) -> tuple[Statement, ...]:
+    """Replace the lines of every scope by the result of `change`, inner scopes first."""
+    return tuple(change(map_loops(lines, lambda loop: replace(loop, lines=tuple(change(loop.lines))))))
 
 
 def not_derived(lines: Iterable[Statement]) -> tuple[Op, ...]:

@@ -84,7 +84,7 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
     """Raise `NotationError` for a size of no axis, and for a name of the header that is also a size."""
     every = [*walk(lines)]
     axes = {base(axis): line for line, _ in reversed(every) for axis in (*line.loops, *_labels(line))}
-    counts = {size: line for line, iterations in reversed(every) for size in (*iterations, *windows([line]))}
+    counts = {size: line for line, nest in reversed(every) for size in (*nest.counts, *windows([line]))}
     for name in (*header.inputs, *header.weights):
         if name in axes or name in counts:
             kind = "an axis" if name in axes else "a size"

@@ -223,8 +223,8 @@ def _size_names(same: IdentityKey[Table]) -> Mapping[str, None]:
     table, names = same.content, dict[str, None]()
     for name in (*table.inputs, *table.weights):
         names |= dict.fromkeys(map(base, table.axes.get(name, ())))
-    for line, iterations in walk(table.lines):
-        names |= dict.fromkeys(iterations)
+    for line, nest in walk(table.lines):
+        names |= dict.fromkeys(nest.counts)
         names |= dict.fromkeys(map(base, line.loops))
         for term in (*line.left, *line.right):
             names |= dict.fromkeys(_sizes_of(term))

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Sum
-from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, repeats
 from learncost.ir.polynomial import base
 from learncost.ir.value import FIXED, INDICES, Value, axes_of
 
@@ -106,5 +106,5 @@ def _inside(lines: Iterable[Statement]) -> dict[str, Value]:
 
 def features(table: Table) -> frozenset[str]:
     """Return the sizes of the axes of weights, without trip counts of loops: feature sizes, not positions."""
-    counts = {count for _, iterations in walk(table.lines) for count in iterations}
+    counts = {loop.count for loop in repeats(table.lines)}
     return frozenset(base(axis) for name in table.weights for axis in table.axes[name] if axis not in counts)

@@ -130,7 +130,7 @@ def _weight_names(call: LayerCall, weights: tuple[str, ...]) -> tuple[dict[str, 
 def _axis_names(call: LayerCall, table: Table, axes_of_names: Axes, names: Mapping[str, str]) -> dict[str, str]:
     """Return the caller's names of the layer's axes, from the call, its arguments and its left side."""
     axes = dict(call.axes)
-    counts = {iteration for _, iterations in walk(table.lines) for iteration in iterations}
+    counts = {iteration for _, nest in walk(table.lines) for iteration in nest.counts}
     if fixed := [axis for axis, new in call.axes if new.isdecimal() and axis not in counts]:
         raise NotationError(f"{fixed[0]} is an axis of {call.layer}: give it a name, not a number", call.text)
     pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []

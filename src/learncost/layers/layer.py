@@ -6,14 +6,14 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, reduce
 from importlib.resources import files
 from typing import Any
 
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import NotationError, advice
 from learncost.ir.line import Line, Op, Opaque
-from learncost.ir.loop import Loop, Statement, each_line, walk
+from learncost.ir.loop import map_lines, map_loops, walk
 from learncost.ir.parse import parse_header, parse_lines, split_names
 from learncost.ir.parsed import Header, LayerCall, Parsed
 from learncost.ir.polynomial import ZERO, Polynomial, base
@@ -242,7 +242,7 @@ def defined(
     table = _with_choices(bind(header, lines, _check_op, calls, roles))
     check_roles(table, header, roles)
     equations = {**calls.equations, **equations}
-    table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
+    table = replace(table, lines=map_lines(table.lines, lambda line: (_tagged(line, header.name, equations),)))
     _check_gradients(table)
     return Layer(header.name, table, equations, cache=tuple(n for n in calls.cache if KEYS in table.axes[n]))
 
@@ -263,7 +263,7 @@ def marked(layer: Layer) -> Table:
             return (line,)
         return (replace(line, meta=replace(line.meta, cached=layer.table.axes[line.name].index(KEYS))),)
 
-    return replace(layer.table, lines=each_line(layer.table.lines, mark)) if layer.cache else layer.table
+    return replace(layer.table, lines=map_lines(layer.table.lines, mark)) if layer.cache else layer.table
 
 
 def _check_gradients(table: Table) -> None:
@@ -271,24 +271,19 @@ def _check_gradients(table: Table) -> None:
 
     The conditions that `less` and `equal` compute are piecewise constant: they need no gradient for any operand.
     """
-    reach = GradientPlan(frozenset(table.weights))
-    reach.needs(table.lines, {*table.inputs, *table.weights} - table.indices - table.constants)
-
-    def check(lines: Iterable[Statement], reach: GradientPlan) -> None:
-        for line in lines:
-            if isinstance(line, Loop):
-                check(line.lines, reach.inner[line.makes])
-            elif isinstance(line, Op) and entry(line.op).gradient:
-                may = {*differentiable(line), *map(line.given.index, entry(line.op).conditions)}
-                for place, term in enumerate(line.right):
-                    if place not in may and term.name in reach.needed:
-                        raise NotationError(
-                            f"{line.op} has no gradient for its operand {term.name}: give a number, as in "
-                            f"{_with_number(line, place)}, or an input that a line `constants: {term.name}` names",
-                            str(line),
-                        )
-
-    check(table.lines, reach)
+    plan = GradientPlan(frozenset(table.weights))
+    plan.needs(table.lines, {*table.inputs, *table.weights} - table.indices - table.constants)
+    for line, nest in walk(table.lines):
+        if isinstance(line, Op) and entry(line.op).gradient:
+            reach = reduce(lambda outer, loop: outer.inner[loop.makes], nest.loops, plan)
+            may = {*differentiable(line), *map(line.given.index, entry(line.op).conditions)}
+            for place, term in enumerate(line.right):
+                if place not in may and term.name in reach.needed:
+                    raise NotationError(
+                        f"{line.op} has no gradient for its operand {term.name}: give a number, as in "
+                        f"{_with_number(line, place)}, or an input that a line `constants: {term.name}` names",
+                        str(line),
+                    )
 
 
 def _with_choices(table: Table) -> Table:
@@ -303,13 +298,10 @@ def _with_choices(table: Table) -> Table:
     def known(values: Mapping[str, Value]) -> dict[str, Value]:
         return {n: replace(v, role="index", of="") if n in chosen else v for n, v in values.items()}
 
-    def within(inner: Iterable[Statement]) -> tuple[Statement, ...]:
-        statements = (
-            replace(o, lines=within(o.lines), values=known(o.values)) if isinstance(o, Loop) else o for o in inner
-        )
-        return tuple(statements)
-
-    return replace(table, lines=within(table.lines), values=known(table.values)) if chosen else table
+    if not chosen:
+        return table
+    inside = map_loops(table.lines, lambda loop: replace(loop, values=known(loop.values)))
+    return replace(table, lines=inside, values=known(table.values))
 
 
 def _with_number(line: Op, place: int) -> str:

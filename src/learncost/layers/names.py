@@ -38,11 +38,10 @@ def _named(
 
 def _repeat(line: Loop, axes: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Loop:
     axes_inside = {**axes, **line.axes}
-    ends = {carry.end for carry in line.carry} | {inside for inside, _ in line.keep}
     inner = {name: first for name, first in names.items() if name not in line.inside}
     return replace(
         line,
-        lines=_named(line.lines, axes_inside, ends, inner),
+        lines=_named(line.lines, axes_inside, {*line.ends}, inner),
         carry=tuple(
             Carry(carry.start, carry.end, names.get(carry.initial, carry.initial), carry.final) for carry in line.carry
         ),

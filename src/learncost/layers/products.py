@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 from learncost.ir.line import Condition, Line, Op, Product, sides
-from learncost.ir.loop import Loop, Statement, each_line, walk
+from learncost.ir.loop import Statement, map_lines, repeats, walk
 from learncost.ir.polynomial import ZERO, Polynomial, base, total
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
@@ -202,22 +202,17 @@ def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[tup
     An array of all pairs that a kernel writes is computed in full; where a kernel reads one transposed, its positions
     are not only those of its queries.
     """
-    lines, kernels_lines = tuple(lines), set[tuple[str, str]]()
-    groups: list[list[Line]] = [[]]
-    for line in lines:
-        if isinstance(line, Loop):
-            kernels_lines |= skipping(
-                line.lines, {*(carry.end for carry in line.carry), *(inside for inside, _ in line.keep)}
-            )
-            groups.append([])
-        else:
-            if not groups[-1] or groups[-1][-1].meta.kernel != line.meta.kernel:
-                groups.append([])
-            groups[-1].append(line)
-    for kernel_lines in groups:
-        kernel = kernel_lines[0].meta.kernel if kernel_lines else None
+    lines = tuple(lines)
+    skipped = (_skipping(loop.lines, loop.ends) for loop in repeats(lines))
+    return _skipping(lines, handed).union(*skipped)
+
+
+def _skipping(lines: Sequence[Statement], handed: Iterable[str]) -> frozenset[tuple[str, str]]:
+    kernels_lines = set[tuple[str, str]]()
+    for kernel, group in groupby(lines, key=lambda line: line.meta.kernel if isinstance(line, Line) else None):
         if kernel is None or kernel.blocks is None:
             continue
+        kernel_lines = [line for line in group if isinstance(line, Line)]
         others = {
             name for line in lines if not any(line is member for member in kernel_lines) for name in line.reads
         } | {*handed}
@@ -285,7 +280,7 @@ def with_windows(table: Table, sizes: Mapping[str, Any]) -> Table:
         )
         return (replace(line, where=where),)
 
-    return replace(table, lines=each_line(table.lines, change))
+    return replace(table, lines=map_lines(table.lines, change))
 
 
 def _with_pairs(monomial: tuple[str, ...], number: int, axis: str, visible: Polynomial) -> Polynomial:

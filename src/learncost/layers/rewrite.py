@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.loop import each_line
+from learncost.ir.loop import map_lines
 from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.layers.layer import Layer
@@ -21,7 +21,7 @@ DROPOUT = "dropout"  # the layer of the lines that dropout adds
 
 def rewritten(layer: Layer, change: Callable[[Line], Iterable[Line]], **table: object) -> Layer:
     """Replace every line of a layer by the results of `change`."""
-    lines = each_line(layer.table.lines, change)
+    lines = map_lines(layer.table.lines, change)
     return replace(layer, table=replace(layer.table, lines=lines, **table))  # type: ignore[arg-type]  # Table's fields
 
 

@@ -155,7 +155,7 @@ def _walk(same: IdentityKey[Table], rules: ScheduleRules, iterations: tuple[tupl
 
 def iterations_of(table: Table, sizes: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the trip count of every loop, by its size."""
-    return {count: _iterations(count, sizes) for _, counts in each(table.lines) for count in counts}
+    return {count: _iterations(count, sizes) for _, nest in each(table.lines) for count in nest.counts}
 
 
 class Walk:

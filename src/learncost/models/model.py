@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, map_lines, walk
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal
@@ -209,21 +209,17 @@ def _with_blocks(table: Table, blocks: tuple[str, ...], sided: tuple[str, ...]) 
     stack = iter(blocks)
     lines: list[Statement] = []
     for line in table.lines:
+        block = ""
         if isinstance(line, Loop):
             block = next(stack)
-            lines.append(replace(line, lines=tuple(_in_block(inner, block) for inner in line.lines)))
         elif two_sided and line.meta.layer in sided:
-            lines.append(_in_block(line, "encoder" if "N" in line.loops else "decoder"))
-        else:
-            lines.append(line)
+            block = "encoder" if "N" in line.loops else "decoder"
+        lines += map_lines((line,), partial(_in_block, block)) if block else (line,)
     return replace(table, lines=tuple(lines))
 
 
-def _in_block(line: Statement, block: str) -> Statement:
-    if isinstance(line, Loop):
-        return replace(line, lines=tuple(_in_block(inner, block) for inner in line.lines))
-    assert isinstance(line, Line)
-    return replace(line, meta=replace(line.meta, block=block))
+def _in_block(block: str, line: Line) -> tuple[Line, ...]:
+    return (replace(line, meta=replace(line.meta, block=block)),)
 
 
 def lengths_open(configuration: Configuration, seq_len: int, target_len: int) -> tuple[int | None, int | None]:

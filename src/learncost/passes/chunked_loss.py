@@ -51,8 +51,7 @@ def _inside(line: Statement, around: Table) -> Statement:
     """Return a loop with the head and its loss in its iterations, as for local losses; any other line unchanged."""
     if not isinstance(line, Loop):
         return line
-    outputs = (*(carry.end for carry in line.carry), *(name for name, _ in line.keep))
-    iteration = replace(around, lines=line.lines, values={**around.values, **line.values}, outputs=outputs)
+    iteration = replace(around, lines=line.lines, values={**around.values, **line.values}, outputs=line.ends)
     turned = chunked_loss(iteration)
     if turned is iteration:
         return line

@@ -6,12 +6,12 @@ there, and the gradient is never stored. It does tile by tile what `fused-update
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
-from learncost.ir.loop import Loop, Statement
+from learncost.ir.loop import Loop, Statement, map_loops, repeats
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.names import KernelNames, named_once
@@ -31,7 +31,9 @@ def epilogue_update(table: Table) -> Table:
         table = named_once(fused_update(table))
     except InputError as error:
         raise InputError(str(error).replace("fused-update", "epilogue-update")) from None
-    return replace(table, lines=_within(table.lines, set(table.outputs), KernelNames(table)))
+    names = KernelNames(table)
+    inside = map_loops(table.lines, lambda loop: replace(loop, lines=_within(loop.lines, {*loop.ends}, names)))
+    return replace(table, lines=_within(inside, {*table.outputs}, names))
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def updates(table: Table) -> EpilogueUpdates:
     """Return the weights that a step under the plan updates in an epilogue, and the reasons why others are not."""
     inside: list[str] = []
     outside: dict[str, str] = {}
-    for scope, handed in _scopes(table.lines, set(table.outputs)):
+    scopes = ((loop.lines, loop.ends) for loop in repeats(table.lines))
+    for scope, handed in ((table.lines, table.outputs), *scopes):
         for line in scope:
             if isinstance(line, Op) and line.meta.phase == "optimizer_step" and line.given[:1] == ("W",):
                 weight = line.right[0].names[0]
@@ -91,24 +94,9 @@ def _without_op(table: Table, inside: list[str], outside: dict[str, str]) -> Non
                     outside.setdefault(weight, _reason(table.lines, set(table.outputs), name))
 
 
-def _scopes(lines: Sequence[Statement], handed: set[str]) -> Iterator[tuple[Sequence[Statement], set[str]]]:
-    """Yield the lines of every scope, and the names that leave it."""
-    yield lines, handed
-    for line in lines:
-        if isinstance(line, Loop):
-            yield from _scopes(line.lines, _leaving(line))
-
-
-def _leaving(repeat: Loop) -> set[str]:
-    return {carry.end for carry in repeat.carry} | {inner for inner, _ in repeat.keep}
-
-
 def _within(lines: Sequence[Statement], handed: set[str], names: KernelNames) -> tuple[Statement, ...]:
     """Return one scope, with the products of gradients moved to the updates that are their only readers."""
-    result = [
-        replace(line, lines=_within(line.lines, _leaving(line), names)) if isinstance(line, Loop) else line
-        for line in lines
-    ]
+    result = [*lines]
     for line in lines:
         if not isinstance(line, Product) or _no_gradient(line):
             continue

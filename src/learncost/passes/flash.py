@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import FusedKernel, Line, Op
-from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, map_scopes, repeats, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.layers.names import KernelNames, named_once
@@ -47,7 +47,8 @@ def flash(table: Table) -> Table:
     # Including their gradients; through an explicit Jacobian these have more axes, and do not count.
     gradients = {name: value.of for name, value in again.known.items() if value.role == "gradient"}
     pairs |= {name: pairs[of] for name, of in gradients.items() if of in pairs and name not in pairs}
-    planned = replace(again, lines=_kernels(again.lines, pairs, KernelNames(again)))
+    names = KernelNames(again)
+    planned = replace(again, lines=map_scopes(again.lines, lambda lines: _kernels(lines, pairs, names)))
     if once is table:
         return planned
     return inverted(planned) if kept is not table else recomputed(planned, lambda line: True, whole=True)
@@ -55,15 +56,8 @@ def flash(table: Table) -> Table:
 
 def scores(table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
     """Return the values that have both queries and keys, with their tiled axes and the axis of queries."""
-    return _pairs(table.lines, table)
-
-
-def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
     score_axes: dict[str, tuple[tuple[str, ...], str]] = {}
-    for line in lines:
-        if not isinstance(line, Loop):
-            continue
-        score_axes |= _pairs(line.lines, table)
+    for line in repeats(table.lines):
         softmax = next(
             (inner for inner in line.lines if isinstance(inner, Op) and entry(inner.op).makes == "shares"), None
         )
@@ -122,7 +116,7 @@ def _kernels(
     for line in lines:
         if isinstance(line, Loop):
             close()
-            result.append(replace(line, lines=_kernels(line.lines, pairs, names)))
+            result.append(line)
         elif not pairs.keys().isdisjoint((*line.makes, *line.reads)):
             group.append(line)
         else:

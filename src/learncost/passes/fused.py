@@ -6,11 +6,11 @@ sums, normalizations, their gradients - then read and write every row once inste
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
-from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, map_scopes, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.ir.term import Term
@@ -43,7 +43,8 @@ class _Axes:
 def fused(table: Table) -> Table:
     """Return the table with every line that is not a matrix product in a kernel; kernels of other plans remain."""
     table = named_once(table)
-    return replace(table, lines=_fused(table.lines, _Axes.of(table), KernelNames(table)))
+    axes, names = _Axes.of(table), KernelNames(table)
+    return replace(table, lines=map_scopes(table.lines, lambda lines: _fused(lines, axes, names)))
 
 
 def _multiplies(line: Line) -> bool:
@@ -85,12 +86,12 @@ class _FusionGroup:
         return self.totals.isdisjoint(line.reads) and all({*self.rows} <= {*term.axes} for term in of_others)
 
 
-def _fused(lines: Iterable[Statement], axes: _Axes, names: KernelNames) -> tuple[Statement, ...]:
+def _fused(lines: Sequence[Statement], axes: _Axes, names: KernelNames) -> tuple[Statement, ...]:
     """Return the statements of one scope, with groups of lines as kernels."""
     parts: list[_FusionGroup | Statement] = []
-    for line in _updates_late(_sums_early(tuple(lines), axes), axes):
+    for line in _updates_late(_sums_early(lines, axes), axes):
         if isinstance(line, Loop):
-            parts.append(replace(line, lines=_fused(line.lines, axes, names)))
+            parts.append(line)
             continue
         rows = _rows(line, axes)
         last = parts[-1] if parts else None

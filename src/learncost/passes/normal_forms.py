@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from learncost.ir.affine import Affine, AffineTerm, total
 from learncost.ir.line import Condition, Line, Meta, Op, Product, Sum
-from learncost.ir.loop import Loop, walk
+from learncost.ir.loop import repeats, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Axis, Literal, Operand, Read, Term
@@ -72,12 +72,7 @@ def alone(table: Table) -> Callable[[Line], bool]:
     through all names that loops give them; every line that reads or defines none of these names is context-free.
     """
     conditioned = {term.name for line, _ in walk(table.lines) if line.where for term in line.left}
-    repeats = [*table.repeats]
-    pairs = []
-    while repeats:
-        repeat = repeats.pop()
-        pairs += [*repeat.each, *repeat.keep]
-        repeats += [line for line in repeat.lines if isinstance(line, Loop)]
+    pairs = [pair for loop in repeats(table.lines) for pair in (*loop.each, *loop.keep)]
     before = -1
     while before != len(conditioned):
         before = len(conditioned)

@@ -93,12 +93,11 @@ def _parted_repeat(repeat: Loop, values: Values, soon: Set[str]) -> tuple[tuple[
     """
     if repeat.around or all(inner.meta.phase == "forward" for inner, _ in walk(repeat.lines)):
         return (repeat,), ()
-    handed = {carry.end for carry in repeat.carry} | {name for name, _ in repeat.keep}
     wanted = {carry.end for carry in repeat.carry if carry.final in soon}
     wanted |= {name for name, stack in repeat.keep if stack in soon}
     while True:
         own = dict(repeat.values)
-        first, second = _parted(repeat.lines, own, handed, wanted)
+        first, second = _parted(repeat.lines, own, {*repeat.ends}, wanted)
         reads = [dict.fromkeys(name for line in lines for name in line.reads) for lines in (first, second)]
         late = {name for line in second for name in line.makes}
         # No iteration of the first loop may read a value that the last pass carries.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line, Op, Product
-from learncost.ir.loop import Carry, Loop, each_line, walk
+from learncost.ir.loop import Carry, Loop, map_lines, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -53,7 +53,7 @@ class _LoopPair:
         starts = {carry.start: f"{carry.start}.segment*" for carry in forward.carry}
         read = {outer for _, outer in reverse.each}
         again = self.inner(forward, [pair for pair in forward.keep if pair[1] in read])
-        again = replace(again, lines=each_line(forward.lines, _again))
+        again = replace(again, lines=map_lines(forward.lines, _again))
         remade = {outer for _, outer in again.keep}
         first = self.outer(forward, [self.inner(forward, self.pairs_read)], forward.each, self.pairs_read)
         slices = dict.fromkeys((*(pair for pair in reverse.each if pair[1] not in remade), *forward.each))
@@ -137,7 +137,7 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
            table's lines, such as mlp or layer_norm: those; a value, such as mlp.G: its line
     Raises `InputError` where a part is none of these.
     """
-    lines = [line for line, iterations in walk(table.lines) if iterations]
+    lines = [line for line, nest in walk(table.lines) if nest.loops]
     if segments := [part for part in parts if part.startswith(SEGMENTS)]:
         rest = tuple(part for part in parts if part not in segments)
         iterations = _iterations(segments)

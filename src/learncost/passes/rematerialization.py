@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.ir.line import Line, Op, Product
-from learncost.ir.loop import Loop, Statement, defined, walk
+from learncost.ir.loop import Loop, Statement, defined, map_scopes, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
@@ -36,7 +36,7 @@ def run_once(table: Table) -> Table:
 
     Dequantization of a weight for the backward pass remains: a dequantized weight is never saved.
     """
-    lines = _once(table.lines)
+    lines = map_scopes(table.lines, _once)
     return table if lines == table.lines else replace(table, lines=lines)
 
 
@@ -45,7 +45,7 @@ def _once(lines: Sequence[Statement]) -> tuple[Statement, ...]:
     result: list[Statement] = []
     for line in reversed(lines):
         if isinstance(line, Loop):
-            result.append(replace(line, lines=_once(line.lines)))
+            result.append(line)
         elif line.meta.phase != "recomputation" or (line.meta.types and not needed.isdisjoint(line.makes)):
             needed |= set(line.reads)
             result.append(line)

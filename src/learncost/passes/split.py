@@ -8,7 +8,7 @@ from dataclasses import replace as changed
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import Carry, Loop
+from learncost.ir.loop import Carry, Loop, map_loops
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.ir.value import Value
@@ -79,7 +79,8 @@ def _count(part: LoopPart) -> str:
 
 def _part(part: LoopPart, initial: dict[str, str], is_last: bool, values: dict[str, Value]) -> Loop:
     """Return the body under its own names; `initial` has the source of each loop-carried value, by its final name."""
-    body = _marked(part.body, part.mark)
+    inside = map_loops(part.body.lines, lambda loop: _marked(loop, part.mark))
+    body = _marked(replace(part.body, lines=inside), part.mark)
     carry = []
     for old, new in zip(part.body.carry, body.carry, strict=True):
         final = old.final if is_last else f"{old.final}{part.mark}"
@@ -90,11 +91,9 @@ def _part(part: LoopPart, initial: dict[str, str], is_last: bool, values: dict[s
 
 
 def _marked(repeat: Loop, mark: str) -> Loop:
-    """Return the loop with its inner names marked, and those of inner loops."""
-    lines = tuple(_marked(line, mark) if isinstance(line, Loop) else line for line in repeat.lines)
+    """Return the loop with its inner names marked."""
     values = {name: replace(value, group=value.group or name) for name, value in repeat.values.items()}
-    marked = replace(repeat, lines=lines, values=values)
-    return marked.with_own({name: f"{name}{mark}" for name in repeat.inside})
+    return replace(repeat, values=values).with_own({name: f"{name}{mark}" for name in repeat.inside})
 
 
 MOST_LAYERS = 128

@@ -11,7 +11,7 @@ from math import prod
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.loop import Loop, Statement
+from learncost.ir.loop import Loop, Statement, map_lines, map_loops
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Term
@@ -52,16 +52,16 @@ def singular_vectors(
         lines.append(Product((first,), (matrix,), (), meta))
     for line in table.lines:
         if isinstance(line, Loop):
-            lines.append(_of(made.name, line.renamed(names), meta))
+            lines += map_loops((line.renamed(names),), lambda loop: _of(made.name, loop))
         else:
-            lines.append(replace(line.renamed(names, axes), meta=meta))
+            lines.append(line.renamed(names, axes))
     values = {
         names[name]: replace(value, axes=tuple(axes.get(a, a) for a in value.axes), of=names.get(value.of, value.of))
         for name, value in table.values.items()
         if names[name] != matrix.name
     }
     values[made.name] = Value(made.declared)
-    return lines, values
+    return [*map_lines(lines, lambda line: (replace(line, meta=meta),))], values
 
 
 _RANK = "rank"
@@ -81,13 +81,9 @@ def _text() -> str:
     return (files("learncost.procedures") / _FILE).read_text(encoding="utf-8")
 
 
-def _of(owner: str, repeat: Loop, meta: Meta) -> Loop:
+def _of(owner: str, repeat: Loop) -> Loop:
     """Return the loop with names that no other matrix has: execution identifies a line by its name."""
-    iterations = repeat.with_own({name: f"{owner}:{name}" for name in repeat.inside})
-    lines = (
-        _of(owner, line, meta) if isinstance(line, Loop) else replace(line, meta=meta) for line in iterations.lines
-    )
-    return replace(iterations, lines=tuple(lines))
+    return repeat.with_own({name: f"{owner}:{name}" for name in repeat.inside})
 
 
 _META = Meta("optimizer", phase="optimizer_step", local="projection")

@@ -196,8 +196,7 @@ def _calls(lines: Sequence[Statement], values: Values, handed: set[str], rules: 
     inside = inside_of_kernels(lines, handed) if rules.kernels else frozenset[str]()
     for line in lines:
         if isinstance(line, Loop):
-            ends = {carry.end for carry in line.carry} | {name for name, _ in line.keep}
-            yield CallLoop(line, tuple(_calls(line.lines, values, ends, rules)))
+            yield CallLoop(line, tuple(_calls(line.lines, values, {*line.ends}, rules)))
         else:
             reads = tuple(name for name in line.reads if name not in inside)
             writes = tuple(name for name in line.makes if name not in inside)

@@ -141,10 +141,8 @@ def _calls(
     for group in groups((line for line in lines if isinstance(line, Loop) or line.name not in done), together):
         first = group[0]
         if isinstance(first, Loop):
-            ends = {carry.end for carry in first.carry} | {inner for inner, _ in first.keep}
-            yield CallLoop(
-                first, tuple(_calls(first.lines, axes_within(first, axes), values, ends, dtypes, written, product))
-            )
+            inner, ends = axes_within(first, axes), {*first.ends}
+            yield CallLoop(first, tuple(_calls(first.lines, inner, values, ends, dtypes, written, product)))
         elif first.name in sums:
             yield _added(first, *sums[first.name], values, product)
         else:

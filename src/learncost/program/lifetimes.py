@@ -354,7 +354,7 @@ def _wanted(name: str, items: Iterable[Item], handed: Wanted) -> frozenset[int]:
             depths |= ITSELF if name in item.reads else set()
             continue
         repeat = item.repeat
-        ends = dict.fromkeys((*(carry.end for carry in repeat.carry), *(inner for inner, _ in repeat.keep)), ITSELF)
+        ends = dict.fromkeys(repeat.ends, ITSELF)
         if name in repeat.shared:
             depths |= _wanted(name, item.body, ends)
         if name in {carry.initial for carry in repeat.carry}:

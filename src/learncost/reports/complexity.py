@@ -212,7 +212,7 @@ def _kind(name: str, table: str, path: str | None) -> LayerKind:
     without = name.endswith("without projections")
     steps = tuple(step for step in _steps(layer) if not (without and step.weighted))
     iterations = max(
-        (Polynomial.of(iterations) for _, iterations in walk(layer.table.lines)),
+        (Polynomial.of(nest.counts) for _, nest in walk(layer.table.lines)),
         key=lambda count: max(map(len, count.terms)),
     )
     return LayerKind(

@@ -91,21 +91,21 @@ def _sum(run: PreparedRun, counts: Iterable[Polynomial]) -> int:
 
 def _norms(run: PreparedRun) -> Iterable[Polynomial]:
     """Elements that layer norms read."""
-    for line, iterations in walk(run.model.table.lines):
+    for line, nest in walk(run.model.table.lines):
         if isinstance(line, Op) and line.op == "normalize":
-            yield Polynomial.of((*line.left[0].loops, *iterations))
+            yield Polynomial.of((*line.left[0].loops, *nest.counts))
 
 
 def _biases(run: PreparedRun) -> Iterable[Polynomial]:
     """Elements of matrix products with a weight that a bias is added to."""
     table, products = run.model.table, set()
-    for line, iterations in walk(table.lines):
+    for line, nest in walk(table.lines):
         if isinstance(line, Product) and matrix_maccs(line):
             products.add(line.name)
         elif isinstance(line, Sum):
             names = [term.name for term in line.right]
             if products.intersection(names) and any(name in table.weights for name in names):
-                yield Polynomial.of((*line.left[0].loops, *iterations))
+                yield Polynomial.of((*line.left[0].loops, *nest.counts))
 
 
 def _experts(run: PreparedRun) -> bool:

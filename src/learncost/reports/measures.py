@@ -45,7 +45,7 @@ class Measures:
         result: list[BlockMeasure] = []
         repeats = self.run.model.table.repeats
         for repeat in repeats:
-            softmaxes = [(line, iterations) for line, iterations in walk([repeat]) if weighs_tokens(line)]
+            softmaxes = [(line, nest.counts) for line, nest in walk([repeat]) if weighs_tokens(line)]
             kinds, number = len(softmaxes), self.at(total(Polynomial.of(iterations) for _, iterations in softmaxes))
             if not kinds:
                 continue
@@ -102,7 +102,7 @@ class Measures:
         """The parameters that one block reads, shared ones too: those of its matrices, and all."""
         table = self.run.model.table
         (repeat,) = (line for line in table.repeats if line.count == block.count)
-        iterations = {count for _, counts in walk([repeat]) for count in counts}
+        iterations = {count for _, nest in walk([repeat]) for count in nest.counts}
         lines = [line for line, _ in walk([repeat])]
         read = {name for line in lines for name in line.reads}
         weights = [name for name in table.weights if name in read or block.count in table.axes[name]]
@@ -118,12 +118,12 @@ class Measures:
     def additions(self) -> tuple[int, int]:
         """The matrix products of the forward pass: their multiplications, and their additions, one less a sum."""
         multiplied, results = Polynomial(), Polynomial()
-        for line, iterations in walk(self.run.model.table.lines):
+        for line, nest in walk(self.run.model.table.lines):
             if isinstance(line, Product) and (maccs := matrix_maccs(line)):
                 left = line.left[0]
                 assert isinstance(left, Term)
-                multiplied += maccs * Polynomial.of(iterations)
-                results += Polynomial.of((*left.loops, *iterations))
+                multiplied += maccs * Polynomial.of(nest.counts)
+                results += Polynomial.of((*left.loops, *nest.counts))
         return self.at(multiplied), self.at(multiplied) - self.at(results)
 
     def overtaking(self, block: BlockMeasure | None = None) -> Fraction | None:

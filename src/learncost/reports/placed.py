@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from learncost.ir.line import Op
-from learncost.ir.loop import Loop, Statement
+from learncost.ir.loop import Loop, Statement, visit
 from learncost.ir.table import Table
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import procedure as find_procedure
@@ -109,19 +110,9 @@ class PlacedStep(Shown):
         """
         over = over or self.over
         records = {collective.place: collective for collective in over.collectives}
-        number = -1
-
-        def visit(lines: tuple[Statement, ...], depth: int) -> Iterator[tuple[int, Statement, Collective | None]]:
-            nonlocal number
-            for line in lines:
-                if isinstance(line, Loop):
-                    yield depth, line, None
-                    yield from visit(line.lines, depth + 1)
-                else:
-                    number += 1
-                    yield depth, line, records.get(number)
-
-        yield from visit(over.placed.table.lines, 0)
+        numbers = count()
+        for line, nest in visit(over.placed.table.lines):
+            yield len(nest.loops), line, None if isinstance(line, Loop) else records.get(next(numbers))
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""

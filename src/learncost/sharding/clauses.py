@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import lcm
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Line
-from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.loop import repeats, walk
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.table import Table, features
 from learncost.ir.term import Read, Term
@@ -134,23 +133,20 @@ def as_called(table: Table, chosen: Iterable[Clause]) -> Iterator[Clause]:
     for clause in chosen:
         axes = [(axis, *sorted(other for other, names in others.items() if axis in names)) for axis in clause.axes]
         if HEADS in clause.axes:
-            axes.append(tuple(_channels(table, table.lines, wide)))
+            axes.append(tuple(_channels(table, wide)))
         every = tuple(dict.fromkeys(axis for several in axes for axis in several))
         yield replace(clause, axes=every, written=clause.written or clause.axes)
 
 
-def _channels(table: Table, lines: Iterable[Statement], wide: Collection[str]) -> Iterator[str]:
+def _channels(table: Table, wide: Collection[str]) -> Iterator[str]:
     """Yield the features of recurrent states that are never summed over (Dao and Gu 2024, 8.1)."""
     positions = {axis for name in table.indices.intersection(table.inputs) for axis in table.axes[name]}
-    for repeat in lines:
-        if not isinstance(repeat, Loop):
-            continue
+    for repeat in repeats(table.lines):
         results = [name for name, stack in repeat.keep if table.known[stack].role == "value"]
         kept = {axis for name in results for axis in repeat.axes[name]}
         for carry in repeat.carry if repeat.count in positions else ():
             if repeat.values[carry.start].role == "value":
                 yield from (axis for axis in repeat.axes[carry.start] if axis in kept and axis in wide)
-        yield from _channels(table, repeat.lines, wide)
 
 
 Split = tuple[tuple[str, ...], ...]
@@ -172,9 +168,7 @@ class ShardSpecs:
         self.clauses = tuple(as_called(table if part_of is None else part_of, chosen))
         self.sizes = {**sizes, **mesh.sizes}
         self.known = table.known
-        self._counts = {
-            base(count).partition("/")[0] for _, iterations in walk(table.lines) for count in iterations
-        } - {"B"}
+        self._counts = {base(count).partition("/")[0] for _, nest in walk(table.lines) for count in nest.counts} - {"B"}
         self._experts = frozenset(_read_at_a_choice(table))
         self._ranks: dict[tuple[str, str], int] = {}
         self._specs: dict[tuple[str, Value, frozenset[str]], Split] = {}
@@ -376,20 +370,13 @@ def _of_pairs(axes: Iterable[str]) -> bool:
 
 def _read_at_a_choice(table: Table) -> Iterator[str]:
     """Yield weights of which lines read the parts that an index selects, such as experts."""
-
-    def visit(lines: Iterable[Statement], stacks: Mapping[str, str]) -> Iterator[str]:
-        made = {name for line in lines if isinstance(line, Line) for name in line.makes}
-        for line in lines:
-            if isinstance(line, Loop):
-                yield from visit(line.lines, {**stacks, **{inside: stacks.get(o, o) for inside, o in line.each}})
-                continue
-            for term in line.right:
-                for axis in term.axes if isinstance(term, Term) else ():
-                    at_choice = isinstance(axis, Read) and isinstance(axis.at, Term) and axis.at.name in made
-                    if at_choice and (name := stacks.get(term.name, term.name)) in table.weights:
-                        yield name
-
-    yield from visit(table.lines, {})
+    made = {name for line, _ in walk(table.lines) for name in line.makes}
+    for line, nest in walk(table.lines):
+        for term in line.right:
+            indices = (axis.at for axis in term.axes if isinstance(axis, Read)) if isinstance(term, Term) else ()
+            weight = nest.stacks.get(term.name, term.name)
+            if weight in table.weights and any(isinstance(at, Term) and at.name in made for at in indices):
+                yield weight
 
 
 def _not_dividing(axis: str, size: int, cut: Iterable[str], clause: Clause, mesh: Mesh) -> str:

@@ -9,7 +9,7 @@ from itertools import groupby
 from math import prod
 
 from learncost.ir.line import Op
-from learncost.ir.loop import Loop, Statement, defined, walk
+from learncost.ir.loop import Loop, Statement, defined, map_loops, walk
 from learncost.ir.polynomial import Polynomial, base, shape_of, size_of
 from learncost.ir.precision import BYTES, Precision
 from learncost.ir.table import Table
@@ -99,12 +99,12 @@ def elements(line: Op, sizes: Mapping[str, int]) -> tuple[int, int]:
 def formulas(placed: Placed, sizes: Mapping[str, int]) -> dict[tuple[str, str], Polynomial]:
     """Return the elements in the payload of a step, by mesh axis and op: polynomials in the sizes of the table."""
     sizes, found = {**sizes, **placed.sizes}, dict[tuple[str, str], Polynomial]()
-    for line, iterations in walk(placed.table.lines):
+    for line, nest in walk(placed.table.lines):
         if sends(line):
             sides = [term.declared for term in (line.left[0], line.right[0])]
             larger = max(sides, key=lambda axes: prod(shape_of(axes, sizes)))
             key = line.axes[0], line.op
-            found[key] = found.get(key, Polynomial()) + Polynomial.of((*iterations, *larger))
+            found[key] = found.get(key, Polynomial()) + Polynomial.of((*nest.counts, *larger))
     return found
 
 
@@ -148,14 +148,14 @@ def collectives(
     for line, _ in walk(table.lines):
         for name in line.reads:
             readers.setdefault(name, line.name)
-    for number, (line, iterations) in enumerate(walk(table.lines)):
+    for number, (line, nest) in enumerate(walk(table.lines)):
         if not sends(line):
             continue
         name = placed.holds.get(line.name, line.name)
         role = kind_of(placed.whole, name, placed.whole.known.get(name, Value(())))[0]
         width = width_of(line.name, role)
         payload, real = elements(line, sizes)
-        times = prod(shape_of(iterations, sizes))
+        times = prod(shape_of(nest.counts, sizes))
         meet = line.axes[1:] if line.op.startswith("all_reduce") else ()
         meta = line.meta
         result.append(
@@ -187,13 +187,10 @@ def bucketed(table: Table) -> Table:
 
     Collectives outside loops are grouped up to the next loop; none is moved across one.
     """
-    stretches = groupby(map(_statement, table.lines), key=lambda line: isinstance(line, Loop))
+    inside = map_loops(table.lines, lambda loop: replace(loop, lines=tuple(_iteration(loop.lines))))
+    stretches = groupby(inside, key=lambda line: isinstance(line, Loop))
     lines = (each for is_repeat, stretch in stretches for each in (stretch if is_repeat else _iteration([*stretch])))
     return replace(table, lines=tuple(lines))
-
-
-def _statement(line: Statement) -> Statement:
-    return replace(line, lines=tuple(_iteration([*map(_statement, line.lines)]))) if isinstance(line, Loop) else line
 
 
 def _iteration(lines: Sequence[Statement]) -> list[Statement]:

@@ -85,7 +85,7 @@ def _iteration(
     the start.
     """
     inner = ShardingScope(scope.specs, repeat.values, scope.busy | {*busy}, scope)
-    inner.readers = readers(repeat.lines, [carry.end for carry in repeat.carry] + [name for name, _ in repeat.keep])
+    inner.readers = readers(repeat.lines, repeat.ends)
     for carry in repeat.carry:
         inner.give(carry.start, _carried(inner, carry.start, totals[carry.start]))
     for name, stack in repeat.each:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.affine import Affine
 from learncost.ir.line import Condition, Line, Op
-from learncost.ir.loop import each_line, walk
+from learncost.ir.loop import map_lines, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
@@ -24,7 +24,7 @@ def with_padded(table: Table, axis: str, size: int) -> Table:
     def change(line: Line) -> tuple[Line]:
         return (line.with_changed(where=(*line.where, inside)) if axis in line.loops else line,)
 
-    return replace(table, lines=each_line(table.lines, change))
+    return replace(table, lines=map_lines(table.lines, change))
 
 
 def paddable(table: Table) -> frozenset[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
-from learncost.ir.loop import Loop, Statement, each_line, walk
+from learncost.ir.loop import Loop, Statement, map_lines, visit, walk
 from learncost.ir.polynomial import base, sharded_over, size_of, whole
 from learncost.ir.table import Table
 from learncost.ir.term import Read
@@ -47,13 +47,13 @@ def in_zigzag(table: Table, mesh: Mesh, sizes: Mapping[str, int]) -> Table:
                 f"{axis} is {sizes[axis]:,} and cannot be sharded in zigzag over {' and '.join(over)}, two ranges for "
                 f"each of {stretches // 2:,} devices: the next possible size is {sizes[axis] + stretches - rest:,}"
             )
-    for statement in _statements(table.lines):
+    for statement, _ in visit(table.lines):
         if ordered := {base(whole(axis)) for axis in _ordered_axes(statement)} & axes.keys():
             text = str(statement).partition("\n")[0]
             raise InputError(
                 f"the plan zigzag reorders {sorted(ordered)[0]}, and this line depends on the order: {text}"
             )
-    return replace(table, zigzag=axes, lines=each_line(table.lines, lambda line: (_balanced(line, axes),)))
+    return replace(table, zigzag=axes, lines=map_lines(table.lines, lambda line: (_balanced(line, axes),)))
 
 
 def _balanced(line: Line, axes: Collection[str]) -> Line:
@@ -61,13 +61,6 @@ def _balanced(line: Line, axes: Collection[str]) -> Line:
     if kernel is None or kernel.blocks is None or base(whole(kernel.blocks[0])) not in axes:
         return line
     return replace(line, meta=replace(line.meta, kernel=replace(kernel, zigzag=True)))
-
-
-def _statements(lines: Iterable[Statement]) -> Iterator[Statement]:
-    for line in lines:
-        yield line
-        if isinstance(line, Loop):
-            yield from _statements(line.lines)
 
 
 def _ordered_axes(line: Statement) -> Iterator[str]:

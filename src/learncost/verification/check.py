@@ -220,8 +220,8 @@ def _moved(name: str, table: Table, values: Values, sizes: Mapping[str, int]) ->
     compared = "bytes of every line against the sizes of the arrays"
     rows = price(table, sizes, dtype="int8").rows
     moved = 0
-    for (line, iterations), row in zip(walk(table.lines), rows, strict=True):
-        if iterations:
+    for (line, nest), row in zip(walk(table.lines), rows, strict=True):
+        if nest.loops:
             continue
         terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
         elements = 0 if alias(line) else sum(_touched(term, values, sizes) for term in terms)

@@ -17,7 +17,7 @@ from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.line import Line
-from learncost.ir.loop import each_line
+from learncost.ir.loop import map_lines
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
@@ -117,7 +117,7 @@ def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[
             return
         except InputError as reason:
             subject += f", as {reason} on PyTorch's operators" if compiler() else ", on PyTorch's operators"
-    table = replace(table, lines=each_line(table.lines, _without_kernel))  # operators run whole arrays
+    table = replace(table, lines=map_lines(table.lines, _without_kernel))  # operators run whole arrays
     lines = ExecutedLines(table, prepared.sizes)
     _, written, products = operators.run(table, engine, prepared.values, prepared.sizes)
     operators.note(lines, written, products)

@@ -21,7 +21,7 @@ from learncost.importer.wrappers import plain
 from learncost.interpreter import run
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import each_line
+from learncost.ir.loop import map_lines
 from learncost.ir.polynomial import shape_of
 from learncost.layers.layer import Layer, layer
 
@@ -381,7 +381,7 @@ def _as_plain(read: Layer, chosen: Callable[[str], bool]) -> Layer:
             return (line,)
         return (replace(line, meta=replace(line.meta, operator="bmm")),)
 
-    return replace(read, table=replace(read.table, lines=each_line(read.table.lines, change)))
+    return replace(read, table=replace(read.table, lines=map_lines(read.table.lines, change)))
 
 
 _PUT_RIGHT = "PyTorch's formulas of grouped convolutions backward, of mv, dot and addmm_, of complex numbers, put right"

@@ -10,7 +10,7 @@ import numpy as np
 
 from learncost.autodiff.derive import derive
 from learncost.ir.line import Line, Op
-from learncost.ir.loop import Loop, Statement, each_line
+from learncost.ir.loop import Statement, map_lines, map_loops
 from learncost.ir.polynomial import base, shape_of
 from learncost.ir.table import Table
 from learncost.ir.term import Term
@@ -86,7 +86,7 @@ def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
                 right[i] = Term(copy.name, term.axes)
         return (*copies, replace(line, right=tuple(right))) if copies else (line,)
 
-    table = _with_values(replace(model.table, lines=each_line(model.table.lines, change)))
+    table = _with_values(replace(model.table, lines=map_lines(model.table.lines, change)))
     known = step(model, chosen)
     sizes = small_sizes(model.table)
     arrays = arrays_of(model, known, sizes)
@@ -99,21 +99,14 @@ def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _with_values(table: Table) -> Table:
-    """The table, and its repeats, with what is known of the copies in it."""
+    """Return the table with the values of the copies in it and in its loops."""
 
-    def inside(statement: Statement, around: Mapping[str, Value]) -> Statement:
-        if not isinstance(statement, Loop):
-            return statement
-        known = {**around, **statement.values}
-        lines = tuple(inside(line, known) for line in statement.lines)
-        return replace(statement, lines=lines, values={**statement.values, **copies(statement.lines, known)})
-
-    def copies(lines: Iterable[Statement], known: Mapping[str, Value]) -> dict[str, Value]:
+    def copies(lines: Iterable[Statement]) -> dict[str, Value]:
         ops = (line for line in lines if isinstance(line, Op) and line.op == "stop_gradient")
-        return {line.name: Value(line.left[0].declared) for line in ops if line.name not in known}
+        return {line.name: Value(line.left[0].declared) for line in ops if line.name not in table.known}
 
-    lines = tuple(inside(line, table.values) for line in table.lines)
-    return replace(table, lines=lines, values={**table.values, **copies(table.lines, table.values)})
+    lines = map_loops(table.lines, lambda loop: replace(loop, values={**loop.values, **copies(loop.lines)}))
+    return replace(table, lines=lines, values={**table.values, **copies(table.lines)})
 
 
 def _comes_nearer(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
@@ -135,7 +128,7 @@ def _projected(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     table = with_projection(plain, replace(model, sizes={}), replace(_to(chosen, WHOLE), scale=1.0, held=2))
     matrices = {f"{weight}.P": axes for weight in model.learning if (axes := table.axes.get(f"{weight}.P"))}
     drawn = {key for key in table.known if key.partition(":")[0] in matrices}
-    lines = each_line(table.lines, lambda line: () if drawn & set(line.makes) else (line,))
+    lines = map_lines(table.lines, lambda line: () if drawn & set(line.makes) else (line,))
     table = replace(table, lines=lines, inputs=tuple(dict.fromkeys((*table.inputs, *matrices))))
     sizes = small_sizes(plain) | {base(axes[-2]): WHOLE for axes in matrices.values()}
     arrays = sound_arrays(plain, sizes)

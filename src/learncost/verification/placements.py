@@ -11,7 +11,7 @@ import numpy as np
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op
-from learncost.ir.loop import walk
+from learncost.ir.loop import repeats, walk
 from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.table import Table
 from learncost.ir.value import IdentityKey
@@ -191,7 +191,7 @@ def _uneven(
 
 def _counted(table: Table) -> set[str]:
     """Return the sizes that are numbers of iterations."""
-    return {base(count).partition("/")[0] for _, iterations in walk(table.lines) for count in iterations}
+    return {base(count).partition("/")[0] for _, nest in walk(table.lines) for count in nest.counts}
 
 
 def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) -> dict[str, int]:
@@ -220,7 +220,7 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool 
     # Of two numbers a norm leaves the signs, and of gradients nothing but rounding.
     ops = [line for line, _ in walk(table.lines) if isinstance(line, Op) and entry(line.op).makes == "normal"]
     sizes = small_sizes(table, multiples=numbers, least={base(axis): 3 for line in ops for axis in line.axes})
-    counts = {count for _, iterations in walk(table.lines) for count in iterations}
+    counts = {loop.count for loop in repeats(table.lines)}
     for clause in clauses:
         number = grid.sizes.get(clause.mesh, 1)
         for weight in table.weights if clause.largest and largest else ():
@@ -229,8 +229,8 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool 
                 sizes[max(axes, key=lambda axis: sizes[axis])] *= number
     for joined_axis, parts in joined(table):
         sizes[joined_axis] = sum(size_of(part, sizes) for part in parts)
-    for line, iterations in walk(table.lines):
-        for count in iterations:
+    for line, nest in walk(table.lines):
+        for count in nest.counts:
             if "/" in count:
                 sizes[count.partition("/")[0]] = int(count.partition("/")[2]) * 2
         for axis in line.loops:

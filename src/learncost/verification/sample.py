@@ -11,7 +11,7 @@ import numpy as np
 
 from learncost.ir.affine import Affine
 from learncost.ir.line import Line, Op
-from learncost.ir.loop import walk, windows
+from learncost.ir.loop import repeats, walk, windows
 from learncost.ir.polynomial import base, shape_of, size_of
 from learncost.ir.stated import places_read
 from learncost.ir.table import Table
@@ -110,7 +110,7 @@ def _others(table: Table, names: Iterable[str]) -> Mapping[str, set[str]]:
         bases = {base(axis) for axis in together} & others.keys()
         for name in bases:
             others[name] |= bases - {name}
-    counts = {count for _, iterations in walk(table.lines) for count in iterations} & others.keys()
+    counts = {loop.count for loop in repeats(table.lines)} & others.keys()
     for count in counts:
         others[count] |= others.keys() - {count}
     return others
@@ -148,7 +148,7 @@ def _names(table: Table) -> list[str]:
     The smallest sizes are those of windows, so that every window leaves something out, and of the two axes under a
     window the upper one's is the smaller, so that something is inside for every place on it.
     """
-    counts = [*windows(table.lines), *(count for _, iterations in walk(table.lines) for count in iterations)]
+    counts = [*windows(table.lines), *(loop.count for loop in repeats(table.lines))]
     counts += [axis for line, _ in walk(table.lines) for c in line.where if c.window for axis in (c.upper, c.lower)]
     counts += [axis for line, _ in walk(table.lines) if isinstance(line, Op) for axis in line.chosen]
     axes = [axis for array in (*table.inputs, *table.weights) for axis in table.axes[array]]
@@ -160,7 +160,7 @@ def _names(table: Table) -> list[str]:
 
 def grouped(table: Table) -> dict[str, int]:
     """Return the counts of loops over groups of iterations, and the sizes of the groups."""
-    parts = (base(count).partition("/") for _, iterations in walk(table.lines) for count in iterations)
+    parts = (base(count).partition("/") for _, nest in walk(table.lines) for count in nest.counts)
     return {name: int(several) for name, _, several in parts if several.isdigit() and not name.isdigit()}
 
 

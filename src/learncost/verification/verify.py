@@ -15,7 +15,7 @@ from learncost.cost_models.books import price
 from learncost.interpreter import execute
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Product
-from learncost.ir.loop import check_derived, each_line, walk
+from learncost.ir.loop import check_derived, map_lines, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.layers.layer import Layer, shipped, shipped_layer
@@ -248,7 +248,7 @@ def _by_axes(table: Table) -> Table:
     def change(line: Line) -> tuple[Line]:
         return (replace(line, meta=replace(line.meta, operator="")),)
 
-    return replace(table, lines=each_line(table.lines, change))
+    return replace(table, lines=map_lines(table.lines, change))
 
 
 def with_jax(table: Table, name: str) -> Iterator[Check]:

@@ -176,10 +176,10 @@ _SHOWN: Mapping[type, Callable[[Any], str]] = {
 
 
 def _rows_of_table(table: Table) -> Iterator[dict[str, Any]]:
-    for line, iterations in walk(table.lines):
+    for line, nest in walk(table.lines):
         meta = line.meta
         cells = {"line": line.name, "layer": meta.layer, "macro_operation": meta.phase, "equation": meta.equation}
-        yield cells | {"repeats": " ".join(iterations), "text": str(line)}
+        yield cells | {"repeats": " ".join(nest.counts), "text": str(line)}
 
 
 def _rows_of_passes(thing: Derived | Inference) -> Iterator[dict[str, Any]]:

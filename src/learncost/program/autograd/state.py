@@ -57,8 +57,7 @@ Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
 
 def whole_block(repeat: Loop) -> Block:
     """Return the body as one block; its saved values follow its loop-carried ones."""
-    ends = [*(carry.end for carry in repeat.carry), *(inside for inside, _ in repeat.keep)]
-    return repeat.lines, [carry.start for carry in repeat.carry], ends
+    return repeat.lines, [carry.start for carry in repeat.carry], [*repeat.ends]
 
 
 def blocks_of(repeat: Loop, sharded_over: int) -> list[Block]:

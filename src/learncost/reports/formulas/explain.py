@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast, get_args
 
 from learncost.cost_models import price
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op
-from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.loop import Loop, repeats, visit, walk
 from learncost.ir.polynomial import Polynomial, base
 from learncost.ir.table import Table
 from learncost.layers.layer import Layer
@@ -127,30 +127,27 @@ def _steps(table: Table, topic: Subject) -> Iterator[ExplainedLine]:
     """The lines with their prices; the heading of a repeat is a line without a price."""
     rows = iter(price(table, {}, topic.book).rows)
 
-    def statements(lines: Iterable[Statement], depth: int) -> Iterator[ExplainedLine]:
-        for line in lines:
-            if isinstance(line, Loop):
-                yield ExplainedLine("", str(line).split("\n", 1)[0], "", "", Polynomial(), Polynomial(), depth)
-                yield from statements(line.lines, depth + 1)
-                continue
-            row = next(rows)
-            bare = replace(line, meta=replace(line.meta, equation=""))
-            yield ExplainedLine(
-                write.equation(line),
-                str(bare),
-                write.latex(bare, topic.gradient_names),
-                write.mathml(bare, topic.gradient_names, display=False),
-                row.maccs,
-                row.flops,
-                depth,
-                row.outside_paper,
-            )
-            if withdrawn := topic.book.withdrawn.get((line.meta.layer, line.meta.local)):
-                back = next(rows)
-                text = f"the publication's total omits {write.equation(line)}"
-                yield ExplainedLine(withdrawn, text, "", "", back.maccs, back.flops, depth)
-
-    yield from statements(table.lines, 0)
+    for line, nest in visit(table.lines):
+        depth = len(nest.loops)
+        if isinstance(line, Loop):
+            yield ExplainedLine("", str(line).split("\n", 1)[0], "", "", Polynomial(), Polynomial(), depth)
+            continue
+        row = next(rows)
+        bare = replace(line, meta=replace(line.meta, equation=""))
+        yield ExplainedLine(
+            write.equation(line),
+            str(bare),
+            write.latex(bare, topic.gradient_names),
+            write.mathml(bare, topic.gradient_names, display=False),
+            row.maccs,
+            row.flops,
+            depth,
+            row.outside_paper,
+        )
+        if withdrawn := topic.book.withdrawn.get((line.meta.layer, line.meta.local)):
+            back = next(rows)
+            text = f"the publication's total omits {write.equation(line)}"
+            yield ExplainedLine(withdrawn, text, "", "", back.maccs, back.flops, depth)
     assert next(rows, None) is None
 
 
@@ -160,7 +157,7 @@ def _kept(topic: Subject) -> tuple[SavedValue, ...]:
         return ()
     step = topic.derived.step
     sizes = {base(axis) for axes in step.axes.values() for axis in axes}
-    sizes |= {count for _, iterations in walk(step.lines) for count in iterations}
+    sizes |= {loop.count for loop in repeats(step.lines)}
     kept_arrays = live(topic.derived, dict.fromkeys(sorted(sizes), 2)).kept
     readers: dict[str, list[str]] = {}
     for line, _ in walk(topic.derived.reverse.lines):

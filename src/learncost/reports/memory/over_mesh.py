@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import replace
 
 from learncost.ir.line import Line, Op
-from learncost.ir.loop import Loop, Statement, each_line, walk
+from learncost.ir.loop import Loop, map_lines, map_loops, walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.term import Term
@@ -117,24 +117,15 @@ def in_place(placed: Placed) -> Table:
     renewed = {name for name, value in table.known.items() if value.role == "new" and value.of in states}
     gone = states | renewed
 
-    def without_states(lines: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        return tuple(
-            replace(
-                line,
-                lines=without_states(line.lines),
-                each=tuple(pair for pair in line.each if pair[1] not in gone),
-                keep=tuple(
-                    (placed.holds.get(name, name) if stack in results.values() else name, stack)
-                    for name, stack in line.keep
-                    if stack not in gone
-                ),
-            )
-            if isinstance(line, Loop)
-            else line
-            for line in lines
+    def without_states(loop: Loop) -> Loop:
+        kept = ((name, stack) for name, stack in loop.keep if stack not in gone)
+        return replace(
+            loop,
+            each=tuple(pair for pair in loop.each if pair[1] not in gone),
+            keep=tuple((placed.holds.get(n, n) if stack in results.values() else n, stack) for n, stack in kept),
         )
 
-    lines = without_states(each_line(table.lines, change))
+    lines = map_loops(map_lines(table.lines, change), without_states)
     read = {name for line, _ in walk(lines) for name in line.reads}
     unread = {name for name in table.inputs if table.values[name].role == "number"} - read
     return replace(

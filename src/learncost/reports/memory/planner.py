@@ -156,7 +156,7 @@ def _networks(table: Table) -> tuple[str, ...]:
 
 
 def _of_blocks(table: Table) -> list[Line]:
-    return [line for line, iterations in walk(table.lines) if iterations and line.meta.phase == "forward"]
+    return [line for line, nest in walk(table.lines) if nest.loops and line.meta.phase == "forward"]
 
 
 def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:

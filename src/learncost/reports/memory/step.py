@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from learncost.ir.errors import InputError, counted, named_one, shown
 from learncost.ir.line import Line, Product, Sum
-from learncost.ir.loop import Loop, Statement, each_line, walk
+from learncost.ir.loop import map_lines, repeats, walk
 from learncost.ir.polynomial import Polynomial, base, shape_of, total
 from learncost.ir.precision import BYTES, Precision
 from learncost.ir.table import Table
@@ -381,7 +381,7 @@ def gathering(table: Table) -> Table:
     from learncost.passes.epilogue_update import KERNELS  # only where it is asked for: start-up counts
 
     inside = any(line.meta.kernel and line.meta.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
-    if inside or any(iterations and line.meta.phase == "optimizer_step" for line, iterations in walk(table.lines)):
+    if inside or any(nest.loops and line.meta.phase == "optimizer_step" for line, nest in walk(table.lines)):
         plan = "epilogue-update" if inside else "fused-update"
         raise InputError(f"--accumulate needs the gradients of all microbatches: remove the plan {plan}")
     accumulation = _accumulated(table).gather
@@ -390,7 +390,7 @@ def gathering(table: Table) -> Table:
         ends = line.name in accumulation.renewed.values()
         return (replace(line, meta=replace(line.meta, phase="optimizer_step")) if ends else line,)
 
-    return replace(accumulation, lines=each_line(accumulation.lines, in_place))
+    return replace(accumulation, lines=map_lines(accumulation.lines, in_place))
 
 
 _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
@@ -398,7 +398,7 @@ _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
 def iterations_of(table: Table) -> dict[str, tuple[str, ...]]:
     """The sizes that say how many turns repeats have, in order, each with the counts of those repeats."""
-    counts = sorted({count for _, iterations in walk(table.lines) for count in iterations if not count.isdigit()})
+    counts = sorted({loop.count for loop in repeats(table.lines) if not loop.count.isdigit()})
     sizes = sorted({_counting(count) for count in counts})
     return {size: tuple(count for count in counts if _counting(count) == size) for size in sizes}
 
@@ -441,24 +441,17 @@ def rows_of(table: Table) -> dict[str, frozenset[str]]:
     rows: dict[str, frozenset[str]] = {}
     others: set[str] = set()
 
-    def read(lines: Sequence[Statement], names: Mapping[str, str]) -> None:
-        for line in lines:
-            if isinstance(line, Loop):
-                inside = {name: names.get(outer, outer) for name, outer in line.each}
-                read(line.lines, {**names, **inside})
-                continue
-            for term in line.right:
-                if isinstance(term, Term) and (weight := names.get(term.name, term.name)) in table.weights:
-                    summed = frozenset(term.loops) - {*line.left[0].loops}
-                    if any(isinstance(axis, Read) for axis in term.axes):
-                        if len(term.axes) == MATRIX:
-                            rows[weight] = frozenset(table.axes[weight][-MATRIX:-1])
-                    elif isinstance(line, Product) and summed and summed < {*term.axes}:
-                        rows.setdefault(weight, summed)
-                    elif isinstance(line, Product | Sum) or len(term.axes) == 1:
-                        others.add(weight)
-
-    read(table.lines, {})
+    for line, nest in walk(table.lines):
+        for term in line.right:
+            if isinstance(term, Term) and (weight := nest.stacks.get(term.name, term.name)) in table.weights:
+                summed = frozenset(term.loops) - {*line.left[0].loops}
+                if any(isinstance(axis, Read) for axis in term.axes):
+                    if len(term.axes) == MATRIX:
+                        rows[weight] = frozenset(table.axes[weight][-MATRIX:-1])
+                elif isinstance(line, Product) and summed and summed < {*term.axes}:
+                    rows.setdefault(weight, summed)
+                elif isinstance(line, Product | Sum) or len(term.axes) == 1:
+                    others.add(weight)
     return {**dict.fromkeys(others, frozenset()), **rows}
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction as Ratio
 
 from learncost.ir.affine import Affine
 from learncost.ir.line import Condition, Line, Op, Product, Sum
-from learncost.ir.loop import Loop, Statement
+from learncost.ir.loop import Loop, Statement, visit
 from learncost.ir.polynomial import base, factors, summands
 from learncost.ir.table import Table
 from learncost.ir.term import Literal, Operand, Read, Term
@@ -279,22 +279,21 @@ def rows_of(what: Table | Layer | Loop, known: Collection[str] | None = None) ->
     if isinstance(what, Layer):
         what = what.table
     if isinstance(what, Loop):
-        return list(_rows((what,), known if known is not None else what.axes, 0))
+        return list(_rows((what,), known if known is not None else what.axes))
     names = known if known is not None else {**(what.within.axes if what.within else {}), **what.axes}
-    return list(_rows(what.lines, names, 0))
+    return list(_rows(what.lines, names))
 
 
-def _rows(lines: Iterable[Statement], known: Collection[str], depth: int) -> Iterable[Equation]:
-    indent = (MathMark(" "),) * depth
-    for line in lines:
+def _rows(lines: Iterable[Statement], known: Collection[str]) -> Iterator[Equation]:
+    for line, nest in visit(lines):
+        indent = (MathMark(" "),) * len(nest.loops)
         if isinstance(line, Loop):
             order = " backwards" if line.reverse else ""
             carried = ", ".join(f"{c.start} to {c.end}" for c in line.carry)
             heading = f"repeat {line.count} times{order}{', carrying ' + carried if carried else ''}:"
             yield MathRow((*indent, MathName(heading))), row(), ""
-            yield from _rows(line.lines, {**dict.fromkeys(known), **line.axes}, depth + 1)
         else:
-            left, right = sides(line, known)
+            left, right = sides(line, {*known}.union(*(loop.axes for loop in nest.loops)))
             yield MathRow((*indent, *left.parts)), right, equation(line)
 
 

@@ -154,20 +154,9 @@ _Place = tuple[str, str | None, str]
 
 def _weights(model: Model) -> dict[_Place, Polynomial]:
     """The elements of every weight, at the first line that reads it."""
-    outer: dict[str, str] = {}
-
-    def inside(lines: Any) -> None:
-        for statement in lines:
-            if not isinstance(statement, Line):
-                outer.update(dict(statement.each))
-                inside(statement.lines)
-
-    inside(model.table.lines)
     left, counts = dict.fromkeys(model.table.weights), dict[_Place, Polynomial]()
-    for line, _ in walk(model.table.lines):
-        for name in line.reads:
-            while name not in model.table.weights and outer.get(name, name) != name:
-                name = outer[name]
+    for line, nest in walk(model.table.lines):
+        for name in (nest.stacks.get(name, name) for name in line.reads):
             if name in left:
                 del left[name]
                 place = line.meta.layer, line.meta.block, line.meta.local or line.name

@@ -51,9 +51,10 @@ def described(name: str) -> dict[str, str]:
 
 
 def attributes(name: str) -> dict[str, str]:
-    """What is said of every field of a record."""
-    said = docstring(public(name))
-    return {one.arg_name: one.description or "" for one in said.params if one.args[0] == "attribute"}
+    """Return the descriptions of the fields of a record, those that it inherits last."""
+    parents = [base for base in getattr(public(name), "__mro__", ()) if is_dataclass(base) and _ours(base)]
+    said = (one for base in parents for one in docstring(base).params)
+    return {one.arg_name: one.description or "" for one in said if one.args[0] == "attribute"}
 
 
 def members(name: str) -> Iterator[tuple[str, Any, str]]:

@@ -7,12 +7,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from learncost.devices.device import LARGEST, Device, above_0, device
 from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, shown
+from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.models.files import looks_like_path, read_path
 
 FILE = Path(__file__).with_name("clusters.toml")
@@ -29,7 +31,7 @@ class Reduces(Displayed):
 
 
 @dataclass(frozen=True)
-class Link(Displayed):
+class Link(Displayed, Serializable):
     """A link between devices.
 
     Attributes
@@ -61,7 +63,7 @@ class Link(Displayed):
     topology: str = "switch"
     dimensions: int = 1
     attained: float = 1.0
-    reduces: Reduces | None = None
+    reduces: Reduces | None = field(default=None, metadata=Key(optional=True, after="sources").field)
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -82,14 +84,6 @@ class Link(Displayed):
             peak = self.bandwidth / self.dimensions
         return self.attained * peak
 
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        names = ("name", "gbs", "links", "latency_us", "topology", "dimensions", "attained", "sources")
-        answer = {name: getattr(self, name) for name in names} | {"sources": dict(self.sources)}
-        if self.reduces is not None:
-            answer["reduces"] = {"share": self.reduces.share, "devices": self.reduces.devices}
-        return answer
-
 
 COMMUNICATING = 20 / 132
 """The multiprocessors of a GPU that run communication kernels: 20 of the 132 of an H800 saturate its links
@@ -97,7 +91,7 @@ COMMUNICATING = 20 / 132
 
 
 @dataclass(frozen=True)
-class Cluster(Displayed):
+class Cluster(Displayed, Serializable):
     """A cluster: devices in nodes with the links between them.
 
     Attributes
@@ -127,30 +121,18 @@ class Cluster(Displayed):
     """
 
     name: str
-    device: Device
+    device: Device = field(metadata=Key(form=attrgetter("name")).field)
     devices: int
     inside: Link
     between: Link | None = None
     source: str = ""
-    names: tuple[str, ...] = ()
-    note: str = ""
+    names: tuple[str, ...] = field(default=(), metadata=Key(after="name").field)
+    note: str = field(default="", metadata=HIDDEN)
 
     @property
     def shared(self) -> float:
         """Return the share of a device's multiprocessors that overlapping collectives take from compute."""
         return 0.0 if self.device.family == "TPU" else COMMUNICATING
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        return {
-            "name": self.name,
-            "names": list(self.names),
-            "device": self.device.name,
-            "devices": self.devices,
-            "inside": self.inside.to_dict(),
-            "between": None if self.between is None else self.between.to_dict(),
-            "source": self.source,
-        }
 
 
 @cache

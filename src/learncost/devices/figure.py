@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from learncost.ir.displayed import Displayed
+from learncost.ir.serializable import HIDDEN, OPTIONAL, Serializable
 
 LABELS = {
     "counted": "counted exactly from the model's tables",
@@ -21,7 +21,7 @@ LABELS = {
 
 
 @dataclass(frozen=True)
-class Figure(Displayed):
+class Figure(Displayed, Serializable):
     """A value with its unit, source and interval.
 
     Attributes
@@ -52,9 +52,9 @@ class Figure(Displayed):
     unit: str
     label: str
     source: str
-    low: float | None = None
-    high: float | None = None
-    computed: bool = False  # the source is a formula of the figures above
+    low: float | None = field(default=None, metadata=OPTIONAL)
+    high: float | None = field(default=None, metadata=OPTIONAL)
+    computed: bool = field(default=False, metadata=HIDDEN)  # the source is a formula of the figures above
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -65,11 +65,6 @@ class Figure(Displayed):
     def uncertain(self) -> bool:
         """Return whether values computed from it are modelled."""
         return self.interval is not None or self.label in ("assumed", "modelled")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the figure as JSON."""
-        result: dict[str, Any] = {"value": self.value, "unit": self.unit, "label": self.label, "source": self.source}
-        return result if self.interval is None else result | {"low": self.low, "high": self.high}
 
 
 def computed(

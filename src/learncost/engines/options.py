@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.ir.precision import check_trained, precision_of
+from learncost.ir.serializable import Serializable
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate
 from learncost.procedures.optimizer import DEFAULT
@@ -27,7 +28,7 @@ MINUTES = 2.0
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Serializable):
     """The options of a training; a None follows from the model or the number of steps, see `resolved`.
 
     Parameters
@@ -200,10 +201,6 @@ class Options:
         part = min(1.0, (step - warm_up) / max(1, steps - warm_up))
         lowest = self.final_learning_rate
         return self.learning_rate * (lowest + (1 - lowest) * (1 + math.cos(math.pi * part)) / 2)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all options as JSON values."""
-        return {**asdict(self), "paths": list(self.paths), "sizes": dict(self.sizes)}
 
 
 def from_dict(values: Mapping[str, Any], where: str) -> Options:

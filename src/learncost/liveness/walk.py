@@ -16,6 +16,7 @@ from learncost.ir.line import Op
 from learncost.ir.loop import walk as each
 from learncost.ir.polynomial import Polynomial, base, shape_of, size_of
 from learncost.ir.precision import BYTES
+from learncost.ir.serializable import HIDDEN, Serializable
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM, IdentityKey
 from learncost.program.allocation_log import IntervalSet
@@ -51,9 +52,14 @@ class Moment:
     block: str | None = None
     loops: tuple[tuple[int, str, int], ...] = ()
 
+    @property
+    def iterations(self) -> int:
+        """Return how often the line runs in the loops around it."""
+        return prod(iterations for *_, iterations in self.loops)
+
 
 @dataclass(frozen=True)
-class LiveInterval:
+class LiveInterval(Serializable):
     """The live interval of an array, or of several equal ones: the first and last moment of a curve, both included.
 
     A line of a loop occurs once, for the iteration in which most is live.
@@ -74,13 +80,8 @@ class LiveInterval:
     macro_operation: str = ""
     layer: str = ""
     block: str | None = None
-    role: str = ""
+    role: str = field(default="", metadata=HIDDEN)
     part: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the interval as a dictionary for JSON."""
-        names = ("name", "axes", "shape", "number", "bytes", "first", "last", "macro_operation", "layer", "block")
-        return {name: getattr(self, name) for name in names} | {"part": self.part}
 
 
 @dataclass(frozen=True)

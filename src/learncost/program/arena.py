@@ -8,14 +8,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from random import Random
-from typing import Any
 
 import numpy as np
 
 from learncost.ir.errors import InputError
+from learncost.ir.serializable import Serializable
 from learncost.program.lifetimes import Lifetimes, ScheduledArray
 
 AGAIN = 20
@@ -159,7 +159,7 @@ class ArenaSlot:
 
 
 @dataclass(frozen=True)
-class Arena:
+class Arena(Serializable):
     """The offsets of the arrays of a step over its calls.
 
     bytes   of the arena
@@ -170,10 +170,6 @@ class Arena:
     bytes: int
     passes: tuple[tuple[str, int, int], ...]
     arrays: tuple[ArenaSlot, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the arena as a dictionary for JSON."""
-        return asdict(self)
 
 
 def mapped(lifetimes: Lifetimes, kind: Callable[[ScheduledArray], str], taken: Mapping[str, int]) -> Arena:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -12,6 +12,7 @@ from learncost.cost_models.books import book as find_book
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.polynomial import Polynomial, total
+from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.models.configuration import family_of
 from learncost.models.families import instead
 from learncost.models.model import axes_of
@@ -30,39 +31,28 @@ QUANTITIES = ("maccs", "flops")
 
 
 @dataclass(frozen=True)
-class Cheaper:
+class Cheaper(Serializable):
     """From this length to the next one in the list this procedure is the cheaper; None: they cost the same."""
 
     seq_len: int
-    procedure: str | None
+    procedure: str | None = field(metadata=Key("cheaper").field)
     beyond_positions: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"seq_len": self.seq_len, "cheaper": self.procedure, "beyond_positions": self.beyond_positions}
 
 
 @dataclass(frozen=True)
-class Overtaking:
+class Overtaking(Serializable):
     """The cheaper of two procedures at every length from 1 to 10^12: the first entry begins at 1."""
 
     procedures: tuple[str, str]
     price_book: str
     quantity: str
-    cheaper: tuple[Cheaper, ...]
+    cheaper: tuple[Cheaper, ...] = field(metadata=Key("at_1", form=lambda cheaper: cheaper[0].procedure).field)
 
     @property
+    @Key()
     def crossings(self) -> tuple[Cheaper, ...]:
         """The lengths from which on it is another one that is cheaper; none: one overtakes the other never."""
         return self.cheaper[1:]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "procedures": list(self.procedures),
-            "price_book": self.price_book,
-            "quantity": self.quantity,
-            "at_1": self.cheaper[0].procedure,
-            "crossings": [crossing.to_dict() for crossing in self.crossings],
-        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,15 +92,31 @@ class Comparison(Drawn):
     sheets_module = "learncost.reports.show_comparison"
     figures = ("procedures", "crossover", "scaling")
     notebook_figure = "crossover"
+    schema = SCHEMA
 
     price_book: str
-    costs: Mapping[str, Mapping[str, Cost]]
-    overtaking: tuple[Overtaking, ...]
+    costs: Mapping[str, Mapping[str, Cost]] = field(metadata=HIDDEN)
+    overtaking: tuple[Overtaking, ...] = field(metadata=Key(after="positions").field)
     varied: tuple[str, ...]
     positions: int | None
     left_out: str = ""
-    run: PreparedRun | None = None
-    request: Request | None = None
+    run: PreparedRun | None = field(default=None, metadata=HIDDEN)
+    request: Request | None = field(default=None, metadata=HIDDEN)
+
+    @property
+    @Key(inline=True, after="schema")
+    def common(self) -> dict[str, Any]:
+        """Return what all ledgers have in common, as data."""
+        names = ["model", "batch_size", "seq_len", "target_len", "dtype", "optimizer", "counted", "parameters"]
+        names += ["trained_parameters", "trained", *(["plan"] if self.first.plan else [])]
+        return {name: value for name, value in self.first.to_dict().items() if name in names}
+
+    @property
+    @Key(after="price_book")
+    def price_books(self) -> dict[str, dict[str, Any]]:
+        """Return the ledgers as data, by price book and procedure."""
+        by_book = self.costs.items()
+        return {book: {name: self._one(cost, book) for name, cost in costs.items()} for book, costs in by_book}
 
     @property
     def procedures(self) -> tuple[str, ...]:
@@ -127,25 +133,6 @@ class Comparison(Drawn):
         costs = self.costs[price_book or self.price_book]
         against = getattr(costs["bp"].total, quantity) if "bp" in costs else 0
         return getattr(costs[procedure].total, quantity) / against if against else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The comparison as data (schema 1)."""
-        common = self.first.to_dict()
-        keys = ["model", "batch_size", "seq_len", "target_len", "dtype", "optimizer", "counted", "parameters"]
-        keys += ["trained_parameters", "trained", *(["plan"] if self.first.plan else [])]
-        return {
-            "schema": SCHEMA,
-            **{key: common[key] for key in keys},
-            "price_book": self.price_book,
-            "price_books": {
-                name: {procedure: self._one(cost, name) for procedure, cost in costs.items()}
-                for name, costs in self.costs.items()
-            },
-            "varied": list(self.varied),
-            "positions": self.positions,
-            "overtaking": [overtaking.to_dict() for overtaking in self.overtaking],
-            "left_out": self.left_out,
-        }
 
     def _one(self, cost: Cost, book: str) -> dict[str, Any]:
         fields = cost.to_dict()

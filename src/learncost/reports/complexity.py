@@ -14,6 +14,7 @@ from learncost.cost_models.books import price
 from learncost.ir.errors import InputError, shown
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, base, total
+from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.layers.active import parameters
 from learncost.layers.layer import Layer, shipped_layer
 from learncost.models.sizes import check_size, resolve
@@ -24,24 +25,37 @@ from learncost.reports.sheet import Drawn
 VASWANI = "Vaswani et al. 2017, Attention is all you need, table 1 and section 4"
 
 
+_EXPRESSION = Key(form=python).field  # expressions are Python's
+
+
+def _order(count: Polynomial) -> str:
+    return f"O({python(count)})"
+
+
+def _sizes(sizes: Mapping[str, int]) -> dict[str, Any]:
+    named_sizes = {name: sizes[letter] for name, letter in LETTERS.items() if letter in sizes}
+    return {"letters": {letter: name for name, letter in LETTERS.items()}, "sizes": named_sizes}
+
+
 @dataclass(frozen=True)
-class LayerProduct:
+class LayerProduct(Serializable):
     """One product of a layer: its line, its cost in all, and whether each head has a share of it."""
 
     line: str
     text: str
-    maccs: Polynomial
-    heads: bool
-    weighted: bool
+    maccs: Polynomial = field(metadata=_EXPRESSION)
+    heads: bool = field(metadata=HIDDEN)
+    weighted: bool = field(metadata=HIDDEN)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The product as the JSON has it; expressions are Python's."""
-        each = f"({python(self.maccs)})/h" if self.heads else None
-        return {"line": self.line, "text": self.text, "maccs": python(self.maccs), "maccs_per_head": each}
+    @property
+    @Key()
+    def maccs_per_head(self) -> str | None:
+        """Return the MACCs of a head as an expression of Python; None of a product without heads."""
+        return f"({python(self.maccs)})/h" if self.heads else None
 
 
 @dataclass(frozen=True)
-class LayerKind:
+class LayerKind(Serializable):
     """One kind of layer in the comparison.
 
     maccs, parameters   of one sequence, in the letters
@@ -52,31 +66,20 @@ class LayerKind:
 
     name: str
     table: str
-    maccs: Polynomial
-    parameters: Polynomial
-    sequential: Polynomial
-    path: str | None
-    steps: tuple[LayerProduct, ...]
+    maccs: Polynomial = field(metadata=_EXPRESSION)
+    parameters: Polynomial = field(metadata=_EXPRESSION)
+    sequential: Polynomial = field(metadata=Key("sequential_operations", form=_order).field)
+    path: str | None = field(
+        metadata=Key("maximum_path_length", form=lambda path: f"O({path})" if path else None).field
+    )
+    steps: tuple[LayerProduct, ...] = field(metadata=Key("products").field)
     source: str
-    part: bool = False  # a variant of the kind before it
+    part: bool = field(default=False, metadata=HIDDEN)  # a variant of the kind before it
 
     @property
+    @Key(form=_order, after="parameters")
     def order(self) -> Polynomial:
         return order(self.maccs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The kind as the JSON has it; expressions are Python's."""
-        return {
-            "name": self.name,
-            "table": self.table,
-            "maccs": python(self.maccs),
-            "parameters": python(self.parameters),
-            "order": f"O({python(self.order)})",
-            "sequential_operations": f"O({python(self.sequential)})",
-            "maximum_path_length": f"O({self.path})" if self.path else None,
-            "products": [step.to_dict() for step in self.steps],
-            "source": self.source,
-        }
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,13 @@ class Complexity(Drawn):
     """
 
     figures = ("complexity",)
+    schema = 1
 
     sheets_module = "learncost.reports.show_complexity"
 
-    kinds: tuple[LayerKind, ...]
-    crossings: tuple[LengthCrossing, ...]
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    kinds: tuple[LayerKind, ...] = field(metadata=HIDDEN)
+    crossings: tuple[LengthCrossing, ...] = field(metadata=HIDDEN)
+    sizes: Mapping[str, int] = field(default_factory=dict, metadata=Key(form=_sizes, inline=True).field)
 
     def kind(self, name: str) -> LayerKind:
         """A kind by its name."""
@@ -161,22 +165,28 @@ class Complexity(Drawn):
         evaluated: int | Polynomial = count.at(self.sizes)
         return evaluated
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as data, for JSON; `at` of a kind is there where all its sizes were given."""
+    @property
+    @Key()
+    def layers(self) -> list[dict[str, Any]]:
+        """Return the kinds as data; `at` is there where all sizes of a kind were given."""
         rows = []
         for kind in self.kinds:
             numbers = {"maccs": self.value(kind.maccs), "parameters": self.value(kind.parameters)}
             has_sizes = all(isinstance(number, int) for number in numbers.values())
             rows.append({**kind.to_dict(), "at": numbers if has_sizes else None})
-        named_sizes = {name: self.sizes[letter] for name, letter in LETTERS.items() if letter in self.sizes}
-        return {
-            "schema": 1,
-            "letters": {letter: name for name, letter in LETTERS.items()},
-            "sizes": named_sizes,
-            "layers": rows,
-            "crossings": [crossing.to_dict(self.sizes) for crossing in self.crossings],
-            "source": VASWANI,
-        }
+        return rows
+
+    @property
+    @Key("crossings")
+    def written_crossings(self) -> list[dict[str, Any]]:
+        """Return the crossings as data, with their lengths at the sizes."""
+        return [crossing.to_dict(self.sizes) for crossing in self.crossings]
+
+    @property
+    @Key()
+    def source(self) -> str:
+        """Return the source of the table."""
+        return VASWANI
 
 
 # Which tables, and what the source says of them; every count is read off the table.

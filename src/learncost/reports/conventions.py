@@ -12,6 +12,7 @@ from learncost.cost_models.books import every
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.polynomial import total
+from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable, attributes
 from learncost.models.tables import letters_of
 from learncost.reports.counters import FlopsCounter, counters
 from learncost.reports.identify import Identified
@@ -20,7 +21,7 @@ from learncost.reports.reasons import because
 from learncost.reports.record import Amount
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import PreparedRun, prepare
-from learncost.reports.sheet import Drawn
+from learncost.reports.sheet import AtLength, Drawn
 
 if TYPE_CHECKING:
     from learncost.reports.memory.published import Peaks, PublishedMemory
@@ -34,11 +35,11 @@ PASSES = ("forward", "recomputation", "backward", "weight_update")
 
 
 @dataclass(frozen=True)
-class Counts:
+class Counts(Serializable):
     """MACCs and FLOPs of the forward pass, and of forward, backward and weight update together."""
 
     forward: Amount
-    whole: Amount
+    whole: Amount = field(metadata=Key("forward_and_backward").field)
 
     def __sub__(self, other: Counts) -> Counts:
         pairs = ((self.forward, other.forward), (self.whole, other.whole))
@@ -47,38 +48,37 @@ class Counts:
     def __bool__(self) -> bool:
         return any((self.forward.maccs, self.forward.flops, self.whole.maccs, self.whole.flops))
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"forward": self.forward.to_dict(), "forward_and_backward": self.whole.to_dict()}
-
 
 @dataclass(frozen=True)
 class BookReason:
     """A term by which a book differs from matrix products alone, and what it comes to: more, or fewer."""
 
     what: str
-    amount: Counts
+    amount: Counts = field(metadata=Key(inline=True).field)
+
+
+_BOOK = attributes(price_book="name", title="title", source="source")
+
+
+def _is_known(convention: Convention) -> bool:
+    return convention.difference is not None
 
 
 @dataclass(frozen=True)
-class Convention:
+class Convention(Serializable):
     """The counts of one price book, or why it has none (`refused`). The reasons sum to the difference."""
 
-    book: Book
-    counts: Counts | None
-    difference: Counts | None
-    reasons: tuple[BookReason, ...] = ()
-    refused: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"price_book": self.book.name, "title": self.book.title, "source": self.book.source}
-        if self.counts is None or self.difference is None:
-            return fields | {"refused": self.refused}
-        reasons = [{"what": reason.what, **reason.amount.to_dict()} for reason in self.reasons]
-        return fields | self.counts.to_dict() | {"difference": self.difference.to_dict(), "reasons": reasons}
+    book: Book = field(
+        metadata=Key(form=attributes(price_book="name", title="title", source="source"), inline=True).field
+    )
+    counts: Counts | None = field(metadata=Key(inline=True).field)
+    difference: Counts | None = field(metadata=Key(when=_is_known).field)
+    reasons: tuple[BookReason, ...] = field(default=(), metadata=Key(when=_is_known).field)
+    refused: str = field(default="", metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, repr=False)
-class Conventions(Drawn):
+class Conventions(AtLength, Drawn):
     """The counts of all price books and counters for one step of backpropagation of one model.
 
     `found["matmul"]` is the entry of one book: its `counts`, their `difference` from the book `matmul`, and the
@@ -106,8 +106,6 @@ class Conventions(Drawn):
         The conventions that give the caller's number; None where none was given.
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
-    length_note
-        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
 
     Examples
     --------
@@ -120,6 +118,7 @@ class Conventions(Drawn):
 
     sheets_module = "learncost.reports.show_conventions"
     figures = ("conventions",)
+    schema = SCHEMA
 
     model: str
     batch_size: int
@@ -127,11 +126,16 @@ class Conventions(Drawn):
     target_len: int | None
     parameters: int
     counted: str
-    conventions: tuple[Convention, ...]
+    conventions: tuple[Convention, ...] = field(metadata=HIDDEN)
     counters: tuple[FlopsCounter, ...]
-    identified: Identified | None = None
-    letters: str = ""  # of a run of a table: its sizes as the table calls them
-    length_note: str = field(default="", compare=False)
+    identified: Identified | None = field(default=None, metadata=OPTIONAL)
+    letters: str = field(default="", metadata=HIDDEN)
+
+    @property
+    @Key(after="conventions")
+    def price_books(self) -> list[dict[str, Any]]:
+        """Return the entries as data, each with its ratio to matrix products alone."""
+        return [each.to_dict() | {"ratio": self.ratio(each.book.name)} for each in self.conventions]
 
     def __getitem__(self, name: str) -> Convention:
         return next(convention for convention in self.conventions if convention.book.name == name)
@@ -142,19 +146,6 @@ class Conventions(Drawn):
         if counts is None or yardstick is None or not yardstick.whole.flops:
             return None
         return float(Fraction(counts.whole.flops, yardstick.whole.flops))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The conventions as data (schema 1)."""
-        names = ("model", "batch_size", "seq_len", "target_len", "parameters", "counted")
-        books = [convention.to_dict() | {"ratio": self.ratio(convention.book.name)} for convention in self.conventions]
-        fields = {name: getattr(self, name) for name in names}
-        result = {
-            "schema": SCHEMA,
-            **fields,
-            "price_books": books,
-            "counters": [counter.to_dict() for counter in self.counters],
-        }
-        return result if self.identified is None else {**result, "identified": self.identified.to_dict()}
 
 
 @overload

@@ -8,39 +8,29 @@ scaled_dot_product_attention, which most of them do not see on the CPU.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import BOOKS
 from learncost.ir.line import Op, Product, Sum
 from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial, total
+from learncost.ir.serializable import Key, Serializable
 from learncost.ir.term import Term
 from learncost.layers.products import matrix_maccs
 from learncost.reports.run import PreparedRun
 
 
 @dataclass(frozen=True)
-class FlopsCounter:
+class FlopsCounter(Serializable):
     """The count of a FLOPs counter in its unit, with attention by matmul and by the fused kernel."""
 
-    name: str
+    name: str = field(metadata=Key("counter").field)
     version: str
     unit: str
-    by_matmul: int
-    fused: int
+    by_matmul: int = field(metadata=Key("attention_by_matmul").field)
+    fused: int = field(metadata=Key("attention_fused").field)
     rule: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "counter": self.name,
-            "version": self.version,
-            "unit": self.unit,
-            "attention_by_matmul": self.by_matmul,
-            "attention_fused": self.fused,
-            "rule": self.rule,
-        }
 
 
 _TORCH = (

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from learncost.cost_models import PricedLine
 from learncost.cost_models.books import every
 from learncost.ir.errors import InputError, shown
 from learncost.ir.polynomial import total
+from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.layers.active import Part, part_of
 from learncost.reports.reasons import LEFT_OUT, SCORES
 from learncost.reports.run import PreparedRun
@@ -52,14 +53,14 @@ _ODD = {"backward": 3, "forward, backward and the optimizer's step": 2, "without
 class Typed:
     """A number as it was typed, how far off its rounding may be, and its unit where one is said."""
 
-    text: str
+    text: str = field(metadata=Key("number").field)
     value: Fraction
     rounding: Fraction
-    unit: str = ""
+    unit: str = field(default="", metadata=HIDDEN)
 
 
 @dataclass(frozen=True)
-class Said:
+class Said(Serializable):
     """The count of one convention for one choice of passes, unit and denominator.
 
     convention  a price book or a counter
@@ -75,7 +76,7 @@ class Said:
     per: str
     without: str
     value: Fraction
-    kind: str = "price book"
+    kind: str = field(default="price book", metadata=Key(after="convention").field)
 
     @property
     def text(self) -> str:
@@ -83,14 +84,13 @@ class Said:
         left = f", {self.without}" if self.without else ""
         return f"{self.kind} {self.convention}: {self.unit} of {self.part}{left}, for {self.per}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        names = ("convention", "kind", "part", "unit", "per", "without")
-        return {**{name: getattr(self, name) for name in names}, "value": plain(self.value)}
+
+def _amounts(lines: Iterable[tuple[str, Fraction]]) -> list[dict[str, object]]:
+    return [{"what": text, "amount": amount} for text, amount in lines]
 
 
 @dataclass(frozen=True)
-class Identified:
+class Identified(Serializable):
     """The conventions that give a number; if none does, the nearest one, and what explains the rest.
 
     Attributes
@@ -107,28 +107,11 @@ class Identified:
         The difference that is not explained.
     """
 
-    number: Typed
+    number: Typed = field(metadata=Key(inline=True).field)
     matches: tuple[Said, ...]
     nearest: Said
-    lines: tuple[tuple[str, Fraction], ...] = ()
+    lines: tuple[tuple[str, Fraction], ...] = field(default=(), metadata=Key(form=_amounts).field)
     rest: Fraction = Fraction(0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        return {
-            "number": self.number.text,
-            "value": plain(self.number.value),
-            "rounding": plain(self.number.rounding),
-            "matches": [match.to_dict() for match in self.matches],
-            "nearest": self.nearest.to_dict(),
-            "lines": [{"what": text, "amount": plain(amount)} for text, amount in self.lines],
-            "rest": plain(self.rest),
-        }
-
-
-def plain(value: Fraction) -> int | float:
-    """A whole number, or a float."""
-    return int(value) if value.denominator == 1 else float(value)
 
 
 def typed(number: object) -> Typed:

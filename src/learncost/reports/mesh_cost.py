@@ -12,6 +12,7 @@ from learncost.devices.collective import kind_of
 from learncost.ir.errors import InputError
 from learncost.ir.loop import round_rings, walk
 from learncost.ir.polynomial import shape_of, sharded_over, whole
+from learncost.ir.serializable import HIDDEN, Key, Serializable, attributes
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure
 from learncost.passes.plan import planned
@@ -55,7 +56,7 @@ class AxisTraffic:
 
 
 @dataclass(frozen=True)
-class OverMesh:
+class OverMesh(Serializable):
     """Many devices: what each of them runs, and what it sends.
 
     Attributes
@@ -70,10 +71,10 @@ class OverMesh:
         Which of them are larger than the model's, so that each device has an equal part.
     """
 
-    placed: Placed
-    collectives: tuple[Collective, ...]
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    padded: tuple[Padded, ...] = ()
+    placed: Placed = field(metadata=Key(form=attributes(mesh="mesh.sizes"), inline=True).field)
+    collectives: tuple[Collective, ...] = field(metadata=Key(after="sent").field)
+    sizes: Mapping[str, int] = field(default_factory=dict, metadata=HIDDEN)
+    padded: tuple[Padded, ...] = field(default=(), metadata=Key(after="clauses").field)
 
     @property
     def mesh(self) -> str:
@@ -81,16 +82,19 @@ class OverMesh:
         return str(self.placed.mesh)
 
     @property
+    @Key(after="placed")
     def devices(self) -> int:
         """The number of devices."""
         return self.placed.mesh.devices
 
     @property
+    @Key(after="placed")
     def clauses(self) -> tuple[str, ...]:
         """The clauses of the placement."""
         return tuple(map(str, self.placed.clauses))
 
     @cached_property
+    @Key("sent_per_device")
     def sent(self) -> tuple[AxisTraffic, ...]:
         """The traffic of a device by axis of the mesh and collective."""
         groups: dict[tuple[str, str], list[Collective]] = {}
@@ -156,6 +160,7 @@ class OverMesh:
             yield f"shards are padded with zeros{sent}: {', '.join(wider)}"
 
     @property
+    @Key(after="padded")
     def filled(self) -> dict[str, int]:
         """Axes of weights that the mesh does not divide, and how many places all of their parts have together."""
         parts = sorted(self.placed.filled, key=lambda axis: axis.count("/"))
@@ -164,6 +169,12 @@ class OverMesh:
             whole(axis): self.placed.filled[axis] * prod(mesh[name] for name in sharded_over(axis))
             for axis in reversed(parts)
         }
+
+    @property
+    @Key(after="padded")
+    def undivided(self) -> dict[str, list[str]]:
+        """Return the weights that no dimension of can be sharded over each mesh axis."""
+        return {mesh_axis: [*names] for mesh_axis, names in self.placed.undivided.items()}
 
     @property
     def _undivided(self) -> Iterator[str]:
@@ -184,28 +195,9 @@ class OverMesh:
 
     @property
     def said_of_mesh(self) -> dict[str, Any]:
-        """The sharding as fields of the JSON."""
-        return {
-            "mesh": self.placed.mesh.sizes,
-            "devices": self.devices,
-            "clauses": [*self.clauses],
-            "padded": [fields_of(row) for row in self.padded],
-            "filled": self.filled,
-            "undivided": {mesh_axis: [*names] for mesh_axis, names in self.placed.undivided.items()},
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        return {
-            **self.said_of_mesh,
-            "sent_per_device": [fields_of(row) for row in self.sent],
-            "collectives": [fields_of(row) for row in self.collectives],
-        }
-
-
-def fields_of(record: Any) -> dict[str, Any]:
-    """The fields of a record, by name."""
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+        """Return what is sharded over what as data, without what is sent."""
+        sent = ("sent_per_device", "collectives")
+        return {name: value for name, value in self.to_dict().items() if name not in sent}
 
 
 def part_of(placed: Placed, array: str) -> str:

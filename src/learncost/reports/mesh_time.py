@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from learncost.autoshard.account import PASSES
 from learncost.autoshard.step import BESIDE, PassTime, exposed
@@ -17,6 +17,7 @@ from learncost.devices.device import Device
 from learncost.ir.errors import InputError
 from learncost.ir.loop import round_rings
 from learncost.ir.precision import BYTES, Precision
+from learncost.ir.serializable import Key, Serializable
 from learncost.reports.mesh_cost import OverMesh
 from learncost.reports.sheet import seconds_of
 from learncost.reports.timing import Timing, timing
@@ -54,7 +55,7 @@ class CollectiveTime:
 
 
 @dataclass(frozen=True)
-class OverTime:
+class OverTime(Serializable):
     """The time of a step on a device of many.
 
     lines    what it computes
@@ -64,19 +65,21 @@ class OverTime:
     """
 
     cluster: str
-    lines: Timing
-    moved: tuple[CollectiveTime, ...]
-    waits: float
+    lines: Timing = field(metadata=Key(form=attrgetter("seconds")).field)
+    moved: tuple[CollectiveTime, ...] = field(metadata=Key("collectives", after="exposed").field)
+    waits: float = field(metadata=Key("waiting").field)
     beside: float
-    exposed: float
+    exposed: float = field(metadata=Key("beside_not_hidden").field)
 
     @property
+    @Key()
     def assumed(self) -> str:
         """The assumptions of the time."""
         has_ring = any(row.op == "pass_on" for row in self.moved)
         return "; ".join((ASSUMED, ASSUMED_OF_RINGS) if has_ring else (ASSUMED,))
 
     @property
+    @Key(after="cluster")
     def seconds(self) -> float:
         """Of a step."""
         return self.lines.seconds + self.waits + self.exposed
@@ -97,19 +100,6 @@ class OverTime:
         yield f"Collectives, without overlap: {'; '.join(several)}."
         yield f"Assumed: {self.assumed}."
         yield SEVERAL
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        return {
-            "cluster": self.cluster,
-            "seconds": self.seconds,
-            "lines": self.lines.seconds,
-            "waiting": self.waits,
-            "beside": self.beside,
-            "beside_not_hidden": self.exposed,
-            "collectives": [dict(vars(row)) for row in self.moved],
-            "assumed": self.assumed,
-        }
 
 
 def cluster_of(on: str | Device | Rates | Cluster) -> Cluster:

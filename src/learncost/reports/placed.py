@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, Statement, visit
+from learncost.ir.serializable import HIDDEN, Key
 from learncost.ir.table import Table
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.reports.mesh_cost import OverMesh, fields_of, over_stages
+from learncost.reports.mesh_cost import OverMesh, over_stages
 from learncost.reports.request import REQUIRED, Request, takes_request
-from learncost.reports.sheet import Shown
+from learncost.reports.sheet import AtLength
 from learncost.sharding.collective import Collective, formulas
 
 if TYPE_CHECKING:
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
     from learncost.reports.mesh_time import CollectiveTime
 
 
+_CLUSTER = Key(form=attrgetter("name"), optional=True, after="written_stages").field
+
+
 @dataclass(frozen=True, repr=False)
-class PlacedStep(Shown):
+class PlacedStep(AtLength):
     """A step over a mesh of devices: the table of each, and what it sends.
 
     Attributes
@@ -49,8 +54,6 @@ class PlacedStep(Shown):
     stages
         The same of every stage of a pipeline, each with a separate table, for one microbatch of `batch_size`
         sequences; empty where there is none.
-    length_note
-        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
     cluster
         The cluster of `on`, whose links the collectives use; None without it.
     memory
@@ -70,11 +73,10 @@ class PlacedStep(Shown):
     precision: str
     batch_size: int
     seq_len: int
-    over: OverMesh
-    stages: tuple[OverMesh, ...] = ()
-    length_note: str = field(default="", compare=False)
-    cluster: Cluster | None = None
-    memory: DeviceMemory | None = None
+    over: OverMesh = field(metadata=Key(inline=True).field)
+    stages: tuple[OverMesh, ...] = field(default=(), metadata=HIDDEN)
+    cluster: Cluster | None = field(default=None, metadata=_CLUSTER)
+    memory: DeviceMemory | None = field(default=None, metadata=Key(optional=True, after="written_stages").field)
 
     sheets_module: ClassVar[str] = "learncost.reports.show_placed"
 
@@ -87,6 +89,12 @@ class PlacedStep(Shown):
         return collective_times(over or self.over, self.cluster)
 
     @property
+    @Key("times", when=attrgetter("cluster"), after="cluster")
+    def times_of_all(self) -> tuple[CollectiveTime, ...]:
+        """Return the time of all collectives."""
+        return self.times()
+
+    @property
     def table(self) -> Table:
         """The table of each device."""
         return self.over.placed.table
@@ -97,11 +105,35 @@ class PlacedStep(Shown):
         return self.over.collectives
 
     @property
+    @Key()
     def formulas(self) -> list[dict[str, str]]:
         """The payload of a step by mesh axis and collective, as polynomials; empty for a pipeline."""
         counts = {} if self.stages else formulas(self.over.placed, self.over.sizes)
         rows = [(row.mesh_axis, row.op) for row in self.over.sent if (row.mesh_axis, row.op) in counts]
         return [{"mesh_axis": axis, "op": op, "numbers": str(counts[axis, op])} for axis, op in rows]
+
+    @property
+    @Key()
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the lines that each device runs as data."""
+        return self._lines_of(self.over)
+
+    @property
+    @Key("stages")
+    def written_stages(self) -> list[dict[str, Any]]:
+        """Return the stages of a pipeline as data."""
+        return [
+            {"iterations": stage.placed.iterations, **stage.to_dict(), "lines": self._lines_of(stage)}
+            for stage in self.stages
+        ]
+
+    def _lines_of(self, over: OverMesh) -> list[dict[str, Any]]:
+        lines = []
+        for depth, line, collective in self.statements(over):
+            text = str(line).partition("\n")[0]
+            why = line.meta.why if isinstance(line, Op) else ""
+            lines.append({"line": text, "depth": depth, "why": why, "sends": collective is not None})
+        return lines
 
     def statements(self, over: OverMesh | None = None) -> Iterator[tuple[int, Statement, Collective | None]]:
         """Its lines with their depth and collectives; of a loop only its heading.
@@ -113,37 +145,6 @@ class PlacedStep(Shown):
         numbers = count()
         for line, nest in visit(over.placed.table.lines):
             yield len(nest.loops), line, None if isinstance(line, Loop) else records.get(next(numbers))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-
-        def lines_of(over: OverMesh) -> list[dict[str, Any]]:
-            lines = []
-            for depth, line, collective in self.statements(over):
-                text = str(line).partition("\n")[0]
-                why = line.meta.why if isinstance(line, Op) else ""
-                lines.append({"line": text, "depth": depth, "why": why, "sends": collective is not None})
-            return lines
-
-        stages = [
-            {"iterations": dict(over.placed.iterations), **over.to_dict(), "lines": lines_of(over)}
-            for over in self.stages
-        ]
-        return {
-            "model": self.model,
-            "procedure": self.procedure,
-            "optimizer": self.optimizer,
-            "plan": self.plan,
-            "precision": self.precision,
-            "batch_size": self.batch_size,
-            "seq_len": self.seq_len,
-            **self.over.to_dict(),
-            "formulas": self.formulas,
-            "lines": lines_of(self.over),
-            "stages": stages,
-            **({"cluster": self.cluster.name, "times": list(map(fields_of, self.times()))} if self.cluster else {}),
-            **({"memory": self.memory.to_dict()} if self.memory else {}),
-        }
 
 
 @takes_request(
@@ -214,7 +215,7 @@ def place(request: Request) -> PlacedStep:
         run.axes["N" if run.model.two_sided else "M"],
         several[0],
         several if several[0].placed.iterations else (),
-        run.length_note,
         cluster,
         memory,
+        length_note=run.length_note,
     )

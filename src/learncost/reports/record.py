@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from learncost.reports.sheet import Drawn
+from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable
+from learncost.reports.sheet import AtLength, Drawn
 
 if TYPE_CHECKING:
     from learncost.cost_models import Price
@@ -21,9 +23,12 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
+_PHASE = "macro_operation"
+_NAMED = Key(optional=True, after=_PHASE).field
+
 
 @dataclass(frozen=True)
-class LedgerRow:
+class LedgerRow(Serializable):
     """Counts of a layer in a macro-operation (or of one of its lines, or of a kind), passes and repeats included."""
 
     layer: str | None
@@ -33,15 +38,15 @@ class LedgerRow:
     maccs: Any
     flops: Any
     bytes: Any  # None where it is not known what the arrays are stored in
-    line: str = ""
-    equation: str = ""
-    kind: str = ""
-    outside_paper: bool = False
-    time: RowTime | None = None  # on a device, where one is given
-    not_derived: bool = False  # whether a line of it has a cost and no meaning
-    module: str = ""
-    unknown: bool = False  # whether nobody knows what one of its lines costs: it costs that much at least
-    sent: int | None = None  # bytes of payload that a device of a mesh sends, where there is one
+    line: str = field(default="", metadata=_NAMED)
+    equation: str = field(default="", metadata=Key(when=lambda row: row.line, after=_PHASE).field)
+    kind: str = field(default="", metadata=_NAMED)
+    module: str = field(default="", metadata=_NAMED)
+    sent: int | None = field(default=None, metadata=OPTIONAL)  # bytes of payload that a device of a mesh sends
+    time: RowTime | None = field(default=None, metadata=Key(inline=True).field)  # on a device
+    not_derived: bool = field(default=False, metadata=OPTIONAL)  # whether a line of it has a cost and no meaning
+    unknown: bool = field(default=False, metadata=Key("at_least", optional=True).field)  # whether a cost is unknown
+    outside_paper: bool = field(default=False, metadata=OPTIONAL)
 
     @property
     def seconds(self) -> float | None:
@@ -53,42 +58,25 @@ class LedgerRow:
         """The bound of most of its time: compute, memory or launch."""
         return "" if self.time is None else self.time.bound
 
-    def to_dict(self) -> dict[str, Any]:
-        """The row as the JSON has it."""
-        row: dict[str, Any] = {
-            "layer": self.layer,
-            "block": self.block,
-            "repeat": self.repeat,
-            "macro_operation": self.macro_operation,
-        }
-        if self.line:
-            row |= {"line": self.line, "equation": self.equation}
-        if self.kind:
-            row |= {"kind": self.kind}
-        if self.module:
-            row |= {"module": self.module}
-        row |= {"maccs": self.maccs, "flops": self.flops, "bytes": self.bytes}
-        row |= {} if self.sent is None else {"sent": self.sent}
-        if self.time is not None:
-            row |= self.time.to_dict()
-        row |= {"not_derived": True} if self.not_derived else {}
-        row |= {"at_least": True} if self.unknown else {}
-        return row | ({"outside_paper": True} if self.outside_paper else {})
-
 
 @dataclass(frozen=True)
-class Amount:
+class Amount(Serializable):
     """MACCs and FLOPs."""
 
     maccs: Any
     flops: Any
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"maccs": self.maccs, "flops": self.flops}
+
+def _windows(windows: tuple[tuple[int, int], ...]) -> list[dict[str, int]]:
+    return [{"window": window, "elements_per_token": part} for window, part in windows]
+
+
+def _with_passes(phases: Mapping[str, tuple[int, Amount]]) -> dict[str, Any]:
+    return {name: {"passes": passes, **amount.to_dict()} for name, (passes, amount) in phases.items()}
 
 
 @dataclass(frozen=True)
-class Cache:
+class Cache(Serializable):
     """The keys and values (or what these are made of) that decoding keeps, of all layers.
 
     elements  of one token of a sequence
@@ -98,14 +86,27 @@ class Cache:
     remade    whether every step makes keys and values of all its tokens anew
     """
 
-    elements: int
-    source: int
-    windows: tuple[tuple[int, int], ...]
-    count: int  # elements of the whole context of all sequences
-    width: int | None  # bytes of an element; None where it is not known what they are stored in
-    remade: bool = False
+    elements: int = field(metadata=Key("elements_per_token").field)
+    source: int = field(metadata=Key("elements_per_source_token", when=attrgetter("source")).field)
+    windows: tuple[tuple[int, int], ...] = field(metadata=Key(form=_windows, when=attrgetter("windows")).field)
+    count: int = field(metadata=HIDDEN)  # elements of the whole context of all sequences
+    width: int | None = field(metadata=HIDDEN)  # bytes of an element; None where it is not known
+    remade: bool = field(default=False, metadata=Key(optional=True, after="bytes").field)
 
     @property
+    @Key(after="elements")
+    def bytes_per_token(self) -> int | None:
+        """Return the bytes of one token of a sequence."""
+        return self._bytes(self.elements)
+
+    @property
+    @Key(when=attrgetter("source"), after="source")
+    def bytes_per_source_token(self) -> int | None:
+        """Return the bytes of one token of the encoder."""
+        return self._bytes(self.source)
+
+    @property
+    @Key()
     def bytes(self) -> int | None:
         """Of the whole context of all sequences."""
         return self._bytes(self.count)
@@ -113,20 +114,12 @@ class Cache:
     def _bytes(self, elements: int) -> int | None:
         return None if self.width is None else elements * self.width
 
-    def to_dict(self) -> dict[str, Any]:
-        result: dict[str, Any] = {
-            "elements_per_token": self.elements,
-            "bytes_per_token": self._bytes(self.elements),
-        }
-        if self.source:
-            result |= {"elements_per_source_token": self.source, "bytes_per_source_token": self._bytes(self.source)}
-        if self.windows:
-            result["windows"] = [{"window": window, "elements_per_token": part} for window, part in self.windows]
-        return result | {"bytes": self.bytes} | ({"remade": True} if self.remade else {})
+
+_TRAINING = Key(when=attrgetter("is_training")).field
 
 
-@dataclass(frozen=True, repr=False)
-class Cost(Drawn):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Cost(AtLength, Drawn):
     """The ledger of one step, as `lc.cost` returns it. Printed, it is the table; a notebook shows it as one.
 
     All counts are exact integers under the price book; one MACC is two FLOPs. Bytes count every operand read once and
@@ -187,8 +180,6 @@ class Cost(Drawn):
         With `on`: the seconds of a step, their interval and what bounds them.
     letters
         Of a run of a table, its sizes as the table calls them, `B = 2, M = 16`; else "".
-    length_note
-        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
     over_time
         Of a step over many devices, where a cluster is given: seconds of lines, of collectives that wait, and of those
         beside what is computed.
@@ -214,6 +205,7 @@ class Cost(Drawn):
 
     sheets_module = "learncost.reports.show"
     figures = ("macro-operations", "roofline")
+    schema = SCHEMA
 
     model: str
     procedure: str
@@ -221,34 +213,34 @@ class Cost(Drawn):
     batch_size: int
     seq_len: int
     target_len: int | None
-    parameters: int
-    total: Amount
-    macro_operations: Mapping[str, tuple[int, Amount]]
-    rows: tuple[LedgerRow, ...]
-    by: str = "layer"
     dtype: str = "fp32"
-    optimizer: str = ""
-    tokens: int | None = None
-    tokens_per_step: int = 0
+    optimizer: str = field(default="", metadata=OPTIONAL)
     counted: str = ""
-    source: str = ""
-    context: int | None = None  # tokens in the cache before a step of decode
-    cache: Cache | None = None
-    last_only: bool = False  # whether the head runs on the last position of a sequence alone
+    parameters: int
     active_parameters: int = 0
-    trained_parameters: int = 0
-    trained: str = "all"
-    plan: str = ""
-    timing: Timing | None = None  # on a device, where one is given
-    letters: str = ""  # of a run of a table: its sizes as the table calls them
-    length_note: str = field(default="", compare=False)  # the flag and the context, where the default is shorter
-    over_time: OverTime | None = None  # of a step over them, on a cluster
-    over: OverMesh | None = None  # many devices, where there are some: all counts are then those of one
-    priced: Price | None = field(default=None, compare=False)
-    built: Model | None = field(default=None, compare=False)
-    request: Request | None = field(default=None, compare=False)
+    trained_parameters: int = field(default=0, metadata=_TRAINING)
+    trained: str = field(default="all", metadata=_TRAINING)
+    total: Amount
+    macro_operations: Mapping[str, tuple[int, Amount]] = field(metadata=Key(form=_with_passes).field)
+    rows: tuple[LedgerRow, ...]
+    plan: str = field(default="", metadata=OPTIONAL)
+    over: OverMesh | None = field(default=None, metadata=OPTIONAL)  # many devices: all counts are then those of one
+    timing: Timing | None = field(default=None, metadata=Key("time", optional=True).field)
+    over_time: OverTime | None = field(default=None, metadata=Key("step", optional=True).field)
+    context: int | None = field(default=None, metadata=Key(when=attrgetter("cache")).field)
+    cache: Cache | None = field(default=None, metadata=OPTIONAL)
+    last_only: bool = field(default=False, metadata=Key("last_position_only", when=attrgetter("cache")).field)
+    by: str = field(default="layer", metadata=HIDDEN)
+    tokens: int | None = field(default=None, metadata=HIDDEN)
+    tokens_per_step: int = field(default=0, metadata=HIDDEN)
+    source: str = field(default="", metadata=HIDDEN)
+    letters: str = field(default="", metadata=HIDDEN)
+    priced: Price | None = field(default=None, compare=False, metadata=HIDDEN)
+    built: Model | None = field(default=None, compare=False, metadata=HIDDEN)
+    request: Request | None = field(default=None, compare=False, metadata=HIDDEN)
 
     @cached_property
+    @Key(optional=True, after="timing")
     def memory(self) -> DeviceMemory | None:
         """Return the peak memory on the device, as in `lc.memory`, and the memory that it has; None without `on`."""
         if self.request is None or self.request.on is None:
@@ -258,6 +250,13 @@ class Cost(Drawn):
         return memory_on_device(self.request)
 
     @property
+    @Key(when=attrgetter("not_derived"), after="rows")
+    def at_least(self) -> bool:
+        """Return whether the cost of a part is unknown: the totals are then lower bounds."""
+        return any(row.unknown for row in self.rows)
+
+    @property
+    @Key(optional=True, after="rows")
     def not_derived(self) -> tuple[NotDerived, ...]:
         """The operations that are not derived: their cost is stated, or nobody knows it."""
         from learncost.reports.rows import not_derived_of
@@ -265,9 +264,11 @@ class Cost(Drawn):
         return not_derived_of(self.priced.rows, self.priced.sizes) if self.priced else ()
 
     @property
-    def at_least(self) -> bool:
-        """Return whether the cost of a part is unknown: the totals are then lower bounds."""
-        return any(row.unknown for row in self.rows)
+    @Key(optional=True, after="over")
+    def total_of_all_devices(self) -> dict[str, int] | None:
+        """Return the MACCs and FLOPs of all devices of a mesh together; None without one."""
+        many = self.over.devices if self.over else 0
+        return {"maccs": self.total.maccs * many, "flops": self.total.flops * many} if many else None
 
     @property
     def _figure(self) -> str:
@@ -285,6 +286,7 @@ class Cost(Drawn):
         return None if timed is None else timed.seconds
 
     @property
+    @Key("serving", optional=True)
     def served(self) -> dict[str, float] | None:
         """The latency and throughput of inference on a device, if one is given; the batch is that of all devices."""
         if self.is_training or self.seconds is None:
@@ -303,57 +305,10 @@ class Cost(Drawn):
         return None if self.tokens is None else -(-self.tokens // self.tokens_per_step)
 
     @property
+    @Key(optional=True)
     def training(self) -> dict[str, int] | None:
         """A whole training run: tokens, steps, MACCs and FLOPs."""
         if self.steps is None:
             return None
         counts = {"maccs": self.total.maccs * self.steps, "flops": self.total.flops * self.steps}
         return {"tokens": int(self.tokens or 0), "steps": self.steps, **counts}
-
-    def to_dict(self) -> dict[str, Any]:
-        """The ledger as data: what `learncost cost --json` prints."""
-        result: dict[str, Any] = {
-            "schema": SCHEMA,
-            "model": self.model,
-            "procedure": self.procedure,
-            "price_book": self.price_book,
-            "batch_size": self.batch_size,
-            "seq_len": self.seq_len,
-            "target_len": self.target_len,
-            "dtype": self.dtype,
-            "optimizer": self.optimizer,
-            "counted": self.counted,
-            "parameters": self.parameters,
-            "active_parameters": self.active_parameters,
-            "trained_parameters": self.trained_parameters,
-            "trained": self.trained,
-            "total": self.total.to_dict(),
-            "macro_operations": {
-                name: {"passes": passes, **amount.to_dict()} for name, (passes, amount) in self.macro_operations.items()
-            },
-            "rows": [row.to_dict() for row in self.rows],
-        }
-        if operations := self.not_derived:
-            result["at_least"] = self.at_least
-            result["not_derived"] = [operation.to_dict() for operation in operations]
-        if self.plan:
-            result["plan"] = self.plan
-        if self.over is not None:
-            counts = {"maccs": self.total.maccs * self.over.devices, "flops": self.total.flops * self.over.devices}
-            result |= {"over": self.over.to_dict(), "total_of_all_devices": counts}
-        if self.timing is not None:
-            result["time"] = self.timing.to_dict()
-        if self.memory is not None:
-            result["memory"] = self.memory.to_dict()
-        if self.over_time is not None:
-            result["step"] = self.over_time.to_dict()
-        if self.cache is not None:
-            result |= {"context": self.context, "cache": self.cache.to_dict(), "last_position_only": self.last_only}
-        if not self.is_training:
-            for key in ("optimizer", "trained_parameters", "trained"):
-                del result[key]
-        if self.served is not None:
-            result["serving"] = self.served
-        if self.training is not None:
-            result["training"] = self.training
-        return result

@@ -13,6 +13,7 @@ from learncost.cost_models import Price, PricedLine
 from learncost.ir.errors import InputError
 from learncost.ir.line import Op, Opaque
 from learncost.ir.precision import BYTES
+from learncost.ir.serializable import Serializable
 from learncost.layers.active import active_parameters, parameters, shown_layer
 from learncost.models.model import Model
 from learncost.models.sizes import check_size
@@ -189,7 +190,7 @@ def _repeat(part: Price, passes: int, rounds: Collection[int] = ()) -> int:
 
 
 @dataclass(frozen=True)
-class NotDerived:
+class NotDerived(Serializable):
     """An operation that has a cost and no meaning, or neither.
 
     operator  what it is called
@@ -211,16 +212,6 @@ class NotDerived:
     def unknown(self) -> bool:
         """Return whether a part of its cost is unknown."""
         return None in self.flops.values()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "operator": self.operator,
-            "module": self.module,
-            "line": self.line,
-            "times": self.times,
-            "flops": dict(self.flops),
-            "source": self.source,
-        }
 
     def __str__(self) -> str:
         where = f" in {self.module}" if self.module else ""

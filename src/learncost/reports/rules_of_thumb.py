@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from learncost.ir.polynomial import Polynomial, total
-from learncost.reports.sheet import Shown
+from learncost.ir.serializable import HIDDEN, Key, Serializable, attributes
+from learncost.reports.sheet import AtLength
 
 Number = int | Fraction
 
@@ -42,45 +43,43 @@ class ErrorPart:
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Serializable):
     """The estimate of a rule for one subject, and the exact value."""
 
     subject: str
     rule: Number
     exact: Number
-    price_book: str = ""
-    parts: tuple[ErrorPart, ...] = ()
+    price_book: str = field(default="", metadata=Key(form=lambda name: name or None, after="subject").field)
+    parts: tuple[ErrorPart, ...] = field(default=(), metadata=HIDDEN)
 
     @property
+    @Key("relative_error")
     def error(self) -> float:
         """Rule minus exact, relative to exact."""
         return float(Fraction(self.rule - self.exact) / Fraction(self.exact))
 
-    def to_dict(self) -> dict[str, Any]:
-        """The case as the JSON has it: whole numbers exactly, others as floats."""
-        parts = [
-            {"what": part.what, "amount": _plain(part.amount), "share": float(Fraction(part.amount) / self.exact)}
+    @property
+    @Key()
+    def error_parts(self) -> list[dict[str, object]]:
+        """Return the parts of the error, with their shares of the exact number."""
+        return [
+            {"what": part.what, "amount": part.amount, "share": float(Fraction(part.amount) / self.exact)}
             for part in self.parts
         ]
-        numbers = {"rule": _plain(self.rule), "exact": _plain(self.exact), "relative_error": self.error}
-        return {"subject": self.subject, "price_book": self.price_book or None, **numbers, "error_parts": parts}
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Serializable):
     """A rule of thumb with everything that it was held against."""
 
-    thumb: RuleOfThumb
+    thumb: RuleOfThumb = field(
+        metadata=Key(form=attributes("key title formula source because letters"), inline=True).field
+    )
     cases: tuple[Case, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The rule as the JSON has it."""
-        fields = {name: getattr(self.thumb, name) for name in ("key", "title", "formula", "source", "because")}
-        return {**fields, "letters": dict(self.thumb.letters), "cases": [case.to_dict() for case in self.cases]}
 
 
 @dataclass(frozen=True, repr=False)
-class Rules(Shown):
+class Rules(AtLength):
     """Rules of thumb held against a model at the sizes of one step, and against GPT-3, which some of them are about.
 
     Attributes
@@ -100,8 +99,6 @@ class Rules(Shown):
     rules
         Every rule: its `thumb` (title, formula, source) and its `cases`, with what the `rule` says, what is `exact`,
         and the `error`, rule over exact minus 1.
-    length_note
-        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
 
     Examples
     --------
@@ -111,6 +108,7 @@ class Rules(Shown):
     """
 
     sheets_module = "learncost.reports.show_rules"
+    schema = 1
 
     model: str
     batch_size: int
@@ -119,16 +117,9 @@ class Rules(Shown):
     tokens: int
     parameters: int
     rules: tuple[Rule, ...]
-    length_note: str = field(default="", compare=False)
 
     def __getitem__(self, key: str) -> Rule:
         return next(rule for rule in self.rules if rule.thumb.key == key)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All rules as the JSON has them (schema 1)."""
-        names = ("model", "batch_size", "seq_len", "target_len", "tokens", "parameters")
-        fields = {name: getattr(self, name) for name in names}
-        return {"schema": 1, **fields, "rules": [rule.to_dict() for rule in self.rules]}
 
 
 @cache
@@ -153,7 +144,3 @@ def _polynomial(text: str) -> Polynomial:
             yield from [name] * int(power or 1)
 
     return total(Polynomial.of(factors(term)) for term in text.split(" + "))
-
-
-def _plain(value: Number) -> int | float:
-    return int(value) if value == int(value) else float(value)

@@ -8,7 +8,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
 from itertools import chain
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from learncost.ir import displayed
 from learncost.ir.displayed import Framed
 from learncost.ir.errors import InputError
+from learncost.ir.serializable import HIDDEN, Serializable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -46,7 +47,7 @@ class Readable(Framed):
         return str(self)
 
 
-class Shown(Readable):
+class Shown(Serializable, Readable):
     """An answer: fields, and the sheets that show them. All forms in which it is read or written come from these."""
 
     sheets_module: ClassVar[str] = ""
@@ -55,10 +56,6 @@ class Shown(Readable):
     Where a file holds something else than a screen, it has `tables(answer)` for Markdown and LaTeX and
     `records(answer)`, rows for CSV.
     """
-
-    def to_dict(self) -> Any:
-        """Everything as data, as the JSON has it."""
-        raise NotImplementedError
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return the sheets that are shown one below the other within a width in columns."""
@@ -121,6 +118,19 @@ class Shown(Readable):
 
     def _repr_html_(self) -> str:
         return "".join(sheet.html() for sheet in self.sheets(_ENDLESS))
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class AtLength(Shown):
+    """An answer about sequences of a length, which is a default where none was given.
+
+    Attributes
+    ----------
+    length_note
+        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
+    """
+
+    length_note: str = field(default="", compare=False, metadata=HIDDEN)
 
 
 class Drawn(Shown):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, walk
 from learncost.ir.polynomial import shape_of
+from learncost.ir.serializable import dictionary_of
 from learncost.ops import entry
-from learncost.reports.mesh_cost import fields_of
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, seconds_of, size_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def records(step: PlacedStep) -> Iterator[dict[str, Any]]:
     """A row a collective."""
     for place, over in enumerate(step.stages or (step.over,)):
         for collective in over.collectives:
-            yield {"stage": place, **fields_of(collective)} if step.stages else fields_of(collective)
+            yield {"stage": place, **dictionary_of(collective)} if step.stages else dictionary_of(collective)
 
 
 def title(step: PlacedStep) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from learncost.cost_models.books import book as find_book
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.ir.polynomial import Polynomial, total
+from learncost.ir.serializable import HIDDEN, Key
 from learncost.layers.active import parameters
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
@@ -62,6 +63,14 @@ class SweepSeries:
     exact: NDArray[np.bool_]
 
 
+def _lists(columns: Mapping[str, NDArray[Any]]) -> dict[str, list[Any]]:
+    whole_numbers = {"parameters", "maccs", "flops"}
+    return {
+        name: [int(value) for value in column.tolist()] if name in whole_numbers else column.tolist()
+        for name, column in columns.items()
+    }
+
+
 @dataclass(frozen=True, repr=False)
 class Sweep(Drawn):
     """Configurations with their counts, as arrays. Counts are float64 and exact below 2^53, which every row says.
@@ -94,14 +103,15 @@ class Sweep(Drawn):
     """
 
     figures = ("sweep",)
+    schema = 1
 
     model: str
-    sizes: Mapping[str, NDArray[np.int64]]
+    sizes: Mapping[str, NDArray[np.int64]] = field(metadata=HIDDEN)
     fixed: Mapping[str, int]
-    parameters: NDArray[np.float64]
-    series: tuple[SweepSeries, ...]
+    parameters: NDArray[np.float64] = field(metadata=HIDDEN)
+    series: tuple[SweepSeries, ...] = field(metadata=HIDDEN)
     dropped: int = 0
-    left_out: str = ""
+    left_out: str = field(default="", metadata=HIDDEN)
 
     @property
     def configurations(self) -> int:
@@ -126,6 +136,7 @@ class Sweep(Drawn):
             yield columns | {"exact": series.exact}
 
     @property
+    @Key(form=_lists, inline=True)
     def columns(self) -> dict[str, NDArray[Any]]:
         """All rows as one array a column, one series after another."""
         count = self.configurations
@@ -143,15 +154,6 @@ class Sweep(Drawn):
         notes = (f"{len(self) - SHOWN:,} more rows.",) if len(self) > SHOWN else ()
         left = frozenset(place for place, name in enumerate(columns) if name in ("procedure", "price_book"))
         return (Sheet(f"{self.model}: {len(self):,} rows", tuple(columns), rows, notes, left),)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The columns as lists; counts are whole numbers."""
-        whole_numbers = {"parameters", "maccs", "flops"}
-        columns = {
-            name: [int(value) for value in column.tolist()] if name in whole_numbers else column.tolist()
-            for name, column in self.columns.items()
-        }
-        return {"schema": 1, "model": self.model, "fixed": dict(self.fixed), "dropped": self.dropped, **columns}
 
     def frame(self) -> Any:
         """The rows as a polars DataFrame (extra `sweep`); counts are Float64, sizes Int64, texts Categorical."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from learncost.cost_models import Book, PricedLine
 from learncost.ir.errors import InputError
+from learncost.ir.serializable import HIDDEN, Key, Serializable, attributes
 from learncost.timing import Rates, Time, time
 
 
@@ -28,37 +29,33 @@ class TimedKernel:
 
 
 @dataclass(frozen=True)
-class RowTime:
+class RowTime(Serializable):
     """Seconds of priced rows together and of what bounds most of them; flops and bytes of the kernels they stand for.
 
-    None seconds: they run inside the kernels of the lines `inside`, which other rows have.
+    None seconds: they run inside the kernels of the lines `inside`, which other rows have. A roofline's dot is
+    kernel_flops over seconds, at kernel_flops over kernel_bytes.
     """
 
     seconds: float | None
     bound: str
-    flops: int
-    bytes: int
-    inside: tuple[str, ...]
+    flops: int = field(metadata=Key("kernel_flops").field)
+    bytes: int = field(metadata=Key("kernel_bytes").field)
+    inside: tuple[str, ...] = field(metadata=Key(form=lambda lines: ", ".join(lines) or None).field)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it: a roofline's dot is kernel_flops over seconds, at kernel_flops over kernel_bytes."""
-        return {
-            "seconds": self.seconds,
-            "bound": self.bound,
-            "kernel_flops": self.flops,
-            "kernel_bytes": self.bytes,
-            "inside": ", ".join(self.inside) or None,
-        }
+
+def _times(time: Time) -> dict[str, Any]:
+    seconds = {"seconds": time.total, "low": time.low, "high": time.high, "seconds_beside_lines": time.step}
+    return {**seconds, "seconds_by_bound": {str(name): taken for name, taken in time.bounds.items()}}
 
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(Serializable):
     """The predicted time of a step on a device, with its interval; joules where watts are known."""
 
-    rates: Rates
-    time: Time
-    kernels: Mapping[int, TimedKernel]  # by the place of every priced row that runs in one
-    shares: Mapping[int, float]  # and what share of the kernel's operations is the row's
+    rates: Rates = field(metadata=Key(form=attributes(device="name", source="source"), inline=True).field)
+    time: Time = field(metadata=Key(form=_times, inline=True).field)
+    kernels: Mapping[int, TimedKernel] = field(metadata=HIDDEN)  # by the place of every priced row that runs in one
+    shares: Mapping[int, float] = field(metadata=HIDDEN)  # and what share of the kernel's operations is the row's
 
     @property
     def seconds(self) -> float:
@@ -73,6 +70,15 @@ class Timing:
         seconds = (self.time.low, self.time.total, self.time.high)
         low, usual, high = (time * watts for time, watts in zip(seconds, self.rates.watts, strict=True))
         return low, usual, high
+
+    @property
+    @Key(optional=True)
+    def energy(self) -> dict[str, float | str] | None:
+        """Return the joules of a step with their interval; None where no watts are known."""
+        if self.joules is None:
+            return None
+        low, usual, high = self.joules
+        return {"joules": usual, "low": low, "high": high, "label": "modelled"}
 
     def inside(self, row: PricedLine) -> str:
         """Return the line with the time of a row's kernel, if it is another row's."""
@@ -91,22 +97,6 @@ class Timing:
         the operations."""
         places = [row.place for row in rows if row.place in self.kernels]
         return _together([(self.kernels[place], self.shares[place]) for place in places])
-
-    def to_dict(self) -> dict[str, Any]:
-        """The time as the JSON has it."""
-        result: dict[str, Any] = {
-            "device": self.rates.name,
-            "source": self.rates.source,
-            "seconds": self.time.total,
-            "low": self.time.low,
-            "high": self.time.high,
-            "seconds_beside_lines": self.time.step,
-            "seconds_by_bound": {str(name): bound_seconds for name, bound_seconds in self.time.bounds.items()},
-        }
-        if self.joules is not None:
-            low, usual, high = self.joules
-            result["energy"] = {"joules": usual, "low": low, "high": high, "label": "modelled"}
-        return result
 
 
 def _together(kernels: Sequence[tuple[TimedKernel, float]], inside: tuple[str, ...] = ()) -> RowTime:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
+from learncost.ir.serializable import HIDDEN, Key
 from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
 
 _MARKS = {True: "passed", False: "FAILED", None: "not made"}
@@ -28,11 +28,14 @@ class Check:
 class VerificationReport(Shown):
     """All comparisons; `passed` if none failed. Prints as a table of them, or where `summed` of how many passed."""
 
-    title: str
+    schema = 1
+
+    title: str = field(metadata=HIDDEN)
     checks: tuple[Check, ...]
-    summed: bool = False
+    summed: bool = field(default=False, metadata=HIDDEN)
 
     @property
+    @Key(after="schema")
     def passed(self) -> bool:
         return bool(self.checks) and all(check.passed is not False for check in self.checks)
 
@@ -43,10 +46,6 @@ class VerificationReport(Shown):
     @property
     def exit_code(self) -> int:
         return 0 if self.passed else 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it (schema 1)."""
-        return {"schema": 1, "passed": self.passed, "checks": [asdict(check) for check in self.checks]}
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         return (self._summary() if self.summed else self._lines_of_all(),)

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from math import prod
 from typing import Any
 
 from learncost import __version__
@@ -134,7 +133,7 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
         }
         if answer.engine == GRAPH:
             # What it takes is long to count: a report adds it, where not too many lines run.
-            runs = sum(prod(iterations for *_, iterations in moment.loops) for moment in answer.curve)
+            runs = sum(moment.iterations for moment in answer.curve)
             result["usual"] = {"engine": USUAL, "runs": runs}
             run = prepare(replace(request, optimizer=None))
             result["stretches"] = stretches(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.ir.errors import InputError, counted, named_one, shown
+from learncost.ir.serializable import Key
 from learncost.models.storage import path_of
 from learncost.reports.cost import cost
 from learncost.reports.question import flags_typed, question
@@ -28,19 +29,10 @@ from learncost.viz.figures.make import (
 class SavedFigure(Shown):
     """A figure that was written: where, what it shows, and what it rests on."""
 
-    kind: str
+    kind: str = field(metadata=Key("figure").field)
     files: tuple[str, ...]
     finding: str
     conventions: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        return {
-            "figure": self.kind,
-            "files": list(self.files),
-            "finding": self.finding,
-            "conventions": self.conventions,
-        }
 
     def sheets(self, width: int = 0) -> tuple[Sheet, ...]:
         """The finding, the files, the conventions."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError, named_one
+from learncost.ir.serializable import Key
 from learncost.models.module import usual_module
 from learncost.models.sizes import CANONICAL, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
@@ -21,7 +23,7 @@ from learncost.reports.memory.memory import check_over
 from learncost.reports.memory.step import available, device_asked
 from learncost.reports.memory.types import bytes_of, said_bytes
 from learncost.reports.request import Request, takes_request
-from learncost.reports.sheet import WIDTH, Drawn, Sheet, SheetRow, number, size_of
+from learncost.reports.sheet import WIDTH, AtLength, Drawn, Sheet, SheetRow, number, size_of
 
 if TYPE_CHECKING:
     from learncost.reports.memory.lengths import Lengths
@@ -31,8 +33,16 @@ EVERY = (NAME, *PROCEDURES)
 """The procedures that are tried by default."""
 
 
+SHARDED = Key(form=attrgetter("said_of_mesh"), optional=True).field
+"""The metadata of a mesh of which the traffic is not written."""
+
+
+def _bytes_of_regions(regions: Iterable[Region]) -> dict[str, int]:
+    return {region.name: region.bytes for region in regions}
+
+
 @dataclass(frozen=True, repr=False)
-class Fit(Drawn):
+class Fit(AtLength, Drawn):
     """The procedures and plans that fit a device's memory, and changes that make the others fit.
 
     Attributes
@@ -64,8 +74,6 @@ class Fit(Drawn):
         Of many devices: what is cut over them; `budget` is then what each of them has, `largest` of all together.
     regions
         Of a microcontroller that was named, the regions of its RAM with the bytes that are left of each for arrays.
-    length_note
-        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
 
     Examples
     --------
@@ -85,24 +93,10 @@ class Fit(Drawn):
     engine: str
     rows: tuple[Fitting, ...]
     advice: tuple[str, ...]
-    module: str = ""
-    on: str = ""
-    over: OverMesh | None = None
-    regions: tuple[Region, ...] = ()
-    length_note: str = field(default="", compare=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        names = ("model", "dtype", "optimizer", "seq_len", "budget", "flash_size", "engine", "module", "on")
-        rows = [
-            {"procedure": r.procedure, "plan": r.plan, "engine": r.engine, "ram": r.ram, "flash": r.flash}
-            | {"fits": r.fits, "batch_size": r.largest, "most": r.most}
-            | ({"why": r.why} if r.why else {})
-            for r in self.rows
-        ]
-        several: dict[str, Any] = {"over": self.over.said_of_mesh} if self.over else {}
-        several |= {"regions": {region.name: region.bytes for region in self.regions}} if self.regions else {}
-        return {name: getattr(self, name) for name in names} | {"rows": rows, "advice": list(self.advice)} | several
+    module: str = field(default="", metadata=Key(after="engine").field)
+    on: str = field(default="", metadata=Key(after="engine").field)
+    over: OverMesh | None = field(default=None, metadata=SHARDED)
+    regions: tuple[Region, ...] = field(default=(), metadata=Key(form=_bytes_of_regions, optional=True).field)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return a table with a row for each procedure and plan."""
@@ -339,7 +333,9 @@ def fit(
         engine,
     )
     named = device.name if device else ""
-    return Fit(model_name, *settings, tuple(rows), tuple(advice), ran, named, placed, regions, run.length_note)
+    return Fit(
+        model_name, *settings, tuple(rows), tuple(advice), ran, named, placed, regions, length_note=run.length_note
+    )
 
 
 def each_of(over: OverMesh | None) -> str:

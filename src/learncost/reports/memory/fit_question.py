@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
 from learncost.ir.precision import precision_of, training_precision
+from learncost.ir.serializable import OPTIONAL, Key, Serializable
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.procedures.procedure import FORWARD
 from learncost.procedures.procedure import procedure as find_procedure
@@ -41,7 +42,7 @@ SERVED = ("", "flash,fused")
 
 
 @dataclass(frozen=True)
-class Fitting:
+class Fitting(Serializable):
     """A procedure under a plan with the bytes of one sample in RAM and in flash, and the largest batch that fits.
 
     engine  who runs it, as in `lc.memory`
@@ -53,11 +54,12 @@ class Fitting:
     engine: str
     ram: int
     flash: int
-    largest: int
+    largest: int = field(metadata=Key("batch_size").field)
     most: str  # the part that takes most
-    why: str = ""
+    why: str = field(default="", metadata=OPTIONAL)
 
     @property
+    @Key(after="flash")
     def fits(self) -> bool:
         return self.largest > 0
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
+from learncost.ir.serializable import Key
 from learncost.models.sizes import check_size
 from learncost.reports.memory.engines import GRAPH
-from learncost.reports.memory.fit import each_of
+from learncost.reports.memory.fit import SHARDED, each_of
 from learncost.reports.memory.fit_question import FitQuestion, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.runs import largest, longest
@@ -31,7 +32,7 @@ class FitAtLengths:
     procedure: str
     plan: str
     engine: str
-    batches: tuple[int | None, ...]
+    batches: tuple[int | None, ...] = field(metadata=Key("batch_sizes").field)
     longest: int | None
 
 
@@ -67,18 +68,7 @@ class Lengths(Shown):
     seq_lens: tuple[int, ...]
     rows: tuple[FitAtLengths, ...]
     refused: tuple[str, ...] = ()
-    over: OverMesh | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        names = ("model", "dtype", "optimizer", "budget", "trained", "seq_lens")
-        rows = [
-            {"procedure": r.procedure, "plan": r.plan, "engine": r.engine}
-            | {"batch_sizes": list(r.batches), "longest": r.longest}
-            for r in self.rows
-        ]
-        several = {"over": self.over.said_of_mesh} if self.over else {}
-        return {name: getattr(self, name) for name in names} | {"rows": rows, "refused": list(self.refused)} | several
+    over: OverMesh | None = field(default=None, metadata=SHARDED)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a procedure and plan, a column a length."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import inf, prod
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError, named_one, shown
+from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, attributes
 from learncost.ir.table import Table
 from learncost.liveness import LiveArray, LiveInterval, Moment
 from learncost.models.tables import letters_of
@@ -21,7 +22,7 @@ from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, long
 from learncost.reports.memory.step import EagerOptions, MemoryStep, available, device_asked
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import possible, prepare
-from learncost.reports.sheet import Drawn
+from learncost.reports.sheet import AtLength, Drawn
 
 if TYPE_CHECKING:
     from learncost.passes.epilogue_update import EpilogueUpdates
@@ -30,8 +31,15 @@ if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
 
 
-@dataclass(frozen=True, repr=False)
-class Memory(Drawn):
+_LINE = "line layer macro_operation"
+
+
+def _buffers(most: int) -> dict[str, int]:
+    return {"least": 0, "most": most}
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Memory(AtLength, Drawn):
     """The bytes of one training step: predicted from the step's table, or as a named engine executes it.
 
     Attributes
@@ -107,8 +115,6 @@ class Memory(Drawn):
         None where that is not known.
     unfit
         The reason why it does not fit the RAM regions of the named device; else "".
-    length_note
-        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
 
     Examples
     --------
@@ -133,28 +139,27 @@ class Memory(Drawn):
     target_len: int | None
     accumulate: int
     trained: str
-    peak: int
-    moment: Moment
-    split: Mapping[str, int]
-    live_at_peak: tuple[LiveArray, ...]
-    curve: tuple[Moment, ...]
-    flash: int = 0  # frozen weights that do not lie in RAM
-    budget: int | None = None
-    fits: Mapping[str, int | None] | None = None
     engine: str = ""
+    module: str = field(default="", metadata=OPTIONAL)
+    over: OverMesh | None = field(default=None, metadata=OPTIONAL)
+    updates: EpilogueUpdates | None = field(default=None, metadata=OPTIONAL)
     convention: str = ""
-    mode: str = ""
-    module: str = ""
     rules: Mapping[str, str] = field(default_factory=dict)
+    peak: int
+    moment: Moment = field(metadata=Key(form=attributes(_LINE)).field)
+    split: Mapping[str, int]
+    buffers: int | None = field(default=None, metadata=Key("kernel_buffers", form=_buffers, optional=True).field)
+    context: int | None = field(default=None, metadata=OPTIONAL)  # tokens in the cache before a step of decode
+    mode: str = field(default="", metadata=OPTIONAL)
+    flash: int = field(default=0, metadata=OPTIONAL)  # frozen weights that do not lie in RAM
+    budget: int | None = field(default=None, metadata=OPTIONAL)
+    fits: Mapping[str, int | None] | None = field(default=None, metadata=OPTIONAL)
+    unfit: str = field(default="", metadata=OPTIONAL)
+    live_at_peak: tuple[LiveArray, ...] = field(metadata=Key(form=attributes("name axes shape bytes layer")).field)
+    curve: tuple[Moment, ...] = field(metadata=Key(form=attributes(f"{_LINE} bytes iterations")).field)
     arrays: tuple[LiveInterval, ...] = ()
-    letters: str = ""  # of a run of a table: its sizes as the table calls them
-    updates: EpilogueUpdates | None = None
-    arena: Arena | None = None
-    over: OverMesh | None = None
-    unfit: str = ""
-    buffers: int | None = None
-    context: int | None = None  # tokens in the cache before a step of decode
-    length_note: str = field(default="", compare=False)
+    arena: Arena | None = field(default=None, metadata=OPTIONAL)
+    letters: str = field(default="", metadata=HIDDEN)  # of a run of a table: its sizes as the table calls them
 
     @property
     def nothing_fits(self) -> bool:
@@ -174,59 +179,6 @@ class Memory(Drawn):
         elif self.batch_size == 1:
             text += f" of {self.seq_len:,} tokens, which needs {self.peak:,}"
         return f"{text}; learncost fit shows what fits"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        result: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
-        moment = {"line": self.moment.line, "layer": self.moment.layer, "macro_operation": self.moment.macro_operation}
-        result |= {"engine": self.engine, **({"module": self.module} if self.module else {})}
-        if self.over is not None:
-            result["over"] = self.over.to_dict()
-        if self.updates:
-            result["updates"] = {"inside": list(self.updates.inside), "outside": dict(self.updates.outside)}
-        result |= {"convention": self.convention, "rules": dict(self.rules)}
-        result |= {"peak": self.peak, "moment": moment, "split": dict(self.split)}
-        if self.buffers is not None:
-            result["kernel_buffers"] = {"least": 0, "most": self.buffers}
-        if self.context is not None:
-            result["context"] = self.context
-        if self.mode:
-            result["mode"] = self.mode
-        if self.flash:
-            result["flash"] = self.flash
-        if self.budget is not None:
-            result |= {"budget": self.budget, "fits": dict(self.fits or {})}
-        if self.unfit:
-            result["unfit"] = self.unfit
-        result["live_at_peak"] = [
-            {
-                "name": live_array.name,
-                "axes": live_array.axes,
-                "shape": live_array.shape,
-                "bytes": live_array.bytes,
-                "layer": live_array.layer,
-            }
-            for live_array in self.live_at_peak
-        ]
-        result["curve"] = [
-            {
-                "line": moment.line,
-                "layer": moment.layer,
-                "macro_operation": moment.macro_operation,
-                "bytes": moment.bytes,
-                "iterations": prod(iterations for *_, iterations in moment.loops),
-            }
-            for moment in self.curve
-        ]
-        result["arrays"] = [array.to_dict() for array in self.arrays]
-        if self.arena is not None:
-            result["arena"] = self.arena.to_dict()
-        return result
-
-
-_FIELDS = (
-    "model", "procedure", "plan", "optimizer", "dtype", "batch_size", "seq_len", "target_len", "accumulate", "trained",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

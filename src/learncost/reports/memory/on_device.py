@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from learncost.devices.device import device as find_device
 from learncost.devices.rates import calibrated
 from learncost.ir.errors import InputError
+from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable
 from learncost.procedures.procedure import INFERENCE
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.memory import memory_question
@@ -16,8 +16,12 @@ from learncost.reports.memory.types import misfit
 from learncost.reports.request import GPU, Request
 
 
+def _is_known(memory: DeviceMemory) -> bool:
+    return not memory.unavailable
+
+
 @dataclass(frozen=True)
-class DeviceMemory:
+class DeviceMemory(Serializable):
     """The peak memory of a step or a pass on a device, and the bytes that the device has.
 
     engine       the engine that executes the step
@@ -27,13 +31,14 @@ class DeviceMemory:
     """
 
     available: int
-    peak: int = 0
-    engine: str = ""
-    is_bound: bool = False
-    unfit: str = ""
-    unavailable: str = ""
+    peak: int = field(default=0, metadata=Key(when=_is_known, after="schema").field)
+    engine: str = field(default="", metadata=Key(when=_is_known, after="fits").field)
+    is_bound: bool = field(default=False, metadata=Key("at_least", when=_is_known, optional=True, after="peak").field)
+    unfit: str = field(default="", metadata=HIDDEN)
+    unavailable: str = field(default="", metadata=OPTIONAL)
 
     @property
+    @Key(when=_is_known, after="available")
     def fits(self) -> bool:
         """Return whether the device has the memory, in regions that hold the arrays."""
         return self.peak <= self.available and not self.unfit
@@ -42,13 +47,6 @@ class DeviceMemory:
     def note(self) -> str:
         """Return that the step does not fit, as the first line of an answer says it; empty if it fits."""
         return misfit(self.peak, self.available, self.unfit, self.is_bound)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the memory as the JSON has it."""
-        if self.unavailable:
-            return {"available": self.available, "unavailable": self.unavailable}
-        least = {"at_least": True} if self.is_bound else {}
-        return {"peak": self.peak, **least, "available": self.available, "fits": self.fits, "engine": self.engine}
 
 
 def memory_on_device(request: Request) -> DeviceMemory | None:

@@ -15,6 +15,7 @@ from typing import Any
 from learncost.cost_models.formula import FormulaValues, value
 from learncost.ir.errors import BYTES, InputError
 from learncost.ir.polynomial import Polynomial, total
+from learncost.ir.serializable import Key, Serializable, attributes
 from learncost.liveness import levels
 from learncost.models.families import instead
 from learncost.models.model import Model
@@ -22,7 +23,7 @@ from learncost.procedures.step import step
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.request import Request
 from learncost.reports.run import prepare
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown, number
+from learncost.reports.sheet import WIDTH, AtLength, Sheet, SheetRow, Shown, number
 
 PROCEDURES = ("bp", "recompute", "pepita", "mempepita")
 LETTERS = ("M", "N", "d", "h", "k", "f", "v")
@@ -102,31 +103,18 @@ class PublishedActivations:
     exact: int
 
 
+_CONVENTION = attributes(convention="name", **{name: name for name in ("source", "claim", "miscounts")})
+
+
 @dataclass(frozen=True, repr=False)
-class PublishedMemory(Shown):
+class PublishedMemory(AtLength):
     """The memory for activations of one sequence under every procedure, in elements: a publication's and the exact."""
 
     model: str
     seq_len: int
     target_len: int | None
-    convention: ActivationConvention
-    rows: tuple[PublishedActivations, ...]
-    length_note: str = field(default="", compare=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        convention = self.convention
-        fields = {
-            "convention": convention.name,
-            "source": convention.source,
-            "claim": convention.claim,
-            "miscounts": list(convention.miscounts),
-        }
-        rows = [
-            {"procedure": r.procedure, "published": r.published, "mended": r.mended, "exact": r.exact}
-            for r in self.rows
-        ]
-        return {"model": self.model, "seq_len": self.seq_len, "target_len": self.target_len, **fields, "elements": rows}
+    convention: ActivationConvention = field(metadata=Key(form=_CONVENTION, inline=True).field)
+    rows: tuple[PublishedActivations, ...] = field(metadata=Key("elements").field)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a procedure; shares are of backpropagation's."""
@@ -171,7 +159,9 @@ def published_memory(request: Request, convention: str = "pau-aymone") -> Publis
         rows.append(PublishedActivations(name, *counted, exact(run.model, name, run.axes)))
     axes, two_sided = run.axes, run.model.two_sided
     first, second = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
-    return PublishedMemory(run.model.configuration.name, first, second, counting, tuple(rows), run.length_note)
+    return PublishedMemory(
+        run.model.configuration.name, first, second, counting, tuple(rows), length_note=run.length_note
+    )
 
 
 def exact(model: Model, procedure: str, axes: Mapping[str, int]) -> int:
@@ -212,7 +202,7 @@ OUT = "OOM"
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Serializable):
     """A published peak: what was printed, of which step, who says so, and what was not said and is assumed.
 
     card    the memory of the GPU
@@ -223,17 +213,19 @@ class Measured:
     name: str
     published: str
     card: str
-    source: str
+    source: str = field(metadata=Key(after="not_in").field)
     step: Mapping[str, Any] = field(hash=False)
     assumed: tuple[str, ...]
     not_in: str = ""
 
     @property
+    @Key("published_bytes", after="published")
     def bytes(self) -> int | None:
         """The published bytes; None where there was too little memory."""
         return None if self.published == OUT else _bytes(self.published)
 
     @cached_property
+    @Key(form=attributes(predicted_bytes="peak"), inline=True, after="published")
     def predicted(self) -> Memory:
         """The step as it is predicted."""
         settings = dict(self.step)
@@ -248,9 +240,16 @@ class Measured:
         return f"{self.predicted.peak / BYTES[unit.lower()]:,.{0 if unit == 'MiB' else 1}f} {unit}"
 
     @property
+    @Key(after="published")
     def ratio(self) -> float | None:
         """Predicted over published; None where there was too little memory."""
         return None if self.bytes is None else self.predicted.peak / self.bytes
+
+    @property
+    @Key(after="published")
+    def engine(self) -> str:
+        """Return the engine that predicts."""
+        return self.predicted.engine
 
     @property
     def ratio_text(self) -> str:
@@ -258,22 +257,6 @@ class Measured:
         if self.ratio is not None:
             return f"{self.ratio:.2f}"
         return "does not fit" if self.predicted.peak > _bytes(self.card) else "fits"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        return {
-            "name": self.name,
-            "published": self.published,
-            "published_bytes": self.bytes,
-            "predicted_bytes": self.predicted.peak,
-            "ratio": self.ratio,
-            "engine": self.predicted.engine,
-            "card": self.card,
-            "step": dict(self.step),
-            "assumed": list(self.assumed),
-            "not_in": self.not_in,
-            "source": self.source,
-        }
 
 
 def _bytes(text: str) -> int:
@@ -294,11 +277,7 @@ class Peaks(Shown):
     """Return the published peaks of a model, compared with predicted ones."""
 
     model: str
-    runs: tuple[Measured, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        return {"model": self.model, "measured": [run.to_dict() for run in self.runs]}
+    runs: tuple[Measured, ...] = field(metadata=Key("measured").field)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a run; assumptions and omissions are below."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from learncost.ir.precision import precision_of
+from learncost.ir.serializable import HIDDEN, Key
 from learncost.procedures.optimizer import state_of
 from learncost.procedures.procedure import INFERENCE
 from learncost.reports.memory.engines import GRAPH
@@ -245,6 +246,14 @@ class Difference:
     rules: Mapping[str, tuple[str, str]]
 
 
+def _by_procedure(answer: MemoryComparison) -> bool:
+    return answer.by == "procedure"
+
+
+def _by_engine(answer: MemoryComparison) -> bool:
+    return answer.by == "engine"
+
+
 @dataclass(frozen=True, repr=False)
 class MemoryComparison(Drawn):
     """The memory of a step under several procedures or several engines; `by` is "procedure" or "engine".
@@ -255,34 +264,33 @@ class MemoryComparison(Drawn):
     sheets_module = "learncost.reports.memory.show"
     figures = ("memory",)
 
-    memories: tuple[Memory, ...]
-    by: str = "procedure"
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    memories: tuple[Memory, ...] = field(metadata=HIDDEN)
+    by: str = field(default="procedure", metadata=HIDDEN)
+    left_out: Mapping[str, str] = field(default_factory=dict, metadata=Key(when=_by_procedure).field)
+
+    @property
+    @Key(when=_by_procedure, after="schema")
+    def procedures(self) -> dict[str, Memory]:
+        """Return the answers by procedure."""
+        return {memory.procedure: memory for memory in self.memories}
+
+    @property
+    @Key(when=_by_engine)
+    def engines(self) -> dict[str, Memory]:
+        """Return the answers by engine."""
+        return {memory.engine: memory for memory in self.memories}
+
+    @property
+    @Key("differences", when=_by_engine)
+    def from_first(self) -> dict[str, Any]:
+        """Return what makes the differences to the first engine."""
+        first, *others = self.memories
+        return {"from": first.engine, "by_engine": {each.engine: list(differences(each, first)) for each in others}}
 
     @property
     def panels(self) -> tuple[Memory, ...]:
         """A panel for each."""
         return self.memories
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it: by procedure, or by engine, what `Memory` has; and what makes the differences."""
-        if self.by == "procedure":
-            procedures = {memory.procedure: memory.to_dict() for memory in self.memories}
-            return {"procedures": procedures, "left_out": dict(self.left_out)}
-        first, *others = self.memories
-        parts = {
-            other.engine: [
-                {
-                    "part": difference.part,
-                    "bytes": difference.bytes,
-                    "rules": {name: list(both) for name, both in difference.rules.items()},
-                }
-                for difference in differences(other, first)
-            ]
-            for other in others
-        }
-        engines = {memory.engine: memory.to_dict() for memory in self.memories}
-        return {"engines": engines, "differences": {"from": first.engine, "by_engine": parts}}
 
 
 def differences(first: Memory, other: Memory) -> Iterator[Difference]:

@@ -6,12 +6,14 @@ What a user gives of a run is checked here, with one clear line for what cannot 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from learncost.devices.device import Device
 from learncost.devices.figure import Figure
 from learncost.ir.errors import InputError, shown
+from learncost.ir.serializable import Key, attributes
 from learncost.reports.record import Cost
 from learncost.reports.run import check_tokens
 from learncost.reports.sheet import Shown
@@ -29,6 +31,18 @@ TOTALS = {
     "step": "the modelled steps; communication between devices is not included",
     "mesh": "the modelled step of all devices, with links, pipeline and waiting times",
 }
+
+
+_STEP = attributes("model procedure price_book seq_len target_len counted parameters trained_parameters")
+_MESH = attributes(
+    cluster="step.cluster.name",
+    mesh="step.way.mesh",
+    placement="placed",
+    **{name: f"step.way.{name}" for name in ("schedule", "chunks", "microbatch", "microbatches")},
+    memory="step.peak",
+    fits="fits",
+    **{name: f"step.{name}" for name in ("computing", "waiting", "bubble", "once", "sent")},
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,17 +82,18 @@ class RunCost(Shown):
     """
 
     sheets_module = "learncost.reports.run_cost.show"
+    schema = 1
 
-    step: Cost
-    device: Device
+    step: Cost = field(metadata=Key(form=_STEP, inline=True).field)
+    device: Device = field(metadata=Key(form=attrgetter("name")).field)
     dtype: str
+    precision: str
     figures: Mapping[str, Figure]
     unknown: Mapping[str, str] = field(default_factory=dict)
-    flops_by_book: Mapping[str, int] = field(default_factory=dict)
+    flops_by_book: Mapping[str, int] = field(default_factory=dict, metadata=Key("flops_by_price_book").field)
     total_by: str = "mfu"
-    spread: Spread | None = None
-    precision: str = ""
-    memory: DeviceMemory | None = None
+    spread: Spread | None = field(default=None, metadata=Key("mesh", form=_MESH, optional=True).field)
+    memory: DeviceMemory | None = field(default=None, metadata=Key(optional=True, after="total_by").field)
 
     @property
     def flops(self) -> int:
@@ -107,49 +122,6 @@ class RunCost(Shown):
 
     def _value(self, name: str) -> float | None:
         return self.figures[name].value if name in self.figures else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The run as the JSON has it (schema 1)."""
-        return {
-            "schema": 1,
-            "model": self.step.model,
-            "procedure": self.step.procedure,
-            "price_book": self.step.price_book,
-            "seq_len": self.step.seq_len,
-            "target_len": self.step.target_len,
-            "counted": self.step.counted,
-            "parameters": self.step.parameters,
-            "trained_parameters": self.step.trained_parameters,
-            "device": self.device.name,
-            "dtype": self.dtype,
-            "precision": self.precision or self.dtype,
-            "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
-            "unknown": dict(self.unknown),
-            "flops_by_price_book": dict(self.flops_by_book),
-            "total_by": self.total_by,
-            **({"memory": self.memory.to_dict()} if self.memory else {}),
-            **({} if self.spread is None else {"mesh": self._mesh(self.spread)}),
-        }
-
-    @staticmethod
-    def _mesh(spread: Spread) -> dict[str, Any]:
-        step = spread.step
-        return {
-            "cluster": step.cluster.name,
-            "mesh": dict(step.way.mesh),
-            "placement": spread.placed,
-            "schedule": step.way.schedule,
-            "chunks": step.way.chunks,
-            "microbatch": step.way.microbatch,
-            "microbatches": step.way.microbatches,
-            "memory": step.peak,
-            "fits": spread.fits,
-            "computing": step.computing,
-            "waiting": step.waiting,
-            "bubble": step.bubble,
-            "once": step.once,
-            "sent": [asdict(row) for row in step.sent],
-        }
 
 
 # name: (unit, lowest, highest, what would be right); the ends are what can be, not what is usual.

@@ -235,7 +235,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     unknown: dict[str, str] = {} if isinstance(seconds, Figure) else {"step": seconds}
     unknown |= _energy(figures, typed, machine, grid_place) | _price(figures, typed)
     others = _flops_by_book(one, step, count)
-    return RunCost(step, machine, kind, figures, unknown, others, total_by, many, precision, on_device)
+    return RunCost(step, machine, kind, precision or kind, figures, unknown, others, total_by, many, on_device)
 
 
 def _type(dtype: str | None, precision: str | None, trains: bool) -> tuple[str | None, str | None]:

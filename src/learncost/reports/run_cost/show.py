@@ -99,7 +99,7 @@ def _title(run: RunCost) -> str:
     note += " on each device, without --mesh" if note and number > 1 and run.spread is None else ""
     return (
         f"{model}, {tokens:,} tokens in sequences of {run.step.seq_len:,}{sides}{run.step.length_note} "
-        f"by {run.step.procedure}, on {number:,} x {run.device.name} in {run.precision or run.dtype}{note}"
+        f"by {run.step.procedure}, on {number:,} x {run.device.name} in {run.precision}{note}"
     )
 
 

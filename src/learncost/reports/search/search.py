@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,11 +19,12 @@ from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.sustained import sustained
 from learncost.ir.errors import InputError, counted, shown
 from learncost.ir.precision import stored
+from learncost.ir.serializable import Key, Serializable, attributes
 from learncost.reports.memory.types import bytes_of, misfit
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_tokens, prepare
 from learncost.reports.search.space import SearchSpace
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown, seconds_of, size_of
+from learncost.reports.sheet import WIDTH, AtLength, Sheet, SheetRow, seconds_of, size_of
 
 SHOWN = 8
 """Ways that are shown, if nothing is said."""
@@ -33,47 +35,46 @@ TOKENS = 2**22
 DAY = 86400.0
 
 
+_USAGE = attributes(
+    **{name: f"way.{name}" for name in ("chunks", "microbatch", "microbatches")},
+    memory="peak",
+    **{name: name for name in ("seconds", "computing", "waiting", "bubble", "once")},
+    tokens_per_second_per_device="tokens_per_second",
+)
+
+
 @dataclass(frozen=True)
-class Found:
+class Found(Serializable):
     """A way that fits: what a step takes, and what of it makes it slower than the best."""
 
     zero: str
     plan: str
     precision: str
-    step: StepUsage
+    step: StepUsage = field(metadata=Key(form=_USAGE, inline=True).field)
     days: float | None
     worse: str
-    context: str = WHOLE
+    context: str = field(default=WHOLE, metadata=Key(after="plan").field)
     command: str = ""  # the command line that asks about this step alone
 
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        way, step = self.step.way, self.step
-        return {
-            "mesh": dict(way.mesh),
-            "zero": self.zero,
-            "plan": self.plan,
-            "context": self.context,
-            "precision": self.precision,
-            "schedule": way.schedule if way.stages > 1 else "",
-            "chunks": way.chunks,
-            "microbatch": way.microbatch,
-            "microbatches": way.microbatches,
-            "memory": step.peak,
-            "seconds": step.seconds,
-            "computing": step.computing,
-            "waiting": step.waiting,
-            "bubble": step.bubble,
-            "once": step.once,
-            "tokens_per_second_per_device": step.tokens_per_second,
-            "days": self.days,
-            "worse": self.worse,
-            "command": self.command,
-        }
+    @property
+    @Key(after="schema")
+    def mesh(self) -> Mapping[str, int]:
+        """Return the devices along each axis of the mesh."""
+        return self.step.way.mesh
+
+    @property
+    @Key(after="precision")
+    def schedule(self) -> str:
+        """Return the schedule of the pipeline; empty without one."""
+        return self.step.way.schedule if self.step.way.stages > 1 else ""
+
+
+def _nearest(nearest: tuple[int, str] | None) -> dict[str, object] | None:
+    return None if nearest is None else {"memory": nearest[0], "way": nearest[1]}
 
 
 @dataclass(frozen=True, repr=False)
-class Search(Shown):
+class Search(AtLength):
     """The parallel configurations of a training on a cluster, the fastest first.
 
     Attributes
@@ -104,8 +105,6 @@ class Search(Shown):
         The reasons why the model is not sharded over some axes.
     source
         The source of the rates of matrix products.
-    length_note
-        The note on a default length that is shorter than the model's context: its flag, and the context; else "".
 
     Examples
     --------
@@ -114,6 +113,8 @@ class Search(Shown):
     True
     """
 
+    schema = 1
+
     model: str
     cluster: Cluster
     devices: int
@@ -121,13 +122,12 @@ class Search(Shown):
     seq_len: int
     tokens: int | None
     memory: float
-    found: tuple[Found, ...]
+    found: tuple[Found, ...] = field(metadata=Key(after="refused").field)
     fit: int
     too_large: int
-    source: str
-    nearest: tuple[int, str] | None = None
+    source: str = field(metadata=Key("assumed", form=lambda source: [*ASSUMED.values(), source], after="found").field)
+    nearest: tuple[int, str] | None = field(default=None, metadata=Key(form=_nearest).field)
     refused: tuple[str, ...] = ()
-    length_note: str = field(default="", compare=False)
 
     @property
     def best(self) -> Found:
@@ -135,25 +135,6 @@ class Search(Shown):
         if not self.found:
             raise InputError(self._none())
         return self.found[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it."""
-        return {
-            "schema": 1,
-            "model": self.model,
-            "cluster": self.cluster.to_dict(),
-            "devices": self.devices,
-            "batch_size": self.batch_size,
-            "seq_len": self.seq_len,
-            "tokens": self.tokens,
-            "memory": self.memory,
-            "fit": self.fit,
-            "too_large": self.too_large,
-            "nearest": None if self.nearest is None else {"memory": self.nearest[0], "way": self.nearest[1]},
-            "refused": list(self.refused),
-            "found": [each.to_dict() for each in self.found],
-            "assumed": [*ASSUMED.values(), self.source],
-        }
 
     def _none(self) -> str:
         assert self.nearest is not None
@@ -358,7 +339,7 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
         rates[kinds[0].values].source,
         None if nearest is None else (nearest.memory, f"{nearest.way} with {nearest.structure.zero}"),
         refused,
-        run.length_note,
+        length_note=run.length_note,
     )
 
 

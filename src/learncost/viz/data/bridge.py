@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from learncost.ir.errors import InputError, named_one
+from learncost.ir.serializable import Key, Serializable
 from learncost.reports.conventions import YARDSTICK, Convention, Conventions
 
 SMALL = 0.004
@@ -40,7 +41,7 @@ class BridgeBar:
 
 
 @dataclass(frozen=True)
-class Bridge:
+class Bridge(Serializable):
     """The numbers of all price books, and the way from one of them to another.
 
     Attributes
@@ -73,6 +74,7 @@ class Bridge:
     letters: str = ""  # of a run of a table: its sizes as the table calls them
 
     @property
+    @Key(after="drawn")
     def reach(self) -> tuple[int, int]:
         """From and to where the bars are drawn: from 0, or where the difference is small from close below it."""
         levels = list(accumulate((item.amount for item in self.items), initial=self.start.amount))
@@ -80,6 +82,7 @@ class Bridge:
         return (max(0, low - (high - low) // 4), high) if high - low < CUT * high else (0, high)
 
     @property
+    @Key()
     def drawn(self) -> tuple[Item, ...]:
         """The items with the small ones together."""
         low, high = self.reach
@@ -103,10 +106,6 @@ class Bridge:
         for item in self.items:
             yield {"what": item.what, "kind": "difference", self.quantity: item.amount}
         yield {"what": self.end.price_book, "kind": "total", self.quantity: self.end.amount}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as data."""
-        return asdict(self) | {"drawn": [asdict(item) for item in self.drawn], "reach": list(self.reach)}
 
 
 def bridge(

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from math import prod
 from typing import Any
 
 from learncost.ir.errors import InputError
+from learncost.ir.serializable import Key, Serializable
 from learncost.liveness import LiveInterval, Moment
 from learncost.reports.memory.memory import Memory
 
@@ -84,7 +84,7 @@ class MemoryArray:
 
 
 @dataclass(frozen=True)
-class MemoryCurve:
+class MemoryCurve(Serializable):
     """The memory of a step line by line.
 
     Attributes
@@ -130,6 +130,7 @@ class MemoryCurve:
         return tuple(sorted(merged.values(), key=lambda array: -array.bytes))
 
     @cached_property
+    @Key()
     def kinds(self) -> Mapping[str, tuple[int, ...]]:
         """By kind, the bytes at every line; kinds that never are there are left out."""
         sums = {kind: [0] * len(self.lines) for kind in KINDS}
@@ -151,10 +152,6 @@ class MemoryCurve:
         """A row for each line, with the bytes of every kind."""
         for place, line in enumerate(self.lines):
             yield {"place": place, **asdict(line), **{kind: sizes[place] for kind, sizes in self.kinds.items()}}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as data."""
-        return asdict(self) | {"kinds": {kind: list(sizes) for kind, sizes in self.kinds.items()}}
 
 
 def curve(answer: Memory) -> MemoryCurve:
@@ -192,7 +189,7 @@ def _line(moment: Moment) -> MemoryLine:
         moment.block,
         moment.macro_operation,
         moment.bytes,
-        prod(iterations for *_, iterations in moment.loops),
+        moment.iterations,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from learncost.ir.serializable import Serializable
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class CurveLine:
 
 
 @dataclass(frozen=True)
-class Curves:
+class Curves(Serializable):
     """Lines of one panel.
 
     Attributes
@@ -50,7 +52,3 @@ class Curves:
         for line in self.lines:
             for place, value in zip(line.places, line.values, strict=True):
                 yield {"line": line.name, self.x: place, self.y: value}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as data."""
-        return asdict(self)

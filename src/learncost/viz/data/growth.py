@@ -6,12 +6,13 @@ The width grows with the feed-forward networks and the number of heads, and the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.cost_models.books import book as find_book
 from learncost.ir.errors import InputError, named_one
 from learncost.ir.polynomial import total
+from learncost.ir.serializable import Serializable
 from learncost.models.configuration import Configuration, family_of
 from learncost.models.model import build
 from learncost.reports.compare import Cheaper, Comparison, length_axes, total_in
@@ -58,7 +59,7 @@ class GrowthCrossing:
 
 
 @dataclass(frozen=True)
-class Growth:
+class Growth(Serializable):
     """Totals of a step over one of its sizes.
 
     Attributes
@@ -112,10 +113,6 @@ class Growth:
             for place, amount, ratio in zip(self.places, series.totals, series.ratios, strict=True):
                 row = {self.along: place, "procedure": series.procedure, "price_book": self.price_book}
                 yield row | {self.quantity: amount, "ratio": ratio}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as data."""
-        return asdict(self)
 
 
 def growth(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from learncost.ir.errors import InputError
+from learncost.ir.serializable import Serializable
 from learncost.reports.compare import Comparison
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.request import Request
@@ -40,7 +41,7 @@ class ProcedureShare:
 
 
 @dataclass(frozen=True)
-class Procedures:
+class Procedures(Serializable):
     """Procedures side by side under one price book.
 
     Attributes
@@ -84,10 +85,6 @@ class Procedures:
                 yield {"procedure": procedure.name, **asdict(step_pass), "peak_bytes": None}
             total = {"macro_operation": "total", "passes": None, "maccs": procedure.maccs, "flops": procedure.flops}
             yield {"procedure": procedure.name, **total, "peak_bytes": procedure.peak}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as data."""
-        return asdict(self)
 
 
 def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None, price_book: str = "") -> Procedures:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from learncost.ir.errors import InputError
+from learncost.ir.serializable import Serializable
 from learncost.layers.active import shown_layer
 from learncost.reports.record import Cost, LedgerRow
 
@@ -46,7 +47,7 @@ class Roof:
 
 
 @dataclass(frozen=True)
-class Roofline:
+class Roofline(Serializable):
     """The lines of a step on a device.
 
     Attributes
@@ -100,10 +101,6 @@ class Roofline:
         """A row for each point."""
         for point in self.points:
             yield asdict(point) | {"inside": " ".join(point.inside)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as data."""
-        return asdict(self)
 
 
 def share(part: float, total: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from learncost.ir.loop import check_known
+from learncost.ir.serializable import Serializable
 from learncost.reports.record import Cost
 from learncost.viz.data.roofline import share
 
@@ -42,7 +43,7 @@ class StackedBar:
 
 
 @dataclass(frozen=True)
-class Shares:
+class Shares(Serializable):
     """Steps side by side, each split by macro-operation."""
 
     bars: tuple[StackedBar, ...]
@@ -63,10 +64,6 @@ class Shares:
             step = {name: getattr(bar, name) for name in ("model", "procedure", "price_book", "batch_size", "seq_len")}
             for part in bar.parts:
                 yield step | asdict(part)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as data."""
-        return asdict(self)
 
 
 def shares(costs: Iterable[Cost]) -> Shares:

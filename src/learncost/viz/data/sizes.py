@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.ir.errors import InputError
+from learncost.ir.serializable import Serializable
 from learncost.models.compose import SYMBOLS
 from learncost.models.configuration import family_of, in_order
 from learncost.models.expression import Tree, evaluate, tree
@@ -25,7 +26,7 @@ _SIZES = {symbol: size for size, symbol in SYMBOLS.items()}
 
 
 @dataclass(frozen=True)
-class NamedSize:
+class NamedSize(Serializable):
     """A size, its value, what it counts, and what it is called in formulas.
 
     rule     what it follows from where nobody gives it; None: it is given
@@ -41,29 +42,13 @@ class NamedSize:
     changes: bool = False
     most: Tree | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """As the document has it."""
-        return {
-            "name": self.name,
-            "value": self.value,
-            "meaning": self.meaning,
-            "symbol": self.symbol,
-            "rule": self.rule,
-            "changes": self.changes,
-            "most": self.most,
-        }
-
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(Serializable):
     """The sizes in an order in which each follows from earlier ones, and the axes as expressions in them."""
 
     sizes: tuple[NamedSize, ...]
     axes: Mapping[str, Tree]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the document has it."""
-        return {"sizes": [size.to_dict() for size in self.sizes], "axes": dict(self.axes)}
 
 
 def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapping[str, int]], Model]) -> Sizes:

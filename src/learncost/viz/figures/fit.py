@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from learncost.ir.serializable import Serializable
 from learncost.reports.memory.types import said_bytes
 from learncost.reports.sheet import size_of
 from learncost.viz.figures.panel import HEADING, POINTS, Panel
@@ -27,7 +28,7 @@ class FitBar:
 
 
 @dataclass(frozen=True)
-class Fits:
+class Fits(Serializable):
     """Bars with a limit."""
 
     model: str
@@ -50,10 +51,6 @@ class Fits:
         """A row for each bar."""
         for bar in self.bars:
             yield asdict(bar) | {"limit": self.limit}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as data."""
-        return asdict(self)
 
 
 def of(answer: Fit) -> Fits:

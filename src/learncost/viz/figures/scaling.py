@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.ir.errors import InputError, named_one
+from learncost.ir.serializable import Serializable
 from learncost.reports.compare import Comparison, compare
 from learncost.reports.sheet import significant
 from learncost.viz.data.growth import ALONG, Growth, growth
@@ -16,7 +17,7 @@ from learncost.viz.figures.style import FAINT, GRID, INK, SMALL, line_of, tick, 
 
 
 @dataclass(frozen=True)
-class Scaling:
+class Scaling(Serializable):
     """The growth of one or several models along one or several of the sizes."""
 
     along: tuple[str, ...]
@@ -40,10 +41,6 @@ class Scaling:
                 yield {"model": curve.model, "along": curve.along, "size": row[curve.along]} | {
                     name: value for name, value in row.items() if name != curve.along
                 }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as data."""
-        return {"along": list(self.along), "curves": [curve.to_dict() for curve in self.curves]}
 
 
 def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Scaling]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from learncost.ir.serializable import Key, Serializable, dictionary_of
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ Chart = Bars | Lanes | MemoryBlocks | TreeRows | TextLines | TableRows
 
 
 @dataclass(frozen=True)
-class Picture:
+class Picture(Serializable):
     """The picture of a view.
 
     title    the finding
@@ -126,11 +128,10 @@ class Picture:
 
     title: str
     lead: str
-    charts: tuple[Chart, ...]
+    charts: tuple[Chart, ...] = field(metadata=Key(form=lambda charts: [_written(chart) for chart in charts]).field)
     notes: tuple[str, ...] = ()
     command: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """As a page has it."""
-        charts = [{"kind": chart.kind, **asdict(chart)} for chart in self.charts]
-        return {**asdict(self), "charts": charts}
+
+def _written(chart: Chart) -> dict[str, Any]:
+    return {"kind": chart.kind, **dictionary_of(chart)}

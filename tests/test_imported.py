@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.importer.traced import _composites_listed_once
+from learncost.importer.traced import _composites_listed_once, _composites_overridden_once
 from learncost.importer.walk import read_module
 from learncost.ir.errors import InputError
 from learncost.verification.imported import parity, products
@@ -169,3 +169,45 @@ def test_an_operator_that_is_registered_between_two_readings_is_listed():
         assert exported._collect_all_valid_cia_ops() is after
     assert after == exported._collect_all_valid_cia_ops()
     assert after - before == {torch.ops.learncost_registered_later.twice.default}
+
+
+def overrides():
+    """The kernels of all composite operators, and their rules for fake tensors, by what each calls."""
+
+    def called(kernel):
+        kernel = getattr(kernel, "func", kernel)
+        return getattr(kernel, "__qualname__", kernel)
+
+    composites = torch.export.exported_program._collect_all_valid_cia_ops()
+    kernels = {op: {key: called(kernel) for key, kernel in op.py_kernels.items()} for op in composites}
+    rules = torch._subclasses.fake_impls.op_implementations_dict
+    return kernels, {op: called(rules[op]) for op in composites if op in rules}
+
+
+def test_composites_that_are_overridden_from_memory_are_as_pytorch_overrides_them():
+    exported, matmul = torch.export.exported_program, torch.ops.aten.matmul.default
+    preserved = dict.fromkeys(exported._collect_all_valid_cia_ops(), exported._special_op_to_preserve_cia)
+    decomposed = {**preserved, matmul: lambda *operands: operands[0]}
+    with exported._override_composite_implicit_decomp(preserved):
+        pass  # PyTorch itself forgets the rules that it had before
+    plain = overrides()
+    found = []
+    for callables in (preserved, decomposed, preserved):
+        with exported._override_composite_implicit_decomp(callables):
+            found.append(overrides())
+        assert overrides() == plain
+    assert found[0] != plain != found[1] != found[0]
+    for _ in range(2):  # computed, then from memory
+        for callables, expected in zip((preserved, decomposed, preserved), found, strict=True):
+            with _composites_overridden_once(), exported._override_composite_implicit_decomp(callables):
+                assert overrides() == expected
+            assert overrides() == plain
+    matmul.py_kernels[torch._C.DispatchKey.CPU] = abs  # a kernel that somebody registers is seen
+    try:
+        with exported._override_composite_implicit_decomp(preserved):
+            expected = overrides()
+        with _composites_overridden_once(), exported._override_composite_implicit_decomp(preserved):
+            assert overrides() == expected
+            assert matmul.py_kernels[torch._C.DispatchKey.CPU] is abs
+    finally:
+        del matmul.py_kernels[torch._C.DispatchKey.CPU]

@@ -119,7 +119,7 @@ def _graph(module: Any, given: Mapping[str, Any], shapes: Any) -> Traced:
         check_changes(program, _with_gradient(program, module, given) | asked)
         _stop_gradients(program)
         left_out = unused(program)
-        with _composites_listed_once():
+        with _composites_listed_once(), _composites_overridden_once():
             program = program.run_decompositions({})
             for _ in range(MOST_ROUNDS):
                 if not (parts := _decompositions(program)):
@@ -157,6 +157,52 @@ def _composites_listed_once() -> Iterator[None]:
         yield
     finally:
         exports._collect_all_valid_cia_ops = listing
+
+
+_OVERRIDDEN: dict[Any, tuple[Any, Any, Any]] = {}
+"""The kernels of a composite operator before PyTorch preserves it, and meanwhile, and its rule for fake tensors."""
+
+
+@contextmanager
+def _composites_overridden_once() -> Iterator[None]:
+    """Inside, PyTorch's preparation of preserved composite operators is repeated from memory, not computed again.
+
+    Each decomposition preserves several hundred operators, which takes almost half of the time of a small module.
+    """
+    import torch
+    from torch._subclasses.fake_impls import op_implementations_dict as rules
+
+    exports: Any = torch.export.exported_program
+
+    @contextmanager
+    def overridden(callables: Mapping[Any, Any]) -> Iterator[None]:
+        preserved = {op for op, each in callables.items() if each is exports._special_op_to_preserve_cia} - rules.keys()
+        known = {op for op in preserved if op in _OVERRIDDEN and _OVERRIDDEN[op][0] == op.py_kernels}
+        before = {op: dict(op.py_kernels) for op in preserved}
+        with overriding({op: each for op, each in callables.items() if op not in known}):
+            _OVERRIDDEN.update({op: (before[op], dict(op.py_kernels), rules[op]) for op in preserved - known})
+            for op in known:
+                _, kernels, rules[op] = _OVERRIDDEN[op]
+                _set_kernels(op, kernels)
+            try:
+                yield
+            finally:
+                for op in known:
+                    _set_kernels(op, before[op])
+                    rules.pop(op, None)
+
+    overriding = exports._override_composite_implicit_decomp
+    exports._override_composite_implicit_decomp = overridden
+    try:
+        yield
+    finally:
+        exports._override_composite_implicit_decomp = overriding
+
+
+def _set_kernels(op: Any, kernels: Mapping[Any, Any]) -> None:
+    op.py_kernels.clear()
+    op.py_kernels.update(kernels)
+    op._dispatch_cache.clear()
 
 
 def _of_known_types(module: Any, given: Any, results: Any) -> Any:

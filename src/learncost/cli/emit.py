@@ -12,7 +12,7 @@ from learncost.autodiff.derive import derive
 from learncost.backends import program
 from learncost.backends.placed import placed, standalone
 from learncost.backends.precision import check_runs
-from learncost.cli.emit_c99 import Freestanding, freestanding, parameters_of_alone
+from learncost.cli.emit_c99 import Freestanding, flags_of_c99, freestanding
 from learncost.cli.emit_mesh import MeshRequest, pipelined, refuse_filled, refuse_zigzag
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.precision import either, precision_of
@@ -29,7 +29,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
 from learncost.reports.memory.planner import smallest
 from learncost.reports.mesh_cost import padded_step
-from learncost.reports.question import question
+from learncost.reports.request import Request, takes_request
 from learncost.reports.run import lengths_of
 from learncost.sharding.place import place as place_step
 from learncost.version import __version__
@@ -47,25 +47,20 @@ ALONE = "c99"
 """The dialect that needs no library and no operating system, for models: a file in C and its header."""
 
 
-@question(Freestanding)
+@takes_request(
+    "model backend * procedure optimizer phase plan batch_size seq_len dtype precision mesh place placement schedule "
+    "microbatches entry prefix weights state_dict accumulate clip learning_rate weight_decay target_len mode projected "
+    "dropout train train_layers lora lora_rank lora_alpha on",
+    Freestanding,
+    procedure=None,
+    schedule=None,
+)
 def emit(
-    subject: object,
+    request: Request,
+    flags: Freestanding,
     backend: str = "numpy",
-    *,
-    procedure: str | None = None,
-    optimizer: str | None = None,
     phase: str = "step",
-    plan: str | None = None,
-    batch_size: int | str | None = None,
-    seq_len: int | str | None = None,
-    dtype: str | None = None,
-    precision: str | None = None,
-    mesh: str | None = None,
-    place: str | None = None,
-    placement: str | None = None,
-    schedule: str | None = None,
     microbatches: int | str | None = None,
-    **sizes: Any,
 ) -> str:
     """Write the step as source code without dependency on learncost: NumPy, PyTorch or JAX, or C99 for a device.
 
@@ -75,7 +70,7 @@ def emit(
 
     Parameters
     ----------
-    subject
+    model
         A layer (`learncost list layers`), a file in the notation, or a model as `learncost cost` takes it.
     backend
         The target of the program: numpy, torch or jax; for a model with a fixed batch and length also c (PyTorch's
@@ -101,6 +96,18 @@ def emit(
         on a device.
     microbatches
         With pipeline stages: the number of microbatches per device. The default is one per sequence.
+    accumulate
+        With `backend` c99: the number of microbatches for gradient accumulation.
+    clip
+        With `backend` c99: the largest global gradient norm. The default is 0 (no clipping).
+    dropout
+        With `backend` c99: the dropout probability; each step draws its masks from the seed. The default is 0.
+    target_len
+        With `backend` c99: tokens in a decoder sequence of an encoder-decoder. The default is `seq_len`.
+    on
+        With `backend` c99: a microcontroller (`learncost list devices`) or a file that describes one: arrays are
+        assigned to its RAM regions, programs that do not fit are refused, and a linker script is written if the
+        addresses are known.
     sizes
         Any size or setting of a model, such as `hidden_size` 1024. Programs other than C read sizes from their arrays.
 
@@ -139,35 +146,37 @@ def emit(
         raise InputError(
             f"phase must be one of {', '.join(PHASES_OF_A_STEP)}, not {shown(phase)}{nearest(phase, PHASES_OF_A_STEP)}"
         )
-    if precision is not None:
-        dtype = either(dtype, precision, counts_alone=True).name
-    check_unrounded(optimizer, "emit")
-    of_mesh = {"mesh": mesh, "place": place, "placement": placement}
-    of_stages = {"schedule": schedule, "microbatches": microbatches}
-    is_placed = any(of_mesh.values())
-    if mesh is None and any(of_stages.values()):
+    if request.precision is not None:
+        request = replace(request, dtype=either(request.dtype, request.precision, counts_alone=True).name)
+    check_unrounded(request.optimizer, "emit")
+    of_stages = {"schedule": request.schedule, "microbatches": microbatches}
+    if request.mesh is None and any(of_stages.values()):
         raise InputError(
             "--schedule and --microbatches require pipeline stages, for example --mesh pp=2 --placement pp"
         )
-    if is_placed and mesh is None:
-        raise InputError("--placement and --place require --mesh, for example --mesh dp=2,tp=4")
-    if is_placed and backend not in BETWEEN:
+    if request.is_sharded and backend not in BETWEEN:
         raise InputError(f"--mesh requires --backend {', '.join(BETWEEN[:-1])} or {BETWEEN[-1]}")
-    alone = {name: sizes.pop(name) for name in parameters_of_alone() if name in sizes}
     if backend == ALONE:
         if phase != "step":
             raise InputError(
                 "--phase applies to layers in Python: use --entry step, predict or both with --backend c99"
             )
-        asked_lengths = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
-        return freestanding(subject, procedure, optimizer, plan, asked_lengths, alone, sizes)
-    if seq_len is None and (names_own_sizes(subject) if isinstance(subject, str) else isinstance(subject, Layer)):
-        seq_len = alone.pop("target_len", None)  # what a table calls M is its length
-    if alone:
-        raise InputError(f"--{next(iter(alone)).replace('_', '-')} requires --backend c99")
+        return freestanding(request, flags)
+    subject: object = request.model
+    of_c99 = flags_of_c99(request, flags)
+    if request.seq_len is None and (
+        names_own_sizes(subject) if isinstance(subject, str) else isinstance(subject, Layer)
+    ):  # what a table calls M is its length
+        request = replace(request, seq_len=request.target_len, target_len=None)
+        of_c99 = [name for name in of_c99 if name != "target_len"]
+    if of_c99:
+        raise InputError(f"--{of_c99[0].replace('_', '-')} requires --backend c99")
+    of_mesh = {"mesh": request.mesh, "place": request.place, "placement": request.placement}
+    procedure, optimizer, plan, dtype = request.procedure, request.optimizer, request.plan, request.dtype
+    sizes = dict(request.sizes)
     step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan, **of_mesh, **of_stages}
     model_flags = {**step_flags, "phase": None if phase == "step" else phase}
-    shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
+    shape = {"batch_size": request.batch_size, "seq_len": request.seq_len, "dtype": dtype}
     if dtype is not None and (kind := precision_of(dtype)).quantized:
         what = "weights that are not quantized" if kind.learned else "all weights"
         held = (
@@ -180,20 +189,21 @@ def emit(
         check_runs(precision_of(dtype))
     rounds = dtype is not None and precision_of(dtype).values == "bf16"
     read_off = [name for name, value in shape.items() if value is not None and not (name == "dtype" and rounds)]
-    if backend != IN_PLACE and not is_placed and read_off:
+    if backend != IN_PLACE and not request.is_sharded and read_off:
         flag = read_off[0].replace("_", "-")
         raise InputError(f"--{flag} requires --backend c: other programs take shapes and types from their arrays")
-    flags = {**model_flags, **shape, **sizes}
+    given = {**model_flags, **shape, **sizes}
     if isinstance(subject, str):
-        written = _command(subject, backend, flags)
+        written = _command(subject, backend, given)
         named_subject = layer_or_model(subject)
         subject = configure(named_subject, sizes) if isinstance(named_subject, str) else named_subject
     else:
         written = f"learncost.emit({type(subject).__name__}, {backend!r})"
-    of_model = backend == IN_PLACE or is_placed or procedure is not None or plan is not None or bool(sizes)
+    of_model = backend == IN_PLACE or request.is_sharded or procedure is not None or plan is not None or bool(sizes)
     if isinstance(subject, Layer) and of_model and subject.name not in shipped():
-        lengths, sizes = lengths_of({"batch_size": batch_size, "seq_len": seq_len, "target_len": None}, sizes)
-        batch_size, seq_len = lengths.get("batch_size"), lengths.get("seq_len", lengths.get("target_len"))
+        lengths, sizes = lengths_of(request)
+        length = lengths.get("seq_len", lengths.get("target_len"))
+        request = replace(request, batch_size=lengths.get("batch_size"), seq_len=length)
         subject = configure(subject, sizes)
     constants: Mapping[str, int] = {}
     if isinstance(subject, Configuration):
@@ -206,18 +216,17 @@ def emit(
         flags_of_step = procedure or "bp", optimizer or DEFAULT, plan or ""
         table, about = _model(subject, *flags_of_step)
         constants = subject.sizes
-        if mesh is not None:
-            asked = MeshRequest(mesh, place, placement, batch_size, seq_len, schedule, microbatches)
+        if request.mesh is not None:
+            asked = MeshRequest(request, microbatches)
             if asked.has_stages(subject):
                 if backend != "torch":
                     raise InputError("pipeline stages require --backend torch")
                 program_of_stages, said = pipelined(subject, *flags_of_step, table, asked, dtype)
                 return program_of_stages(_title(f"{about}\n{said}", LIBRARIES[backend], written))
             table, constants = _over(subject, lambda model: _model(model, *flags_of_step)[0], asked)
-            about += (
-                f"\nThe program of each device of {mesh}, for a global batch of {constants['B']} by {constants['M']:,}."
-            )
-    elif is_placed:
+            of_all = f"a global batch of {constants['B']} by {constants['M']:,}"
+            about += f"\nThe program of each device of {request.mesh}, for {of_all}."
+    elif request.is_sharded:
         raise InputError("--mesh applies to models: a layer's program runs on one device")
     elif procedure is not None:
         raise InputError("--procedure applies to models only")
@@ -232,8 +241,8 @@ def emit(
     if backend == IN_PLACE:
         if not isinstance(subject, Model):
             raise InputError("--backend c applies to models: use numpy, torch or jax for a layer")
-        batch = None if batch_size is None else check_size("batch-size", batch_size)
-        length = None if seq_len is None else check_size("seq-len", seq_len)
+        batch = None if request.batch_size is None else check_size("batch-size", request.batch_size)
+        length = None if request.seq_len is None else check_size("seq-len", request.seq_len)
         sizes = run_sizes(subject, batch, length, None)
         return _in_place(table, sizes, about, written, plan, dtype or "fp32")
     title = _title(about, LIBRARIES.get(backend, backend), written)

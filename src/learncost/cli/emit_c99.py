@@ -46,6 +46,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.statistics import check_batches, over_batch, statistics_of
 from learncost.procedures.step import trained_by
 from learncost.reports.memory.planner import frugal
+from learncost.reports.request import ADAPTING, Request
 from learncost.reports.run import lengths_of
 from learncost.training.train import number
 from learncost.version import __version__
@@ -57,7 +58,7 @@ DTYPES = {"fp32": np.float32, "fp64": np.float64, "int32": np.float64}
 
 @dataclass(frozen=True)
 class Freestanding:
-    """The options of a C99 program besides the model and its step.
+    """The options of a C99 program that no other request has.
 
     Parameters
     ----------
@@ -73,45 +74,22 @@ class Freestanding:
     state_dict
         With `backend` c99: a safetensors file to write: the program's initial weights as the module's state_dict. If
         `weights` came from a device, these are converted.
-    accumulate
-        With `backend` c99: the number of microbatches for gradient accumulation.
-    clip
-        With `backend` c99: the largest global gradient norm. The default is 0 (no clipping).
     learning_rate
         With `backend` c99: the initial learning rate. The default is 0.01.
     weight_decay
         With `backend` c99: the weight decay. The default is 0.
-    dropout
-        With `backend` c99: the dropout probability; each step draws its masks from the seed. The default is 0.
     projected
         With `backend` c99 and pepita or mempepita: the inputs to which the projected output error is added,
         comma-separated, for inputs other than tokens.
-    target_len
-        With `backend` c99: tokens in a decoder sequence of an encoder-decoder. The default is `seq_len`.
-    on
-        With `backend` c99: a microcontroller (`learncost list devices`) or a file that describes one: arrays are
-        assigned to its RAM regions, programs that do not fit are refused, and a linker script is written if the
-        addresses are known.
     """
 
     entry: str = "both"
     prefix: str | None = None
     weights: str | None = None
     state_dict: str | None = None
-    accumulate: int | str | None = None
-    clip: float | str | None = None
     learning_rate: float | str | None = None
     weight_decay: float | str | None = None
-    target_len: int | str | None = None
-    mode: str | None = None
     projected: str | None = None
-    dropout: float | str | None = None
-    train: object = None
-    train_layers: object = None
-    lora: object = None
-    lora_rank: object = None
-    lora_alpha: object = None
-    on: str | None = None
 
 
 @dataclass(frozen=True)
@@ -458,28 +436,18 @@ def _said(training: Training, tables: Mapping[str, Table], sizes: Mapping[str, i
     return *said, f"{iteration} of --procedure bp --train-layers K."
 
 
-def freestanding(
-    subject: object,
-    procedure: str | None,
-    optimizer: str | None,
-    plan: str | None,
-    lengths: Mapping[str, Any],
-    alone: Mapping[str, Any],
-    sizes: Mapping[str, Any],
-) -> FirmwareSource:
-    """The answer of `learncost emit MODEL --backend c99`. Raises `InputError`."""
-    flags = Freestanding(**alone)
+def freestanding(request: Request, flags: Freestanding) -> FirmwareSource:
+    """Return the answer of `learncost emit MODEL --backend c99`. Raises `InputError`."""
     if flags.entry not in ENTRIES:
         raise InputError(f"entry must be {', '.join(ENTRIES)}, not {shown(flags.entry)}{nearest(flags.entry, ENTRIES)}")
-    if optimizer == "none":
+    if request.optimizer == "none":
         raise InputError("--backend c99 requires an optimizer, or --entry predict")
     if flags.prefix is not None and not re.fullmatch(r"[A-Za-z]\w*", flags.prefix):
         raise InputError(f"prefix must be a valid start of a C name, not {shown(flags.prefix)}")
-    kind = precision_of(lengths["dtype"] or "fp32")
+    kind = precision_of(request.dtype or "fp32")
     dtype = kind.computed
-    checked, sizes = lengths_of(
-        {**{n: v for n, v in lengths.items() if n != "dtype"}, "target_len": flags.target_len}, sizes
-    )
+    checked, sizes = lengths_of(request)
+    subject: object = request.model
     name = subject if isinstance(subject, str) else None
     if isinstance(subject, str | Layer):
         subject = configure(layer_or_model(subject), dict(sizes))
@@ -487,25 +455,25 @@ def freestanding(
         subject = subject.configuration
     if not isinstance(subject, Configuration):
         raise InputError("--backend c99 requires a model, or a layer with a loss")
+    numbers = {"clip": request.clip, "learning_rate": flags.learning_rate}
+    numbers |= {"weight_decay": flags.weight_decay, "dropout": request.dropout}
     learning = {
-        "procedure": procedure or "bp",
-        "optimizer": optimizer or DEFAULT,
-        "accumulate": int(number("accumulate", flags.accumulate or 1, True)),
-        **{
-            name: float(number(name, value, False))
-            for name in ("clip", "learning_rate", "weight_decay", "dropout")
-            if (value := getattr(flags, name)) is not None
-        },
-        **{name: getattr(flags, name) for name in ("train", "train_layers", "lora", "lora_rank", "lora_alpha")},
+        "procedure": request.procedure or "bp",
+        "optimizer": request.optimizer or DEFAULT,
+        "accumulate": int(number("accumulate", request.accumulate or 1, True)),
+        **{name: float(number(name, value, False)) for name, value in numbers.items() if value is not None},
+        **{name: getattr(request, name) for name in ADAPTING},
         **({"precision": kind.name} if kind.computed != kind.name else {}),
-        **({"mode": flags.mode} if flags.mode else {}),
+        **({"mode": request.mode} if request.mode else {}),
         **({"projected": tuple(flags.projected.split(","))} if flags.projected else {}),
     }
-    device = None if flags.on is None else find_device(flags.on)
+    device = None if request.on is None else find_device(request.on)
     if device and not device.core:
         raise InputError(f"--on requires a microcontroller; {device.name} has no core in its data")
     configuration, name = subject, name or subject.name
-    settings = FirmwareOptions(flags.entry, flags.prefix or "model", plan, dtype=dtype, device=device, **checked)
+    settings = FirmwareOptions(
+        flags.entry, flags.prefix or "model", request.plan, dtype=dtype, device=device, **checked
+    )
     given, others = _read(_with_lengths(subject, settings), flags.weights)
     title = (f"{name}: one step of {learning['procedure']} with {learning['optimizer']}, by learncost {__version__}.",)
     said = f"{Path(flags.weights).name} has them" if flags.weights else ""
@@ -518,9 +486,14 @@ def freestanding(
     return source
 
 
-def parameters_of_alone() -> tuple[str, ...]:
-    """The flags that belong to C99 alone."""
-    return tuple(field.name for field in fields(Freestanding))
+OF_REQUEST = ("accumulate", "clip", "target_len", "mode", "dropout", *ADAPTING, "on")
+"""The fields of a request that only programs in C99 have."""
+
+
+def flags_of_c99(request: Request, flags: Freestanding) -> list[str]:
+    """Return the flags that are given and belong to C99 alone."""
+    own = [each.name for each in fields(flags) if getattr(flags, each.name) != each.default]
+    return own + [name for name in OF_REQUEST if request.given.get(name) is not None]
 
 
 def _read(configuration: Configuration, path: str | None) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:

@@ -15,6 +15,7 @@ from learncost.models.sizes import check_size
 from learncost.program.pipeline import CHUNKS, KINDS, Schedule
 from learncost.program.pipeline import schedule as schedule_of
 from learncost.reports.mesh_cost import whole_batch
+from learncost.reports.request import Request
 from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.mesh import mesh as parse_mesh
@@ -25,36 +26,31 @@ from learncost.sharding.stages import Pipeline, pipeline_of
 
 @dataclass(frozen=True)
 class MeshRequest:
-    """A mesh and its clauses, the sequences of a step and their length, and of a pipeline its schedule."""
+    """A request over a mesh, and the microbatches of a pipeline."""
 
-    mesh: str
-    place: str | None
-    placement: str | None
-    batch_size: int | str | None
-    seq_len: int | str | None
-    kind: str | None
+    request: Request
     microbatches: int | str | None
 
     @cached_property
     def grid(self) -> Mesh:
         """The devices."""
-        return parse_mesh(self.mesh)
+        return parse_mesh(self.request.mesh or "")
 
     @cached_property
     def clauses(self) -> tuple[Clause, ...]:
         """The clauses of the placement."""
-        return chosen(self.place, self.placement)
+        return chosen(self.request.place, self.request.placement)
 
     @property
     def parts(self) -> int:
         """Over how many devices the sequences are cut."""
-        return whole_batch(self.mesh, self.place, self.placement)
+        return whole_batch(self.request)
 
     def has_stages(self, model: Model) -> bool:
         """Return whether its blocks are split into stages. Raises `InputError` for a schedule without stages."""
         if pipeline_of(model.table, self.grid, self.clauses) is not None:
             return True
-        if self.kind is not None or self.microbatches is not None:
+        if self.request.schedule is not None or self.microbatches is not None:
             raise InputError(
                 "--schedule and --microbatches require pipeline stages, for example --mesh pp=2 --placement pp"
             )
@@ -69,8 +65,9 @@ class MeshRequest:
     def sizes(self, model: Model, batch: int | None = None) -> dict[str, int]:
         """The sizes of so many sequences, of all devices together; by default of those that are asked for."""
         if batch is None:
-            batch = self.parts if self.batch_size is None else check_size("batch-size", self.batch_size)
-        length = None if self.seq_len is None else check_size("seq-len", self.seq_len)
+            given = self.request.batch_size
+            batch = self.parts if given is None else check_size("batch-size", given)
+        length = None if self.request.seq_len is None else check_size("seq-len", self.request.seq_len)
         return dict(run_sizes(model, batch, length, None))
 
     def schedule(self, devices: int) -> tuple[Schedule, int]:
@@ -78,10 +75,10 @@ class MeshRequest:
 
         Raises `InputError` where microbatches are not of equal size, and for a schedule that there is not.
         """
-        kind = self.kind or "1f1b"
+        kind, given = self.request.schedule or "1f1b", self.request.batch_size
         number = None if self.microbatches is None else check_size("microbatches", self.microbatches)
         batch = self.parts * (number or devices)
-        batch = batch if self.batch_size is None else check_size("batch-size", self.batch_size)
+        batch = batch if given is None else check_size("batch-size", given)
         number = number or max(batch // self.parts, 1)
         if batch % (number * self.parts):
             parts = number * self.parts

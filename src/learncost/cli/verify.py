@@ -8,6 +8,7 @@ from typing import Any, cast
 from learncost.ir.errors import InputError
 from learncost.layers.layer import Layer, shipped
 from learncost.models.argument import layer_or_model
+from learncost.models.tables import RUN
 from learncost.reports.request import ADAPTING, Request, takes_request
 from learncost.reports.run import check_probability, lengths_of
 from learncost.verification.report import VerificationReport
@@ -103,8 +104,8 @@ def verify(request: Request, *, every: bool = False) -> VerificationReport:
         named = next(iter((*sizes, *settings))).replace("_", "-")
         raise InputError(f"--{named} requires --engine torch, jax or c99: tables are verified at fixed small sizes")
     if engine is not None:  # a table's letters are said as `--B 2 --M 8`
-        asked = {name: settings.get(name) for name in ("batch_size", "seq_len", "target_len")}
-        lengths, sizes = lengths_of(asked, sizes)
+        asked: dict[str, Any] = {name: settings.get(name) for name in RUN}
+        lengths, sizes = lengths_of(Request("", sizes=sizes, **asked))
         settings |= lengths
         of_table = model is not None and isinstance(layer_or_model(model), Layer)
         if engine != "c99" and "target_len" in lengths and not of_table:

@@ -57,7 +57,7 @@ def values(text: str, name: str) -> NDArray[np.int64]:
     return np.concatenate(numbers)
 
 
-def grid_of(model: str, values: Mapping[str, Any], grid: bool, skip_invalid: bool) -> SweepGrid:
+def grid_of(model: Any, values: Mapping[str, Any], grid: bool, skip_invalid: bool) -> SweepGrid:
     """Put sizes together to configurations and check them as `configure` and `run_sizes` check one.
 
     `given` has sizes in any spelling, numbers or arrays of them, and settings. Raises `InputError`.

@@ -14,6 +14,7 @@ from learncost.ir.table import Table
 from learncost.models.configuration import Configuration, adds_paths, configure
 from learncost.models.model import Model, Structure, build, context_beyond, run_sizes
 from learncost.models.sizes import check_size
+from learncost.models.tables import RUN
 from learncost.passes.plan import planned
 from learncost.procedures.decoding import CACHED, CachedValue, axis_of
 from learncost.procedures.inference import Inference, inference, to_logits
@@ -112,8 +113,7 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
             raise InputError(f"--{name} applies to training only, not to {procedure.name}")
     if request.is_sharded:
         request = with_global_batch(request)
-    lengths = {"batch_size": request.batch_size, "seq_len": request.seq_len, "target_len": request.target_len}
-    run_lengths, model_sizes = lengths_of(lengths, request.sizes)
+    run_lengths, model_sizes = lengths_of(request)
     decodes = procedure.name == "decode"
     if request.context is not None and not decodes:
         raise InputError(f"--context requires --procedure decode: {procedure.name} starts with an empty KV cache")
@@ -130,12 +130,12 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
     if decodes:
         inference(built.table, configuration.name)  # what cannot decode says so before its lengths are asked about
         run_lengths = {tokens: 1} | run_lengths
-    batch_size, seq_len, target_len = (run_lengths.get(name) for name in lengths)
-    given = replace(request, batch_size=batch_size, seq_len=seq_len, target_len=target_len)
+    given_lengths: dict[str, Any] = {name: run_lengths.get(name) for name in RUN}
+    given = replace(request, **given_lengths)
     run = prepare(replace(given, model=configuration, dropout=0.0, sizes=left), ())
     new = run.axes.get("M", 1)
     tables = tables_of(run.model, procedure.name, several=decodes and new > 1)
-    sides = _InferenceSizes(run, seq_len)
+    sides = _InferenceSizes(run, run_lengths.get("seq_len"))
     context, axes, held = new, dict(run.axes), dict(run.axes)
     if decodes and tables is not None:
         context = _context(sides, request.context, new)

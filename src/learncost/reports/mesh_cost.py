@@ -284,12 +284,14 @@ def with_global_batch(request: Request) -> Request:
     """Return the request with a batch size: that of `whole_batch` if none was given."""
     if request.batch_size is not None:
         return request
-    return replace(request, batch_size=whole_batch(request.mesh or "", request.place, request.placement))
+    return replace(request, batch_size=whole_batch(request))
 
 
-def whole_batch(mesh: str, place: str | None, placement: str | None) -> int:
+def whole_batch(request: Request) -> int:
     """A sequence for each device on the axes of the mesh that cut the batch."""
-    sizes, number_of = parse_mesh(mesh).sizes, 1
-    for axis in {clause.mesh for clause in chosen(place, placement) if "B" in clause.axes}:
+    if not request.is_sharded:
+        return 1
+    sizes, number_of = parse_mesh(request.mesh or "").sizes, 1
+    for axis in {clause.mesh for clause in chosen(request.place, request.placement) if "B" in clause.axes}:
         number_of *= sizes.get(axis, 1)
     return number_of

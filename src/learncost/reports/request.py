@@ -17,8 +17,9 @@ from learncost.ir.precision import Precision, either, training_precision
 from learncost.layers.layer import Layer
 from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration
+from learncost.models.tables import RUN
 from learncost.procedures.procedure import INFERENCE, PAPER
-from learncost.reports.question import asked, flags_typed
+from learncost.reports.question import asked, docstring_parts, flags_typed
 
 if TYPE_CHECKING:
     from learncost.cost_models import Book
@@ -30,6 +31,7 @@ Answer = TypeVar("Answer")
 
 ADAPTING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
 """The fields that say which parameters are trained."""
+
 
 CPU, GPU = "cpu", "cuda"
 """The devices, as PyTorch calls them; as the device of a request the second is any GPU."""
@@ -89,6 +91,11 @@ class Request:
         usual = {each.name: each.default for each in fields(self)}
         named = {name: getattr(self, name) for name in usual if name not in ("model", "sizes")}
         return {name: value for name, value in named.items() if value != usual[name]} | {**self.sizes}
+
+    @property
+    def lengths(self) -> dict[str, Any]:
+        """The batch size and the lengths of sequences that were given, by name."""
+        return {name: value for name in RUN if (value := getattr(self, name)) is not None}
 
     @property
     def is_typed(self) -> bool:
@@ -181,18 +188,20 @@ class Request:
 
     def command(self, command: str, **more: Any) -> str:
         """Return the command line that asks the same; `more` are flags of the command's own."""
-        given = {name: value for name, value in {**self.given, **more}.items() if value is not None}
         read_by = getattr(self.model, "read_by", ())
-        return shlex.join(["learncost", command, self.model_name, *read_by, *flags_typed(given)])
+        return shlex.join(["learncost", command, self.model_name, *read_by, *flags_typed(self._given_with(more))])
 
     def call(self, function: str, **more: Any) -> str:
         """Return the Python call that asks the same; `more` are keywords of the function's own."""
         layer = layer_given(self.model)
         live = layer is not None and layer.steps is not None
         model = "lc.from_module(module, inputs)" if live else repr(self.model_name)
-        given = {name: value for name, value in {**self.given, **more}.items() if value is not None}
-        keywords = (f"{name.replace('-', '_')}={_literal(value)}" for name, value in given.items())
+        given = self._given_with(more).items()
+        keywords = (f"{name.replace('-', '_')}={_literal(value)}" for name, value in given)
         return f"lc.{function}({', '.join((model, *keywords))})"
+
+    def _given_with(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in {**self.given, **more}.items() if value is not None}
 
 
 def _literal(value: object) -> str:
@@ -243,7 +252,7 @@ def takes_request(
             request = Request(**{"model": "", **usual, **bound})
             return function(request, *((grouped(**of_group),) if grouped else ()), *models, **of_function)
 
-        return asked(function, accepted, call)
+        return asked(function, accepted, call, docstring_parts(grouped).parameters if grouped else {})
 
     return make
 

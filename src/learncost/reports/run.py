@@ -15,7 +15,7 @@ from learncost.ir.table import Table
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, context_beyond, run_sizes
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
-from learncost.models.tables import check_batch
+from learncost.models.tables import RUN, check_batch
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import PROCEDURES
@@ -185,8 +185,7 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
 
     procedures  how the model learns, if not by that of the request; none: it does not
     """
-    given = {"batch_size": request.batch_size, "seq_len": request.seq_len, "target_len": request.target_len}
-    lengths, sizes = lengths_of(given, request.sizes)
+    lengths, sizes = lengths_of(request)
     tokens = None if request.tokens is None else check_tokens("tokens", request.tokens)
     kind = request.kind(counts_alone=True)
     probability = check_probability("dropout", request.dropout)
@@ -224,15 +223,15 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
 
         built = quantized(built, kind, learns=bool(names))
     built = replace(built, kept=kind.kept, whole=bool(kind.products), integers=kind.is_whole)
-    axes = run_sizes(built, *(lengths.get(name) for name in ("batch_size", "seq_len", "target_len")))
+    axes = run_sizes(built, *(lengths.get(name) for name in RUN))
     plan = (request.plan or "").strip()
     context = None if "seq_len" in lengths else context_beyond(configuration)
     return PreparedRun(built, axes, book, request.optimizer, kind.values, tokens, learning, plan, context)
 
 
-def lengths_of(lengths: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
+def lengths_of(request: Request) -> tuple[dict[str, int], dict[str, Any]]:
     """The checked sizes of a run that are given, in any spelling among the sizes too, and the sizes of the model."""
-    checked, sizes = dict(lengths), dict(sizes)
+    checked, sizes = {name: getattr(request, name) for name in RUN}, dict(request.sizes)
     for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in checked]:
         name, value = resolve(spelling), sizes.pop(spelling)
         earlier = checked[name]

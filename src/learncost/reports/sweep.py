@@ -30,7 +30,7 @@ from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.reports.grid import SweepGrid, grid_of
-from learncost.reports.question import question
+from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_probability, left_out_text, possible, rows_of
 from learncost.reports.sheet import WIDTH, Drawn, Sheet
 from learncost.reports.sheet import SheetRow as Cells
@@ -184,22 +184,15 @@ class Sweep(Drawn):
         write_csv(self, stream)
 
 
-@question()
+@takes_request(
+    "model procedure price_book batch_size seq_len target_len * grid by skip_invalid optimizer dropout progress"
+)
 def sweep(
-    model: str,
-    procedure: str | Iterable[str] = "bp",
-    price_book: str | Iterable[str] = "run",
-    batch_size: Any = None,
-    seq_len: Any = None,
-    target_len: Any = None,
-    *,
+    request: Request,
     grid: bool = True,
     by: str = "total",
     skip_invalid: bool = False,
-    optimizer: str | None = None,
-    dropout: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
-    **sizes: Any,
 ) -> Sweep:
     """The cost of one training step for very many configurations at once; any row equals `lc.cost` of its sizes.
 
@@ -248,20 +241,19 @@ def sweep(
     >>> found.columns["maccs"][:2].astype(int).tolist()
     [64082018560, 131797352960]
     """
-    names: Sequence[str] = _chosen(procedure, PROCEDURES, lambda name: find_procedure(name).name)
-    books = _chosen(price_book, BOOKS, lambda name: find_book(name).name)
-    if optimizer is not None:
-        find_optimizer(optimizer)
+    names: Sequence[str] = _chosen(request.procedure, PROCEDURES, lambda name: find_procedure(name).name)
+    books = _chosen(request.price_book, BOOKS, lambda name: find_book(name).name)
+    if request.optimizer is not None:
+        find_optimizer(request.optimizer)
     if by not in BY:
         raise InputError(f"by must be one of {', '.join(BY)}, not {by!r}")
-    probability = check_probability("dropout", dropout)
-    lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
-    combinations = grid_of(model, {**sizes, **{k: v for k, v in lengths.items() if v is not None}}, grid, skip_invalid)
+    probability = check_probability("dropout", request.dropout)
+    combinations = grid_of(request.model, {**request.sizes, **request.lengths}, grid, skip_invalid)
     built = build(combinations.configuration, dropout=probability > 0)
     check_known(built.table.lines, "a sweep")
-    priced, refused = possible(lambda name: rows_of(built, name, books[0], optimizer), names)
+    priced, refused = possible(lambda name: rows_of(built, name, books[0], request.optimizer), names)
     names, left_out = tuple(priced), left_out_text(refused)
-    series_asked = _wanted(built, names, books, optimizer, by)
+    series_asked = _wanted(built, names, books, request.optimizer, by)
     unread = Polynomial.of((UNREAD,)) if built.configuration.unread else Polynomial()
     counts = [parameters(built.table) + unread, *(count for _, _, _, pair in series_asked for count in pair)]
     values, bounds = evaluate(counts, combinations, built, progress)
@@ -374,7 +366,7 @@ def _axes(combinations: SweepGrid, model: Model) -> tuple[dict[str, NDArray[np.f
     return columns, constants
 
 
-def _chosen(names_asked: str | Iterable[str], choices: Mapping[str, Any], check: Callable[[str], str]) -> list[str]:
+def _chosen(names_asked: Any, choices: Mapping[str, Any], check: Callable[[str], str]) -> list[str]:
     """Names, given as one, as text with commas, as many, or as "all"; each once, an unknown one refused."""
     names = names_asked.split(",") if isinstance(names_asked, str) else list(names_asked)
     if names == [ALL]:

@@ -63,8 +63,7 @@ def _compared(request: Request, side_by_side: str | None, other: str) -> dict[st
     except InputError as error:
         result["compared"] = {"refused": str(error)}
     try:
-        lengths = {name: getattr(request, name) for name in ("batch_size", "seq_len", "target_len")}
-        asked = Request(request.model, price_book=YARDSTICK, sizes=request.sizes, **lengths)
+        asked = Request(request.model, price_book=YARDSTICK, sizes=request.sizes, **request.lengths)
         result["conventions"] = _conventions(conventions(asked))
     except InputError as error:
         result["conventions"] = {"refused": str(error)}

@@ -199,8 +199,7 @@ def not_of_a_model(subject: str, flags: Mapping[str, Any]) -> None:
 
 def settings_of_a_model(request: Request) -> dict[str, Any]:
     """Return the lengths and sizes that are given, which only a model has."""
-    lengths = {name: getattr(request, name) for name in ("batch_size", "seq_len", "target_len")}
-    return {**lengths, **request.sizes}
+    return {**request.lengths, **request.sizes}
 
 
 def prepared(request: Request) -> PreparedRun:

@@ -98,8 +98,7 @@ class FitQuestion:
         """Return the smallest batch: a sample, or one for each device that has its own."""
         from learncost.reports.mesh_cost import whole_batch  # only where it is asked for: start-up counts
 
-        asked = self.request
-        return whole_batch(asked.mesh or "", asked.place, asked.placement) if asked.is_sharded else 1
+        return whole_batch(self.request)
 
     def at_length(self, length: int) -> FitQuestion:
         """Return the same question for another length."""

@@ -195,8 +195,7 @@ class Serving:
     @property
     def unit(self) -> int:
         """The smallest batch: a sequence, or one for each device that has its own."""
-        asked = self.sharded
-        return whole_batch(asked.mesh or "", asked.place, asked.placement) if asked else 1
+        return whole_batch(self.sharded) if self.sharded else 1
 
     @cached_property
     def at_peak(self) -> tuple[InferencePass, Live, dict[str, int]]:

@@ -209,7 +209,7 @@ class MemoryQuestion:
         if request.is_sharded:
             from learncost.reports.mesh_cost import whole_batch  # only where there is a mesh
 
-            planner = of_part(planner, whole_batch(request.mesh or "", request.place, request.placement))
+            planner = of_part(planner, whole_batch(request))
         given = run, procedure, kind, chosen, accumulate, False, self.budget, planner, request.mode, self.eager
         step = MemoryStep(*given)
         step.regions = self.regions

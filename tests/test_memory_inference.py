@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -141,3 +144,118 @@ def test_a_budget_below_the_weights_is_said(capsys):
     assert main(["memory", "gpt2", "--procedure", "decode", "--dtype", "bf16", "--budget", "1kB", *FLAGS]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"too few for one sequence of one token: weights alone need {BF16 * weights_of_gpt2():,};" in text
+
+
+GEMMA = {"sliding": 29, "full": 5, "window": 1024, "elements": 2 * 4 * 256}
+"""Gemma 3, 4B: 34 layers, of which every sixth attends to all tokens; 4 heads of keys and values of 256 (its
+config.json, and section 2 of Gemma Team 2025)."""
+
+
+@pytest.mark.parametrize("tokens", [512, 1024, 4096])
+def test_a_prompt_leaves_the_last_tokens_of_a_window_in_the_cache(tokens):
+    """transformers, DynamicSlidingWindowLayer.update: the last sliding_window - 1 tokens are kept."""
+    kept = GEMMA["sliding"] * min(tokens, GEMMA["window"] - 1) + GEMMA["full"] * tokens
+    found = lc.memory("gemma-3-4b", "prefill", seq_len=tokens, dtype="bf16")
+    at_end = [array for array in found.arrays if array.last == len(found.curve) - 1 and array.part == "KV cache"]
+    assert sum(array.bytes for array in at_end) == BF16 * GEMMA["elements"] * kept
+    counted = lc.cost("gemma-3-4b", "prefill", seq_len=tokens, dtype="bf16")
+    assert sum(array.bytes for array in at_end) == counted.cache.bytes
+
+
+def test_a_window_of_a_prompt_is_that_of_transformers():
+    """The cache of transformers' own module after a prompt, token by token of every layer."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 96}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 6}
+    module = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes)).eval()
+    for tokens in (4, 5, 6, 20):
+        with torch.no_grad():
+            past = module(torch.zeros(3, tokens, dtype=torch.long), use_cache=True).past_key_values
+        theirs = sum(layer.keys.numel() + layer.values.numel() for layer in past.layers)
+        found = lc.memory("mistral-7b", "prefill", batch_size=3, seq_len=tokens, dtype="fp32", **sizes)
+        at_end = [array for array in found.arrays if array.last == len(found.curve) - 1 and array.part == "KV cache"]
+        assert sum(array.bytes for array in at_end) == 4 * theirs, tokens
+
+
+def test_the_window_of_each_device_of_a_mesh():
+    asked = {"seq_len": 4096, "dtype": "bf16", "mesh": "tp=4", "placement": "megatron"}
+    kept = GEMMA["sliding"] * (GEMMA["window"] - 1) + GEMMA["full"] * 4096
+    found = lc.memory("gemma-3-4b", "prefill", **asked)
+    at_end = [array for array in found.arrays if array.last == len(found.curve) - 1 and array.part == "KV cache"]
+    assert sum(array.bytes for array in at_end) == BF16 * GEMMA["elements"] * kept // 4
+
+
+@pytest.mark.parametrize(("page", "tokens"), [(1, 1001), (16, 1008), (256, 1024), (1001, 1001), (1002, 1002)])
+def test_sequences_have_full_pages(page, tokens):
+    """vLLM gives each sequence blocks of so many tokens (Kwon et al. 2023, section 4.1): 1,001 are 63 blocks of 16."""
+    asked = {"batch_size": 3, "dtype": "fp16", "page_size": page}
+    each = 2 * 12 * 768 * 2
+    decode = lc.memory("gpt2", "decode", context=1000, **asked)
+    assert decode.split["KV cache"] == 3 * each * tokens
+    assert lc.memory("gpt2", "prefill", seq_len=1001, **asked).split["KV cache"] == 3 * each * tokens
+    assert decode.peak == sum(decode.split.values()) == max(moment.bytes for moment in decode.curve)
+
+
+def test_pages_are_refused_without_a_cache(capsys):
+    assert main(["memory", "gpt2", "--page-size", "16"]) == 2
+    assert "--page-size requires --procedure prefill or decode" in capsys.readouterr().err
+    assert main(["memory", "gpt2", "--procedure", "decode", "--page-size", "0"]) == 2
+    assert "page_size" in capsys.readouterr().err
+
+
+def test_cost_says_the_largest_batch_of_decode():
+    asked = {"context": 2048, "on": "H100-SXM"}
+    found = lc.cost("llama-3-8b", "decode", **asked)
+    batch = lc.memory("llama-3-8b", "decode", **asked).fits["batch_size"]
+    assert found.memory.batch_size == batch
+    (sheet,) = found.sheets()
+    assert f"In 80.0 GB fit {batch} sequences with 2,048 tokens in the cache." in sheet.notes
+    # 16.06 GB of weights, and 131,072 bytes of keys and values a token (32 layers x 8 heads x 128 x 2 x bf16)
+    each = 131_072 * 2049
+    assert batch == pytest.approx((80e9 - 8_030_261_248 * 2) / each, rel=0.01)
+
+
+def test_a_length_beyond_the_context_is_said(capsys):
+    assert main(["memory", "llama-3-8b", "--procedure", "decode", "--on", "H100-SXM"]) == 0
+    assert "tokens each, beyond the model's context of 8,192." in " ".join(capsys.readouterr().out.split())
+    assert main(["memory", "llama-3-8b", "--procedure", "decode", "--budget", "17GB"]) == 0
+    assert "beyond" not in capsys.readouterr().out
+
+
+def test_a_vision_transformer_reads_images(capsys):
+    for command in ("memory", "cost"):
+        assert main([command, "vit-b-16", "--procedure", "inference", "--batch-size", "2", "--on", "H100-SXM"]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "2 images of 197 tokens" in text.partition(" fit ")[0]
+        assert "sequence" not in text
+    assert main(["fit", "vit-b-16", "--procedures", "inference", "--budget", "8GB"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "vit-b-16 in 8.00 GB of memory: " in text
+    assert "images of 197 tokens" in text
+    assert "RAM" not in text
+
+
+def test_tensor_parallelism_beyond_the_heads_of_keys(capsys):
+    """One head of keys and values is on every device, as in Megatron and vLLM; 8 heads over 16 are refused."""
+    asked = ["memory", "gemma-3-1b", "--procedure", "decode", "--context", "99", "--dtype", "bf16", "--json"]
+    assert main([*asked, "--mesh", "tp=4", "--placement", "megatron"]) == 0
+    of_four = json.loads(capsys.readouterr().out)
+    assert main(asked) == 0
+    assert of_four["split"]["KV cache"] == json.loads(capsys.readouterr().out)["split"]["KV cache"]
+    assert main(["memory", "llama-3-8b", "--procedure", "decode", "--mesh", "tp=16", "--placement", "megatron"]) == 2
+    assert "h is 8, which is not divisible by the 16 devices of tp" in capsys.readouterr().err
+
+
+def test_the_commands_of_the_page(capsys):
+    text = (Path(__file__).parent.parent / "docs" / "inference.md").read_text(encoding="utf-8")
+    lines = [
+        line
+        for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+    ]
+    assert len(lines) >= 4
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program == "learncost"
+        assert main(words) == 0, line
+        assert capsys.readouterr().out

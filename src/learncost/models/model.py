@@ -93,6 +93,19 @@ class Model:
         """Return whether there is an encoder and a decoder."""
         return self.configuration.two_sided
 
+    @property
+    def sample(self) -> str:
+        """Return the noun of what a batch has: image of a model that reads images, else sequence."""
+        return "image" if "image" in self.table.inputs else "sequence"
+
+    @property
+    def positions(self) -> int | None:
+        """Return the context that the configuration states; None of a model with a fixed length or without one."""
+        family = family_of(self.configuration)
+        if family.fixed or family.layer is not None:
+            return None
+        return int(evaluate(family.length, self.configuration.values)) or None
+
 
 @dataclass(frozen=True, eq=False)
 class Structure:

@@ -275,6 +275,11 @@ class Cost(AtLength, Drawn):
         return self.figures[1 if self.timing is not None and self.by == "equation" else 0]
 
     @property
+    def sample(self) -> str:
+        """Return the noun of what a batch has: sequence, or image."""
+        return self.built.sample if self.built else "sequence"
+
+    @property
     def is_training(self) -> bool:
         """Return whether the step trains."""
         return bool(self.optimizer)

@@ -59,6 +59,7 @@ class Request:
     target_len: int | str | None = None
     tokens: int | str | None = None
     context: int | str | None = None
+    page_size: int | str | None = None
     optimizer: str | None = None
     dropout: float | str = 0.0
     dtype: str | None = None

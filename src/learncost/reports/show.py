@@ -12,6 +12,7 @@ from learncost.reports.sheet import WIDTH, Sheet, SheetRow, joules_of, number, r
 
 if TYPE_CHECKING:
     from learncost.reports.memory.memory import Memory
+    from learncost.reports.memory.on_device import DeviceMemory
     from learncost.reports.record import Cache, Cost, LedgerRow
     from learncost.reports.timing import Timing
 
@@ -166,7 +167,7 @@ def _step_title(cost: Cost) -> str:
         plan += f" in {cost.dtype}" if cost.timing else ""
         over = f", on {cost.over.devices:,} devices together; counts of one device" if cost.over else ""
         return f"{name}, one step of decode{plan}: {decoded(cost)}{over}"
-    sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''} of {cost.seq_len:,}"
+    sequences = f"{cost.batch_size:,} {cost.sample}{'s' if cost.batch_size > 1 else ''} of {cost.seq_len:,}"
     sides = "" if cost.target_len is None else f" and {cost.target_len:,}"
     tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
     step = "one step of " if cost.is_training else ""
@@ -246,6 +247,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes += [cost.over.said, "sent: the payload of the collectives of one device.", cost.over.sentence]
         every = (f"{count * cost.over.devices:,}" for count in (cost.total.maccs, cost.total.flops))
         notes.append("All devices together: {} MACCs, {} FLOPs.".format(*every))
+    if cost.memory and cost.memory.batch_size:
+        notes.append(_largest(cost, cost.memory))
     if cost.memory and cost.memory.unavailable:
         notes.append(f"Whether it fits the memory of the device is not known: {cost.memory.unavailable}.")
     if cost.over_time:
@@ -259,6 +262,14 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
             f"{maccs:,} MACCs, {flops:,} FLOPs."
         )
     return tuple(notes)
+
+
+def _largest(cost: Cost, memory: DeviceMemory) -> str:
+    """Return the note on the largest batch of inference that fits the device."""
+    batch, tokens = memory.batch_size or 0, cost.seq_len if cost.target_len is None else cost.target_len
+    several = f"{batch:,} {cost.sample}" + ("s" if batch > 1 else "")
+    each = f"of {tokens:,} tokens" if cost.context is None else f"with {cost.context:,} tokens in the cache"
+    return f"In {size_of(memory.available)} fit{'' if batch > 1 else 's'} {several} {each}."
 
 
 def _timing_notes(timing: Timing) -> Iterator[str]:

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.serializable import Key
+from learncost.ir.serializable import HIDDEN, Key
 from learncost.models.module import usual_module
 from learncost.models.sizes import CANONICAL, spelled
 from learncost.procedures.optimizer import DEFAULT, state_of
@@ -74,6 +74,8 @@ class Fit(AtLength, Drawn):
         Of many devices: what is cut over them; `budget` is then what each of them has, `largest` of all together.
     regions
         Of a microcontroller that was named, the regions of its RAM with the bytes that are left of each for arrays.
+    sample
+        The noun of what a batch has: sequence, or image.
 
     Examples
     --------
@@ -97,15 +99,21 @@ class Fit(AtLength, Drawn):
     on: str = field(default="", metadata=Key(after="engine").field)
     over: OverMesh | None = field(default=None, metadata=SHARDED)
     regions: tuple[Region, ...] = field(default=(), metadata=Key(form=_bytes_of_regions, optional=True).field)
+    sample: str = field(default="sequence", metadata=HIDDEN)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return a table with a row for each procedure and plan."""
         several, stored = len({row.engine for row in self.rows}) > 1, self.flash_size is not None
+        batch = self.over.sizes["B"] if self.over else 1
         all_columns = [
             (True, "procedure", [row.procedure for row in self.rows]),
             (True, "plan", [row.plan for row in self.rows]),
             (several, "engine", [row.engine for row in self.rows]),
-            (True, f"RAM, batch {self.over.sizes['B'] if self.over else 1}", [number(row.ram) for row in self.rows]),
+            (
+                True,
+                f"{self._kind}, batch {batch}",
+                [number(row.ram) for row in self.rows],
+            ),
             (stored, "flash", [size_of(row.flash) for row in self.rows]),
             (True, "batch", [f"{row.largest:,}" if row.fits else "no" for row in self.rows]),
             (True, "largest part", [row.most for row in self.rows]),
@@ -116,12 +124,17 @@ class Fit(AtLength, Drawn):
         ]
         flash = "" if self.flash_size is None else f" and {said_bytes(self.flash_size)} of flash"
         where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.budget)}"
-        title = f"{where} of RAM{flash}{each_of(self.over)}: {self.dtype}, {self.optimizer}, "
-        title += f"sequences of {self.seq_len:,} tokens{self.length_note}" if self.seq_len else "samples"
+        title = f"{where} of {self._kind}{flash}{each_of(self.over)}: {self.dtype}, {self.optimizer}, "
+        title += f"{self.sample}s of {self.seq_len:,} tokens{self.length_note}" if self.seq_len else "samples"
         left = frozenset(
             place for place, name in enumerate(columns) if name in ("procedure", "plan", "engine", "largest part")
         )
         return (Sheet(title, columns, tuple(rows), (*self.advice, self._rule), left, self.answer),)
+
+    @property
+    def _kind(self) -> str:
+        """Return the word for the memory: RAM of a device with flash memory, else memory."""
+        return "RAM" if self.regions or self.flash_size is not None else "memory"
 
     @property
     def answer(self) -> str:
@@ -134,7 +147,7 @@ class Fit(AtLength, Drawn):
             return "Nothing fits; suggested changes are below."
         fitting = []
         for name, row in best.items():
-            batch = f"{row.largest:,} {'sequence' if self.seq_len else 'sample'}" + ("s" if row.largest > 1 else "")
+            batch = f"{row.largest:,} {self.sample if self.seq_len else 'sample'}" + ("s" if row.largest > 1 else "")
             fitting.append(f"{name} {batch}" + (f" under {row.plan}" if row.plan else ""))
         return f"Largest batches: {'; '.join(fitting)}."
 
@@ -142,9 +155,9 @@ class Fit(AtLength, Drawn):
     def _rule(self) -> str:
         """Return the note on which memory holds what, and which engine executes the step."""
         if self.over:
-            rule = f"{self.over.said} RAM is per device; the batch is global."
+            rule = f"{self.over.said} Memory is per device; the batch is global."
         else:
-            rule = "All weights, gradients and activations are in RAM."
+            rule = f"All weights, gradients and activations are in {self._kind}."
             if self.flash_size is not None:
                 rule = "Frozen weights are in flash; trainable weights, gradients and activations are in RAM."
         if any(row.procedure == NAME for row in self.rows):
@@ -334,7 +347,16 @@ def fit(
     )
     named = device.name if device else ""
     return Fit(
-        model_name, *settings, tuple(rows), tuple(advice), ran, named, placed, regions, length_note=run.length_note
+        model_name,
+        *settings,
+        tuple(rows),
+        tuple(advice),
+        ran,
+        named,
+        placed,
+        regions,
+        run.model.sample,
+        length_note=run.length_note,
     )
 
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ir.polynomial import Polynomial, size_of, total, whole
+from learncost.ir.line import Product
+from learncost.ir.loop import Loop, Statement
+from learncost.ir.polynomial import Polynomial, size_of, whole
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
+from learncost.ir.term import Read, Term
+from learncost.ir.value import Value
 from learncost.layers.active import parameters
 from learncost.liveness import Live, LiveArray, LiveInterval, levels, live
 from learncost.models.model import Model, Structure, run_sizes
+from learncost.models.sizes import check_size
 from learncost.models.tables import has_batch, letters_of
 from learncost.passes.plan import planned
 from learncost.passes.quantized import bytes_of_array
-from learncost.procedures.decoding import CachedValue
+from learncost.procedures.decoding import CACHED, TOKENS, CachedValue, axis_of
 from learncost.procedures.inference import Inference, inference, to_logits
 from learncost.procedures.needed import needed
 from learncost.program.calls import IN_KERNELS
-from learncost.reports.inference import over_devices, served
+from learncost.reports.inference import Served, over_devices, served
 from learncost.reports.memory.engines import GRAPH
 from learncost.reports.memory.largest import LONGEST, largest_batch, longest_within
 from learncost.reports.memory.memory import Memory
@@ -76,6 +81,7 @@ class Serving:
     procedure            the only pass; empty: both
     new                  tokens of a sequence that a step of decode adds
     batch                sequences
+    page_size            tokens in a page of the KV cache: each sequence has full pages
     sharded              a request with a mesh: all bytes are then those of one of its devices
     """
 
@@ -89,6 +95,7 @@ class Serving:
     new: int = 1
     batch: int = 1
     sharded: Request | None = None
+    page_size: int = 1
 
     @cached_property
     def weights(self) -> int:
@@ -116,6 +123,15 @@ class Serving:
         """The sizes of all axes with all tokens."""
         return run_sizes(self.model, self.batch, self.seq_len, self.target_len)
 
+    @property
+    def _next_sizes(self) -> dict[str, int]:
+        """Return the sizes with one token more, for which a prompt is cached; without it if there is no position."""
+        lengths = (self.seq_len + 1, None) if self.target_len is None else (self.seq_len, self.target_len + 1)
+        try:
+            return run_sizes(self.model, self.batch, *lengths)
+        except InputError:
+            return self.sizes
+
     @cached_property
     def passes(self) -> tuple[InferencePass, ...]:
         """The prompt and the step of decode, or the only one of them."""
@@ -123,18 +139,31 @@ class Serving:
         tables = _tables(Structure(self.model), self.plan, new > 1)
         several: list[InferencePass] = []
         if self.procedure != "decode":
-            (prompt,), local, over = self._on_each(lambda each: (each.prompt,), sizes)
-            several.append(InferencePass(prompt, prompt, local, over=over))
+            held = {} if tables.passes is None else tables.passes.lengths(self._next_sizes, sizes["M"], new=1)
+            (prompt,), local, over = self._on_each(lambda each: (each.prompt,), {**held, **sizes})
+            arrays = _growing(tables.passes) if tables.passes is not None else []
+            several.append(InferencePass(prompt, prompt, local, *self._added(prompt, arrays, local, over, 0), over))
         if tables.passes is not None and sizes["M"] > new and self.procedure in ("", "decode"):
             step_lengths = {**sizes, **tables.passes.lengths(sizes, sizes["M"] - new, new)}
             (logits, decode), local, over = self._on_each(lambda each: each.token, step_lengths)
-            known, arrays = logits.known, _growing(tables.passes)
-            axes = local if over is None else {**local, **over.placed.sizes}
-            elements = total(array.sharded_as(known[array.name].axes).elements for array in arrays)
-            grown = int(elements.at(axes)) * new * self.kind.value
-            batch = next(axis for axis in known[arrays[0].name].axes if whole(axis) == "B") if arrays else "B"
-            several.append(InferencePass(logits, decode, local, grown, batch, over))
+            added = self._added(logits, _growing(tables.passes), local, over, new)
+            several.append(InferencePass(logits, decode, local, *added, over))
         return tuple(several)
+
+    def _added(
+        self, table: Table, arrays: Sequence[CachedValue], local: Mapping[str, int], over: OverMesh | None, new: int
+    ) -> tuple[int, str]:
+        """Return the bytes of a sequence that the cache of a pass does not count, and the axis of the batch.
+
+        These are the new tokens, and the rest of the last page of each cached value.
+        """
+        known, axes = table.known, local if over is None else {**local, **over.placed.sizes}
+        size = 0
+        for array in arrays:
+            rest = -(axes[array.positions] + new) % self.page_size
+            size += int(array.sharded_as(known[array.name].axes).elements.at(axes)) * (new + rest)
+        batch = next(axis for axis in known[arrays[0].name].axes if whole(axis) == "B") if arrays else "B"
+        return size * self.kind.value, batch
 
     def _on_each(
         self, tables_of: Callable[[_Tables], tuple[Table, ...]], sizes: Mapping[str, int]
@@ -267,7 +296,43 @@ def _tables(structure: Structure, plan: str, several: bool = False) -> _Tables:
         passes = inference(model.table, model.configuration.name, several=several)
     except InputError:  # an encoder
         return _Tables(planned(to_logits(model.table), plan), None, plan)
-    return _Tables(planned(passes.prefill, plan), passes, plan)
+    return _Tables(planned(_with_windows(passes.prefill, passes.cache), plan), passes, plan)
+
+
+def _with_windows(table: Table, cache: Iterable[CachedValue]) -> Table:
+    """Return the pass of a prompt whose sliding windows cache the last positions only, read at an index `recent`.
+
+    transformers, DynamicSlidingWindowLayer.update: keys[:, :, -sliding_window + 1 :] of the layer are kept.
+    """
+    windows = {array.name: array.window for array in cache if array.window}
+    recent = {
+        f"recent.{window}": Value((axis_of(CACHED, window),), "index") for window in dict.fromkeys(windows.values())
+    }
+
+    def values_of(values: Mapping[str, Value]) -> dict[str, Value]:
+        return {name: value.along(held(name, value.axes)) for name, value in values.items()}
+
+    def held(name: str, axes: Iterable[str]) -> Iterator[str]:
+        return (axis_of(CACHED, windows[name]) if name in windows and axis == TOKENS else axis for axis in axes)
+
+    def lines_of(lines: Iterable[Statement]) -> Iterator[Statement]:
+        for line in lines:
+            if isinstance(line, Loop):
+                yield replace(line, lines=tuple(lines_of(line.lines)), values=values_of(line.values))
+            elif line.name in windows:
+                window, (left,), (right,) = windows[line.name], line.left, line.right
+                assert isinstance(right, Term)
+                index = Term(f"recent.{window}", (axis_of(CACHED, window),))
+                read = (Read(axis, index) if axis == TOKENS else axis for axis in right.axes)
+                kept = replace(left, axes=tuple(held(line.name, left.declared)))
+                yield Product((kept,), (replace(right, axes=tuple(read)),), line.where, line.meta)
+            else:
+                yield line
+
+    if not windows:
+        return table
+    lines, inputs = tuple(lines_of(table.lines)), (*table.inputs, *recent)
+    return replace(table, lines=lines, values={**values_of(table.values), **recent}, inputs=inputs)
 
 
 def _growing(passes: Inference) -> list[CachedValue]:
@@ -281,19 +346,15 @@ CONVENTION = (
 """The text that says what the memory of inference includes."""
 
 
-def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
-    """The memory of a forward pass, of a prompt, or of one step of decode; with a budget what fits it.
-
-    Raises `InputError`.
-    """
+def serving_of(request: Request) -> tuple[Served, Serving]:
+    """Return the pass of a request, as it is priced and as its memory is predicted. Raises `InputError`."""
     name, kind = request.procedure, request.kind()
     given = served(request.in_precision(kind.name))
     run, axes = given.run, given.run.axes
-    two_sided, batch, new = run.model.two_sided, axes["B"], axes.get("M", 1)
-    decodes = name == "decode"
+    new, decodes = axes.get("M", 1), name == "decode"
     tokens = given.context + new if decodes else new
-    seq_len, target_len = (axes["N"], tokens) if two_sided else (tokens, None)
-    serving = Serving(
+    seq_len, target_len = (axes["N"], tokens) if run.model.two_sided else (tokens, None)
+    return given, Serving(
         run.model,
         kind,
         seq_len,
@@ -301,14 +362,28 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
         plan=run.plan,
         procedure=name,
         new=new if decodes else 1,
-        batch=batch,
+        batch=axes["B"],
         sharded=request.in_precision(kind.name) if request.is_sharded else None,
+        page_size=1 if request.page_size is None else check_size("page_size", request.page_size),
     )
+
+
+def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
+    """Return the memory of a forward pass, of a prompt, or of one step of decode; with a budget what fits it.
+
+    Raises `InputError`.
+    """
+    given, serving = serving_of(request)
+    name, kind, run, axes = request.procedure, serving.kind, given.run, given.run.axes
+    two_sided, batch, new, decodes = run.model.two_sided, axes["B"], axes.get("M", 1), name == "decode"
     worst, arrays, split = serving.at_peak
     uncounted, peak, last = serving.uncounted, sum(split.values()), len(arrays.curve) - 1
     curve = tuple(replace(moment, bytes=moment.bytes + uncounted) for moment in arrays.curve)
     grown = split["KV cache"] and worst.grown * int(size_of(worst.batch, worst.local_sizes))
-    throughout = {("other weights", "weights"): uncounted - grown, ("new tokens of the KV cache", "KV cache"): grown}
+    throughout = {
+        ("other weights", "weights"): uncounted - grown,
+        ("rest of the KV cache" if serving.page_size > 1 else "new tokens of the KV cache", "KV cache"): grown,
+    }
     more = tuple(
         LiveInterval(each, (), (size,), 1, size, 0, last, "given", part=part)
         for (each, part), size in throughout.items()
@@ -332,6 +407,8 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
         target_len=new if two_sided else None,
         context=given.context if decodes else None,
         length_note=given.length_note(decodes),
+        sample=run.model.sample,
+        positions=run.model.positions,
         accumulate=1,
         trained="none",
         peak=peak,

@@ -115,6 +115,10 @@ class Memory(AtLength, Drawn):
         None where that is not known.
     unfit
         The reason why it does not fit the RAM regions of the named device; else "".
+    sample
+        The noun of what a batch has: sequence, or image.
+    positions
+        The length that the model was made for; None where it has none.
 
     Examples
     --------
@@ -160,6 +164,8 @@ class Memory(AtLength, Drawn):
     arrays: tuple[LiveInterval, ...] = ()
     arena: Arena | None = field(default=None, metadata=OPTIONAL)
     letters: str = field(default="", metadata=HIDDEN)  # of a run of a table: its sizes as the table calls them
+    sample: str = field(default="sequence", metadata=HIDDEN)
+    positions: int | None = field(default=None, metadata=HIDDEN)  # the length that the model was made for
 
     @property
     def nothing_fits(self) -> bool:
@@ -200,6 +206,8 @@ class MemoryQuestion:
         request = self.request
         if request.context is not None:
             raise InputError(f"--context requires --procedure decode: {procedure} has no KV cache")
+        if request.page_size is not None:
+            raise InputError(f"--page-size requires --procedure prefill or decode: {procedure} has no KV cache")
         kind = request.kind(trains=True)
         counted_alone = replace(request, price_book="run", optimizer=None, tokens=None).in_precision(kind.name)
         chosen_engine = named_one("engine", engine or USUAL, memory_engines())
@@ -233,9 +241,9 @@ def memory_question(request: Request) -> MemoryQuestion:
 
 
 @takes_request(
-    "model procedure batch_size seq_len target_len optimizer dropout dtype * context precision plan accumulate clip "
-    "budget on engine module optimizer_implementation mode train train_layers lora lora_rank lora_alpha mesh place "
-    "placement"
+    "model procedure batch_size seq_len target_len optimizer dropout dtype * context page_size precision plan "
+    "accumulate clip budget on engine module optimizer_implementation mode train train_layers lora lora_rank "
+    "lora_alpha mesh place placement"
 )
 def memory(request: Request) -> Memory | MemoryComparison:
     """The exact memory of one training step or pass of inference: its peak, the live arrays there, what fits a budget.
@@ -442,6 +450,8 @@ def _described(step: MemoryStep) -> dict[str, Any]:
         "updates": _updates(step),
         "letters": letters_of(step.model.configuration.layer, axes),
         "over": step.over,
+        "sample": step.model.sample,
+        "positions": step.model.positions,
         "length_note": step.run.length_note,
     }
 

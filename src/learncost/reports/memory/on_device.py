@@ -27,6 +27,7 @@ class DeviceMemory(Serializable):
     engine       the engine that executes the step
     is_bound     whether the step takes at least the peak: weights and optimizer state alone do not fit
     unfit        why its arrays do not fit the regions of the memory; else empty
+    batch_size   of inference, the largest batch that fits; None of a training step
     unavailable  why the peak is not known; else empty
     """
 
@@ -35,6 +36,7 @@ class DeviceMemory(Serializable):
     engine: str = field(default="", metadata=Key(when=_is_known, after="fits").field)
     is_bound: bool = field(default=False, metadata=Key("at_least", when=_is_known, optional=True, after="peak").field)
     unfit: str = field(default="", metadata=HIDDEN)
+    batch_size: int | None = field(default=None, metadata=OPTIONAL)
     unavailable: str = field(default="", metadata=OPTIONAL)
 
     @property
@@ -62,10 +64,10 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
     available = question.budget or 0
     try:
         if request.procedure in INFERENCE:
-            from learncost.reports.memory.inference import memory_of_inference  # only where it is asked for: start-up
+            from learncost.reports.memory.inference import serving_of  # only where it is asked for: start-up counts
 
-            answer = memory_of_inference(question.request)
-            return DeviceMemory(available, answer.peak, answer.engine)
+            _, serving = serving_of(question.request)
+            return DeviceMemory(available, serving.peak(), GRAPH, batch_size=serving.largest(available))
         programs = bool(question.engine) and memory_engines()[question.engine].arrays is not None
         if programs and (least := question.step(request.procedure, GRAPH).least) > available:
             return DeviceMemory(available, least, question.engine, is_bound=True)  # no program is laid out for it

@@ -121,7 +121,7 @@ def title(memory: Memory, with_engine: bool = True, with_procedure: bool = True)
     plan = f" under {memory.plan}" if memory.plan and with_engine == with_procedure else ""
     plan += f" by {run_by(memory)}" if _executed(memory) and with_engine and with_procedure else ""
     sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
-    sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''}"
+    sequences = f"{memory.batch_size:,} {_samples(memory, memory.batch_size)}"
     sequences += f" of {memory.seq_len:,}{sides} tokens{memory.length_note}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
     step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
@@ -196,14 +196,16 @@ def _fits(memory: Memory) -> str:
     decodes = memory.context is not None
     batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "context" if decodes else "seq_len"))
     many, batch_text = "fit" if (batch or 0) > 1 else "fits", f"{batch:,}" if batch else "no"
-    text = f"In {said_bytes(memory.budget)} {many} {batch_text} {_sequences(batch or 1)} "
+    text = f"In {said_bytes(memory.budget)} {many} {batch_text} {_samples(memory, batch or 1)} "
     text += f"with {memory.context:,} tokens in the cache" if decodes else f"of {memory.seq_len:,} tokens"
     if memory.letters:  # a table of a user's: its batch is B, where that is open at all
         text = f"In {said_bytes(memory.budget)} the step {'fits' if batch else 'does not fit'}"
         if "B = " in memory.letters:
             text = f"In {said_bytes(memory.budget)} fits " + (f"B = {batch:,} at most" if batch else "no B")
     elif length is not None:
-        text += f"; of {memory.batch_size:,} {_sequences(memory.batch_size)}, {length:,} tokens each"
+        text += f"; of {memory.batch_size:,} {_samples(memory, memory.batch_size)}, {length:,} tokens each"
+        if memory.positions and length > memory.positions:
+            text += f", beyond the model's context of {memory.positions:,}"
     if not batch and memory.optimizer:
         text += (
             ". Recomputation and other plans use less memory: run learncost fit with the same "
@@ -212,8 +214,8 @@ def _fits(memory: Memory) -> str:
     return f"{text}."
 
 
-def _sequences(count: int) -> str:
-    return "sequence" if count == 1 else "sequences"
+def _samples(memory: Memory, count: int) -> str:
+    return memory.sample if count == 1 else f"{memory.sample}s"
 
 
 def _executed(memory: Memory) -> bool:

@@ -12,7 +12,7 @@ from learncost.backends.c99.functions import without_comments
 from learncost.cli.emit_c99 import FirmwareOptions, program_of
 from learncost.cli.verified_c99 import StepParity, parity
 from learncost.engines.boards import BOARDS
-from learncost.interpreter.operation import run_line
+from learncost.interpreter.operation import prepared
 from learncost.ir.line import Meta, Product
 from learncost.ir.polynomial import shape_of
 from learncost.ir.term import Literal
@@ -48,7 +48,7 @@ def ran(scope, **arrays):
     """What lines make of whole numbers."""
     values = {name: np.asarray(array, float) for name, array in arrays.items()}
     for line in scope.out:
-        run_line(line, scope.values, values, {"n": len(arrays["X"])})
+        values[line.name] = prepared(line, scope.values)(values, {"n": len(arrays["X"])}, None)
     assert all(np.array_equal(array, np.rint(array)) and np.max(np.abs(array)) < 2**31 for array in values.values())
     return values
 

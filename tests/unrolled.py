@@ -3,19 +3,18 @@
 from dataclasses import replace
 
 from learncost.ir.line import Line
-from learncost.ir.loop import Loop
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.models.model import Model
-from learncost.passes.split import LoopPart, flat, is_nested, split
+from learncost.passes.split import LoopPart, flat, split
 
 
 def unrolled(model: Model) -> Model:
     """The model with every turn of its repeats as lines of their own, on weights of their own."""
     table = model.table
-    if any(isinstance(line, Loop) and is_nested(line) for line in table.lines):
+    if any(repeat.repeats for repeat in table.repeats):
         table = flat(table, model.sizes)
-    for repeat in [line for line in table.lines if isinstance(line, Loop)]:
+    for repeat in table.repeats:
         iterations = int(size_of(repeat.count, model.sizes))
         table = split(table, repeat, [LoopPart(iteration, iteration, repeat) for iteration in range(iterations)])
     return replace(model, table=_inlined(table))

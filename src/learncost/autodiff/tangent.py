@@ -226,8 +226,8 @@ class _Tangents:
         carries = [carry for carry in line.carry if carry.start in moved]
         tangents = []
         for carry in carries:
-            initial = self.of(carry.initial) or self.zeros(carry.initial, line)
-            end = inner.known.get(carry.end) or inner.zeros(carry.end, line)
+            initial = self.of(carry.initial) or self.zeros(carry.initial)
+            end = inner.known.get(carry.end) or inner.zeros(carry.end)
             final = self.make(f"{carry.final}{MARK}", carry.final)
             self.known[carry.final] = final
             tangents.append(Carry(f"{carry.start}{MARK}", end, initial, final))
@@ -265,7 +265,7 @@ class _Tangents:
         inner.through(line.lines)
         return inner
 
-    def zeros(self, name: str, line: Loop) -> str:
+    def zeros(self, name: str) -> str:
         target = self.make(f"{name}{MARK}", name)
         axes = self.values[name].axes
         self.out.append(Op((Term(target, axes),), (), (), Meta(), op="zeros", gives=("Y",)))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from learncost.backends.expression import Identifiers
-from learncost.ir.loop import Loop
 from learncost.ir.table import Table
 
 FEW = 6
@@ -77,13 +76,12 @@ class Record:
 def groups(table: Table) -> list[tuple[str, ...]]:
     """Weights that the turns of the same repeats slice, group by group, in the order of the table's weights."""
     merged: list[set[str]] = []
-    for line in table.lines:
-        if isinstance(line, Loop):
-            sliced = {outer for _, outer in line.each if outer in table.weights}
-            for other in [group for group in merged if group & sliced]:
-                merged.remove(other)
-                sliced |= other
-            merged += [sliced] if sliced else []
+    for loop in table.repeats:
+        sliced = {outer for _, outer in loop.each if outer in table.weights}
+        for other in [group for group in merged if group & sliced]:
+            merged.remove(other)
+            sliced |= other
+        merged += [sliced] if sliced else []
     ordered = [tuple(name for name in table.weights if name in group) for group in merged]
     return sorted(ordered, key=lambda group: table.weights.index(group[0]))
 

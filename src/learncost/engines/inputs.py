@@ -175,7 +175,7 @@ class Batch:
         }
         for name, axis in MASKS.items():
             if name in data_given:
-                self._mask(name, axis, data_given[name])
+                self._mask(axis, data_given[name])
         self._default()
         self.sizes = self._sizes()
         for datum in self._data:
@@ -222,7 +222,7 @@ class Batch:
             raise InputError(f"{datum.name} must be {shape_text}, not an array with {array.ndim} axes")
         return array
 
-    def _mask(self, name: str, axis: str, mask: Any) -> None:
+    def _mask(self, axis: str, mask: Any) -> None:
         keep = np.asarray(mask).astype(bool)
         tokens = next(datum for datum in self._positions(axis) if not datum.answers)
         shape = self.arrays[tokens.input].shape if tokens.input in self.arrays else keep.shape

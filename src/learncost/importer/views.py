@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from learncost.importer.axes import AxisClass, Size, equal, leaves, product, quotient
+from learncost.importer.axes import AxisClass, Size, equal, product, quotient
 
 
 @dataclass(eq=False)
@@ -196,8 +196,3 @@ class View:
 
 class ShapeError(Exception):
     """A shape with another number of elements than the view."""
-
-
-def all_leaves(rows: Iterable[Dimension]) -> tuple[AxisClass, ...]:
-    """Return the classes of rows of slots, in order."""
-    return tuple(leaves([slot.axis for row in rows for slot in row]))

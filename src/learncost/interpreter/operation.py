@@ -7,7 +7,7 @@ where, and moves (transpose, reshape, indexing, stack, broadcast_to, zeros_like)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -111,17 +111,6 @@ def prepared(line: Line, roles: Mapping[str, Value]) -> Operation:
         return _sum(line)
     assert isinstance(line, Op)
     return _word(line)
-
-
-def run_line(
-    line: Line,
-    roles: Mapping[str, Value],
-    values: MutableMapping[str, Array],
-    sizes: Sizes,
-    exchange: Exchange | None = None,
-) -> None:
-    """Run one lowered line; `values` receives its result."""
-    values[line.name] = prepared(line, roles)(values, sizes, exchange)
 
 
 # The three kinds of line.

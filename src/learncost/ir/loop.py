@@ -61,6 +61,11 @@ class Loop:
         return (*(carry.final for carry in self.carry), *(outer for _, outer in self.keep))
 
     @property
+    def repeats(self) -> tuple[Loop, ...]:
+        """The loops among its lines; their inner loops are not listed."""
+        return tuple(line for line in self.lines if isinstance(line, Loop))
+
+    @property
     def ends(self) -> tuple[str, ...]:
         """The names inside that leave an iteration: the final loop-carried values, and what `keep` collects."""
         return (*(carry.end for carry in self.carry), *(name for name, _ in self.keep))
@@ -142,6 +147,11 @@ class LoopNest:
     def counts(self) -> tuple[str, ...]:
         """The trip count of each."""
         return tuple(loop.count for loop in self.loops)
+
+    @cached_property
+    def axes(self) -> Mapping[str, tuple[str, ...]]:
+        """The declared axes of the names inside; a name in several has those of the innermost."""
+        return {name: axes for loop in self.loops for name, axes in loop.axes.items()}
 
     @cached_property
     def stacks(self) -> Mapping[str, str]:

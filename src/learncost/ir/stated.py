@@ -8,14 +8,14 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
 from learncost.ir.affine import Affine
 from learncost.ir.errors import InputError, NotationError
-from learncost.ir.loop import Loop, Statement, walk, windows
+from learncost.ir.loop import walk, windows
 from learncost.ir.parse import split_names
 from learncost.ir.parsed import Header
 from learncost.ir.polynomial import LARGEST as LARGEST
@@ -311,17 +311,12 @@ def indexed(table: Table) -> dict[str, str]:
 def places_read(table: Table) -> dict[str, list[str]]:
     """Return the axes that each index array indexes, in every scope."""
     axis_of: dict[str, list[str]] = {}
-
-    def visit(axes: Mapping[str, tuple[str, ...]], lines: Iterable[Statement]) -> None:
-        for line in lines:
-            if isinstance(line, Loop):
-                visit({**axes, **line.axes}, line.lines)
-                axis_of.update({stack: axis_of[iteration] for iteration, stack in line.each if iteration in axis_of})
-                continue
-            for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
-                for place, axis in enumerate(term.axes):
-                    if isinstance(axis, Read) and isinstance(axis.at, Term):
-                        axis_of.setdefault(axis.at.name, []).append(axes[term.name][place])
-
-    visit(table.axes, table.lines)
+    for line, nest in walk(table.lines):
+        for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
+            axes = nest.axes if term.name in nest.axes else table.axes
+            reads = ((axis.at, axes[term.name][i]) for i, axis in enumerate(term.axes) if isinstance(axis, Read))
+            for at, axis in reads:
+                if isinstance(at, Term):
+                    for name in dict.fromkeys((at.name, nest.stacks.get(at.name, at.name))):
+                        axis_of.setdefault(name, []).append(axis)
     return axis_of

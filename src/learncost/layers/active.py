@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from importlib.resources import files
 from typing import Literal, TypeAlias, get_args
 
@@ -135,7 +135,7 @@ def of_part(line: Line, part: Part) -> bool:
 _PARTS: Mapping[str, Part] = {part: part for part in get_args(Part)}
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _said(name: str) -> Mapping[str, str]:
     """Return the declarations in the file of a shipped layer, by their keyword; nothing for another layer."""
     file = files("learncost.layers") / "tables" / f"{name}.table"

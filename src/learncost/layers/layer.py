@@ -444,7 +444,6 @@ def usual_names() -> Mapping[str, str]:
     return usual | {plain(name): name for name in shipped()}
 
 
-@cache
 def shipped_layer(name: str, line: str = "") -> Layer:
     """Return a shipped layer by its name (hyphens accepted). Raises `NotationError` for an unknown one."""
     name = name.replace("-", "_")
@@ -454,6 +453,11 @@ def shipped_layer(name: str, line: str = "") -> Layer:
         if any(canonical(name) == op.name for op in entries()):
             hint = f"; {name} is an operator: write its operands with their axes, as in {name}(X[M d])"
         raise NotationError(f"no layer is called {name!r}{hint}", line)
+    return _shipped_layer(name)
+
+
+@cache
+def _shipped_layer(name: str) -> Layer:
     return layer((files("learncost.layers") / "tables" / f"{name}.table").read_text(encoding="utf-8"))
 
 

@@ -11,7 +11,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Container, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from learncost.ir.errors import InputError, shown
@@ -92,7 +92,7 @@ def _tree(node: ast.expr, values: Mapping[str, Any], free: Container[str]) -> Tr
     raise InputError(f"{written} is not integer arithmetic")
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body

@@ -13,7 +13,7 @@ from typing import Any
 
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
-from learncost.ir.loop import Loop, walk
+from learncost.ir.loop import walk
 from learncost.ir.polynomial import Polynomial
 from learncost.models.adaptation import Learned
 from learncost.models.model import Model
@@ -80,7 +80,7 @@ def learned(model: Model, plain: list[LiveParameter], paths: list[Path]) -> Lear
     """Return the trainable weights of a module's model; None if all learn. Raises `InputError`."""
     if all(parameter.learns for parameter in plain) and not paths:
         return None
-    if any(isinstance(line, Loop) for repeat in model.table.repeats for line in repeat.lines):
+    if any(repeat.repeats for repeat in model.table.repeats):
         raise InputError("the module's blocks share weights: give train and lora instead of requires_grad")
     reader = _WeightsReader(model)
     try:

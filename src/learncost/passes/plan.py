@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from learncost.ir.errors import InputError, named_one
-from learncost.ir.loop import Loop
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 
@@ -136,9 +135,9 @@ def planned(table: Table, text: str, sizes: Mapping[str, int] | None = None) -> 
 
 def check_segments(table: Table, sizes: Mapping[str, int]) -> None:
     """Raise `InputError` where blocks do not divide into segments."""
-    for line in table.lines:
-        if isinstance(line, Loop) and "/" in line.count:
-            size_of(line.count, sizes)
+    for loop in table.repeats:
+        if "/" in loop.count:
+            size_of(loop.count, sizes)
 
 
 def plan_of(text: str) -> tuple[tuple[Plan, tuple[str, ...]], ...]:

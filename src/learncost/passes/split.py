@@ -99,19 +99,14 @@ def _marked(repeat: Loop, mark: str) -> Loop:
 MOST_LAYERS = 128
 
 
-def is_nested(repeat: Loop) -> bool:
-    """Return whether a loop contains other loops."""
-    return any(isinstance(line, Loop) for line in repeat.lines)
-
-
 def flat(table: Table, sizes: Mapping[str, int]) -> Table:
     """Return the table without groups of iterations of layers: the same lines, as often, on the same numbers.
 
     A stack of weights of groups and layers becomes one weight for each of them: with two groups of one layer `attn.WQ`
     is `group_0.attn.WQ` and `group_1.attn.WQ`; a single one keeps its name. Other nested loops remain.
     """
-    for line in table.lines:
-        if isinstance(line, Loop) and len(nest := _nest(line)) == 3:
+    for loop in table.repeats:
+        if len(nest := _nest(loop)) == 3:
             table = _Groups(table, nest, sizes).table()
     return table
 
@@ -119,9 +114,9 @@ def flat(table: Table, sizes: Mapping[str, int]) -> Table:
 def _nest(repeat: Loop) -> list[Loop]:
     """Return the nested loops of groups, iterations and layers that carry one value; otherwise fewer than three."""
     nest = [repeat]
-    while len(nest) < 3 and len(nest[-1].lines) == 1 and isinstance(inner := nest[-1].lines[0], Loop):
-        nest.append(inner)
-    return [] if is_nested(nest[-1]) or any(len(group.carry) != 1 or group.keep for group in nest) else nest
+    while len(nest) < 3 and len(nest[-1].lines) == len(nest[-1].repeats) == 1:
+        nest += nest[-1].repeats
+    return [] if nest[-1].repeats or any(len(group.carry) != 1 or group.keep for group in nest) else nest
 
 
 @dataclass

@@ -8,13 +8,13 @@ and 5.7.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from learncost.autodiff.derive import derive_once
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.loop import Carry, Loop, Statement, defined
+from learncost.ir.loop import Carry, Loop, Statement, defined, repeats, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.ir.value import Role, Value
@@ -138,15 +138,11 @@ class DifferenceUpdates:
         return value.role, value.of
 
 
-def _updated(lines: Iterable[Statement]) -> frozenset[str]:
+def _updated(lines: Sequence[Statement]) -> frozenset[str]:
     """Return what the lines of the weight update compute, and the loop outputs made of it."""
-    names: set[str] = set()
-    for line in lines:
-        if isinstance(line, Loop):
-            inside = _updated(line.lines)
-            names |= inside | {carry.final for carry in line.carry if carry.end in inside}
-        elif line.meta.phase == "weight_update":
-            names |= set(line.makes)
+    names = {name for line, _ in walk(lines) if line.meta.phase == "weight_update" for name in line.makes}
+    for loop in reversed([*repeats(lines)]):  # inner loops first
+        names |= {carry.final for carry in loop.carry if carry.end in names}
     return frozenset(names)
 
 

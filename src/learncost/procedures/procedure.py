@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
@@ -105,7 +105,7 @@ class StepMove:
         return self.names[0] if self.names else ""
 
 
-@cache
+@lru_cache(maxsize=4096)
 def move(text: str) -> StepMove:
     """Return the move that a text of a schedule names."""
     for form in MOVES:

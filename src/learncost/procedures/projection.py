@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from math import prod
 
@@ -67,7 +67,7 @@ def singular_vectors(
 _RANK = "rank"
 
 
-@cache
+@lru_cache(maxsize=64)
 def _table(stack: Axes, rows: str, again: str, others: Axes, wanted: str) -> Table:
     """Return the table with these axes for its letters, and only the lines for the vectors of one side."""
     _, header, body = re.split(r"^(singular_vectors.*\n)", _text(), maxsplit=1, flags=re.MULTILINE)

@@ -42,7 +42,7 @@ def _branches(model: Model, place: LinePlace, doing: str) -> Chain:
             f"{doing} needs blocks of an even number of branches, each added to the stream before the next one reads "
             f"it, which {model.configuration.name} does not have"
         )
-    if any(isinstance(line, Loop) for line in place.lines):
+    if repeat.repeats:
         raise InputError(
             f"{doing} needs blocks without saved tensors: those of {model.configuration.name} save the results "
             f"of an inner loop, such as the states of a scan"

@@ -57,11 +57,6 @@ class RingRegion:
         """Return its results that other lines may read."""
         return frozenset((*self.totals, *self.rows, *(line.name for line in self.scatters.values())))
 
-    @property
-    def makes_inside(self) -> frozenset[str]:
-        """Return all results of its lines, including the gathered arrays."""
-        return frozenset((*self.at, *self.makes))
-
     def refuse(self, line: Statement, why: str) -> None:
         """Record the first reason why it cannot be a ring."""
         self.why = self.why or f"{why}: {str(line).partition(chr(10))[0].strip()}"

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class _NumberedStatement:
     equation: str
 
 
-@cache
+@lru_cache(maxsize=16)
 def _read(text: str) -> Mapping[int, _NumberedStatement]:
     """The statements of a program by the numbers of their lines."""
     lines, statements = text.splitlines(), dict[int, _NumberedStatement]()

@@ -78,7 +78,7 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     tape, how, sharded = names.tape, names.state.asked.checkpoint, names.state.sharded
     number = names.state.numbers.get(id(repeat), -1)
     sharded = sharded if (number, 0) in names.state.blocks.values() else None
-    if any(isinstance(line, Loop) for line in repeat.lines):
+    if repeat.repeats:
         how = ""
     starts_given = [values.pop(carry.initial) for carry in repeat.carry]
     around = {name: names.found(name, values) for name in repeat.shared if names.is_value(name)}

@@ -293,7 +293,7 @@ def _rows(lines: Iterable[Statement], known: Collection[str]) -> Iterator[Equati
             heading = f"repeat {line.count} times{order}{', carrying ' + carried if carried else ''}:"
             yield MathRow((*indent, MathName(heading))), row(), ""
         else:
-            left, right = sides(line, {*known}.union(*(loop.axes for loop in nest.loops)))
+            left, right = sides(line, {*known, *nest.axes})
             yield MathRow((*indent, *left.parts)), right, equation(line)
 
 

@@ -20,7 +20,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from learncost.models.storage import write_json
-from learncost.training.contest.contest import contest
+from learncost.training.contest.contest import ContestDesign, contest
 from learncost.training.contest.entrant import Budget, Setting, entrants
 from learncost.training.contest.images import vit
 from learncost.training.contest.problem import Problem
@@ -74,7 +74,7 @@ def run(folder: Path, name: str, optimizer: str, procedure: str) -> None:
         return
     setting = Setting(problem(name), optimizer)
     steps = PROBLEMS[name][1]
-    result = contest(setting, entrants(procedure, "stable"), Budget("steps", steps), SEEDS)
+    result = contest(setting, ContestDesign(entrants(procedure, "stable"), Budget("steps", steps), SEEDS))
     write_json(file, result.to_dict())
     print(row(result.to_dict()), flush=True)
 

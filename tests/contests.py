@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 
-from learncost.training.contest.contest import contest
+from learncost.training.contest.contest import ContestDesign, contest
 from learncost.training.contest.entrant import Setting, budget, entrants
 from learncost.training.contest.images import mlp, vit
 from learncost.training.contest.text import DECODER, text
@@ -26,9 +26,9 @@ def setting(kind, optimizer="momentum", **more):
     return Setting(problem(kind), optimizer, **more)
 
 
-def held(kind, limit="steps:3", names=ALL, optimizer="momentum", rates=(0.1,), **more):
+def held(kind, limit="steps:3", names=ALL, optimizer="momentum", rates=(0.1,), seeds=(0,), batch_size=None, **more):
     """A contest with one learning rate, so without a search."""
-    return contest(setting(kind, optimizer), names, budget(limit), rates=rates, **{"seeds": (0,), **more})
+    return contest(setting(kind, optimizer), ContestDesign(names, budget(limit), seeds, rates, batch_size), **more)
 
 
 def rows(count):

@@ -9,7 +9,7 @@ import pytest
 import learncost as lc
 from contests import ALL, held, problem, rows, setting
 from learncost.engines.core import Prepared
-from learncost.training.contest.contest import contest
+from learncost.training.contest.contest import ContestDesign, contest
 from learncost.training.contest.entrant import Budget, EntrantTraining, Setting, costs, entrants
 from learncost.training.contest.images import mlp, vit
 from learncost.training.contest.trial import TrialOutcome, search
@@ -104,8 +104,12 @@ def test_pepita_learns_more_than_the_head_on_a_dense_network():
     assert pepita["pepita:paper"] > head["head-only"] + 0.02
 
 
+def designed(names, steps, *rates):
+    return ContestDesign(names, Budget("steps", steps), (0,), rates)
+
+
 def contest_of(given, names, steps, rate, optimizer="momentum"):
-    held_contest = contest(Setting(given, optimizer), entrants(names, "stable"), Budget("steps", steps), (0,), (rate,))
+    held_contest = contest(Setting(given, optimizer), designed(entrants(names, "stable"), steps, rate))
     return {result.entrant.name: result.outcomes[0].after[1] for result in held_contest.results}
 
 
@@ -181,8 +185,7 @@ def test_the_search_does_not_see_what_validates():
     spoiled = replace(plain, validation=Examples({n: a[:1] * 0 for n, a in plain.validation.arrays.items()}))
     names = entrants("bp", "stable")
     first_contest, two = (
-        contest(Setting(problem_given, "momentum"), names, Budget("steps", 5), (0,), (0.01, 0.1))
-        for problem_given in (plain, spoiled)
+        contest(Setting(problem_given, "momentum"), designed(names, 5, 0.01, 0.1)) for problem_given in (plain, spoiled)
     )
     for left, right in zip(first_contest.results[0].search.tried, two.results[0].search.tried, strict=True):
         assert left.losses == right.losses
@@ -208,12 +211,12 @@ def test_a_contest_that_is_stopped_has_what_was_done():
 
 
 def test_who_cannot_learn_there_is_left_out_and_the_others_take_part():
-    found = contest(Setting(mlp([8]), "sgd"), entrants("bp,badam", "stable"), Budget("steps", 1), (0,), (0.1,))
+    found = contest(Setting(mlp([8]), "sgd"), designed(entrants("bp,badam", "stable"), 1, 0.1))
     assert [result.entrant.name for result in found.results] == ["bp"]
     assert "left out: badam, which needs one stack of blocks" in " ".join(str(found).split())
     assert list(found.to_dict()["left_out"]) == ["badam"]
     with pytest.raises(lc.InputError, match="badam needs one stack of blocks"):
-        contest(Setting(mlp([8]), "sgd"), entrants("badam", "stable"), Budget("steps", 1), (0,), (0.1,))
+        contest(Setting(mlp([8]), "sgd"), designed(entrants("badam", "stable"), 1, 0.1))
 
 
 def test_entrants_by_name():

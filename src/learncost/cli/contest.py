@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from learncost.models.sizes import check_size
 from learncost.models.storage import write_json
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import several
-from learncost.reports.question import question
-from learncost.training.contest.contest import Contest, ContestReporter
+from learncost.reports.request import Request, takes_request
+from learncost.training.contest.contest import Contest, ContestDesign, ContestReporter
 from learncost.training.contest.contest import contest as compete
 from learncost.training.contest.entrant import BOOKS, DTYPES, Setting, entrants
 from learncost.training.contest.entrant import budget as read_budget
@@ -26,25 +27,58 @@ from learncost.training.interrupt import asked_to_stop
 PROCEDURES = "bp,recompute,pepita:paper,pepita:stable,mempepita:stable,head-only"
 
 
-@question()
+@dataclass(frozen=True)
+class ContestFlags:
+    """The flags of a contest's design.
+
+    Parameters
+    ----------
+    procedures
+        The learning procedures, comma-separated: {choices}; pepita:paper and pepita:stable select a mode.
+    budget
+        The budget of each: steps:300, flops:2e10 (as priced), seconds:60 (from the time of a few steps), or memory:5MB,
+        which selects the largest batch whose predicted peak fits.
+    seeds
+        The seeds of weights and data order, comma-separated: one training run for each.
+    rates
+        The learning rates to try, such as 0.01,0.1. A single one is used directly.
+    steps
+        With `budget` memory: the number of steps. The default is 300.
+    """
+
+    procedures: str = PROCEDURES
+    budget: str = "steps:300"
+    seeds: str = "0, 1, 2"
+    rates: str | None = None
+    steps: int | str | None = None
+
+    def design(self, request: Request, optimizers: Sequence[str]) -> ContestDesign:
+        """Return the design of the contest. Raises `InputError`."""
+        named = entrants(self.procedures, request.mode, optimizers if len(optimizers) > 1 else ("",))
+        limit = read_budget(self.budget)
+        numbers = {"batch_size": request.batch_size, "steps": self.steps}
+        checked = {name: check_size(name, value) for name, value in numbers.items() if value is not None}
+        if (unused := {"memory": "batch_size"}.get(limit.kind, "steps")) in checked:
+            raise InputError(
+                f"--{unused.replace('_', '-')} cannot be combined with --budget {limit.kind}, which sets it"
+            )
+        return ContestDesign(named, limit, _seeds(self.seeds), _rates(self.rates), **checked)
+
+
+@takes_request(
+    "procedures budget model mode seeds rates batch_size steps seq_len widths optimizer dtype price_book out workers",
+    ContestFlags,
+    model=None,
+    mode="stable",
+    dtype="fp32",
+)
 def contest(
+    request: Request,
+    flags: ContestFlags,
     *data: str,
-    procedures: str = PROCEDURES,
-    budget: str = "steps:300",
-    model: str | None = None,
-    mode: str = "stable",
-    seeds: str = "0, 1, 2",
-    rates: str | None = None,
-    batch_size: int | str | None = None,
-    steps: int | str | None = None,
-    seq_len: int | str | None = None,
     widths: str | None = None,
-    optimizer: str | None = None,
-    dtype: str = "fp32",
-    price_book: str = "run",
     out: str | None = None,
     workers: str | None = None,
-    **sizes: Any,
 ) -> Contest:
     """Train with several learning procedures under equal budgets: loss, accuracy, counts, time and memory of each.
 
@@ -55,24 +89,13 @@ def contest(
     ----------
     data
         digits (of scikit-learn), or text: UTF-8 files and folders. For a file called digits write ./digits.
-    procedures
-        The learning procedures, comma-separated: {choices}; pepita:paper and pepita:stable select a mode.
-    budget
-        The budget of each: steps:300, flops:2e10 (as priced), seconds:60 (from the time of a few steps), or memory:5MB,
-        which selects the largest batch whose predicted peak fits.
     model
         For digits mlp (the default) or vit. For text a preset or a config.json; the default is two Llama-like blocks of
         width 64.
     mode
         The update rule of pepita and mempepita if `procedure` names no mode: stable or paper.
-    seeds
-        The seeds of weights and data order, comma-separated: one training run for each.
-    rates
-        The learning rates to try, such as 0.01,0.1. A single one is used directly.
     batch_size
         Examples in a step. The default is 64 images, or 8 sequences.
-    steps
-        With `budget` memory: the number of steps. The default is 300.
     seq_len
         Bytes in a sequence of text. The default is 64.
     widths
@@ -103,28 +126,23 @@ def contest(
     learncost contest digits --budget steps:100 --workers 2
         Two trainings at a time.
     """
-    all_sizes = {"seq_len": seq_len, "widths": widths} | sizes
-    optimizers = several(optimizer)
+    sizes: Mapping[str, Any] = {"seq_len": request.seq_len, "widths": widths, **request.sizes}
+    optimizers = several(request.optimizer)
     for name in optimizers:
         find_optimizer(name)
     if len(set(optimizers)) < len(optimizers):
-        raise InputError(f"optimizers must be a comma-separated list of different names, not {shown(optimizer)}")
-    entrants_named = entrants(procedures, mode, optimizers if len(optimizers) > 1 else ("",))
-    limit = read_budget(budget)
-    numbers = {"batch_size": batch_size, "steps": steps}
-    checked = {name: check_size(name, value) for name, value in numbers.items() if value is not None}
-    if (unused := {"memory": "batch_size"}.get(limit.kind, "steps")) in checked:
-        raise InputError(f"--{unused.replace('_', '-')} cannot be combined with --budget {limit.kind}, which sets it")
-    if workers is not None and limit.kind == "seconds":
+        raise InputError(
+            f"optimizers must be a comma-separated list of different names, not {shown(request.optimizer)}"
+        )
+    design, dtype = flags.design(request, optimizers), request.dtype or "fp32"
+    if workers is not None and design.budget.kind == "seconds":
         raise InputError(
             "--workers cannot be combined with a budget in seconds: parallel trainings slow each other down"
         )
-    tried, all_seeds = _rates(rates), _seeds(seeds)
     named_one("type", dtype, DTYPES)
-    if price_book not in BOOKS:
-        raise InputError(
-            f"price-book must be one of {', '.join(BOOKS)}, which count executed operations, not {shown(price_book)}"
-        )
+    if request.price_book not in BOOKS:
+        book = shown(request.price_book)
+        raise InputError(f"price-book must be one of {', '.join(BOOKS)}, which count executed operations, not {book}")
     if out is not None and not Path(out).parent.is_dir():
         raise InputError(f"cannot write {out}: there is no folder {Path(out).parent}")
 
@@ -133,19 +151,17 @@ def contest(
             write_json(Path(out), contest_run.to_dict())
 
     try:
-        problem = _problem(data, model, {name: value for name, value in all_sizes.items() if value is not None})
-        setting = Setting(problem, optimizers[0] if optimizers else problem.optimizer, dtype, price_book)
+        problem = _problem(data, request.model, {name: value for name, value in sizes.items() if value is not None})
+        setting = Setting(problem, optimizers[0] if optimizers else problem.optimizer, dtype, request.price_book)
         with reporter() as report, asked_to_stop() as stop, who_trains(workers, stop) as trainers:
-            callbacks: dict[str, Any] = {"report": report, "stop": stop, "finished": write}
-            arguments: dict[str, Any] = {**checked, **callbacks, "workers": trainers}
-            result = compete(setting, entrants_named, limit, all_seeds, tried, **arguments)
+            result = compete(setting, design, report, stop, write, trainers)
     except MemoryError:
         raise InputError("there is not enough memory for that: give smaller sizes or a smaller --batch-size") from None
     write(result)
     return result
 
 
-def _problem(data: Sequence[str], model: str | None, sizes: Mapping[str, Any]) -> Problem:
+def _problem(data: Sequence[str], model: Any, sizes: Mapping[str, Any]) -> Problem:
     if not data:
         raise InputError("contest requires DATA: digits, or text files, or folders of text files")
     model_sizes = {name: value for name, value in sizes.items() if name not in ("seq_len", "widths")}

@@ -86,14 +86,26 @@ class Contest(Drawn):
         return as_dict(self)
 
 
+@dataclass(frozen=True)
+class ContestDesign:
+    """The design of a contest: every entrant is trained once for each seed, with equal budgets.
+
+    rates       the learning rates to try; without them decades that suit the optimizer, and finer ones around the best
+    batch_size  where the budget is not memory; by default the problem's
+    steps       where the budget is memory
+    """
+
+    entrants: Sequence[Entrant]
+    budget: Budget
+    seeds: Sequence[int] = (0, 1, 2)
+    rates: Sequence[float] = ()
+    batch_size: int | None = None
+    steps: int = 300
+
+
 def contest(
     setting: Setting,
-    entrants: Sequence[Entrant],
-    budget: Budget,
-    seeds: Sequence[int] = (0, 1, 2),
-    rates: Sequence[float] = (),
-    batch_size: int | None = None,
-    steps: int = 300,
+    design: ContestDesign,
     report: ContestReporter | None = None,
     stop: Callable[[], bool] = lambda: False,
     finished: Callable[[Contest], None] = lambda contest_run: None,
@@ -101,30 +113,27 @@ def contest(
 ) -> Contest:
     """Train every entrant once for each seed, with equal budgets.
 
-    rates       the learning rates to try; without them decades that suit the optimizer, and finer ones around the best
-    batch_size  where the budget is not memory; by default the problem's
-    steps       where the budget is memory
-    stop        asked after every step; where it says yes, what is known by then is the result
-    finished    told what is known after every training
-    workers     who does the trainings
+    stop      asked after every step; where it says yes, what is known by then is the result
+    finished  told what is known after every training
+    workers   who does the trainings
     Raises `InputError` for a budget that is too small for one step of an entrant, a batch of more than there is, and
     where the model can learn by none of the procedures.
     """
     problem = setting.problem
-    size, most = batch_size or problem.batch_size, len(problem.training)
+    size, most = design.batch_size or problem.batch_size, len(problem.training)
     if size > most:
         raise InputError(f"a batch of {size:,} is more than the {most:,} examples to learn from")
     parameters = sum(array.size for array in problem.begin(0).values())
-    named = {entrant.name: entrant for entrant in entrants}
+    named = {entrant.name: entrant for entrant in design.entrants}
     priced, refused = possible(lambda name: costs(setting, named[name]), named)
     results = []
     for name, cost_of in priced.items():
         entrant = named[name]
         seconds_of = partial(_seconds, setting, entrant)
-        entrant_share = share(budget, name, cost_of, seconds_of, size, steps, most)
+        entrant_share = share(design.budget, name, cost_of, seconds_of, size, design.steps, most)
         results.append(EntrantResult(entrant, entrant_share, parameters))
-    contest_run = Contest(setting, budget, tuple(seeds), tuple(results), left_out=refused)
-    run = _ContestRun(contest_run, tuple(rates), report, stop, workers)
+    contest_run = Contest(setting, design.budget, tuple(design.seeds), tuple(results), left_out=refused)
+    run = _ContestRun(contest_run, tuple(design.rates), report, stop, workers)
     try:
         run.all(finished)
     except StoppedError:

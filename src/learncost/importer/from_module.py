@@ -114,25 +114,23 @@ def _read(module: Any, inputs: Any, symbols: Mapping[str, str], as_run: bool, un
     from learncost.importer.inputs import examples, sized
     from learncost.importer.live import LiveModule, evaluation_of, saved_of, values_of
     from learncost.importer.materialize import allocated, with_values
-    from learncost.importer.pipeline import table_of
+    from learncost.importer.pipeline import ImportOptions, table_of
     from learncost.importer.running import ModuleStepping
     from learncost.importer.wrappers import readable
 
     module = readable(module)
     given = examples(inputs, module, symbols)
     called, given_module, module = type(module).__name__, module, allocated(module)
-    ways: dict[str, Any] = {"symbols": symbols, "as_run": as_run, "unknown": unknown}
-    text, _ = table_of(module, given, called, fold=fold, **ways)
+    options = ImportOptions(symbols, as_run, unknown, fold)
+    text, _ = table_of(module, given, called, options)
     origin = Origin(
-        cache(partial(evaluation_of, module, given, called, text, **ways)),
+        cache(partial(evaluation_of, module, given, called, text, options)),
         partial(values_of, given_module),
         partial(saved_of, given_module),
         f"the {called} that was read has them",
     )
     steps = ModuleStepping(lambda: module, lambda sizes: sized(given, sizes, symbols))
-    live = partial(
-        LiveModule, partial(with_values, given_module, module), given, called, symbols, as_run, unknown, fold
-    )
+    live = partial(LiveModule, partial(with_values, given_module, module), given, called, options)
     return replace(layer(text), steps=steps, origin=origin, live=live)
 
 

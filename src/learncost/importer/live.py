@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from learncost.importer.inputs import Input
-from learncost.importer.pipeline import table_of
+from learncost.importer.pipeline import UNOBSERVED, ImportObserver, ImportOptions, table_of
 from learncost.importer.walk import ImportedModule
 
 
@@ -18,17 +18,13 @@ class LiveModule:
     """A module with parameter values, and the options with which its table was imported.
 
     build    returns the module
-    inputs   its inputs: descriptions, or example values by name, whose symbolic dimensions are in `symbols`
-    as_run, unknown, fold   options of `table_of`
+    inputs   its inputs: descriptions, or example values by name
     """
 
     build: Callable[[], Any]
     inputs: Sequence[Input] | Mapping[str, Any]
     called: str
-    symbols: Mapping[str, str]
-    as_run: bool
-    unknown: str
-    fold: bool
+    options: ImportOptions
 
     @cached_property
     def module(self) -> Any:
@@ -46,28 +42,30 @@ class LiveModule:
             self.module,
             self.inputs,
             self.called,
-            symbols=self.symbols,
-            unknown=self.unknown,
-            as_run=self.as_run,
-            fold=self.fold,
-            keep=lambda imported, whole: found.append((imported, whole)),
+            self.options,
+            ImportObserver(keep=lambda imported, whole: found.append((imported, whole))),
         )
         return text, found[-1] if found else None
 
 
 def evaluation_of(
-    module: Any, given: Sequence[Input] | Mapping[str, Any], called: str, training: str, **ways: Any
+    module: Any,
+    given: Sequence[Input] | Mapping[str, Any],
+    called: str,
+    training: str,
+    options: ImportOptions,
+    observer: ImportObserver = UNOBSERVED,
+    real: Callable[[], Any] | None = None,
 ) -> str:
     """Return the text of the table in evaluation mode; "" if its lines are those of training mode. Raises `InputError`.
 
     training  the text of the table in training
-    ways      options of `table_of`
     """
     if not any(part.training for part in module.modules()):
         return ""
     is_folded = any(line.strip().startswith("repeat ") for line in training.splitlines())
     with in_evaluation(module):
-        text, _ = table_of(module, given, called, **{**ways, "fold": is_folded, "companion": training})
+        text, _ = table_of(module, given, called, replace(options, fold=is_folded, companion=training), observer, real)
     return text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from learncost.importer.axes import Size
@@ -25,33 +25,56 @@ from learncost.importer.walk import ImportedModule
 from learncost.ir.errors import InputError
 
 
+@dataclass(frozen=True)
+class ImportOptions:
+    """The options of an import.
+
+    symbols    by path of an example value, its symbolic dimensions
+    as_run     trace one concrete run
+    unknown    the treatment of operators with unknown cost: refuse or zero
+    fold       merge equal blocks into a loop
+    companion  the text of another table, whose letters for sizes are not reused; the result is "" if its lines are
+               the same
+    """
+
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    as_run: bool = False
+    unknown: str = "refuse"
+    fold: bool = True
+    companion: str = ""
+
+
+@dataclass(frozen=True)
+class ImportObserver:
+    """The functions that are called during an import.
+
+    stage  with the current stage
+    say    with notices
+    keep   with the imported module and its source: the module, or one traced run of it
+    """
+
+    stage: Callable[[str], None] = lambda text: None
+    say: Callable[[str], None] = lambda text: None
+    keep: Callable[[ImportedModule, Any], None] = lambda imported, whole: None
+
+
+UNOBSERVED = ImportObserver()
+"""The observer of an import that nobody follows."""
+
+
 def table_of(
     module: Any,
     given: Sequence[Input] | Mapping[str, Any],
     called: str,
-    *,
-    symbols: Mapping[str, str] = {},
-    unknown: str = "refuse",
-    as_run: bool = False,
-    fold: bool = True,
-    stage: Callable[[str], None] = lambda text: None,
-    say: Callable[[str], None] = lambda text: None,
+    options: ImportOptions,
+    observer: ImportObserver = UNOBSERVED,
     real: Callable[[], Any] | None = None,
-    companion: str = "",
-    keep: Callable[[ImportedModule, Any], None] = lambda imported, whole: None,
 ) -> tuple[str, list[str]]:
     """Return the text of a module's table, and the descriptions of its inputs. Raises `InputError`.
 
-    given    its inputs: descriptions, or example values by name, whose symbolic dimensions are in `symbols`
-    called   its name in messages
-    unknown  the treatment of operators with unknown cost: refuse or zero
-    as_run   trace one concrete run
-    fold     merge equal blocks into a loop
-    stage    called with the current stage; `say` is called with notices
-    real     builds the module with parameter values, if this one has none
-    companion  the text of another table, whose letters for sizes are not reused; the result is "" if its lines are
-             the same
-    keep     called with the imported module and its source: the module, or one traced run of it
+    given   its inputs: descriptions, or example values by name
+    called  its name in messages
+    real    builds the module with parameter values, if this one has none
     """
     from learncost.importer.as_run import straight
     from learncost.importer.export import export
@@ -62,35 +85,36 @@ def table_of(
 
     def read(values: Mapping[str, Any], letters: Mapping[str, str]) -> str:
         text = read_with(values, letters, frozenset())
-        if not companion:
+        if not options.companion:
             return text
-        return "" if _lines(text) == _lines(companion) else read_with(values, letters, letters_of(companion))
+        known = letters_of(options.companion)
+        return "" if _lines(text) == _lines(options.companion) else read_with(values, letters, known)
 
     def read_with(values: Mapping[str, Any], letters: Mapping[str, str], others: frozenset[str]) -> str:
         with exports(called):
-            whole = straight(module, values) if as_run else module
+            whole = straight(module, values) if options.as_run else module
             leaves = flattened(values).items()
-            taken = {key: value for key, value in leaves if hasattr(value, "shape")} if as_run else values
+            taken = {key: value for key, value in leaves if hasattr(value, "shape")} if options.as_run else values
             exported = export(whole, taken, letters)
 
             def at(sizes: Mapping[str, int]) -> Exported:
-                stage(f"reading {name} at {', '.join(f'{letter} = {size}' for letter, size in sizes.items())}")
+                observer.stage(f"reading {name} at {', '.join(f'{letter} = {size}' for letter, size in sizes.items())}")
                 ops = {key: " ".join(str(sizes.get(op, op)) for op in text.split()) for key, text in letters.items()}
                 return export(whole, sized(values, sizes, letters), ops)
 
             def table(exported: Exported, stated: Mapping[int, Size]) -> ImportedModule:
                 return read_exported(
-                    exported, whole, name=name, unknown=unknown, fold=fold, stated=stated, taken=others
+                    exported, whole, name=name, unknown=options.unknown, fold=options.fold, stated=stated, taken=others
                 )
 
             first = table(exported, {})
-            keep(first, whole)
+            observer.keep(first, whole)
             if not exported.letters.fixed:
                 return first.text
             with suppress(InputError):
                 if answer := varied(first, at, table, _numbers(values)):
                     imported, tried = answer
-                    say(remark := notice(called, tried))
+                    observer.say(remark := notice(called, tried))
                     return f"% {remark}\n{imported.text}"
         letter, size = next(iter(exported.letters.fixed.items()))
         raise FixedError(
@@ -105,27 +129,27 @@ def table_of(
         has_parts = any(module.children())
         if has_parts:
             ways.append("--unknown zero reads the parts that can be exported, and reports lower bounds, `>=`")
-        if as_run or not ways or (unknown == "zero" and not has_parts):
+        if options.as_run or not ways or (options.unknown == "zero" and not has_parts):
             raise error
-        if unknown != "zero":
+        if options.unknown != "zero":
             if isinstance(error, RaisedError) or raises_too(module, values, error):
                 raise error
             raise type(error)(f"{error}; {', and '.join(ways)}")
-        stage(f"reading the parts of {name}")
-        apart = in_parts(real() if real else module, values, called, fold)
-        say(apart.notice(called))
+        observer.stage(f"reading the parts of {name}")
+        apart = in_parts(real() if real else module, values, called, options.fold)
+        observer.say(apart.notice(called))
         return f"% {apart.notice(called)}\n{apart.text}"
 
-    stage(f"reading {name}")
+    observer.stage(f"reading {name}")
     if isinstance(given, Mapping):
         described = [f"{key}: {_described(value)}" for key, value in given.items()]
         try:
-            return read(given, {} if as_run else symbols), described
+            return read(given, {} if options.as_run else options.symbols), described
         except (NotExportedError, OnValuesError) as error:
             return parts(given, error), described
     given = checked(given, module, called)
     described = [str(each) for each in given]
-    if as_run:
+    if options.as_run:
         if (letter := _without_example(given)) is not None:
             raise InputError(
                 f"a traced run has one size for {letter}: write a number, or {letter}=8, in the inputs of {called}"
@@ -134,7 +158,8 @@ def table_of(
     first: NotExportedError | None = None
     for sizes in attempts(given):
         if first:
-            stage(f"reading {name}, tried with {', '.join(f'{letter} = {size}' for letter, size in sizes.items())}")
+            tried = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
+            observer.stage(f"reading {name}, tried with {tried}")
         try:
             return read(tensors(given, sizes), symbols_of(given)), described
         except NotExportedError as error:

@@ -46,7 +46,7 @@ def verify_live(table: Layer, live: LiveModule) -> Iterator[Check]:
     yield Check(name, "the table with the module's, read again", "equal" if same else "they differ", same)
     sizes = _sizes(live, imported)
     if len(sizes) == 1:
-        why = "one run" if live.as_run else "its sizes are fixed"
+        why = "one run" if live.options.as_run else "its sizes are fixed"
         if imported.exported.letters.fixed:
             why = "its code makes numbers of its sizes"
         yield Check(name, "a second size", f"{why}: it is run at these sizes alone", None)
@@ -67,7 +67,7 @@ def _move_buffers(live: LiveModule, imported: ImportedModule, sizes: Mapping[str
 
     changed = {of for _, of in imported.exported.changed}
     buffers = [each for path, each in live.module.named_buffers() if path in changed and each.is_floating_point()]
-    if live.as_run or not buffers:
+    if live.options.as_run or not buffers:
         return
     before = [each.clone() for each in buffers]
     generator = torch.Generator().manual_seed(1)
@@ -85,7 +85,7 @@ def _move_buffers(live: LiveModule, imported: ImportedModule, sizes: Mapping[str
 
 def _sizes(live: LiveModule, imported: ImportedModule) -> list[dict[str, int]]:
     """Two sizes for the letters that are open, the second one where the module takes it."""
-    if live.as_run:
+    if live.options.as_run:
         return [{}]
     if imported.exported.letters.fixed:
         return [_read_at(imported)]
@@ -163,7 +163,7 @@ def _drawn(live: LiveModule, sizes: Mapping[str, int]) -> dict[str, Any]:
 def _draws(live: LiveModule, sizes: Mapping[str, int], draws: Sequence[_Draw] = DRAWS) -> Iterator[dict[str, Any]]:
     """Random inputs that the module takes, of numbers that lead to numbers. Raises what it raises of all of them."""
     given, taken = _given(live, sizes), False
-    if live.as_run:
+    if live.options.as_run:
         yield given
         return
     failed: Exception = InputError("it gives no finite numbers")
@@ -186,8 +186,8 @@ def _draws(live: LiveModule, sizes: Mapping[str, int], draws: Sequence[_Draw] = 
 
 
 def _given(live: LiveModule, sizes: Mapping[str, int]) -> dict[str, Any]:
-    if isinstance(live.inputs, Mapping) or not live.as_run:
-        return dict(sized(live.inputs, sizes, live.symbols))
+    if isinstance(live.inputs, Mapping) or not live.options.as_run:
+        return dict(sized(live.inputs, sizes, live.options.symbols))
     return tensors(checked(live.inputs, live.module, live.called), examples_of(live.inputs))
 
 
@@ -261,7 +261,7 @@ def _at(
         yield Check(name, "a run of the module", f"it does not run as it was read: {told(error)}", None)
         return
     yield from _values(name, ran, own, imported)
-    yield _gradients(name, live.module if not live.as_run else whole, ran, own)
+    yield _gradients(name, live.module if not live.options.as_run else whole, ran, own)
     yield _products(name, live, values, whole, inputs, imported, table)
     yield from _changes(name, ran, own, imported)
 
@@ -296,7 +296,7 @@ def _first(
 
 def _of_run(live: LiveModule, imported: ImportedModule, values: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs as they are read: one run takes the tensors alone."""
-    if not live.as_run:
+    if not live.options.as_run:
         return dict(values)
     taken = imported.exported.inputs.values()
     return {key: value for key, value in flattened(values).items() if key in taken}
@@ -413,7 +413,7 @@ def _products(
 ) -> Check:
     """FLOPs of products with FlopCounterMode's of the module."""
     compared = "FLOPs of products with FlopCounterMode's"
-    module, given = (whole, inputs) if live.as_run else (live.module, values)
+    module, given = (whole, inputs) if live.options.as_run else (live.module, values)
     try:
         counts = products(module, given, imported, table)
     except InputError as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learncost.cli.importing.user_file import Target
 from learncost.cli.typed import How
@@ -24,6 +24,9 @@ from learncost.models.files import read_path, user_folder
 from learncost.models.storage import written
 from learncost.program.autograd import RunUsage
 from learncost.version import __version__
+
+if TYPE_CHECKING:
+    from learncost.importer.pipeline import ImportOptions
 
 FORMAT = 1
 
@@ -164,7 +167,7 @@ def _known(wanted: Target, how: How, training: str) -> Remembered:
 def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> tuple[Remembered, set[Path]]:
     from learncost.cli.importing.build import built
     from learncost.cli.importing.user_file import watched
-    from learncost.importer.pipeline import table_of
+    from learncost.importer.pipeline import ImportObserver, table_of
     from learncost.importer.refusals import NotExportedError, OnValuesError
 
     said: list[str] = []
@@ -175,18 +178,17 @@ def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> t
         given = inputs or building.inputs or ()
         if not given:
             checked((), building.module, str(wanted))
-        ways: dict[str, Any] = {"unknown": how.unknown, "as_run": how.as_run, "fold": how.fold, "stage": stage}
-        ways |= {"say": said.append, "real": lambda: built(wanted, True, said.append).module}
+        ways = _options(how), ImportObserver(stage, said.append), lambda: built(wanted, True, said.append).module
         if training:
             from learncost.importer.live import evaluation_of
 
-            return Remembered(evaluation_of(building.module, given, str(wanted), training, **ways), tuple(said)), files
+            return Remembered(evaluation_of(building.module, given, str(wanted), training, *ways), tuple(said)), files
         try:
-            text, described = table_of(building.module, given, str(wanted), **ways)
+            text, described = table_of(building.module, given, str(wanted), *ways)
         except (NotExportedError, OnValuesError):
             if wanted.name:
                 raise
-            text, described = table_of(building.module.eval(), given, str(wanted), **ways)
+            text, described = table_of(building.module.eval(), given, str(wanted), *ways)
             said.append(f"{wanted} is imported in evaluation mode: PyTorch cannot export its training mode")
         if how.as_run:
             said.append("the table has the operations of one run, for these sizes, with the branches as taken")
@@ -242,6 +244,12 @@ def steps(wanted: Target, how: How) -> Callable[..., None]:
     return run
 
 
+def _options(how: How) -> ImportOptions:
+    from learncost.importer.pipeline import ImportOptions  # is imported after torch: start-up counts
+
+    return ImportOptions(as_run=how.as_run, unknown=how.unknown, fold=how.fold)
+
+
 def live(wanted: Target, how: How) -> Callable[[], Any]:
     """Builds the module with values in its parameters, for what runs it; its file is run then."""
 
@@ -260,7 +268,7 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
             torch.manual_seed(0)
             answer = built(wanted, True, say)
         inputs = parse_inputs(how.inputs) or answer.inputs or ()
-        return LiveModule(lambda: answer.module, inputs, str(wanted), {}, how.as_run, how.unknown, how.fold)
+        return LiveModule(lambda: answer.module, inputs, str(wanted), _options(how))
 
     return build
 

@@ -18,7 +18,7 @@ import torch.distributed as distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from learncost.backends import fill, leaves, unfold
-from learncost.engines.in_stages import program_in_stages, step_in_stages
+from learncost.engines.in_stages import StageUpdate, program_in_stages, step_in_stages
 from learncost.ir.loop import Loop
 from learncost.ir.polynomial import base
 from learncost.models.model import build
@@ -67,7 +67,8 @@ class Case:
             name: _sound(array, whole.values[name]) for name, array in sound_arrays(whole, self.large).items()
         }
         self.expected = values_of(whole, self.arrays, self.large)
-        self.placed = step_in_stages(model, whole, optimizer, plan, pipeline, self.grid, sizes, self.order, clips)
+        update = StageUpdate(optimizer, plan, clips)
+        self.placed = step_in_stages(model, whole, update, pipeline, self.grid, sizes, self.order)
         program = program_in_stages(self.placed, whole.outputs, self.order, self.axis, sizes, "a test", dtype)
         self.text, self.functions = program.text, program.stages
 

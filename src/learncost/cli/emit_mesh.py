@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from learncost.engines.in_stages import program_in_stages, step_in_stages
+from learncost.engines.in_stages import StageUpdate, program_in_stages, step_in_stages
 from learncost.ir.errors import InputError
 from learncost.ir.table import Table
 from learncost.models.configuration import family_of
@@ -122,7 +122,7 @@ def pipelined(
     refuse_filled(model, filled_up(model, whole, pipeline.mesh, pipeline.clauses, sizes)[2])
 
     def write(title: str) -> str:
-        placed = step_in_stages(model, whole, optimizer, plan, pipeline, asked.grid, sizes, order)
+        placed = step_in_stages(model, whole, StageUpdate(optimizer, plan), pipeline, asked.grid, sizes, order)
         refuse_zigzag(placed[0].table)
         return program_in_stages(placed, whole.outputs, order, pipeline.axis, sizes, title, dtype).text
 

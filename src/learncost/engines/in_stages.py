@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from learncost.backends.stages import StagesProgram, StageTables, stages_program
 from learncost.ir.errors import InputError
@@ -21,24 +21,33 @@ from learncost.sharding.place import Placed
 from learncost.sharding.stages import Pipeline, place_stages
 
 
+@dataclass(frozen=True)
+class StageUpdate:
+    """The weight update of pipeline stages, and the plan of their step.
+
+    clips   whether gradients are clipped by the norm over all stages
+    decays  whether weight decay is outside of the optimizer's op
+    """
+
+    optimizer: str
+    plan: str = ""
+    clips: bool = False
+    decays: bool = False
+
+
 def step_in_stages(
     model: Model,
     whole: Table,
-    optimizer: str,
-    plan: str,
+    update: StageUpdate,
     pipeline: Pipeline,
     grid: Mesh,
     sizes: Mapping[str, int],
     schedule: Schedule,
-    clips: bool = False,
-    decays: bool = False,
 ) -> tuple[Placed, ...]:
     """Return the tables that the devices of each stage run in a step.
 
-    whole   the step of all stages together
-    sizes   the global sizes of one microbatch, over all mesh axes except the pipeline
-    clips   whether gradients are clipped by the norm over all stages
-    decays  whether weight decay is outside of the optimizer's op
+    whole  the step of all stages together
+    sizes  the global sizes of one microbatch, over all mesh axes except the pipeline
     Raises `InputError` where blocks are not divisible.
     """
     over = replace(pipeline, stages=schedule.stages)
@@ -48,10 +57,11 @@ def step_in_stages(
             f"further: use another schedule"
         )
     layers = over.layers(iterations_of(model.table, sizes))
-    steps = staged(model, sizes, layers, optimizer)
-    steps = clipped_together(steps) if clips else steps
-    tables = [with_weight_decay(each.table) if decays else each.table for each in steps]
-    steps = tuple(replace(each, table=planned(table, plan, sizes)) for each, table in zip(steps, tables, strict=True))
+    steps = staged(model, sizes, layers, update.optimizer)
+    steps = clipped_together(steps) if update.clips else steps
+    tables = [with_weight_decay(each.table) if update.decays else each.table for each in steps]
+    rewritten = [planned(table, update.plan, sizes) for table in tables]
+    steps = tuple(replace(each, table=table) for each, table in zip(steps, rewritten, strict=True))
     return place_stages(steps, over, grid, sizes, whole)
 
 

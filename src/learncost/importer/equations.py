@@ -110,6 +110,10 @@ def indices_of(view: View) -> list[StoredValue]:
     return inner
 
 
+def _named(operand: tuple[View, Letters] | NumberOperand) -> Operand:
+    return operand if isinstance(operand, NumberOperand) else NamedView(operand[0], tuple(operand[1]))
+
+
 @dataclass
 class Recorder:
     """Records lines in the order of the graph.
@@ -139,7 +143,6 @@ class Recorder:
 
     def line(
         self,
-        kind: str,
         operands: Sequence[tuple[View, Letters] | NumberOperand],
         out: Letters,
         *,
@@ -148,20 +151,12 @@ class Recorder:
         acts: Letters = (),
         where: Sequence[DimensionCondition] = (),
         hint: str = "",
-        more: Sequence[tuple[Letters, str]] = (),
-        every: bool = False,
     ) -> View:
-        """Record a line; its result has the dimensions `out`. Operands that cannot be split into common factors are
-        regrouped first.
+        """Record a line: a sum with signs, an op, or else a product; its result has the dimensions `out`.
 
-        every   also loop over dimensions that all operands broadcast, as an operator for matrix products does
+        Operands that cannot be split into common factors are regrouped first.
         """
-        reads = self.bound(
-            [
-                operand if isinstance(operand, NumberOperand) else NamedView(operand[0], tuple(operand[1]))
-                for operand in operands
-            ]
-        )
+        reads = self.bound([_named(operand) for operand in operands])
         reads = [
             NamedView(self.whole_spread(o.view, [p for p, n in enumerate(o.letters) if n in acts]), o.letters)
             if acts and isinstance(o, NamedView)
@@ -169,14 +164,26 @@ class Recorder:
             for o in reads
         ]
         reads = self.bound(reads)
-        if every:
-            reads = self.bound(self._in_full(reads, out))
+        kind = "op" if op else "sum" if signs else "product"
         if kind == "product":
             reads = _with_spread_sums(reads, out)
         result = self.result(reads, out, hint)
-        left = (NamedView(result, tuple(out)), *(NamedView(self.result(reads, o, h), tuple(o)) for o, h in more))
+        left = (NamedView(result, tuple(out)),)
         self.add(Equation(kind, left, tuple(reads), tuple(signs), op, tuple(acts), tuple(where)))
         return result
+
+    def matmul(
+        self,
+        operands: Sequence[tuple[View, Letters] | NumberOperand],
+        out: Letters,
+        *,
+        where: Sequence[DimensionCondition] = (),
+        hint: str = "",
+    ) -> View:
+        """Record a product that also loops over dimensions that all operands broadcast, as matrix products do."""
+        reads = self._in_full(self.bound([_named(operand) for operand in operands]), out)
+        full = [o if isinstance(o, NumberOperand) else (o.view, o.letters) for o in reads]
+        return self.line(full, out, where=where, hint=hint)
 
     def _in_full(self, reads: Sequence[Operand], out: Letters) -> list[Operand]:
         """Materialize broadcast dimensions: of a dimension that all operands broadcast, the first that has it; of a

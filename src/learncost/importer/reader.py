@@ -312,7 +312,6 @@ class GraphReader:
 
     def pointwise(
         self,
-        kind: str,
         operands: Sequence[Any],
         *,
         signs: Sequence[int] = (),
@@ -333,16 +332,16 @@ class GraphReader:
                 reads.append(number)
             else:
                 reads.append((view, range(most - len(view.dims), most)))
-        return self.recorder.line(kind, reads, range(most), signs=signs, op=op, hint=hint, where=where)
+        return self.recorder.line(reads, range(most), signs=signs, op=op, hint=hint, where=where)
 
     def add(self, *operands: Any, signs: Sequence[int] = (), hint: str = "") -> View:
-        return self.pointwise("sum", operands, signs=signs or [1] * len(operands), hint=hint)
+        return self.pointwise(operands, signs=signs or [1] * len(operands), hint=hint)
 
     def multiply(self, *operands: Any, hint: str = "") -> View:
-        return self.pointwise("product", operands, hint=hint)
+        return self.pointwise(operands, hint=hint)
 
     def op(self, op: str, *operands: Any, hint: str = "") -> View:
-        return self.pointwise("op", operands, op=op, hint=hint)
+        return self.pointwise(operands, op=op, hint=hint)
 
     def along(
         self, op: str, view: View, dims: Sequence[int], *more: NumberOperand, keep: bool = True, hint: str = ""
@@ -351,7 +350,7 @@ class GraphReader:
         letters = range(len(view.dims))
         acts = [dim for dim in dims if view.dims[dim]]
         out = letters if keep else [letter for letter in letters if letter not in dims]
-        return self.recorder.line("op", [(view, letters), *more], out, op=op, acts=acts, hint=hint)
+        return self.recorder.line([(view, letters), *more], out, op=op, acts=acts, hint=hint)
 
     def keep(self, value: View, mean: Any, variance: Any, momentum: float) -> None:
         """Record that the last line, a normalization, updates running statistics of dimension 1 in these buffers."""

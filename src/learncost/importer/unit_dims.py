@@ -134,7 +134,7 @@ def matrix_product(recorder: Recorder, x: View, z: View, row_x: Letters, row_z: 
             if alone and not any(has(side, each) for each in alone):
                 add(side, alone[-1])
                 added.append(alone[-1])
-    result = recorder.line("product", list(zip(views, letters, strict=True)), out, every=True)
+    result = recorder.matmul(list(zip(views, letters, strict=True)), out)
     for letter in added:
         result = at_its_place(result, list(out).index(letter))
     return result

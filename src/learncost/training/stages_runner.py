@@ -11,7 +11,7 @@ import numpy as np
 from learncost.backends import fill, leaves, unfold
 from learncost.backends.stages import StagesProgram
 from learncost.engines.core import Prepared, Values
-from learncost.engines.in_stages import forward_in_stages, program_in_stages, step_in_stages
+from learncost.engines.in_stages import StageUpdate, forward_in_stages, program_in_stages, step_in_stages
 from learncost.engines.numpy_engine import Training
 from learncost.engines.options import Options
 from learncost.ir.errors import InputError
@@ -85,8 +85,9 @@ class StagesRunner(MeshRunner):
             else:
                 order = self.order(sizes["B"])
                 sizes = {**sizes, "B": sizes["B"] // order.microbatches}
-                plan, update = self.plan or "", (settings.clip > 0, settings.weight_decay > 0)
-                placed = step_in_stages(model, whole, settings.optimizer, plan, over, self.mesh, sizes, order, *update)
+                decays = settings.weight_decay > 0
+                update = StageUpdate(settings.optimizer, self.plan or "", settings.clip > 0, decays)
+                placed = step_in_stages(model, whole, update, over, self.mesh, sizes, order)
             if placed[0].table.zigzag:
                 raise InputError("pipeline stages do not support the plan zigzag: remove it")
             title = f"Stages of {self.mesh}."

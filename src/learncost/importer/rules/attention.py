@@ -88,23 +88,19 @@ def attention(reader: GraphReader, query: Any, key: Any, value: Any, *, settings
         raise reader.refusal("a causal attention of one position to several")
     recorder = reader.recorder
     out = [*front, "M", "N"]
-    raw = recorder.line(
-        "product", [(q, letters(q, "M", "k")), (k, letters(k, "N", "k"))], out, where=where, hint="R", every=True
-    )
+    raw = recorder.matmul([(q, letters(q, "M", "k")), (k, letters(k, "N", "k"))], out, where=where, hint="R")
     points = [slot.axis for slot in q.dims[-1]]
     factor = NumberOperand(1.0, tuple(points), -0.5) if scale is None else NumberOperand(float(scale))
     if factor.axes and factor.power == -0.5 and isinstance(q.shape[-1], int) and q.shape[-1] == 1:
         factor = NumberOperand(1.0)
-    scores = recorder.line("product", [(raw, out), factor], out, where=where, hint="S")
+    scores = recorder.line([(raw, out), factor], out, where=where, hint="S")
     if mask is not None:
         scores = masked(reader, scores, mask)
     if scores.dims[-1]:
-        shares = recorder.line("op", [(scores, out)], out, op="softmax", acts=["N"], where=where, hint="P")
+        shares = recorder.line([(scores, out)], out, op="softmax", acts=["N"], where=where, hint="P")
     else:
         shares = reader.add(reader.multiply(0.0, scores), 1.0)
-    return recorder.line(
-        "product", [(shares, out), (v, letters(v, "N", "j"))], [*front, "M", "j"], where=where, hint="A", every=True
-    )
+    return recorder.matmul([(shares, out), (v, letters(v, "N", "j"))], [*front, "M", "j"], where=where, hint="A")
 
 
 def _single(q: View, k: View) -> bool:

@@ -151,7 +151,7 @@ def interpolated(reader: GraphReader, x: View, *_: Any) -> View:
         new = [*letters]
         new[dim] = "out"
         x = reader.recorder.whole_spread(x, [dim])
-        x = reader.recorder.line("product", [(x, letters), (shares, ["out", dim])], new)
+        x = reader.recorder.line([(x, letters), (shares, ["out", dim])], new)
     return x
 
 
@@ -204,7 +204,7 @@ def by_shares(reader: GraphReader, x: View, dim: int, places: Any, shares: Any, 
         (read, [*letters[: dim + 1], "share", *letters[dim + 1 :]]),
         (reader.given_numbers(shares, *axes), [dim, "share"]),
     ]
-    return reader.recorder.line("product", operands, letters)
+    return reader.recorder.line(operands, letters)
 
 
 def places_of(rows: Sequence[Mapping[int, float]], count: int) -> list[list[int]]:

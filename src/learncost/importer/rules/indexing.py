@@ -34,7 +34,7 @@ def at_index(reader: GraphReader, x: View, dim: int, places: View, dims: Sequenc
 def taken(reader: GraphReader, view: View, hint: str = "") -> View:
     """Record an indexed read as a line."""
     letters = tuple(range(len(view.dims)))
-    return reader.recorder.line("product", [(view, letters)], letters, hint=hint)
+    return reader.recorder.line([(view, letters)], letters, hint=hint)
 
 
 def read_at(reader: GraphReader, x: View, dim: int, places: View) -> View:

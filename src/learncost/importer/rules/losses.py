@@ -95,7 +95,7 @@ def nll(
     shares = _shares(reader, targets, REDUCTIONS[reduction], ignore)
     dims = range(len(taken.dims))
     letters = list(dims)
-    return reader.recorder.line("product", [(taken, letters), (shares, letters)], [], hint="loss")
+    return reader.recorder.line([(taken, letters), (shares, letters)], [], hint="loss")
 
 
 def _targets(reader: GraphReader, value: GivenTensor, logs: View, classes: int) -> View:
@@ -124,7 +124,7 @@ def _smoothed(
     count = logs.shape[classes]
     all_classes = summed(reader, logs, [classes])
     others = list(range(len(all_classes.dims)))
-    spread = reader.recorder.line("product", [(all_classes, others), (shares, others)], [] if reduction else others)
+    spread = reader.recorder.line([(all_classes, others), (shares, others)], [] if reduction else others)
     return reader.add(reader.multiply(plain, 1.0 - smoothing), reader.multiply(spread, smoothing / count))
 
 
@@ -231,7 +231,7 @@ def _by_products(reader: GraphReader, x: View, z: View) -> View:
     sizes = [summed(reader, reader.multiply(each, each), [len(each.dims) - 1], None, True) for each in (x, z)]
     sizes[1] = sizes[1].with_dims([*sizes[1].dims[:-2], sizes[1].dims[-1], sizes[1].dims[-2]])
     recorder.operator = "_euclidean_dist"
-    both = recorder.line("product", [(x, letters[0]), (z, letters[1])], [*front, "i", "j"], every=True)
+    both = recorder.matmul([(x, letters[0]), (z, letters[1])], [*front, "i", "j"])
     recorder.operator = operator
     squares = reader.add(*sizes, reader.multiply(2.0, both), signs=[1, 1, -1])
     return guarded_power(reader, squares, 0.5)

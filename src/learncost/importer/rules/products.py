@@ -84,7 +84,7 @@ def addbmm(reader: GraphReader, shift: Any, x: Any, z: Any, *, beta: Any = 1, al
 
 @rule("outer", "ger")
 def outer(reader: GraphReader, x: Any, z: Any) -> View:
-    return reader.recorder.line("product", [(reader.view(x), "m"), (reader.view(z), "n")], "mn")
+    return reader.recorder.line([(reader.view(x), "m"), (reader.view(z), "n")], "mn")
 
 
 @rule("einsum")
@@ -147,7 +147,7 @@ def einsum(
             return view.permuted([row.index(letter) for letter in outs])
         from learncost.importer.equations import NumberOperand
 
-        return reader.recorder.line("product", [NumberOperand(1.0), (view, row)], outs)
+        return reader.recorder.line([NumberOperand(1.0), (view, row)], outs)
     return _paired(reader, reads, outs)
 
 
@@ -157,7 +157,7 @@ def _paired(reader: GraphReader, reads: Sequence[tuple[View, Sequence[str]]], ou
     summed_letters = [letter for letter, dim in zip(row_x, x.dims, strict=True) if letter not in out and dim]
     reader.recorder.operator = "einsum" if summed_letters else "mul"
     if not summed_letters:
-        return reader.recorder.line("product", list(reads), out)
+        return reader.recorder.line(list(reads), out)
     return matrix_product(reader.recorder, x, z, row_x, row_z, out)
 
 
@@ -169,7 +169,7 @@ def affine_grid(reader: GraphReader, theta: Any, _: Any, align_corners: bool = F
     axes = [AxisClass(size) for size in (*sides, len(sides) + 1)]
     letters = [f"i{place}" for place in range(len(sides))]
     grid = (reader.given_numbers(places, *axes), [*letters, "d"])
-    return reader.recorder.line("product", [grid, (reader.view(theta), ["n", "e", "d"])], ["n", *letters, "e"])
+    return reader.recorder.line([grid, (reader.view(theta), ["n", "e", "d"])], ["n", *letters, "e"])
 
 
 def _places(align_corners: bool, *sides: int) -> Any:
@@ -190,10 +190,10 @@ def _places(align_corners: bool, *sides: int) -> Any:
 def bilinear(reader: GraphReader, x: Any, z: Any, weight: Any, bias: Any = None) -> View:
     x, z, weight = map(reader.view, (x, z, weight))
     front = [f"i{place}" for place in range(len(x.dims) - 1)]
-    half = reader.recorder.line("product", [(x, [*front, "d"]), (weight, "fde")], [*front, "f", "e"], every=True)
+    half = reader.recorder.matmul([(x, [*front, "d"]), (weight, "fde")], [*front, "f", "e"])
     return shifted(
         reader,
-        reader.recorder.line("product", [(half, [*front, "f", "e"]), (z, [*front, "e"])], [*front, "f"], every=True),
+        reader.recorder.matmul([(half, [*front, "f", "e"]), (z, [*front, "e"])], [*front, "f"]),
         bias,
     )
 
@@ -214,4 +214,4 @@ def grouped(reader: GraphReader, x: Any, weight: Any, offsets: Any = None, *_: A
         (index.dims[0], *weight.dims[1:]),
         weight.spread,
     )
-    return reader.recorder.line("product", [(x, "sd"), (experts, "sdf")], "sf")
+    return reader.recorder.line([(x, "sd"), (experts, "sdf")], "sf")

@@ -43,7 +43,7 @@ def summed(
     if not any(x.dims[dim] for dim in dims):
         result = x.with_dims([x.dims[letter] for letter in out])
         return kept(result, len(x.dims), dims, keepdim)
-    result = reader.recorder.line("product", [factor or NumberOperand(1.0), (x, letters)], out, hint=hint)
+    result = reader.recorder.line([factor or NumberOperand(1.0), (x, letters)], out, hint=hint)
     return kept(result, len(x.dims), dims, keepdim)
 
 
@@ -225,7 +225,7 @@ def softmax(reader: GraphReader, x: Any, dim: int, *_: Any, **__: Any) -> View:
             return _normalized(reader, "softmax", reader.view(x), dim)
         letters = range(count)
         where = DimensionCondition(count - 1, "<=", count - 2, x.mask.window)
-        return reader.recorder.line("op", [(x.view, letters)], letters, op="softmax", acts=[dim % count], where=[where])
+        return reader.recorder.line([(x.view, letters)], letters, op="softmax", acts=[dim % count], where=[where])
     return _normalized(reader, "softmax", x, dim)
 
 

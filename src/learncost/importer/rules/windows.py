@@ -188,7 +188,7 @@ def convolution(reader: GraphReader, x: Any, weight: Any, bias: Any = None, *, s
     letters = ["B", *group, "c", *sides, *windows]
     letters_weight, out = [*group, "e", "c", *windows], ["B", *group, "e", *sides]
     if _depthwise(weight, groups):
-        result = reader.recorder.line("product", [(x, letters), (weight, letters_weight)], out, every=True)
+        result = reader.recorder.matmul([(x, letters), (weight, letters_weight)], out)
     else:
         result = matrix_product(reader.recorder, x, weight, letters, letters_weight, out)
     return _joined_groups(reader, result, bias, groups, unbatched)

@@ -219,7 +219,7 @@ def test_stages_of_a_pipeline_send_what_turns_carry():
     with pytest.raises(InputError, match="blocks need a single clause"):
         lc.place("gpt2", "pp=2", place="n_layer over pp, B over pp")
     with pytest.raises(InputError, match="blocks over pp makes pipeline stages, which this command does not support"):
-        lc.memory("gpt2", mesh="pp=2", placement="pp")
+        lc.cost("gpt2", mesh="pp=2", placement="pp")
 
 
 def test_a_proof_sees_a_collective_that_is_not_there(monkeypatch):

@@ -1,6 +1,8 @@
 """The search for a mesh: what it shows fits, is right where it was read exactly, and says why the next is worse."""
 
 import json
+import os
+import random
 import shlex
 from dataclasses import replace
 
@@ -9,7 +11,7 @@ import pytest
 import learncost as lc
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.candidates import MICROBATCHES, StructureCost, meshes, structures, ways
-from learncost.autoshard.placed_step import parts_of
+from learncost.autoshard.placed_step import StepConfig, parts_of
 from learncost.autoshard.step import ParallelConfig, memory_of, step_of
 from learncost.cli.command import main
 from learncost.devices.sustained import sustained
@@ -126,7 +128,7 @@ def account(text, shape, stages=1, batch=None, **more):
     grid = mesh(shape)
     number = grid.sizes.get("dp", 1) * (batch or 1)
     sizes = {**model.sizes, **run_sizes(model, number, 64, None)}
-    return MeshAccount(model, sizes, grid, clauses(text), BF16, "flash"), {
+    return MeshAccount(model, sizes, grid, StepConfig(clauses(text), BF16, "flash")), {
         **model.sizes,
         **run_sizes(model, 1, 64, None),
     }
@@ -170,7 +172,8 @@ def test_a_ring_sends_what_the_placed_table_of_so_many_devices_does(devices):
     ops = [row for row in placed.collectives if row.op == "pass_on"]
     model = build(configure("llama-2-7b", SMALL), "fp32")
     lengths = run_sizes(model, 1, 64, None)
-    account = MeshAccount(model, lengths, mesh(f"cp={devices}"), clauses("M over cp"), PRECISIONS["fp32"], "ring")
+    config = StepConfig(clauses("M over cp"), PRECISIONS["fp32"], "ring")
+    account = MeshAccount(model, lengths, mesh(f"cp={devices}"), config)
     sizes = account.sizes.filled({**lengths, "B": 1, "cp": devices})
     sent = [each for each in account.sendings if each.rounds]
     assert sum(int(each.iterations.at(sizes)) for each in sent) == sum(row.times for row in ops)
@@ -186,7 +189,7 @@ def test_gathers_between_the_lines_of_a_kernel_do_not_part_it():
     rates = sustained(cluster.device, "bf16")
     seconds = []
     for plan in ("flash,fused,zigzag", "flash,fused,zigzag,ring"):
-        account = MeshAccount(model, lengths, mesh("cp=2"), clauses("M over cp"), BF16, plan)
+        account = MeshAccount(model, lengths, mesh("cp=2"), StepConfig(clauses("M over cp"), BF16, plan))
         step = step_of(account, ParallelConfig({"cp": 2}), lengths, cluster, rates, 65536)
         seconds.append(step.computing)
     assert seconds[0] == pytest.approx(seconds[1], 0.02)
@@ -211,11 +214,15 @@ def test_one_structure_is_every_mesh():
 
 
 def test_weights_and_activations_are_those_of_one_device():
-    """Without a mesh: what the whole table keeps, and Adam's bytes of every parameter."""
+    """Without a mesh: what the whole table keeps, and Adam's bytes of every parameter.
+
+    Sums of gradients are stored for several microbatches alone.
+    """
     found, sizes = account("B over dp", "dp=1")
-    stage = memory_of(found, ParallelConfig({"dp": 1}, 1, 1), sizes)[0]
+    several, one = (memory_of(found, ParallelConfig({"dp": 1}, 1, number), sizes)[0] for number in (2, 1))
     parameters = int(found.model.parameters.at(found.model.sizes))
-    assert stage.static.total == parameters * (2 + 2 + 8 + 4)
+    assert several.static.total == parameters * (2 + 2 + 8 + 4)
+    assert one.static.total == parameters * (2 + 8 + 4)
     widths = {"weight": 0, "gradient": 0, "index": 4} | dict.fromkeys(found.placed.scores, 4)
     whole = live(found.placed.whole, {**sizes, "dp": 1}, "bf16", widths)
     part = parts_of(found.model.table, sizes, [8])[0]
@@ -320,6 +327,39 @@ def test_each_row_has_the_command_that_gives_its_bytes_and_time(found, capsys):
         figures = json.loads(capsys.readouterr().out)["figures"]
         assert figures["step"]["value"] == each.step.seconds
         assert figures["memory"]["value"] == each.step.peak / 1e9
+
+
+ROWS = {
+    "experts": ("mixtral-8x7b", 16, {"batch_size": 16, "seq_len": 64, "num_local_experts": 4}),
+    "long": ("llama-2-7b", 8, {"batch_size": 4, "seq_len": 16384, "max_position_embeddings": 16384}),
+    "uneven": ("llama-2-7b", 6, {"batch_size": 12, "seq_len": 64, "vocab_size": 509}),
+    "odd": ("gpt2", 8, {"batch_size": 8, "seq_len": 64, "vocab_size": 509}),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_each_row_of_a_drawn_sample_has_the_command_that_gives_it_to_the_byte_and_the_second(case, capsys):
+    """ZeRO-1 and 3, experts, long sequences, schedules with several chunks, and sizes that no mesh divides."""
+    model, devices, more = ROWS[case]
+    sizes = {**(SMALL if model != "gpt2" else {"n_layer": 4, "n_embd": 64, "n_head": 4}), **more}
+    found = lc.search(model, "DGX H100", devices, top=10**6, **sizes).found
+    seed = int(os.environ.get("LEARNCOST_TEST_SEED") or random.randrange(2**32))
+    drawn = random.Random(seed).sample(found, min(8, len(found)))
+    axes = {axis for each in found for axis in each.step.way.mesh}
+    assert {"experts": "ep", "long": "cp"}.get(case, "dp") in axes
+    assert {each.zero for each in found} == {"zero-1", "zero-3"}
+    for each in drawn:
+        shown = f"LEARNCOST_TEST_SEED={seed} {each.command}"
+        assert main([*shlex.split(each.command)[1:], "--json"]) == 0
+        run = json.loads(capsys.readouterr().out)
+        assert run["figures"]["step"]["value"] == each.step.seconds, shown
+        assert run["mesh"]["memory"] == each.step.peak, shown
+        assert run["mesh"]["split"] == dict(each.split), shown
+        way = each.step.way
+        if not {*way.mesh} <= {"dp", "cp"}:  # by hand: Adam's two numbers of fp32 over every device
+            continue
+        parameters = lc.cost(model, **{**sizes, "batch_size": 1}).parameters
+        assert each.split["optimizer state"] == pytest.approx(8 * parameters / devices, rel=0.1), shown
 
 
 @pytest.mark.parametrize("plan", ["flash,fused", "flash,fused,recompute=block"])

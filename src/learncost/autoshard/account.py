@@ -5,21 +5,20 @@ They are derived once per sharding; the sizes of the mesh and of the stages are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from learncost.autoshard.cut_sizes import CutSizes
 from learncost.autoshard.held import StepWeights
 from learncost.autoshard.passes import MicrobatchPasses
-from learncost.autoshard.placed_step import Walker, placed_step
+from learncost.autoshard.placed_step import StepConfig, Walker, placed_step
 from learncost.autoshard.sent import Sending, sendings
 from learncost.cost_models import PricedLine, price
 from learncost.cost_models.books import book
 from learncost.ir.precision import Precision
 from learncost.models.model import Model
 from learncost.ops.collectives import is_collective
-from learncost.sharding.clauses import Clause
 from learncost.sharding.mesh import Mesh
 from learncost.sharding.place import Placed
 from learncost.timing import Rates
@@ -41,24 +40,14 @@ class SegmentPass(NamedTuple):
 class MeshAccount:
     """The costs of a sharded step.
 
-    model      its table is that of one device; `clauses` shard it over axes of `mesh`
+    model      its table is that of one device; `config` says how it is sharded over axes of `mesh`
     sizes      of a step of one microbatch, all devices together
 
     Attributes: `sizes`, the sharded sizes; `weights`, the static memory; `passes`, the memory of a microbatch.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        sizes: Mapping[str, int],
-        mesh: Mesh,
-        clauses: Sequence[Clause],
-        kind: Precision,
-        plan: str = "",
-        procedure: str = "bp",
-        optimizer: str = "adamw",
-    ) -> None:
-        self.step = placed_step(model, sizes, mesh, clauses, kind, plan, procedure, optimizer)
+    def __init__(self, model: Model, sizes: Mapping[str, int], mesh: Mesh, config: StepConfig) -> None:
+        self.step = placed_step(model, sizes, mesh, config)
         self.sizes = CutSizes(self.step)
         self.weights = StepWeights(self.step, self.sizes)
         self.passes = MicrobatchPasses(self.step, self.sizes)

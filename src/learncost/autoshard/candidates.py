@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from learncost.autoshard.account import MeshAccount, SegmentPass
-from learncost.autoshard.placed_step import StagePart
+from learncost.autoshard.passes import ONCE, SUMMED
+from learncost.autoshard.placed_step import StagePart, StepConfig
 from learncost.autoshard.sent import Sending
 from learncost.autoshard.step import (
     PIPELINE,
@@ -37,7 +38,7 @@ from learncost.ir.precision import Precision
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model
 from learncost.program import pipeline
-from learncost.program.pipeline import KINDS, StageTimes, peak
+from learncost.program.pipeline import StageTimes, peak
 from learncost.sharding.clauses import Clause, check_timed, clauses
 from learncost.sharding.mesh import mesh
 from learncost.timing import Rates
@@ -100,6 +101,10 @@ class ShardedStructure:
     @property
     def clauses(self) -> tuple[Clause, ...]:
         return clauses(self.text)
+
+    @property
+    def config(self) -> StepConfig:
+        return StepConfig(self.clauses, self.kind, self.plan)
 
 
 @dataclass(frozen=True)
@@ -268,7 +273,7 @@ class StructureCost:
         two = mesh(",".join(f"{axis}=2" for axis in structure.axes))
         batch = 2 ** sum(axis in ("dp", "ep") for axis in structure.axes)
         placed_sizes = {**sizes, "B": batch}
-        self.account = MeshAccount(model, placed_sizes, two, structure.clauses, structure.kind, structure.plan)
+        self.account = MeshAccount(model, placed_sizes, two, structure.config)
         self._parts: dict[int, tuple[StagePart, ...]] = {}
         self._allowed: dict[tuple[Any, ...], bool] = {}
 
@@ -301,11 +306,11 @@ class StructureCost:
         return self.account.sizes.filled({**self.sizes, **shapes, "B": batch})
 
     def _groups(
-        self, several: Sequence[ParallelConfig], parted: bool
-    ) -> tuple[list[tuple[bool, StageGroup]], list[dict[StagePart, tuple[int, int]]]]:
+        self, several: Sequence[ParallelConfig], by_gradients: bool
+    ) -> tuple[list[tuple[str, StageGroup]], list[dict[StagePart, tuple[int, int]]]]:
         """Return the distinct stages of configurations in groups, and the place of each by group and row.
 
-        parted  whether those with separate weight updates have separate groups
+        by_gradients  whether those whose gradients live longer have separate groups
         """
         rows: dict[tuple[Any, ...], list[tuple[int, StagePart]]] = {}
         places: list[dict[StagePart, tuple[int, int]]] = []
@@ -313,25 +318,25 @@ class StructureCost:
         for number, way in enumerate(several):
             places.append({})
             for part in dict.fromkeys(self.parts(way)):
-                key = part.outside, tuple(part.iterations), parted and KINDS[way.schedule].parted
+                key = part.outside, tuple(part.iterations), way.gradients if by_gradients else SUMMED
                 mine = rows.setdefault(key, [])
                 places[number][part] = order.setdefault(key, len(order)), len(mine)
                 mine.append((number, part))
         groups_of = []
-        for (outside, names, apart), mine in rows.items():
+        for (outside, names, gradients), mine in rows.items():
             ways_of = tuple(number for number, _ in mine)
             iterations = {name: np.array([float(part.iterations[name]) for _, part in mine]) for name in names}
             sizes = self._arrays([several[number] for number in ways_of])
-            groups_of.append((apart, StageGroup(StagePart(iterations, outside), ways_of, sizes)))
+            groups_of.append((gradients, StageGroup(StagePart(iterations, outside), ways_of, sizes)))
         return groups_of, places
 
     def memory(self, several: Sequence[ParallelConfig]) -> list[int]:
         """Return the bytes on the fullest device of every configuration."""
         groups_of, places = self._groups(several, True)
         columns = []
-        for apart, group in groups_of:
-            values = self.account.passes.activations(group.sizes, group.part, apart)
-            static = self.account.weights.static(group.sizes, group.part).total
+        for gradients, group in groups_of:
+            values = self.account.passes.activations(group.sizes, group.part, gradients)
+            static = self.account.weights.static(group.sizes, group.part, gradients != ONCE).total
             every = (static, values.kept, values.forward, values.backward, values.waiting, values.update)
             columns.append([np.broadcast_to(each, len(group.ways)).tolist() for each in every])
         result = []

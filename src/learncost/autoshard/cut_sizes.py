@@ -35,6 +35,9 @@ class CutSizes:
         """Return every sharded axis, such as f/tp, whose size must be divisible."""
         table = self.step.placed.table
         axes = {axis for value in table.known.values() for axis in value.axes}
+        axes |= {
+            axis for name in table.weights for axis in self.step.state_axes(name, self.step.placed.whole.axes[name])
+        }
         return tuple(sorted({base(axis) for axis in axes if "/" in axis and not axis.partition("/")[2][0].isdigit()}))
 
     def divides(self, sizes: Mapping[str, int]) -> str:
@@ -99,4 +102,5 @@ class CutSizes:
 
     def of_stage(self, sizes: Mapping[str, Any], part: StagePart) -> dict[str, Any]:
         """Return the sizes of a stage, with the iterations of its loops."""
-        return {**self.filled(sizes), **{name: part.iterations.get(name, 0) for name in self.step.blocks}}
+        iterations = {name: part.iterations.get(name, 0) for name in self.step.blocks if not name.isdigit()}
+        return {**self.filled(sizes), **iterations}

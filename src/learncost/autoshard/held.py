@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from learncost.autoshard.cut_sizes import CutSizes
 from learncost.autoshard.placed_step import ShardedStep, StagePart
-from learncost.ir.polynomial import Polynomial, base, size_of
-from learncost.procedures.optimizer import state_of
-from learncost.sharding.layout import ShardLayout
+from learncost.ir.polynomial import Polynomial, base, shape_of, size_of
+from learncost.ir.value import Axes
+from learncost.passes.quantized import bytes_of_array
+from learncost.procedures.optimizer import OptimizerState, state_of
 from learncost.timing import Rates
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight on a device: its elements, those of its gradient and optimizer state, and its segment."""
+    """A weight on a device: its elements, those of its gradient, master weight and optimizer state, and its segments.
+
+    state_axes  of its shard as the optimizer sees it
+    learns      whether it has a gradient and a state
+    """
 
     name: str
     weight: Polynomial
     gradient: Polynomial
-    state: Polynomial
+    master: Polynomial
+    state_axes: Axes
     segments: tuple[int, ...]
     learns: bool
+
+    @cached_property
+    def state(self) -> Polynomial:
+        """Return the numbers of its optimizer state, one for each number of the weight."""
+        return Polynomial.of(self.state_axes)
 
 
 @dataclass(frozen=True)
@@ -57,55 +68,65 @@ class StepWeights:
             for weight in reads if line.meta.phase != "optimizer_step" else ():
                 if weight in where and segment not in where[weight]:
                     where[weight].append(segment)
-        states: dict[str, list[str]] = {}
-        for name in whole.inputs:
-            if whole.values[name].role == "state":
-                states.setdefault(whole.values[name].of, []).append(name)
+        learning = {*self.step.model.learning, *self.step.states.projections}
         result = []
-        for weight in table.weights:
-            gradient = f"d{weight}"
-            learns = weight in states or gradient in whole.values or gradient in whole.known
-            axes = table.axes[weight]
+        for name in (*table.weights, *self.step.states.projections):
+            gradient = f"d{name}"
+            axes = table.axes[name]
             spec = axes
             if gradient in whole.known:
-                value = whole.known[gradient]
-                cut = ShardLayout(self.step.specs.spec(gradient, value)).cut(value.axes)
+                cut = self.step.cut(gradient, whole.known[gradient])
                 if len(cut) == len(axes):
                     spec = cut
                 elif len(cut) + 1 == len(axes):
                     spec = (axes[0], *cut)
-            state = table.axes[states[weight][0]] if weight in states else axes
+            learns, is_weight = name in learning, name in where
             result.append(
                 StoredWeight(
-                    weight,
-                    Polynomial.of(axes),
+                    name,
+                    Polynomial.of(axes) if is_weight and name not in self.step.model.quantized_widths else Polynomial(),
                     Polynomial.of(spec),
-                    Polynomial.of(state),
-                    tuple(where[weight] or [0]),
+                    Polynomial.of(self.step.state_axes(name, whole.axes[name])) if is_weight else Polynomial(),
+                    self.step.state_axes(name, self.step.states.axes[name]) if learns else (),
+                    tuple(where.get(name) or [0]),
                     learns,
                 )
             )
         return tuple(result)
 
-    def static(self, sizes: Mapping[str, Any], part: StagePart) -> Static:
-        """Return the static bytes of a stage; arrays if sizes are arrays."""
-        kind, per_point = self.step.kind, self.bytes_of_state
-        weights: Any = 0
-        gradients: Any = 0
-        points: Any = 0
-        learning, part_sizes = set(self.step.model.learning), self.sizes.of_stage(sizes, part)
-        for held in self.held:
-            if self.step.within(held.segments, part):
-                weights = weights + held.weight.at(part_sizes)
-                if held.name in learning:
-                    gradients = gradients + held.gradient.at(part_sizes)
-                    points = points + held.state.at(part_sizes)
-        return Static(kind.weight * weights, kind.gradient * gradients, per_point * points, kind.master * points)
+    def static(self, sizes: Mapping[str, Any], part: StagePart, gradients: bool = True) -> Static:
+        """Return the static bytes of a stage; arrays if sizes are arrays.
+
+        gradients  whether gradients are stored throughout: sums of those of several microbatches
+        """
+        kind, part_sizes = self.step.kind, self.sizes.of_stage(sizes, part)
+        mine = [held for held in self.held if self.step.within(held.segments, part)]
+        learns = [held for held in mine if held.learns]
+        weights = kind.weight * sum(held.weight.at(part_sizes) for held in mine)
+        return Static(
+            weights + (self._quantized(part_sizes) if self.step.model.quantized else 0),
+            kind.gradient * sum(held.gradient.at(part_sizes) for held in learns) if gradients else 0,
+            sum(self._state_bytes(held, part_sizes) for held in learns),
+            kind.master * sum(held.master.at(part_sizes) for held in learns),
+        )
+
+    def _quantized(self, sizes: Mapping[str, int]) -> int:
+        """Return the bytes of the codes and scales of quantized weights."""
+        axes = self.step.placed.table.axes
+        arrays = (array for weight in self.step.model.quantized for array in (weight.codes, *weight.scales))
+        return sum(bytes_of_array(replace(a, axes=axes.get(a.name, a.axes)), sizes) for a in arrays)
 
     @cached_property
-    def bytes_of_state(self) -> int:
-        """Return the optimizer state's bytes per number."""
-        return int(state_of(self.step.optimizer).bytes([1024, 1024], self.step.kind.states)) // 2**20
+    def optimizer(self) -> OptimizerState:
+        return state_of(self.step.config.optimizer)
+
+    def _state_bytes(self, held: StoredWeight, sizes: Mapping[str, Any]) -> Any:
+        """Return the bytes of optimizer state of a weight."""
+        of_number = self.step.states.of_a_number(self.optimizer, held.name, self.step.kind.states)
+        if of_number is not None:
+            return of_number * held.state.at(sizes)
+        shape = [*shape_of(held.state_axes, sizes)]
+        return self.step.states.bytes(self.optimizer, held.name, shape, self.step.kind.states)
 
     def workspace(self, sizes: Mapping[str, int]) -> int:
         """Return the bytes of one gradient per matrix of a block, in the weights' type; of one expert only.
@@ -127,10 +148,10 @@ class StepWeights:
 
     def optimizer_seconds(self, sizes: Mapping[str, Any], part: StagePart, rates: Rates) -> Any:
         """Return the seconds of the optimizer in a stage: it reads and writes every state at the bandwidth."""
-        part_sizes = self.sizes.of_stage(sizes, part)
-        kind, learning = self.step.kind, set(self.step.model.learning)
-        mine = [held for held in self.held if held.name in learning and self.step.within(held.segments, part)]
+        kind, part_sizes = self.step.kind, self.sizes.of_stage(sizes, part)
+        mine = [held for held in self.held if held.learns and self.step.within(held.segments, part)]
         points = sum(held.state.at(part_sizes) for held in mine)
         updates = 2 * kind.master + kind.weight if kind.master else 2 * kind.weight  # read, and written
-        moved = points * (2 * self.bytes_of_state + updates + kind.gradient)
+        states = int(self.optimizer.bytes([1024, 1024], kind.states)) // 2**20
+        moved = points * (2 * states + updates + kind.gradient)
         return moved / rates.bandwidth(float("inf")) + len(mine) * rates.optimizer

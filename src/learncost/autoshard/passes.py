@@ -2,26 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from learncost.autoshard.cut_sizes import CutSizes
 from learncost.autoshard.placed_step import BACKWARD, ShardedStep, StagePart, Walker
+from learncost.autoshard.updates import updated_in_place
 from learncost.ir.line import Op
 from learncost.ir.loop import Loop, walk
-from learncost.ir.polynomial import Polynomial, base, larger
+from learncost.ir.polynomial import Polynomial, base
+from learncost.ir.precision import BYTES
 from learncost.ir.table import Table
-from learncost.liveness import SymbolicInterval, stretches
+from learncost.liveness import Instant, SymbolicInterval, stretches
 from learncost.passes.parted import parted
+from learncost.procedures.accumulation import check_accumulates
+from learncost.procedures.needed import needed
+from learncost.sharding.place import Placed
+
+ONCE, SUMMED, PARTED = "once", "summed", "parted"
+"""The lifetime of gradients: those of a single microbatch live until the optimizer reads them, the sums of several
+throughout; the third is the second with weight updates as a separate pass."""
+
+INDEX = 4
+"""Bytes of an index."""
+
+
+def purpose(placed: Placed, array: str) -> str:
+    """Return what a sharded array is if it is a gathered weight or a gradient; empty otherwise."""
+    name = placed.holds.get(array, array)
+    value = placed.whole.known.get(name)
+    if value is not None and value.role in ("gradient", "part") and value.of in placed.whole.weights:
+        return "gradients"
+    return "gathered weights" if name in placed.whole.weights and array not in placed.whole.weights else ""
 
 
 class PassLine(NamedTuple):
-    """A line of the passes: the letter of its pass, and its segment."""
+    """A line of the passes: the letter of its pass, its segment, and its moment."""
 
     letter: str
     segment: int
+    at: Instant
+
+
+class StageLiveness:
+    """The arrays of one microbatch over the lines of a stage, for all sizes.
+
+    Attributes: `moments`, the lines; `arrays`, what is live; `numbers`, the place of each array's bytes in `bytes`;
+    `levels`, how many arrays of each of `bytes` are live at each line.
+    """
+
+    def __init__(self, moments: Sequence[PassLine], mine: Sequence[bool], arrays: Sequence[SymbolicInterval]) -> None:
+        counts: dict[object, int] = {}
+        self.arrays = arrays
+        self.numbers = [counts.setdefault(frozenset(a.count.terms.items()), len(counts)) for a in arrays]
+        self.counts = [*{number: a.count for number, a in zip(self.numbers, arrays, strict=True)}.values()]
+        changes = np.zeros((len(moments) + 2, len(counts)))
+        for array, number in zip(arrays, self.numbers, strict=True):
+            changes[array.first, number] += 1
+            changes[array.last + 1, number] -= 1
+        self.places = [place for place, is_mine in enumerate(mine) if is_mine]
+        self.levels = changes.cumsum(axis=0)[1:-1][self.places]
+        self.moments = [moments[place] for place in self.places]
+        self._letters = [moment.letter for moment in moments]
+
+    def bytes(self, sizes: Mapping[str, Any]) -> Any:
+        """Return the bytes of the distinct arrays; of several sizes, a row for each array."""
+        if not self.counts:
+            return np.zeros(0)
+        return np.stack(np.broadcast_arrays(*(np.asarray(count.at(sizes), float) for count in self.counts)))
+
+    def saved(self, letters: str) -> Any:
+        """Return how many arrays of each of `bytes` are live from before the first line of passes to after it."""
+        begin = next((n for n, each in enumerate(self._letters) if each in letters), len(self._letters))
+        result = np.zeros(len(self.counts))
+        for array, number in zip(self.arrays, self.numbers, strict=True):
+            result[number] += array.first <= begin < array.last and not array.given
+        return result
 
 
 @dataclass(frozen=True)
@@ -38,6 +98,9 @@ class StageActivations:
     update: Any = 0
 
 
+LiveIntervals = tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]
+
+
 @dataclass(frozen=True)
 class MicrobatchPasses:
     """The passes of a sharded step."""
@@ -47,90 +110,91 @@ class MicrobatchPasses:
 
     @cached_property
     def _passes(self) -> Table:
-        """Return the lines of a microbatch, without the optimizer."""
+        """Return the lines of a microbatch that gradients and results need, without the optimizer."""
         table = self.step.placed.table
         lines = tuple(line for line in table.lines if isinstance(line, Loop) or line.meta.phase != "optimizer_step")
-        read = {name for line in lines for name in line.reads}
         made = {name for line in lines for name in line.makes}
         updates = [line for line in table.lines if isinstance(line, Op) and line.meta.phase == "optimizer_step"]
         gradients = {name for line in updates for name in line.reads if name in made}
-        outputs = tuple(name for name in table.outputs if name in made)
-        inputs = tuple(name for name in table.inputs if name in read)
-        return Table(
-            lines,
-            table.values,
-            inputs,
-            tuple(name for name in table.weights if name in read),
-            tuple(dict.fromkeys((*outputs, *sorted(gradients)))),
-        )
+        outputs = (name for name in table.outputs if name in made)
+        return needed(replace(table, lines=lines), dict.fromkeys((*outputs, *sorted(gradients))))
 
     @cached_property
-    def _stretches(self) -> tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]:
-        """Return the moments of the passes and the arrays over them."""
-        return self._read(self._passes, frozenset())
+    def _stretches(self) -> dict[str, LiveIntervals]:
+        return {}
 
-    @cached_property
-    def _stretches_parted(self) -> tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]:
-        """Return the same with weight updates as a separate pass."""
+    def _read_as(self, gradients: str) -> LiveIntervals:
+        """Return the moments of the passes and the arrays over them, by how long gradients live."""
+        if gradients == ONCE:
+            return self._read(updated_in_place(self.step.placed), gradients)
+        check_accumulates(self.step.placed.table)
+        if gradients == SUMMED:
+            return self._read(self._passes, gradients)
         apart = parted(self._passes)
         updates = apart.table.lines[len(apart.table.lines) - apart.updates :]
-        return self._read(apart.table, frozenset(name for line, _ in walk(updates) for name in line.makes))
+        return self._read(apart.table, gradients, frozenset(name for line, _ in walk(updates) for name in line.makes))
 
-    def _read(self, passes: Table, late: frozenset[str]) -> tuple[tuple[PassLine, ...], tuple[SymbolicInterval, ...]]:
+    def _read(self, passes: Table, gradients: str, late: frozenset[str] = frozenset()) -> LiveIntervals:
         """Return the moments of passes and the arrays over them; `late` are results of separate weight updates."""
-        table, kind = self.step.placed.table, self.step.kind
-        updates = [line for line in table.lines if isinstance(line, Op) and line.meta.phase == "optimizer_step"]
-        gradients = {name for line in updates for name in line.reads} & {*passes.outputs}
-        persistent = {f"d{weight}" for weight in table.weights} | gradients
-        widths = {"weight": 0, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": 4}
-        known = set(table.known)
-        widths |= {name: kind.scores for name in known if self.step.is_score(name)}
-        widths |= dict.fromkeys((*persistent, *self.step.model.masks), 0)
-        instants, arrays = stretches(passes, widths)
+        instants, arrays = stretches(passes, self._widths(passes, gradients))
         walker, again = Walker(self.step.blocks), Walker(self.step.blocks)
         moments = []
         for at in instants:
             counts, phase = tuple(count for _, count in at.loops), at.line.meta.phase
             if at.line.name in late and phase in BACKWARD:  # recomputed values have their first names
-                moments.append(PassLine("W", again.segment("weight_update", counts)))
+                moments.append(PassLine("W", again.segment("weight_update", counts), at))
             else:
-                moments.append(PassLine("B" if phase in BACKWARD else "F", walker.segment(phase, counts)))
+                letter = "B" if phase in BACKWARD or phase == "optimizer_step" else "F"
+                moments.append(PassLine(letter, walker.segment(phase, counts), at))
         return tuple(moments), arrays
 
-    def activations(self, sizes: Mapping[str, Any], part: StagePart, updates_apart: bool = False) -> StageActivations:
+    def _widths(self, passes: Table, gradients: str) -> dict[str, int]:
+        """Return the bytes of an element by role and by name: none of weights and sums, which are static."""
+        placed, kind = self.step.placed, self.step.kind
+        known = {**placed.whole.known, **placed.table.known}
+        typed = {name: BYTES[value.dtype] for name, value in known.items() if value.dtype}
+        typed |= {name: kind.scores for name in known if self.step.is_score(name)} | self.step.model.quantized_widths
+        typed |= {array: typed[name] for array, name in placed.holds.items() if name in typed}
+        typed |= {name: kind.gradient for name in (*placed.holds, *known) if purpose(placed, name) == "gradients"}
+        widths = {"weight": 0, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX} | typed
+        if gradients != ONCE:
+            updates = [line for line, _ in walk(placed.table.lines) if line.meta.phase == "optimizer_step"]
+            read = {name for line in updates for name in line.reads} & {*passes.outputs}
+            widths |= dict.fromkeys((*(f"d{weight}" for weight in placed.table.weights), *read), 0)
+        return widths | dict.fromkeys(self.step.model.masks, 0)
+
+    def of_stage(self, part: StagePart, gradients: str = SUMMED) -> StageLiveness:
+        """Return what is live in a stage, for all sizes."""
+        key = part.outside, frozenset(part.iterations), gradients
+        if key not in self._known:
+            if gradients not in self._stretches:
+                self._stretches[gradients] = self._read_as(gradients)
+            moments, arrays = self._stretches[gradients]
+            mine = [self.step.within((moment.segment,), part) for moment in moments]
+            self._known[key] = StageLiveness(moments, mine, [each for each in arrays if self._within(each, part, mine)])
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[object, ...], StageLiveness]:
+        return {}
+
+    def _within(self, array: SymbolicInterval, part: StagePart, mine: Sequence[bool]) -> bool:
+        iterations = base(array.iterations).partition("/")[0]
+        return iterations in part.iterations if iterations in self.step.blocks else mine[array.first - 1]
+
+    def activations(self, sizes: Mapping[str, Any], part: StagePart, gradients: str = SUMMED) -> StageActivations:
         """Return the bytes of a microbatch in a stage; arrays if sizes are arrays.
 
-        updates_apart  whether its weight updates are a separate pass
+        gradients  how long gradients live: `ONCE`, `SUMMED` or `PARTED`
         """
-        moments, arrays = self._stretches_parted if updates_apart else self._stretches
-        part_sizes = self.sizes.of_stage(sizes, part)
-        letters = [moment.letter for moment in moments]
-        begin, late = (next((n for n, each in enumerate(letters) if each in way), len(letters)) for way in ("BW", "W"))
-        values: dict[int, Any] = {}
-        changes: list[Any] = [0] * (len(moments) + 2)
-        kept: Any = 0
-        waiting: Any = 0
-        mine = [self.step.within((moment.segment,), part) for moment in moments]
-        for array in arrays:
-            iterations = base(array.iterations).partition("/")[0]
-            if not (iterations in part.iterations if iterations in self.step.blocks else mine[array.first - 1]):
-                continue
-            key = id(array.count)
-            if key not in values:
-                values[key] = array.count.at(part_sizes)
-            size = values[key]
-            changes[array.first] = changes[array.first] + size
-            changes[array.last + 1] = changes[array.last + 1] - size
-            if array.first <= begin < array.last and not array.given:
-                kept = kept + size
-            if array.first <= late < array.last and not array.given:
-                waiting = waiting + size
-        level: Any = 0
-        most: dict[str, Any] = {"F": 0, "B": kept, "W": waiting}
-        for number, moment in enumerate(moments):
-            level = level + changes[number + 1]
-            if mine[number]:
-                most[moment.letter] = larger(most[moment.letter], level)
+        alive, part_sizes = self.of_stage(part, gradients), self.sizes.of_stage(sizes, part)
+        values = alive.bytes(part_sizes)
+        kept, waiting = alive.saved("BW") @ values, alive.saved("W") @ values
+        levels = alive.levels @ values
+        most = {"F": 0 * kept, "B": kept, "W": waiting}
+        for letter, level in most.items():
+            if rows := [row for row, moment in enumerate(alive.moments) if moment.letter == letter]:
+                most[letter] = np.maximum(level, levels[rows].max(axis=0))
         masks = sum(
             Polynomial.of(self.step.placed.table.axes[name]).at(part_sizes)
             for name, segment in self._masks.items()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 from learncost.ir.displayed import Displayed
@@ -14,17 +15,40 @@ from learncost.ir.loop import Loop, map_loops, walk
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
+from learncost.ir.value import Axes, Value
 from learncost.models.model import Model, Structure
+from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import check_segments, planned
-from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.optimizer import DEFAULT, without_gradients
+from learncost.procedures.procedure import PAPER
 from learncost.procedures.step import step
-from learncost.sharding.clauses import Clause, ShardSpecs
+from learncost.procedures.stored_states import StoredStates
+from learncost.sharding.clauses import FILLED, Clause, ShardSpecs
+from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
-from learncost.sharding.padding import paddable
+from learncost.sharding.padding import filled_up, paddable
 from learncost.sharding.place import Placed, place
 
 BACKWARD = frozenset(("backward", "weight_update", "recomputation"))
 """The phases that begin the backward pass."""
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """The settings of a sharded step that do not depend on the sizes of the mesh.
+
+    clauses  what is sharded over which mesh axis
+    kind     the types of weights, activations, gradients and states
+    plan     the passes that rewrite the step
+    mode     the update rule of a procedure with several
+    """
+
+    clauses: tuple[Clause, ...]
+    kind: Precision
+    plan: str = ""
+    procedure: str = "bp"
+    optimizer: str = DEFAULT
+    mode: str = PAPER
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,14 +62,19 @@ class StagePart(Displayed):
     def layers(self) -> int:
         return int(sum(self.iterations.values()))
 
+    @cached_property
     def _key(self) -> tuple[object, ...]:
         return tuple(sorted(self.iterations.items())), self.outside
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StagePart) and self._key() == other._key()
+        return isinstance(other, StagePart) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
 
 
 def blocks_of(table: Table) -> tuple[str, ...]:
@@ -114,12 +143,35 @@ class ShardedStep:
     """
 
     model: Model
-    kind: Precision
-    optimizer: str
+    config: StepConfig
     blocks: tuple[str, ...]
     paddable: frozenset[str]
     placed: Placed
     specs: ShardSpecs
+
+    @property
+    def kind(self) -> Precision:
+        return self.config.kind
+
+    @cached_property
+    def states(self) -> StoredStates:
+        """Return the weights as the optimizer sees them."""
+        return StoredStates(self.model, self.placed.whole)
+
+    def cut(self, name: str, value: Value) -> Axes:
+        """Return the axes of a shard of a value."""
+        return ShardLayout(self.specs.spec(name, value)).cut(value.axes)
+
+    def state_axes(self, name: str, axes: Axes) -> Axes:
+        """Return the axes of a shard of the optimizer state of a weight."""
+        return self.cut(f"{name}.state", Value(tuple(axes), "state", name))
+
+    def is_alike(self, mesh: Mesh, sizes: Mapping[str, int]) -> bool:
+        """Return whether `*` shards the same axes of weights, gradients and states over a mesh of other sizes."""
+        other, known = self.specs.over(mesh, _padded(self.model, self.config.clauses, mesh, sizes)), self.specs.known
+        values = {name: value for name, value in known.items() if self.specs.kind(name, value)[0] in FILLED}
+        values |= {f"{name}.state": Value(known[name].axes, "state", name) for name in self.placed.table.weights}
+        return all(self.specs.winners(*item) == other.winners(*item) for item in values.items())
 
     def is_score(self, name: str) -> bool:
         return not self.placed.scores.isdisjoint((name, self.placed.holds.get(name, name)))
@@ -140,43 +192,47 @@ class ShardedStep:
 
 
 @lru_cache(maxsize=16)
-def _stepped(structure: Structure, procedure: str, optimizer: str, plan: str) -> Table:
+def _stepped(structure: Structure, procedure: str, optimizer: str, plan: str, mode: str) -> Table:
     """The step of one device, under a plan, which is placed in several ways."""
-    return planned(without_gradients(step(structure.model, procedure, optimizer)), plan)
+    return planned(without_gradients(step(structure.model, procedure, optimizer, mode=mode)), plan)
 
 
-def placed_step(
-    model: Model,
-    sizes: Mapping[str, int],
-    mesh: Mesh,
-    clauses: Sequence[Clause],
-    kind: Precision,
-    plan: str,
-    procedure: str,
-    optimizer: str,
-) -> ShardedStep:
+def stepped(model: Model, config: StepConfig) -> Table:
+    """Return the step of one device; an optimizer of which only the state is known has the lines of the default one."""
+    optimizer = config.optimizer if config.optimizer in OPTIMIZERS else DEFAULT
+    return _stepped(Structure(model), config.procedure, optimizer, config.plan, config.mode)
+
+
+def placed_step(model: Model, sizes: Mapping[str, int], mesh: Mesh, config: StepConfig) -> ShardedStep:
     """Shard a step. Raises `InputError` for sharded sizes that are not divisible."""
-    # Over two devices per axis, all meshes have one structure; `*` shards flat padded parts.
+    # Over two devices per axis, all meshes have one structure; `*` shards what it shards over the mesh itself.
     two = Mesh(tuple((axis, min(size, 2)) for axis, size in mesh.axes))
-    filled_up = paddable(model.table)
-    sizes = {**sizes, "B": mesh.devices * sizes["B"]}
-    sizes |= {axis: sizes[axis] + -sizes[axis] % mesh.devices for axis in filled_up & sizes.keys()}
-    stepped = _stepped(Structure(model), procedure, optimizer, plan)
-    check_segments(stepped, sizes)
-    specs = ShardSpecs(stepped, mesh, clauses, sizes)
-    for name, value in stepped.known.items():
+    table, clauses = stepped(model, config), config.clauses
+    check_segments(table, sizes)
+    sizes = {**sizes, "B": mesh.devices * sizes["B"]} if "B" in sizes else sizes
+    sizes = filled_up(model, table, mesh, clauses, sizes)[1]
+    specs = ShardSpecs(table, mesh, clauses, sizes)
+    for name, value in table.known.items():
         specs.winners(name, value)  # refuses sizes that are not divisible
     large = {axis: size * two.devices if size > 1 else 1 for axis, size in sizes.items()}  # it is divisible by two
-    placed = place(stepped, two, clauses, large)
+    placed = place(table, two, clauses, large, like=specs)
     return ShardedStep(
         model,
-        kind,
-        optimizer,
+        config,
         blocks_of(model.table),
-        filled_up,
+        paddable(model.table),
         replace(placed, table=replace(placed.table, lines=map_loops(placed.table.lines, _of_any_ring))),
-        ShardSpecs(stepped, two, clauses, large),
+        ShardSpecs(table, two, clauses, large, like=specs),
     )
+
+
+def _padded(model: Model, clauses: Sequence[Clause], mesh: Mesh, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes of which those that may be padded are divisible by the mesh axes whose clauses name them."""
+    parts = {
+        axis: prod(mesh.sizes.get(each.mesh, 1) for each in clauses if axis in each.axes)
+        for axis in paddable(model.table) & sizes.keys()
+    }
+    return {**sizes, **{axis: sizes[axis] + -sizes[axis] % number for axis, number in parts.items()}}
 
 
 def ring_steps(mesh_axis: str) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from learncost.autoshard.account import PASSES, MeshAccount, SegmentPass
 from learncost.autoshard.held import Static
-from learncost.autoshard.passes import StageActivations
+from learncost.autoshard.passes import ONCE, PARTED, SUMMED
 from learncost.autoshard.placed_step import StagePart, parts_of
 from learncost.autoshard.sent import Sending
 from learncost.devices.cluster import Cluster
@@ -22,8 +22,8 @@ from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError
 from learncost.ir.line import Line
 from learncost.ir.loop import Loop
-from learncost.ir.polynomial import Polynomial, base, larger, smaller
-from learncost.program.pipeline import KINDS, Schedule, StageTimes, peak, schedule, seconds
+from learncost.ir.polynomial import Polynomial, base, larger, size_of, smaller
+from learncost.program.pipeline import KINDS, Schedule, StageTimes, schedule, seconds, worst
 from learncost.sharding.clauses import check_timed
 from learncost.sharding.padding import Padded
 from learncost.timing import Rates
@@ -80,6 +80,13 @@ class ParallelConfig:
     def devices(self) -> int:
         return prod(self.mesh.values())
 
+    @property
+    def gradients(self) -> str:
+        """Return the lifetime of gradients: the sums of several microbatches and those of pipelines live throughout."""
+        if self.microbatches == 1 and self.stages == 1:
+            return ONCE
+        return PARTED if KINDS[self.schedule].parted else SUMMED
+
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.mesh.items())
 
@@ -120,14 +127,25 @@ class PassTime:
         return self.waits + self.beside_rounds - hidden + larger(slower, self.beside - available)
 
 
+class PeakPass(NamedTuple):
+    """The pass at the peak of a device, and the stage that it is of; forward and backward by their letters."""
+
+    letter: str
+    part: StagePart
+
+
 @dataclass(frozen=True)
 class StageUsage(Displayed):
-    """The memory of a device with one or several stages, by role, and the seconds of a microbatch."""
+    """The memory of a device with one or several stages, by role, and the seconds of a microbatch.
+
+    activations  of all microbatches in flight, with the workspace of passes, and the gradients of a single microbatch
+    """
 
     layers: int
     static: Static
     activations: int
     workspace: int
+    at_peak: PeakPass
     forward: float
     backward: float
     update: float
@@ -208,13 +226,15 @@ class StepUsage(Displayed):
 def stages_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[StagePart, ...]:
     """Return the stages of a configuration by number. Raises `InputError` for impossible splits of blocks."""
     number = way.stages * way.chunks
-    iterations = [sizes[name] for name in account.blocks]
+    iterations = [int(size_of(name, sizes)) for name in account.blocks]
     parts = [max(1, int(_several(account, name))) for name in account.blocks]
     total = sum(iteration // part for iteration, part in zip(iterations, parts, strict=True))
     layers = way.layers or tuple(total // number + (place < total % number) for place in range(number))
     if len(layers) != number:
         raise InputError(f"give one number of blocks for each of the {number} stages, not {len(layers)}")
-    if total < number:
+    if number > 1 and len({*account.blocks}) < len(account.blocks):
+        raise InputError("pipeline stages require blocks that are trained in the same way")
+    if total < number and number > 1:
         raise InputError(f"{total} blocks are too few for {number} stages: use fewer stages")
     return parts_of(account.model.table, sizes, layers)
 
@@ -259,33 +279,43 @@ def _memory(
     parts: Sequence[StagePart],
     times: Mapping[int, tuple[float, ...]],
 ) -> tuple[StageUsage, ...]:
-    statics: dict[StagePart, Static] = {}
-    values: dict[StagePart, StageActivations] = {}
-    for part in parts:
-        if part not in statics:
-            statics[part] = account.weights.static(way_sizes, part)
-            values[part] = account.passes.activations(way_sizes, part, KINDS[way.schedule].parted)
+    statics = _statics(account, way, way_sizes, parts)
+    values = {part: account.passes.activations(way_sizes, part, way.gradients) for part in {*parts}}
     order = order_in_flight(way)
-    kept = [float(values[part].kept) for part in parts]
-    forward = [float(values[part].forward) for part in parts]
-    backward = [float(values[part].backward) for part in parts]
-    apart = tuple([float(getattr(values[part], name)) for part in parts] for name in ("waiting", "update"))
+    names = ("kept", "forward", "backward", "waiting", "update")
+    of_stages = [[float(getattr(values[part], name)) for part in parts] for name in names]
     result = []
     for device in range(way.stages):
         mine = [parts[chunk * way.stages + device] for chunk in range(way.chunks)]
-        several = [statics[part] for part in mine]
-        names = ("weights", "gradients", "states", "masters")
-        static = Static(*(int(sum(getattr(each, name) for each in several)) for name in names))
         seconds_of = times.get(device, (0.0, 0.0, 0.0, 0.0))
+        size, letter, chunk = worst(order, device, *of_stages)
         result.append(
             StageUsage(
                 sum(part.layers for part in mine),
-                static,
-                int(peak(order, device, kept, forward, backward, *apart)),
+                statics[device],
+                int(size),
                 account.weights.workspace(way_sizes) if way.workspace else 0,
+                PeakPass(letter, mine[chunk]),
                 *seconds_of,
             )
         )
+    return tuple(result)
+
+
+def static_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> tuple[Static, ...]:
+    """Return the static memory of every device of the pipeline."""
+    return _statics(account, way, account.sizes.filled(sizes_of(account, way, sizes)), stages_of(account, way, sizes))
+
+
+def _statics(
+    account: MeshAccount, way: ParallelConfig, way_sizes: Mapping[str, int], parts: Sequence[StagePart]
+) -> tuple[Static, ...]:
+    of_part = {part: account.weights.static(way_sizes, part, way.gradients != ONCE) for part in {*parts}}
+    result = []
+    for device in range(way.stages):
+        several = [of_part[part] for part in parts[device :: way.stages]]
+        names = ("weights", "gradients", "states", "masters")
+        result.append(Static(*(int(sum(getattr(each, name) for each in several)) for name in names)))
     return tuple(result)
 
 

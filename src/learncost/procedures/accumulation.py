@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Meta, Sum
-from learncost.ir.loop import Statement
+from learncost.ir.loop import Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
+from learncost.passes.epilogue_update import KERNELS
 from learncost.procedures.needed import needed
 
 
@@ -37,6 +39,17 @@ class Accumulated:
     def kept(self) -> Mapping[str, str]:
         """Return the running statistics that every microbatch updates, with their new names."""
         return {name: new for name, new in self.gather.renewed.items() if name not in self.sums}
+
+
+def check_accumulates(step: Table) -> None:
+    """Raise `InputError` for a step whose plan updates weights in the backward pass."""
+    lines = [*walk(step.lines)]
+    inside = any(line.meta.kernel and line.meta.kernel.name.startswith(KERNELS) for line, _ in lines)
+    if inside or any(nest.loops and line.meta.phase == "optimizer_step" for line, nest in lines):
+        raise InputError(
+            "--accumulate, microbatches and pipeline stages sum gradients up to the last microbatch: remove the plan "
+            f"{'epilogue-update' if inside else 'fused-update'}"
+        )
 
 
 def accumulated(step: Table) -> Accumulated:

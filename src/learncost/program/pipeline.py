@@ -98,7 +98,20 @@ def peak(
     waiting: Sequence[float] | None = None,
     update: Sequence[float] | None = None,
 ) -> float:
-    """Return the peak bytes of microbatches on a device.
+    """Return the peak bytes of microbatches on a device, as `worst` finds them."""
+    return worst(schedule, device, kept, forward, backward, waiting, update)[0]
+
+
+def worst(
+    schedule: Schedule,
+    device: int,
+    kept: Sequence[float],
+    forward: Sequence[float] | None = None,
+    backward: Sequence[float] | None = None,
+    waiting: Sequence[float] | None = None,
+    update: Sequence[float] | None = None,
+) -> tuple[float, str, int]:
+    """Return the peak bytes of microbatches on a device, and the pass and the chunk that run then.
 
     kept      bytes that a stage saves of one microbatch, by its number, from F to the end of B
     waiting   bytes that it saves from B to the end of W, where a schedule separates them; by default those of `kept`
@@ -106,13 +119,14 @@ def peak(
     """
     held = kept, (waiting or kept) if schedule.parted else [0.0] * schedule.stages
     during = {"F": forward or kept, "B": backward or kept, "W": update or waiting or kept}
-    most = 0.0
+    most = 0.0, "", 0
     for kind, chunk, counts in schedule.moments[device]:
         size = during[kind][chunk * schedule.devices + device] if kind else 0.0
         for several, by_chunk in zip(held, counts, strict=True):
             for number, count in enumerate(by_chunk):
                 size += count * several[number * schedule.devices + device]
-        most = max(most, size)
+        if size > most[0]:
+            most = size, kind, chunk
     return most
 
 

@@ -12,7 +12,7 @@ from learncost.devices.collective import kind_of
 from learncost.ir.errors import InputError
 from learncost.ir.loop import round_rings, walk
 from learncost.ir.polynomial import shape_of, sharded_over, whole
-from learncost.ir.serializable import HIDDEN, Key, Serializable, attributes
+from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.ir.table import Table
 from learncost.models.model import Model, Structure
 from learncost.passes.plan import planned
@@ -30,7 +30,7 @@ from learncost.sharding.mesh import mesh as parse_mesh
 from learncost.sharding.padding import Padded, filled_up
 from learncost.sharding.place import Placed, place
 from learncost.sharding.presets import chosen
-from learncost.sharding.stages import pipeline_of, place_stages
+from learncost.sharding.stages import Pipeline, pipeline_of, place_stages
 
 RING = "in a ring: 2(p-1)/p of an all_reduce, (p-1)/p of the others"
 """The convention of the bytes that a device sends."""
@@ -69,29 +69,48 @@ class OverMesh(Serializable):
         Of every axis, of all devices together.
     padded
         Which of them are larger than the model's, so that each device has an equal part.
+    pipeline
+        The pipeline of whose stages one is shown; None without one.
+    stage
+        That stage, its schedule and its microbatches, in words; empty without a pipeline.
     """
 
-    placed: Placed = field(metadata=Key(form=attributes(mesh="mesh.sizes"), inline=True).field)
+    placed: Placed = field(metadata=HIDDEN)
     collectives: tuple[Collective, ...] = field(metadata=Key(after="sent").field)
     sizes: Mapping[str, int] = field(default_factory=dict, metadata=HIDDEN)
     padded: tuple[Padded, ...] = field(default=(), metadata=Key(after="clauses").field)
+    pipeline: Pipeline | None = field(default=None, metadata=HIDDEN)
+    stage: str = field(default="", metadata=Key(optional=True, after="clauses").field)
+
+    @property
+    def grid(self) -> Mesh:
+        """Return the mesh, with the axis of the pipeline."""
+        stages = ((self.pipeline.axis, self.pipeline.stages),) if self.pipeline else ()
+        return Mesh((*stages, *self.placed.mesh.axes))
 
     @property
     def mesh(self) -> str:
         """The devices as they are written, dp=2,tp=4."""
-        return str(self.placed.mesh)
+        return str(self.grid)
 
     @property
-    @Key(after="placed")
+    @Key("mesh", after="placed")
+    def mesh_sizes(self) -> Mapping[str, int]:
+        """Return the number of devices along each axis."""
+        return self.grid.sizes
+
+    @property
+    @Key(after="mesh_sizes")
     def devices(self) -> int:
         """The number of devices."""
-        return self.placed.mesh.devices
+        return self.grid.devices
 
     @property
-    @Key(after="placed")
+    @Key(after="devices")
     def clauses(self) -> tuple[str, ...]:
         """The clauses of the placement."""
-        return tuple(map(str, self.placed.clauses))
+        stages = (str(self.pipeline.said),) if self.pipeline else ()
+        return (*stages, *map(str, self.placed.clauses))
 
     @cached_property
     @Key("sent_per_device")
@@ -130,6 +149,8 @@ class OverMesh(Serializable):
     @property
     def sentence(self) -> str:
         """The sentence about the traffic of a device."""
+        if self.stage:
+            return f"{self.stage} learncost run-cost --mesh shows the traffic and time of the stages."
         if not self.sent:
             return "There is no communication."
         axes: dict[str, int] = {}
@@ -198,15 +219,6 @@ class OverMesh(Serializable):
         """Return what is sharded over what as data, without what is sent."""
         sent = ("sent_per_device", "collectives")
         return {name: value for name, value in self.to_dict().items() if name not in sent}
-
-
-def part_of(placed: Placed, array: str) -> str:
-    """Return "gathered weights" or "gradients" for an array of a device's table; "" for any other."""
-    name = placed.holds.get(array, array)
-    value = placed.whole.known.get(name)
-    if value is not None and value.role in ("gradient", "part") and value.of in placed.whole.weights:
-        return "gradients"
-    return "gathered weights" if name in placed.whole.weights and array not in placed.whole.weights else ""
 
 
 def in_a_ring(op: str, payload: int, devices: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from math import lcm
 
@@ -154,7 +155,11 @@ Split = tuple[tuple[str, ...], ...]
 
 
 class ShardSpecs:
-    """The shard specs of a table's values, by the clauses alone."""
+    """The shard specs of a table's values, by the clauses alone.
+
+    part_of  the table that this one is a part of, which the clauses apply to
+    like     the specs over a mesh of other sizes, whose choices of the largest axis these have
+    """
 
     def __init__(
         self,
@@ -163,17 +168,27 @@ class ShardSpecs:
         chosen: Iterable[Clause],
         sizes: Mapping[str, int],
         part_of: Table | None = None,
+        like: ShardSpecs | None = None,
     ) -> None:
-        self.table, self.mesh = table, mesh
+        self.table, self.mesh, self.like = table, mesh, like
         self.clauses = tuple(as_called(table if part_of is None else part_of, chosen))
         self.sizes = {**sizes, **mesh.sizes}
         self.known = table.known
         self._counts = {base(count).partition("/")[0] for _, nest in walk(table.lines) for count in nest.counts} - {"B"}
         self._experts = frozenset(_read_at_a_choice(table))
+        self._by_name = any(name not in ROLES for clause in self.clauses for name in clause.names)
+        self._winners: dict[object, dict[str, tuple[int, str]]] = {}
         self._ranks: dict[tuple[str, str], int] = {}
         self._specs: dict[tuple[str, Value, frozenset[str]], Split] = {}
         self.filled: dict[str, int] = {}
         self._check(self.known if part_of is None else part_of.known)
+
+    def over(self, mesh: Mesh, sizes: Mapping[str, int]) -> ShardSpecs:
+        """Return the specs of the same clauses over a mesh of other sizes."""
+        result = copy(self)
+        result.mesh, result.sizes, result.filled = mesh, {**sizes, **mesh.sizes}, {}
+        result._winners, result._specs, result.like = {}, {}, None
+        return result
 
     def _check(self, known: Mapping[str, Value]) -> None:
         axes = {base(axis) for value in known.values() for axis in value.axes}
@@ -215,6 +230,13 @@ class ShardSpecs:
     def winners(self, name: str, value: Value) -> dict[str, tuple[int, str]]:
         """Return the index of the clause and the sharded axis, for every mesh axis that shards a value."""
         role, owner = self.kind(name, value)
+        of_weight = self.known[owner].axes if owner in self.known else ()
+        key = role, owner in self._experts, value.axes, of_weight, (name, owner) if self._by_name else ()
+        if key not in self._winners:
+            self._winners[key] = self._won(role, owner, name, value)
+        return self._winners[key]
+
+    def _won(self, role: str, owner: str, name: str, value: Value) -> dict[str, tuple[int, str]]:
         largest_first: dict[str, tuple[int, str]] = {}
         cut: dict[str, list[str]] = {}
         order = sorted(range(len(self.clauses)), key=lambda place: (self.clauses[place].largest, place))
@@ -267,6 +289,8 @@ class ShardSpecs:
             if left(axis) % number:
                 raise InputError(_not_dividing(axis, size_of(axis, self.sizes), cut.get(axis, []), clause, self.mesh))
             return axis
+        if self.like is not None:
+            return self.like._axis(clause, value, cut, name)
         axes = [axis for axis in value.axes if base(axis) not in self._counts and not base(axis)[0].isdigit()]
         if not (dividing := [axis for axis in axes if left(axis) % number == 0]):
             role, owner = self.kind(name, value)

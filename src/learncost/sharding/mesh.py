@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -20,12 +21,12 @@ class Mesh:
 
     axes: tuple[tuple[str, int], ...]
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Return the number of devices along each axis."""
         return dict(self.axes)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.axes)
 

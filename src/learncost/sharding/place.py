@@ -158,17 +158,22 @@ class Placed:
 
 
 def place(
-    table: Table, mesh: Mesh, chosen: Iterable[Clause], sizes: Mapping[str, int], part_of: Table | None = None
+    table: Table,
+    mesh: Mesh,
+    chosen: Iterable[Clause],
+    sizes: Mapping[str, int],
+    part_of: Table | None = None,
+    like: ShardSpecs | None = None,
 ) -> Placed:
     """Return the table of each device of a mesh.
 
     sizes    global sizes of all axes, which the clauses must divide
-    part_of  the table that this one is a part of, which the clauses apply to
+    part_of, like  as in `ShardSpecs`
     Raises `InputError` if an axis is not divisible, with the next size that is, and if dependent iterations of a
     loop would be sharded.
     """
     chosen = tuple(chosen)
-    scope = ShardingScope(ShardSpecs(table, mesh, chosen, sizes, part_of), table.values)
+    scope = ShardingScope(ShardSpecs(table, mesh, chosen, sizes, part_of, like), table.values)
     scope.readers = readers(table.lines, table.outputs)
     for name in (*table.inputs, *table.weights):
         scope.give(name, scope.spec(name))

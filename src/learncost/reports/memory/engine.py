@@ -12,13 +12,11 @@ from learncost.ir.polynomial import shape_of
 from learncost.ir.table import Table
 from learncost.ir.value import RANDOM
 from learncost.liveness import LiveArray, LiveInterval, Moment
+from learncost.liveness.kinds import FIXED
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.program.arena import Arena
 from learncost.reports.memory.planner import chosen
 from learncost.reports.memory.step import MemoryStep
-
-FIXED = "fixed matrices"
-"""The part of the memory of random matrices that are drawn once and read in every step."""
 
 TYPES = ("fp32", "fp64")
 """The types that every engine supports."""

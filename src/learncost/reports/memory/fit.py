@@ -156,6 +156,7 @@ class Fit(AtLength, Drawn):
         """Return the note on which memory holds what, and which engine executes the step."""
         if self.over:
             rule = f"{self.over.said} Memory is per device; the batch is global."
+            rule += f" {self.over.stage}" if self.over.stage else ""
         else:
             rule = f"All weights, gradients and activations are in {self._kind}."
             if self.flash_size is not None:
@@ -198,7 +199,8 @@ class Fit(AtLength, Drawn):
 
 @takes_request(
     "model budget flash_size procedures seq_len optimizer dtype * precision plan engine module "
-    "optimizer_implementation train train_layers lora lora_rank lora_alpha target_len on mesh place placement"
+    "optimizer_implementation train train_layers lora lora_rank lora_alpha target_len on mesh place placement "
+    "schedule chunks"
 )
 def fit(
     request: Request,

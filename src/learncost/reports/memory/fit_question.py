@@ -37,8 +37,23 @@ PLANS = (
 )
 """The plans that are tried for every procedure, from the derived step to the smallest memory."""
 
+STAGED = ("", "flash,fused", "flash,fused,recompute=all")
+"""The same of pipeline stages, which sum the gradients of microbatches."""
+
 SERVED = ("", "flash,fused")
 """The plans that are tried for inference."""
+
+
+def has_stages(request: Request) -> bool:
+    """Return whether the mesh of a request splits the blocks into pipeline stages."""
+    if not request.is_sharded:
+        return False
+    from learncost.sharding.mesh import mesh  # only where it is asked for: start-up counts
+    from learncost.sharding.presets import chosen
+    from learncost.sharding.stages import BLOCKS
+
+    several = chosen(request.place, request.placement)
+    return "pp" in mesh(str(request.mesh)).names or any(BLOCKS in clause.axes for clause in several)
 
 
 @dataclass(frozen=True)
@@ -136,6 +151,8 @@ class FitQuestion:
             return (self.request.plan.strip(),)
         if procedure == NAME:
             return SERVED
+        if has_stages(self.request):
+            return STAGED
         plans = (memory_engines()[self.engine].plans if self.engine else None) or PLANS
         return plans if self.optimizer in OPTIMIZERS else tuple(plan for plan in plans if "epilogue-update" not in plan)
 
@@ -169,8 +186,7 @@ class FitQuestion:
         kind, eager = precision_of(self.dtype), self.eager
         step = MemoryStep(run, procedure, kind, self.optimizer, 1, in_flash, self.budget, planner, eager=eager)
         step.regions = self.regions
-        asked = self.request
-        return step.over_mesh(asked.mesh, asked.place, asked.placement, chosen_engine.trains) if asked.mesh else step
+        return step.over_mesh(self.request, chosen_engine) if self.request.mesh else step
 
     def _learning(self, run: PreparedRun, procedure: str) -> FitPlan:
         step = self.step(run, procedure)

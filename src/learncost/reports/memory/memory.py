@@ -223,7 +223,7 @@ class MemoryQuestion:
         step.regions = self.regions
         if request.mesh is None:
             return step
-        return step.over_mesh(request.mesh, request.place, request.placement, chosen_engine.trains)
+        return step.over_mesh(request, chosen_engine)
 
 
 def memory_question(request: Request) -> MemoryQuestion:
@@ -243,7 +243,7 @@ def memory_question(request: Request) -> MemoryQuestion:
 @takes_request(
     "model procedure batch_size seq_len target_len optimizer dropout dtype * context page_size precision plan "
     "accumulate clip budget on engine module optimizer_implementation mode train train_layers lora lora_rank "
-    "lora_alpha mesh place placement"
+    "lora_alpha mesh place placement schedule chunks"
 )
 def memory(request: Request) -> Memory | MemoryComparison:
     """The exact memory of one training step or pass of inference: its peak, the live arrays there, what fits a budget.

@@ -148,9 +148,9 @@ def procedure_title(memory: Memory) -> str:
 
 
 GRADIENTS = (
-    "A gradient is freed once its weight is updated. `learncost run-cost --mesh` and `learncost search` keep all "
-    "gradients until the end of the step, as training with microbatches does, and activations of the microbatches in "
-    "flight, so they usually predict more."
+    "Gradients of a single microbatch live until the optimizer reads them; with --accumulate or pipeline stages their "
+    "sums live through the step. `learncost run-cost --mesh` and `learncost search` predict the same memory; they have "
+    "microbatches of one sequence by default."
 )
 
 

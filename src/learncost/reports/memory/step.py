@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from learncost.ir.errors import InputError, counted, named_one, shown
-from learncost.ir.line import Line, Product, Sum
-from learncost.ir.loop import map_lines, repeats, walk
+from learncost.ir.line import Line
+from learncost.ir.loop import map_lines, repeats
 from learncost.ir.polynomial import Polynomial, base, shape_of, total
 from learncost.ir.precision import BYTES, Precision
 from learncost.ir.table import Table
-from learncost.ir.term import Read, Term
 from learncost.layers.names import scores
 from learncost.liveness import Instant, Live, SymbolicInterval, levels, live, moments, stretches
 from learncost.models.model import Model, Structure, run_sizes
@@ -22,10 +21,11 @@ from learncost.models.module import usual_module
 from learncost.ops.optimizers import OPTIMIZERS
 from learncost.passes.plan import CHOSEN, planned
 from learncost.passes.quantized import QuantizedArray, bytes_of_array
-from learncost.procedures.optimizer import state_of, stepped, without_gradients
+from learncost.procedures.optimizer import state_of, without_gradients
 from learncost.procedures.procedure import PAPER
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step, trained_by
+from learncost.procedures.stored_states import StoredStates
 from learncost.program.autograd.module import module_named
 from learncost.program.autograd.state import RunUsage
 from learncost.program.calls import IN_KERNELS
@@ -39,6 +39,8 @@ from learncost.reports.run import PreparedRun
 if TYPE_CHECKING:
     from learncost.devices.device import Device
     from learncost.procedures.accumulation import Accumulated
+    from learncost.reports.memory.engine import Engine
+    from learncost.reports.memory.over_mesh import MeshMemory
     from learncost.reports.mesh_cost import OverMesh
 
 IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
@@ -139,29 +141,25 @@ class MemoryStep:
         structure = Structure(self.model)
         table = _step(structure, procedure, mode)
         weights = self.model.table.weights
-        shapes = {w: [*shape_of(table.axes[w], run.axes)] for w in weights}
-        stacks = stacks_of(self.model.table)
-        self.seen = stepped(table)
-        self.rows = rows_of(self.model.table)
-        axes = {w: self.seen.get(w, table.axes[w]) for w in learning}
-        states = {w: self.stepped_shape(w, seen, [*shape_of(seen, run.axes)]) for w, seen in axes.items()}
-        self.state = sum(state_bytes(self.optimizer.bytes, states[w], w in stacks, kind.states) for w in learning)
-        gradients = {value.of for value in table.known.values() if value.role == "gradient"}
-        self.stepped_projections = tuple(name for name in table.projections if name in gradients)
-        for name in self.stepped_projections:
-            self.state += state_bytes(self.optimizer.bytes, [*shape_of(table.axes[name], run.axes)], True, kind.states)
-        self.master = kind.master * sum(points(shapes[w]) for w in learning)
+        shapes = {w: shape_of(table.axes[w], run.axes) for w in weights}
+        self.states = StoredStates(self.model, table)
+        self.state = sum(
+            self.states.bytes(self.optimizer, name, shape_of(axes, run.axes), kind.states)
+            for name, axes in self.states.axes.items()
+        )
+        self.master: int = kind.master * sum(prod(shapes[w]) for w in learning)
         stored = self.model.quantized
         codes = {weight.codes.name for weight in stored}
         frozen = [w for w in weights if w not in learning and w not in codes]
         self.quantized = sum(weight.bytes(run.axes) for weight in stored)
         self.frozen = frozenset(frozen)
-        self.plain_flash = kind.weight * sum(points(shapes[w]) for w in frozen) if in_flash else 0
+        self.plain_flash = kind.weight * sum(prod(shapes[w]) for w in frozen) if in_flash else 0
         self.flash = self.plain_flash + self.quantized if in_flash else 0
-        self.widths = _widths(structure, table, kind)
+        self.widths = _widths(structure, table, kind, self.accumulate > 1)
         self.regions: Sequence[Region] = ()  # of the RAM of a device that was named
         self.over: OverMesh | None = None  # of a device among many
-        self.mesh: tuple[Any, ...] = ()  # and how it was asked for
+        self.on_mesh: MeshMemory | None = None  # and its account
+        self.mesh: tuple[Request, Engine] | None = None  # and how it was asked for
         self.shares: Mapping[str, int] = {}
         self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
         self.ran: tuple[Hashable, RunUsage] | None = None  # the last run of a module that was read
@@ -178,15 +176,6 @@ class MemoryStep:
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self._planned = partial(_under_plan, structure, procedure, mode, self.plan, self.accumulate > 1)
 
-    def stepped_shape(self, weight: str, axes: Sequence[str], shape: list[int]) -> list[int]:
-        """Return the shape of a weight as an optimizer sees it: a matrix or a vector, behind the number of a stack."""
-        rows, stack = self.rows.get(weight), int(weight in stacks_of(self.model.table))
-        if rows is None or not rows <= {*axes}:
-            return shape
-        number = prod(size for axis, size in zip(axes[stack:], shape[stack:], strict=True) if axis in rows)
-        matrix = [number, points(shape[stack:]) // number] if rows else [points(shape[stack:])]
-        return [*shape[:stack], *matrix]
-
     @cached_property
     def table(self) -> Table:
         """The table of a microbatch under the plan, built on first use."""
@@ -196,14 +185,14 @@ class MemoryStep:
     def iterations(self) -> Mapping[str, tuple[str, ...]]:
         return iterations_of(self.table)
 
-    def over_mesh(self, mesh: str, place: str | None, placement: str | None, trains: bool = False) -> MemoryStep:
-        """The same as each device of a mesh has it. Raises `InputError` where an axis does not divide.
+    def over_mesh(self, request: Request, engine: Engine) -> MemoryStep:
+        """Return the step as an engine has it on each device of the request's mesh.
 
-        trains  as learncost train has it: a vocabulary that does not divide stays whole
+        Raises `InputError` where an axis is not divisible.
         """
         from learncost.reports.memory.over_mesh import placed_step  # only where it is asked for: start-up counts
 
-        return placed_step(self, mesh, place, placement, trains)
+        return placed_step(self, request, engine)
 
     def at(self, batch: int, length: int | None = None) -> MemoryStep:
         """The same for another batch, or another length, under the plan that the planner takes for it.
@@ -223,22 +212,15 @@ class MemoryStep:
         rewritten._given, rewritten.regions = self._given, self.regions
         return rewritten
 
-    def placed(self, table: Table, over: OverMesh, shares: Mapping[str, int]) -> None:
+    def placed(self, table: Table, over: OverMesh, shares: Mapping[str, int], memory: MeshMemory) -> None:
         """Become what each device of a mesh runs.
 
         shares  into how many parts axes are cut
         """
-        self.table, self.over, self.shares = table, over, shares
+        self.table, self.over, self.shares, self.on_mesh = table, over, shares, memory
+        static = memory.static(self.sizes())
+        self.state, self.master = static.states, static.masters
         self.quantized = sum(bytes_of_array(array, self.sizes()) for array in self.packed)
-        self.iterations = iterations_of(table)
-        sizes, name, widths = over.placed.sizes, _NAMES[self.kind.value], self.widths
-
-        @cache
-        def levels_of(iterations: _TripCounts) -> tuple[Polynomial, ...]:
-            several = levels(table, {**dict(iterations), **sizes}, name, widths)
-            return tuple({frozenset(level.terms.items()): level for level in several}.values())
-
-        self._levels_of = levels_of
 
     def executed_table(self, statistics: bool = False) -> Table:
         """The step with its optimizer under the plan, as an engine executes it: with new and old weights.
@@ -270,8 +252,10 @@ class MemoryStep:
 
     @property
     def least(self) -> int:
-        """Bytes that are there at every moment, under every engine: weights, but those in flash, and `uncounted`."""
-        table, codes = self.table if self.over else self.model.table, self.model.quantized_widths
+        """Bytes that are there at every moment, whoever runs the step: weights, but those in flash, and `beside`."""
+        if self.on_mesh is not None:
+            return int(self.on_mesh.static(self.sizes()).total)
+        table, codes = self.model.table, self.model.quantized_widths
         elements = total(Polynomial.of(table.axes[name]) for name in table.weights if name not in codes)
         return int(elements.at(self.sizes())) * self.kind.weight + self.uncounted
 
@@ -280,12 +264,9 @@ class MemoryStep:
         """The same by what it is, as polynomials in the axes; None where it is none, as with states in blocks."""
         if self.quantized or self.flash:
             return None
-        table, stacks = self.model.table, stacks_of(self.model.table)
-        stepped = [(self.seen.get(w, table.axes[w]), len(table.axes[w]) - (w in stacks)) for w in self.model.learning]
-        stepped += [(self.table.axes[name], len(self.table.axes[name]) - 1) for name in self.stepped_projections]
-        states = Polynomial()
-        for axes, rank in stepped:
-            each = _state_of_a_point(self.optimizer.bytes, rank > 1, self.kind.states)
+        table, states = self.model.table, Polynomial()
+        for name, axes in self.states.axes.items():
+            each = self.states.of_a_number(self.optimizer, name, self.kind.states)
             if each is None:
                 return None
             states += Polynomial.of(axes, each)
@@ -320,9 +301,10 @@ class MemoryStep:
 
     def peak(self, sizes: Mapping[str, int]) -> int:
         """The most bytes, as the table says."""
-        sizes = {**sizes, **(self.over.placed.sizes if self.over else {})}
+        if self.on_mesh is not None:
+            return self.on_mesh.peak(sizes)
         iterations = tuple((name, sizes[name]) for name in self.iterations)
-        return max(int(level.at(sizes)) for level in self._levels_of(iterations)) + self.uncounted
+        return int(max(int(level.at(sizes)) for level in self._levels_of(iterations)) + self.uncounted)
 
     def largest(self, budget: int) -> int:
         """The largest batch at which every line fits, as the table says: a polynomial of first degree, solved."""
@@ -358,15 +340,19 @@ def _levels(
 ) -> tuple[Polynomial, ...]:
     """The bytes at every line, each once, as polynomials in all sizes but those of the turns of repeats."""
     table = _under_plan(structure, procedure, mode, plan, gathers)
-    widths = _widths(structure, _step(structure, procedure, mode), kind)
+    widths = _widths(structure, _step(structure, procedure, mode), kind, gathers)
     polynomials = levels(table, dict(iterations), _NAMES[kind.value], widths)
     return tuple({frozenset(level.terms.items()): level for level in polynomials}.values())
 
 
-def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, int]:
+def _widths(structure: Structure, table: Table, kind: Precision, gathers: bool = False) -> dict[str, int]:
     """Bytes of an element by role, and by name where a type has other ones."""
     widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX}
     widths |= {name: BYTES[value.dtype] for name, value in table.known.items() if value.dtype}
+    if gathers:  # products add to the sums of the gradients of microbatches in place
+        learning = (*table.weights, *table.projections)
+        widths |= {name: 0 for weight in learning if (name := f"d{weight}") in table.known}
+        widths |= {f"{weight}.gradient": kind.gradient for weight in learning}
     return widths | dict.fromkeys(scores(table), kind.scores) | structure.model.quantized_widths
 
 
@@ -378,12 +364,9 @@ def _accumulated(table: Table) -> Accumulated:
 
 def gathering(table: Table) -> Table:
     """Return a microbatch whose gradients are accumulated in place."""
-    from learncost.passes.epilogue_update import KERNELS  # only where it is asked for: start-up counts
+    from learncost.procedures.accumulation import check_accumulates  # only where it is asked for: start-up counts
 
-    inside = any(line.meta.kernel and line.meta.kernel.name.startswith(KERNELS) for line, _ in walk(table.lines))
-    if inside or any(nest.loops and line.meta.phase == "optimizer_step" for line, nest in walk(table.lines)):
-        plan = "epilogue-update" if inside else "fused-update"
-        raise InputError(f"--accumulate needs the gradients of all microbatches: remove the plan {plan}")
+    check_accumulates(table)
     accumulation = _accumulated(table).gather
 
     def in_place(line: Line) -> tuple[Line, ...]:
@@ -413,61 +396,6 @@ def _parts(accumulate: Any, batch: int) -> int:
     if number < 1 or batch % number:
         raise InputError(f"accumulate must be a divisor of the batch size {batch}, not {shown(accumulate)}")
     return number
-
-
-def points(shape: list[int]) -> int:
-    """Return the number of elements of a shape."""
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
-def stacks_of(table: Table) -> frozenset[str]:
-    """Return the weights that are stacked over iterations."""
-    return frozenset(outer for line in table.repeats for _, outer in line.each)
-
-
-MATRIX = 2
-"""The axes of a matrix."""
-
-
-def rows_of(table: Table) -> dict[str, frozenset[str]]:
-    """Return the axes of each weight that are the rows of its matrix, by how the model reads it; none of a vector.
-
-    A product sums over the rows of a matrix, an embedding reads one of them. Weights that are read otherwise are left
-    out: whether they are matrices is not known.
-    """
-    rows: dict[str, frozenset[str]] = {}
-    others: set[str] = set()
-
-    for line, nest in walk(table.lines):
-        for term in line.right:
-            if isinstance(term, Term) and (weight := nest.stacks.get(term.name, term.name)) in table.weights:
-                summed = frozenset(term.loops) - {*line.left[0].loops}
-                if any(isinstance(axis, Read) for axis in term.axes):
-                    if len(term.axes) == MATRIX:
-                        rows[weight] = frozenset(table.axes[weight][-MATRIX:-1])
-                elif isinstance(line, Product) and summed and summed < {*term.axes}:
-                    rows.setdefault(weight, summed)
-                elif isinstance(line, Product | Sum) or len(term.axes) == 1:
-                    others.add(weight)
-    return {**dict.fromkeys(others, frozenset()), **rows}
-
-
-def state_bytes(of: Any, shape: list[int], stacked: bool, kind: str) -> int:
-    """An optimizer sees every turn's weight by itself, as a matrix: its first axis by all others."""
-    times, matrix_shape = (shape[0], shape[1:]) if stacked else (1, shape)
-    matrix = [matrix_shape[0], points(matrix_shape[1:])] if len(matrix_shape) > 1 else matrix_shape
-    return int(times * of(matrix, kind))
-
-
-def _state_of_a_point(of: Callable[[Sequence[int], str], int], matrix: bool, kind: str) -> int | None:
-    """Return the optimizer state per element of a matrix, or of a vector; None if it depends on the shape."""
-    shapes = ((7, 11), (13, 17)) if matrix else ((7,), (11,))
-    per_point = {divmod(of(shape, kind), points([*shape])) for shape in shapes}
-    ((each, rest), *others) = per_point
-    return None if others or rest else each
 
 
 def _solved(level: Polynomial, budget: int) -> int:

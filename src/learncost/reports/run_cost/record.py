@@ -40,6 +40,7 @@ _MESH = attributes(
     placement="placed",
     **{name: f"step.way.{name}" for name in ("schedule", "chunks", "microbatch", "microbatches")},
     memory="step.peak",
+    split="split",
     fits="fits",
     **{name: f"step.{name}" for name in ("computing", "waiting", "bubble", "once", "sent")},
 )

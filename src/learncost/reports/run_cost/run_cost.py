@@ -92,12 +92,8 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
     mesh
         The devices as axes, such as pp=4,dp=8,tp=8: the time is that of a step over this mesh, with the links of the
         cluster. For a cluster (`learncost list clusters`) the default is the fastest mesh that fits.
-    schedule
-        The pipeline schedule, for a mesh with pp: gpipe, 1f1b, interleaved (several stages on a device) or zb-h1.
     microbatch
         Sequences in a microbatch, per data-parallel rank. The default is 1.
-    chunks
-        Stages on a device in the interleaved schedule. The default is 2.
     plan
         Memory optimizations, such as flash,fused,recompute=block (`learncost list plans`). The default is none on one
         device, and flash,fused over a mesh.

@@ -13,6 +13,7 @@ from learncost.autoshard.candidates import (
     WHOLE,
     Candidate,
 )
+from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import ASSUMED, StepUsage, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.cluster import cluster as find_cluster
@@ -55,6 +56,9 @@ class Found(Serializable):
     worse: str
     context: str = field(default=WHOLE, metadata=Key(after="plan").field)
     command: str = ""  # the command line that asks about this step alone
+    split: Mapping[str, int] = field(
+        default_factory=dict, metadata=Key(after="step").field
+    )  # the peak of the fullest device by what it holds
 
     @property
     @Key(after="schema")
@@ -191,8 +195,8 @@ class Search(AtLength):
             f"Assumed: {'; '.join(ASSUMED.values())}.",
             "Collectives use a ring, or in-switch reduction where available (learncost list clusters); the last mesh "
             "axis is the innermost.",
-            "zero-1 shards optimizer states over dp, zero-3 also weights and gradients; tp includes sequence "
-            "parallelism, cp uses zigzag order. learncost place shows the sharded step of a mesh.",
+            "zero-1 shards optimizer states over dp, ep and cp, zero-3 also weights and gradients; tp includes "
+            "sequence parallelism, cp uses zigzag order. learncost place shows the sharded step of a mesh.",
         )
 
 
@@ -295,23 +299,14 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
     rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
     looked = space.look(number_of, batch, memory)
     nearest = looked.nearest
-    steps = [
-        (
-            each,
-            step_of(
-                space.placed[each.structure].account,
-                each.way,
-                run.axes,
-                cluster,
-                rates[each.structure.kind.values],
-                length,
-            ),
-        )
-        for each, _ in space.fastest(looked.fit, rates, few)
-    ]
-    shown_ways = sorted(steps, key=lambda pair: pair[1].seconds)[:few]
+    steps = []
+    for each, _ in space.fastest(looked.fit, rates, few):
+        account = space.account(each)
+        step = step_of(account, each.way, run.axes, cluster, rates[each.structure.kind.values], length)
+        steps.append((each, account, step))
+    shown_ways = sorted(steps, key=lambda found: found[-1].seconds)[:few]
     per_day = None if total is None else total / (batch * length) / DAY
-    best = shown_ways[0][1] if shown_ways else None
+    best = shown_ways[0][-1] if shown_ways else None
     asked = replace(request, batch_size=batch, seq_len=length, tokens=total or batch * length, budget=None)
     return Search(
         run.model.configuration.name,
@@ -331,8 +326,9 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
                 "" if step is best or best is None else _worse(step, best),
                 each.structure.context,
                 _alone(asked, each, cluster).command("run-cost"),
+                split_of(account, step, run.axes),
             )
-            for each, step in shown_ways
+            for each, account, step in shown_ways
         ),
         len(looked.fit),
         looked.too_large,

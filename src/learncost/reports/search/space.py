@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.candidates import (
     KEEPING_ALL,
     PLANS,
@@ -28,10 +29,11 @@ from learncost.ir.errors import InputError
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.precision import Precision
 from learncost.models.model import Model
+from learncost.sharding.mesh import Mesh
 from learncost.timing import Rates
 
-EQUAL = 1 + 1e-9
-"""The ratio of times that differ by rounding alone."""
+EQUAL = 1 + 1e-5
+"""The ratio of times of which a mesh's own account decides which is less: they differ by padding or rounding alone."""
 
 
 @dataclass
@@ -60,6 +62,18 @@ class SearchSpace:
                     raise
                 return None
         return self.placed[structure]
+
+    def account(self, candidate: Candidate) -> MeshAccount:
+        """Return the account of a configuration as run-cost has it.
+
+        It is that of the structure, unless `*` shards other axes over a mesh of this size, as those that it divides.
+        """
+        found, way = self.placed[candidate.structure].account, candidate.way
+        inner = Mesh(tuple((axis, way.mesh.get(axis, 1)) for axis in candidate.structure.axes))
+        sizes = {**self.sizes, "B": way.microbatch * inner.devices}
+        if found.step.is_alike(inner, sizes):
+            return found
+        return MeshAccount(self.model, sizes, inner, candidate.structure.config)
 
     def shapes(self, devices: int, batch: int) -> list[dict[str, int]]:
         """The meshes of so many devices. Raises `InputError` where there is none."""

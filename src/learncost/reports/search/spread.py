@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from learncost.autoshard.account import MeshAccount
 from learncost.autoshard.candidates import CHUNKS
-from learncost.autoshard.placed_step import blocks_of
+from learncost.autoshard.placed_step import StepConfig, blocks_of
+from learncost.autoshard.stage_memory import split_of
 from learncost.autoshard.step import PIPELINE, ParallelConfig, StepUsage, step_of
 from learncost.devices.cluster import Cluster
 from learncost.devices.sustained import sustained
@@ -46,14 +47,12 @@ class SpreadRequest:
     plan: str = PLAN
 
 
-def pipeline_asked(request: Request) -> SpreadRequest:
-    """Return the checked options of the pipeline. Raises `InputError`, also for options that require a mesh."""
+def schedule_asked(request: Request) -> SpreadRequest:
+    """Return the checked options of the pipeline. Raises `InputError`."""
     schedule, plan = request.schedule, request.plan
     if schedule not in KINDS:
         raise InputError(f"schedule must be one of {', '.join(KINDS)}, not {shown(schedule)}")
-    said = {"microbatch": request.microbatch, "chunks": request.chunks, "plan": plan}
-    if request.mesh is None and (names := [name for name, value in said.items() if value is not None]):
-        raise InputError(f"--{names[0].replace('_', '-')} requires --mesh; without --mesh the fastest mesh is used")
+    said = {"microbatch": request.microbatch, "chunks": request.chunks}
     whole = {name: 1 if said[name] is None else counted(said[name]) or 0 for name in ("microbatch", "chunks")}
     if wrong := [name for name, value in whole.items() if not 1 <= value <= LARGEST]:
         raise InputError(f"{wrong[0]} must be a whole number from 1 to {LARGEST:,}, not {shown(said[wrong[0]])}")
@@ -63,6 +62,14 @@ def pipeline_asked(request: Request) -> SpreadRequest:
     return SpreadRequest(
         schedule, whole["microbatch"], 0 if request.chunks is None else whole["chunks"], PLAN if plan is None else plan
     )
+
+
+def pipeline_asked(request: Request) -> SpreadRequest:
+    """Return the checked options of the pipeline. Raises `InputError`, also for options that require a mesh."""
+    said = {"microbatch": request.microbatch, "chunks": request.chunks, "plan": request.plan}
+    if request.mesh is None and (names := [name for name, value in said.items() if value is not None]):
+        raise InputError(f"--{names[0].replace('_', '-')} requires --mesh; without --mesh the fastest mesh is used")
+    return schedule_asked(request)
 
 
 LARGEST = 10**6
@@ -77,6 +84,7 @@ class Spread:
     placed: str
     memory: float
     asked: bool
+    split: Mapping[str, int]
 
     @property
     def fits(self) -> bool:
@@ -94,7 +102,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
         best = search(replace(request, on=cluster), devices, top=1).best
         text = f"{best.zero}, the fastest mesh that learncost search finds"
         text += f"; plan {best.plan}" if best.plan != PLAN else ""
-        return Spread(best.step, text, memory, False)
+        return Spread(best.step, text, memory, False, best.split)
     grid = parse_mesh(mesh)
     if devices not in (1, grid.devices):
         raise InputError(f"the mesh {grid} has {grid.devices:,} devices, not {devices:,}")
@@ -105,7 +113,8 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     cut = _within_stages(chosen(place, placement), run.model) if place or placement else clauses(usual(inner.names))
     number = asked.microbatch * prod(inner.sizes.values())
     optimizer = request.optimizer or default_optimizer()
-    account = MeshAccount(run.model, {**run.axes, "B": number}, inner, cut, kind, asked.plan, optimizer=optimizer)
+    config = StepConfig(cut, kind, asked.plan, optimizer=optimizer)
+    account = MeshAccount(run.model, {**run.axes, "B": number}, inner, config)
     shares = prod(inner.sizes.get(axis, 1) for axis in account.sizes.batch_axes)
     if batch % shares:
         larger = -(-batch // shares) * shares
@@ -125,7 +134,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
     step = step_of(account, way, run.axes, cluster, sustained(cluster.device, kind.values), length)
     text = ", ".join(filter(None, (place, placement))) or usual(inner.names)
     text += f"; plan {asked.plan}" if asked.plan != PLAN else ""
-    return Spread(step, text, memory, True)
+    return Spread(step, text, memory, True, split_of(account, step, run.axes))
 
 
 def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...]:

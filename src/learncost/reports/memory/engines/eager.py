@@ -120,7 +120,7 @@ def _run(step: MemoryStep, sizes: Mapping[str, int], stop_at: int | None = None)
 
 def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the number of rows of each weight that is a matrix."""
-    axes = {weight: rows for weight, rows in step.rows.items() if rows}
+    axes = {weight: rows for weight, rows in step.states.rows.items() if rows}
     return {weight: prod(shape_of(rows, sizes)) for weight, rows in axes.items()}
 
 

@@ -7,24 +7,15 @@ from dataclasses import replace
 
 from learncost.ir.polynomial import shape_of
 from learncost.liveness import Live, LiveArray, LiveInterval, SymbolicInterval
+from learncost.liveness.kinds import KINDS, SPLIT
 from learncost.passes.quantized import bytes_of_array
-from learncost.reports.memory.engine import FIXED, Engine, MemoryUse
+from learncost.reports.memory.engine import Engine, MemoryUse
 from learncost.reports.memory.step import MemoryStep
-
-SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activations", "workspace")
-"""The parts of memory. Activations are values of the forward pass that later passes read, and the batch; workspace is
-what is made and gone within a pass."""
-
-_PART = {
-    "weight": "weights",
-    "gradient": "gradients",
-    "kept": "activations",
-    "index": "activations",
-    "projection": FIXED,
-}
 
 
 def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
+    if step.on_mesh is not None:
+        return step.on_mesh.takes(sizes)
     alive, uncounted = step.live(), step.uncounted
     split = dict.fromkeys(SPLIT, 0)
     for array in alive.live_at_peak:
@@ -75,15 +66,10 @@ def _with_quantized(live_at_peak: tuple[LiveArray, ...], step: MemoryStep) -> tu
 
 def part_of(step: MemoryStep, array: LiveArray | LiveInterval | SymbolicInterval) -> str:
     """Return the part of `SPLIT` that an array belongs to."""
-    if step.over:
-        from learncost.reports import mesh_cost  # only where it is asked for: start-up counts
-
-        if part := mesh_cost.part_of(step.over.placed, array.name):
-            return part
     value = step.table.values.get(array.name)
     if value is not None and value.role == "gathered":
         return "gradients"
-    return _PART.get(array.role, "workspace")
+    return KINDS.get(array.role, "workspace")
 
 
 ENGINES = (

@@ -1,0 +1,211 @@
+"""A device of a mesh has one account: memory, run-cost, search and cost give the same bytes and time."""
+
+import json
+import os
+import random
+from dataclasses import dataclass
+
+import pytest
+
+import learncost as lc
+from learncost.autoshard.updates import updated_in_place
+from learncost.cli.command import main
+from learncost.ir.precision import PRECISIONS
+from learncost.liveness import live
+from learncost.program.calls import IN_KERNELS
+
+SEED = int(os.environ.get("LEARNCOST_TEST_SEED") or random.randrange(2**32))
+print(f"LEARNCOST_TEST_SEED={SEED}")
+
+DENSE = {
+    "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "intermediate_size": 96, "vocab_size": 509,
+}  # fmt: skip
+MODELS = {
+    "gpt2": {"n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 509},
+    "llama-3-8b": DENSE,
+    "mixtral-8x7b": {**DENSE, "num_local_experts": 4},
+}
+ZERO = {"": "", "zero-1": "states", "zero-2": "gradients states", "zero-3": "weights gradients states"}
+
+
+@dataclass(frozen=True)
+class MeshCase:
+    """A step over a mesh that memory and run-cost are asked about."""
+
+    model: str
+    mesh: str
+    place: str
+    shares: int
+    microbatch: int
+    microbatches: int
+    flags: dict
+
+    @property
+    def asked(self):
+        batch = self.shares * self.microbatch * self.microbatches
+        return {"mesh": self.mesh, "place": self.place, "batch_size": batch, **self.flags, **MODELS[self.model]}
+
+    @property
+    def memory(self):
+        return lc.memory(self.model, engine="graph", accumulate=self.microbatches, **self.asked)
+
+    @property
+    def run(self):
+        return lc.run_cost(self.model, "1e9", "DGX H100", microbatch=self.microbatch, **self.asked).to_dict()
+
+
+def drawn(number):
+    """A mesh, its clauses and a step, from the seed."""
+    chance = random.Random(f"{SEED} {number}")
+    model = chance.choice([*MODELS])
+    axes = [axis for axis in ("cp", "ep", "tp", "dp") if chance.random() < 0.6]
+    if model != "mixtral-8x7b" or "tp" in axes:
+        axes = [axis for axis in axes if axis != "ep"]
+    axes = axes or ["dp"]
+    zero = ZERO[chance.choice([*ZERO])]
+    sizes = {axis: chance.choice((2, 4)) for axis in axes}
+    texts = {
+        "cp": "M over cp",
+        "ep": "e over ep of experts, B over ep",
+        "tp": "h g f v over tp, M over tp of values",
+        "dp": "B over dp",
+    }
+    shards = ("dp", "cp", "ep")
+    text = [texts[axis] + (f", * over {axis} of {zero}" if zero and axis in shards else "") for axis in axes]
+    stages = chance.choice((1, 1, 2))
+    schedule = chance.choice(("1f1b", "gpipe", "zb-h1", "interleaved")) if stages > 1 else "1f1b"
+    mesh = ([f"pp={stages}"] if stages > 1 else []) + [f"{axis}={size}" for axis, size in sizes.items()]
+    flags = {
+        "seq_len": 64,
+        "precision": chance.choice(("bf16-masters", "bf16-true", "fp32")),
+        "plan": chance.choice(
+            ("flash,fused", "flash,fused,recompute=block", "flash,fused,recompute=gelu+norm+relu+silu")
+        ),
+        "schedule": schedule,
+        "optimizer": chance.choice(("adamw", "sgd", "momentum")),
+    }
+    shares = sizes.get("dp", 1) * sizes.get("ep", 1)
+    microbatches = chance.choice((2, 4)) if stages > 1 else chance.choice((1, 1, 3))
+    return MeshCase(model, ",".join(mesh), ", ".join(text), shares, chance.choice((1, 2)), microbatches, flags)
+
+
+@pytest.mark.parametrize("number", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 80))])
+def test_memory_and_run_cost_have_the_same_bytes_by_kind(number):
+    case = drawn(number)
+    shown = f"LEARNCOST_TEST_SEED={SEED} {case}"
+    found, run = case.memory, case.run["mesh"]
+    assert found.peak == run["memory"], shown
+    assert found.split == run["split"], shown
+    assert sum(found.split.values()) == found.peak, shown
+    levels = [0] * len(found.curve)
+    for array in found.arrays:
+        for place in range(array.first, array.last + 1):
+            levels[place] += array.bytes
+    assert levels == [moment.bytes for moment in found.curve], shown
+    assert max(levels) == found.peak, shown
+
+
+@pytest.mark.parametrize("number", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 40))])
+def test_a_single_microbatch_takes_what_the_step_placed_over_the_mesh_itself_keeps_alive(number):
+    """The oracle: liveness in plain numbers of the step placed over the whole mesh, not over two devices per axis."""
+    numbers = (n for n in range(10_000) if (case := drawn(1000 * (number + 1) + n)).microbatches == 1)
+    case = drawn(1000 * (number + 1) + next(numbers))
+    found, kind = case.memory, PRECISIONS[case.flags["precision"]]
+    placed = found.over.placed
+    widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": 4}
+    widths |= dict.fromkeys(placed.scores, kind.scores)
+    dtype = {4: "fp32", 2: "bf16"}[kind.value]
+    alive = live(updated_in_place(placed), {**found.over.sizes, **placed.sizes}, dtype, widths, IN_KERNELS)
+    beside = found.split["optimizer state"] + found.split["master weights"]
+    assert found.peak == alive.peak + beside, f"LEARNCOST_TEST_SEED={SEED} {case}"
+    # Adam's states are two numbers of fp32 for each of the master weights, which are shards of the same axes.
+    numbers = {"adamw": 2, "momentum": 1, "sgd": 0}[case.flags["optimizer"]]
+    if kind.master:
+        assert found.split["optimizer state"] * kind.master == found.split["master weights"] * 4 * numbers
+
+
+def test_sums_of_gradients_are_stored_for_several_microbatches_alone():
+    """By hand, ZeRO-2 over 8 devices: 2 P of weights, 2 P / 8 of gradients, (4 + 8) P / 8 of masters and states."""
+    asked = {"mesh": "dp=8", "placement": "zero-2", "precision": "bf16-masters", "engine": "graph", **DENSE}
+    asked |= {"seq_len": 1024, "plan": "flash,fused", "vocab_size": 512}
+    one, several = (lc.memory("llama-3-8b", batch_size=8 * n, accumulate=n, **asked) for n in (1, 4))
+    parameters = 2 * 512 * 64 + 64 + 4 * (4 * 64 * 64 + 3 * 64 * 96 + 2 * 64)
+    for found in (one, several):
+        assert found.split["weights"] == 2 * parameters
+        assert found.split["optimizer state"] == 8 * parameters // 8
+        assert found.split["master weights"] == 4 * parameters // 8
+    # Both peak in the backward pass of the head: of a single microbatch only the gradient of the last norm exists then.
+    assert several.peak - one.peak == pytest.approx(2 * parameters / 8, abs=2 * 64 + 8)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_cost_over_a_mesh_has_the_time_of_run_cost(model):
+    """Also with experts, and where `*` has to take another axis than the largest: 509 is a prime."""
+    mesh, place = "dp=4", "B over dp, * over dp of states"
+    if model == "mixtral-8x7b":
+        mesh, place = (
+            "dp=2,ep=2",
+            "e over ep of experts, B over ep, * over ep of states, B over dp, * over dp of states",
+        )
+    asked = {"seq_len": 64, "batch_size": 4, "mesh": mesh, "place": place, "plan": "flash,fused", **MODELS[model]}
+    asked |= {"precision": "bf16-masters"}
+    step = lc.cost(model, on="DGX H100", optimizer="adamw", **asked).over_time
+    run = lc.run_cost(model, "1e9", "DGX H100", **asked)
+    assert step.seconds == pytest.approx(run.figures["step"].value, rel=1e-6)
+    sent = {(row.op, row.mesh_axis, row.role): row.seconds for row in run.spread.step.sent}
+    assert sent == pytest.approx({(row.op, row.mesh_axis, row.role): row.seconds for row in step.moved})
+
+
+PIPELINES = {"mesh": "pp=2,dp=2", "seq_len": 64, "precision": "bf16-masters", "plan": "flash,fused", **DENSE}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved"])
+def test_memory_of_a_pipeline_is_that_of_its_fullest_stage(schedule, capsys):
+    asked = {**PIPELINES, "placement": "pp,zero-1", "schedule": schedule, "batch_size": 16}
+    found = lc.memory("llama-3-8b", accumulate=8, **asked)
+    stages = lc.run_cost("llama-3-8b", "1e9", "DGX H100", **{**asked, "placement": "zero-1"}).spread.step.stages
+    peaks = [stage.peak for stage in stages]
+    assert found.peak == max(peaks)
+    number = peaks.index(max(peaks)) + 1
+    text = " ".join(str(found).split())
+    assert f"Stage {number} of 2 has the highest peak" in text
+    assert "blocks over pp" in text
+    assert found.to_dict()["over"]["mesh"] == {"pp": 2, "dp": 2}
+
+
+def test_fit_finds_the_batch_the_length_and_what_does_not_fit_of_a_pipeline(capsys):
+    asked = {**PIPELINES, "placement": "pp,zero-1"}
+    (row,) = lc.fit("llama-3-8b", "4MB", procedures="bp", **asked).rows
+    assert row.largest > 2
+    peaks = [lc.memory("llama-3-8b", batch_size=batch, **asked).peak for batch in (row.largest, row.largest + 2)]
+    assert peaks[0] <= 4e6 < peaks[1]
+    lengths = lc.fit("llama-3-8b", "4MB", procedures="bp", **{**asked, "seq_len": "64,128"}).rows[0]
+    assert lengths.batches[0] == row.largest
+    longest = [
+        lc.memory("llama-3-8b", batch_size=2, **{**asked, "seq_len": n}).peak
+        for n in (lengths.longest, lengths.longest + 1)
+    ]
+    assert longest[0] <= 4e6 < longest[1]
+    assert (
+        main(
+            ["fit", "llama-3-8b", "--budget", "4MB", "--mesh", "pp=2", "--placement", "pp", "--seq-len", "64", "--json"]
+        )
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["over"]["mesh"] == {"pp": 2, "dp": 1}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"engine": "eager"}, "--engine eager does not support pipeline stages"),
+        ({"plan": "fused-update"}, "sum gradients up to the last microbatch: remove the plan fused-update"),
+        ({"mesh": "pp=8,dp=2"}, "4 blocks are too few for 8 stages"),
+        ({"schedule": "dualpipe"}, "schedule must be one of"),
+        ({"place": "n_layer over pp of 3 1", "schedule": "interleaved", "placement": "zero-1"}, "one stage per device"),
+    ],
+)
+def test_what_a_pipeline_has_no_answer_for_is_one_line(more, message):
+    with pytest.raises(lc.InputError, match=message):
+        lc.memory("llama-3-8b", batch_size=4, **{**PIPELINES, "placement": "pp,zero-1", **more})

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any
 
+from learncost.ir.kernels import groups, in_kernel
 from learncost.ir.line import Condition, Line, Op, Product, sides
 from learncost.ir.loop import Statement, map_lines, repeats, walk
 from learncost.ir.polynomial import ZERO, Polynomial, base, total
@@ -209,10 +210,11 @@ def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[tup
 
 def _skipping(lines: Sequence[Statement], handed: Iterable[str]) -> frozenset[tuple[str, str]]:
     kernels_lines = set[tuple[str, str]]()
-    for kernel, group in groupby(lines, key=lambda line: line.meta.kernel if isinstance(line, Line) else None):
+    for group in groups(lines, in_kernel):
+        kernel_lines = [line for line in group if isinstance(line, Line)]
+        kernel = kernel_lines[0].meta.kernel if kernel_lines else None
         if kernel is None or kernel.blocks is None:
             continue
-        kernel_lines = [line for line in group if isinstance(line, Line)]
         others = {
             name for line in lines if not any(line is member for member in kernel_lines) for name in line.reads
         } | {*handed}

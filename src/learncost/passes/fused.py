@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from learncost.ir.kernels import in_kernel
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, map_scopes, walk
 from learncost.ir.polynomial import base
@@ -145,7 +146,7 @@ def _sums_early(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
             if rows and not set(rows) & set(line.left[0].loops):
                 while place and set(line.reads).isdisjoint(result[place - 1].makes):
                     place -= 1
-                while place < len(result) and _together(result[place - 1], result[place]):
+                while place < len(result) and in_kernel([result[place - 1]], result[place]):
                     place += 1
                 if not place or _is_separate_product(result[place - 1]):
                     place = len(result)
@@ -211,16 +212,6 @@ def _waits(line: Line, axes: _Axes) -> bool:
     if isinstance(line, Sum) and _rows(line, axes) is None:
         return True
     return phase in ("optimizer_step", "recomputation") or (phase == "weight_update" and _multiplies(line))
-
-
-def _together(first: Statement, second: Statement) -> bool:
-    """Return whether both are lines of one kernel."""
-    return (
-        isinstance(first, Line)
-        and isinstance(second, Line)
-        and first.meta.kernel is not None
-        and first.meta.kernel == second.meta.kernel
-    )
 
 
 def _is_separate_product(line: Statement) -> bool:

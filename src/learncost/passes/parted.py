@@ -6,11 +6,11 @@ two: the first one saves for the second the values that each of its iterations d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from learncost.ir.displayed import Displayed
-from learncost.ir.line import Line
+from learncost.ir.kernels import groups, in_kernel
 from learncost.ir.loop import Loop, Statement, walk
 from learncost.ir.table import Table
 from learncost.ir.value import Value
@@ -46,7 +46,7 @@ def _parted(
     """
     before, behind = list[Statement](), list[Statement]()
     soon, late = {*wanted}, set[str]()  # the names that lines of each pass read
-    for unit in reversed(_units(lines)):
+    for unit in reversed([tuple(group) for group in groups(lines, in_kernel)]):  # no kernel is split
         first: tuple[Statement, ...] = unit
         second: tuple[Statement, ...] = ()
         if isinstance(unit[0], Loop):
@@ -58,20 +58,6 @@ def _parted(
         soon.update(name for line in first for name in line.reads)
         late.update(name for line in second for name in line.reads)
     return tuple(reversed(before)), tuple(reversed(behind))
-
-
-def _units(lines: Iterable[Statement]) -> list[tuple[Statement, ...]]:
-    """Return the units that are not split: a line, a loop, or the lines of a kernel."""
-    units: list[list[Statement]] = []
-    kernel = None
-    for line in lines:
-        own = line.meta.kernel if isinstance(line, Line) else None
-        if own and own == kernel:
-            units[-1].append(line)
-        else:
-            units.append([line])
-        kernel = own
-    return [tuple(unit) for unit in units]
 
 
 def _is_late(lines: Sequence[Statement], soon: Set[str], late: Set[str], handed: Set[str]) -> bool:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from learncost.ir.kernels import groups, in_kernel
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.loop import Loop, Statement, defined, map_scopes, walk
 from learncost.ir.table import Table
@@ -138,16 +139,8 @@ def joined(
 
 def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Line, ...]]:
     """Return the units of recomputation: a chosen line, or all lines of its kernel."""
-    groups: list[list[Line]] = []
-    for line in lines:
-        if isinstance(line, Loop):
-            continue
-        kernel = line.meta.kernel
-        if kernel and groups and groups[-1][-1].meta.kernel == kernel:
-            groups[-1].append(line)
-        else:
-            groups.append([line])
-    return [tuple(group) for group in groups if any(map(chosen, group))]
+    grouped = groups((line for line in lines if isinstance(line, Line)), in_kernel)
+    return [tuple(group) for group in grouped if any(map(chosen, group))]
 
 
 @dataclass

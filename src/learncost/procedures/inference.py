@@ -8,13 +8,13 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.ir.displayed import Displayed
 from learncost.ir.line import Line, Meta, Op, Product, Sum
-from learncost.ir.loop import Loop, Statement, walk
+from learncost.ir.loop import Loop, Statement, map_lines, map_loops, walk
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
@@ -177,26 +177,21 @@ def _last_only(table: Table) -> Table:
 def _prefill(table: Table, cached: Iterable[CachedValue]) -> Table:
     """Return the forward pass that also outputs the KV cache for decode."""
     names = tuple(array.name for array in cached)
-    lines, cached_values = _keeping(table.lines, names)
+    cached_values: dict[str, Value] = {}
+
+    def copied(line: Line) -> tuple[Line, ...]:
+        if cache(line.name) not in names:
+            return (line,)
+        (left,) = line.left
+        meta = Meta(line.meta.layer, line.meta.block, local=f"{line.meta.local}.cache", locals=(line.meta.local,))
+        meta = replace(meta, module=line.meta.module)
+        cached_values[cache(line.name)] = Value(left.declared, "cache", line.name)
+        return line, Sum((Term(cache(line.name), left.axes),), (left,), (), meta, (1,))
+
+    def stacked(loop: Loop) -> Loop:
+        inside = {name: cached_values[name] for name in cached_values if name in loop.inside}
+        cached_values.update({name: value.stacked(loop.count) for name, value in inside.items()})
+        return replace(loop, values={**loop.values, **inside}, keep=(*loop.keep, *((name, name) for name in inside)))
+
+    lines = map_loops(map_lines(table.lines, copied), stacked)
     return needed(replace(table, lines=lines, values={**table.values, **cached_values}), (*table.outputs, *names))
-
-
-def _keeping(lines: Iterable[Statement], names: Container[str]) -> tuple[tuple[Statement, ...], dict[str, Value]]:
-    """Return the lines that output cached values under a second name, stacked by loops, and these values."""
-    result: list[Statement] = []
-    cached: dict[str, Value] = {}
-    for line in lines:
-        if isinstance(line, Loop):
-            body, inner_cached = _keeping(line.lines, names)
-            keep = (*line.keep, *((name, name) for name in inner_cached))
-            result.append(replace(line, lines=body, values={**line.values, **inner_cached}, keep=keep))
-            cached |= {name: value.stacked(line.count) for name, value in inner_cached.items()}
-            continue
-        result.append(line)
-        if cache(line.name) in names:
-            (left,) = line.left
-            meta = Meta(line.meta.layer, line.meta.block, local=f"{line.meta.local}.cache", locals=(line.meta.local,))
-            meta = replace(meta, module=line.meta.module)
-            result.append(Sum((Term(cache(line.name), left.axes),), (left,), (), meta, (1,)))
-            cached[cache(line.name)] = Value(left.declared, "cache", line.name)
-    return tuple(result), cached

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from learncost.ir.errors import InputError
+from learncost.ir.kernels import groups, in_kernel
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum
 from learncost.ir.loop import Loop, Statement, defined, walk
 from learncost.ir.polynomial import sharded_over
@@ -32,33 +33,15 @@ from learncost.program.calls import (
     updates,
 )
 
-Grouped = TypeVar("Grouped")
 Rule: TypeAlias = Callable[[Sequence[Line], Line], bool]
 """A predicate for a line that runs with the lines before it."""
-
-
-def groups(items: Iterable[Grouped], together: Callable[[Sequence[Grouped], Grouped], bool]) -> Iterator[list[Grouped]]:
-    """Yield consecutive items that run at once, in order."""
-    group: list[Grouped] = []
-    for item in items:
-        if group and not together(group, item):
-            yield group
-            group = []
-        group.append(item)
-    if group:
-        yield group
-
-
-def in_kernels(group: Sequence[Line], line: Line) -> bool:
-    """Return whether a line is of the same kernel."""
-    return line.meta.kernel is not None and line.meta.kernel == group[-1].meta.kernel
 
 
 def in_operators(group: Sequence[Line], line: Line) -> bool:
     """Return whether a line is of the same PyTorch operator: a bias after a product, a norm; or of a kernel."""
     first, last = group[0], group[-1]
     if line.meta.kernel or first.meta.kernel:
-        return in_kernels(group, line)
+        return in_kernel(group, line)
     same = (line.meta.layer, line.meta.module) == (first.meta.layer, first.meta.module)
     return is_bias(line, last) or (of_norm(line) and of_norm(first) and same)
 
@@ -136,7 +119,7 @@ def _calls(
     readers = Counter(name for line in lines for name in line.reads)
 
     def together(group: Sequence[Statement], line: Statement) -> bool:
-        return _in_kernels(group, line) or _in_a_message(group, line, dtypes)
+        return in_kernel(group, line) or _in_a_message(group, line, dtypes)
 
     for group in groups((line for line in lines if isinstance(line, Loop) or line.name not in done), together):
         first = group[0]
@@ -150,11 +133,6 @@ def _calls(
             inside = Counter(name for line in own_lines for name in line.reads)
             others = frozenset(name for name in defined(own_lines) if name in handed or readers[name] > inside[name])
             yield _call(own_lines, axes, values, others, written, product)
-
-
-def _in_kernels(group: Sequence[Statement], line: Statement) -> bool:
-    lines = [member for member in group if isinstance(member, Line)]
-    return isinstance(line, Line) and len(lines) == len(group) and in_kernels(lines, line)
 
 
 def _in_a_message(group: Sequence[Statement], line: Statement, dtypes: Mapping[str, str]) -> bool:

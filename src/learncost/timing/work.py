@@ -12,6 +12,7 @@ from functools import reduce
 from math import prod
 from typing import Any, Protocol
 
+from learncost.ir.kernels import groups, in_kernel
 from learncost.ir.line import FusedKernel, Line, Op, Product, Sum, alias, sides
 from learncost.ir.loop import check_derived
 from learncost.ir.polynomial import Polynomial, base, comes_round, larger, size_of, smaller, whole
@@ -20,7 +21,7 @@ from learncost.ir.term import Literal, Read, Term, terms_of
 from learncost.layers.products import direct
 from learncost.ops.collectives import is_collective
 from learncost.passes.lower import lower_line
-from learncost.program.in_place import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm
+from learncost.program.in_place import in_operators, is_bias, is_matrix, leaving, of_norm
 
 
 class Priced(Protocol):
@@ -242,7 +243,7 @@ _Numbered = tuple[int, Line]
 
 def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]]:
     numbered = _outside_kernels(rows)
-    rule = in_operators if operators else in_kernels
+    rule = in_operators if operators else in_kernel
 
     def together(group: Sequence[_Numbered], item: _Numbered) -> bool:
         number, line = item

@@ -9,13 +9,13 @@ from itertools import count, groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from learncost.cost_models import Price, PricedLine
+from learncost.ir.kernels import groups
 from learncost.ir.line import Line, alias
 from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import size_of
 from learncost.ir.table import Table
 from learncost.layers.active import shown_layer
 from learncost.procedures.procedure import MACRO_OPERATIONS
-from learncost.program.in_place import groups
 from learncost.program.lifetimes import LoopIteration, Walked, every_iteration, some_iterations
 from learncost.reports.timing import Timing
 from learncost.viz.timeline import Pen, TimelineCounter, TimelineProcess, changes

@@ -9,6 +9,8 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+from weakref import ref
 
 
 class IntervalSet:
@@ -42,13 +44,17 @@ LONGEST = 400
 
 @dataclass
 class Logged:
-    """An array: the allocating line, its bytes, and its first and last instant; `kind` where that is known."""
+    """An array: the allocating line, its bytes, and its first and last instant; `kind` where that is known.
+
+    number  of arrays as large, of iterations that did not run
+    """
 
     label: str
     bytes: int
     first: int
     last: int = 10**12
     kind: str = ""
+    number: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,11 +74,13 @@ class AllocationHistory:
 
     labels, levels  the line that ran at every instant, and the bytes after it
     arrays          all that were allocated
+    omitted         instants of iterations that stand for others: the first and the last, and how many did not run
     """
 
     labels: list[str] = field(default_factory=list)
     levels: list[int] = field(default_factory=list)
     arrays: list[Logged] = field(default_factory=list)
+    omitted: list[tuple[int, int, int]] = field(default_factory=list)
     _there: dict[int, Logged] = field(default_factory=dict)
 
     def take(self, allocation: int, size: int, label: str, level: int) -> None:
@@ -86,6 +94,11 @@ class AllocationHistory:
         if array := self._there.pop(allocation, None):
             array.last = len(self.labels) - 1
         self._add(label, level)
+
+    def repeat(self, allocation: int, times: int) -> None:
+        """Count a live allocation several times."""
+        if array := self._there.get(allocation):
+            array.number *= times
 
     def call(self, allocation: int, kind: str) -> None:
         """Set the kind of a live allocation."""
@@ -106,7 +119,7 @@ class AllocationHistory:
                     folded[-1] = line
             else:
                 folded.append(line)
-        return tuple(_folded(folded))
+        return tuple(_folded(folded, self.omitted))
 
     def stays(self, lines: Sequence[LoggedLine]) -> Iterator[tuple[Logged, int, int]]:
         """Yield every array that is live at some of the lines, with the first and the last of a run of these."""
@@ -117,25 +130,30 @@ class AllocationHistory:
                     yield array, first, last
 
 
-def _folded(lines: Sequence[LoggedLine]) -> Iterator[LoggedLine]:
+def _folded(lines: Sequence[LoggedLine], omitted: Sequence[tuple[int, int, int]]) -> Iterator[LoggedLine]:
     """Yield lines with consecutive repetitions folded: of all starts the one whose repetitions cover most."""
-    labels = [line.label for line in lines]
+    labels, instants = [line.label for line in lines], [line.instant for line in lines]
+    loops = [(bisect_left(instants, first), bisect_right(instants, last), number) for first, last, number in omitted]
     place = loop = 0
     while place < len(lines):
-        period, iterations = _repeat(labels, place)
+        period, iterations = _repeat(labels, place, loops)
         if iterations == 1:
             yield lines[place]
             place += 1
             continue
+        end = place + period * iterations
+        number = iterations + sum(number for first, last, number in loops if place <= first and last <= end)
         for offset in range(period):
-            several = lines[place + offset : place + period * iterations : period]
-            worst = max(several, key=lambda line: line.bytes)
-            yield LoggedLine(worst.label, worst.instant, worst.bytes, loop, iterations)
-        place, loop = place + period * iterations, loop + 1
+            worst = max(lines[place + offset : end : period], key=lambda line: line.bytes)
+            yield LoggedLine(worst.label, worst.instant, worst.bytes, loop, number)
+        place, loop = end, loop + 1
 
 
-def _repeat(labels: Sequence[str], place: int) -> tuple[int, int]:
-    """Return the period from a place on whose repetitions cover most, the shortest of these, and their number."""
+def _repeat(labels: Sequence[str], place: int, loops: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
+    """Return the period from a place on whose repetitions cover most, the shortest of these, and their number.
+
+    A loop of which not all iterations ran is folded alone, and nothing around it.
+    """
     best, covers = (1, 1), 1
     for period in range(1, min(LONGEST, (len(labels) - place) // 2) + 1):
         if labels[place] != labels[place + period]:
@@ -143,7 +161,9 @@ def _repeat(labels: Sequence[str], place: int) -> tuple[int, int]:
         stretch, iterations = labels[place : place + period], 1
         while labels[place + iterations * period : place + (iterations + 1) * period] == stretch:
             iterations += 1
-        if iterations > 1 and period * iterations > covers:
+        end = place + iterations * period
+        around = any(place <= first and last <= end and period > 2 * (last - first) for first, last, _ in loops)
+        if iterations > 1 and period * iterations > covers and not around:
             best, covers = (period, iterations), period * iterations
     return best
 
@@ -179,19 +199,21 @@ class AllocationLog:
         self.stop_at, self.where, self._look = stop_at, where, look
         self.allocations: tuple[tuple[int, int | str], ...] = ()
         self.log = AllocationHistory()
-        self._taken: dict[int, tuple[int, int | str]] = {}
+        self._taken: dict[int, tuple[int, int | str, int]] = {}
+        self._recorded: list[tuple[int, list[ref[Repeatable]]]] = []
 
     def take(self, allocation: int, size: int) -> None:
         self.now += size
         if self.now > self.peak:
             self.peak, self.line = self.now, self.where()
         if self.stop_at is not None:
-            self._taken[allocation] = size, self.where()
+            self._taken[allocation] = size, self.where(), 1
             self.log.take(allocation, size, str(self.where()), self.now)
             if self.now == self.stop_at and not self.allocations:
-                self.allocations = tuple(self._taken.values())
+                taken = self._taken.values()
+                self.allocations = tuple((bytes_, line) for bytes_, line, times in taken for _ in range(times))
                 if self._look:
-                    self._look(self._taken)
+                    self._look({key: (size * times, line) for key, (size, line, times) in self._taken.items()})
 
     def give(self, allocation: int, size: int) -> None:
         self.now -= size
@@ -204,15 +226,92 @@ class AllocationLog:
         self.take(-1, size)
         self.give(-1, size)
 
+    def made(self, something: Repeatable) -> None:
+        """Record what is made in an iteration that stands for several."""
+        for _, recorded in self._recorded:
+            recorded.append(ref(something))
+
+    def record(self) -> None:
+        """Begin an iteration that stands for several."""
+        self._recorded.append((len(self.log.labels), []))
+
+    def recorded(self, omitted: int) -> Callable[[], None]:
+        """End such an iteration, and return a function that counts what is left of it several times."""
+        (first, recorded), times = self._recorded.pop(), omitted + 1
+        if self.stop_at is not None:
+            self.log.omitted.append((first, len(self.log.labels) - 1, omitted))
+
+        def repeat() -> None:
+            for reference in recorded:
+                if something := reference():
+                    something.repeat(times)
+
+        return repeat
+
+    def repeat(self, allocation: int, added: int, times: int) -> None:
+        """Count a live allocation several times, which adds bytes."""
+        self.now += added
+        if self.stop_at is not None:
+            size, line, before = self._taken[allocation]
+            self._taken[allocation] = size, line, before * times
+            self.log.repeat(allocation, times)
+
+    def iterations(self, count: int) -> Iterator[int]:
+        """Yield the iterations of a loop that run: all of up to `FEW`; of more those at its ends, and one for the rest.
+
+        What is left of the one between them counts once for each that does not run, as soon as two others have run:
+        what these free is not left by each. From one iteration to the next, the bytes at a line grow or shrink by the
+        same amount, except in the first and the last ones, so that the peak is in an iteration that runs.
+        """
+        omitted = omitted_of(count)
+        if not omitted:
+            yield from range(count)
+            return
+        yield from range(ENDS)
+        self.record()
+        yield ENDS
+        repeat = self.recorded(omitted)
+        yield from range(count - ENDS, count - ENDS + SHOWN)
+        repeat()
+        yield from range(count - ENDS + SHOWN, count)
+
+
+FEW = 128
+"""The number of iterations up to which all of a loop run."""
+
+ENDS = 4
+"""The iterations that run at each end of a longer loop."""
+
+SHOWN = 2
+"""The iterations after which what is left of an earlier one is what it leaves."""
+
+
+def omitted_of(count: int) -> int:
+    """Return the number of iterations of a loop that do not run."""
+    return count - 2 * ENDS - 1 if count > FEW else 0
+
+
+class Repeatable(Protocol):
+    """Bytes that may count several times."""
+
+    def repeat(self, times: int) -> None:
+        """Count several times."""
+
 
 class Allocation:
     """The bytes of an array, allocated as long as anything refers to it."""
 
-    __slots__ = ("account", "bytes")
+    __slots__ = ("__weakref__", "account", "bytes")
 
     def __init__(self, account: AllocationLog, size: int) -> None:
         self.account, self.bytes = account, size
         account.take(id(self), size)
+        account.made(self)
+
+    def repeat(self, times: int) -> None:
+        """Count several times, for iterations that do not run."""
+        self.account.repeat(id(self), self.bytes * (times - 1), times)
+        self.bytes *= times
 
     def __del__(self) -> None:
         self.account.give(id(self), self.bytes)

@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, groupby
 from random import Random
 
@@ -41,7 +42,7 @@ def packed(pieces: Sequence[Piece], effort: int = 0) -> list[int]:
 
     effort  how many pieces are placed in search of a better order than the given one; 0 uses the given order
     """
-    block = _PackedBlock(pieces)
+    block = _PackedBlock(pieces, several_orders=effort > 0)
     best = block.placed(range(len(pieces)))
     assert best is not None
     if effort and block.end(best) > (least := most(pieces)):
@@ -92,10 +93,18 @@ class _PackedBlock:
     efforts  how many pieces were placed
     """
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[Piece], several_orders: bool) -> None:
         self.pieces, self.efforts = pieces, 0
-        firsts, lasts = (np.array([getattr(piece, name) for piece in pieces], np.int64) for name in ("first", "last"))
-        self._overlaps = [np.flatnonzero((firsts <= piece.last) & (lasts >= piece.first)).tolist() for piece in pieces]
+        self._firsts = np.array([piece.first for piece in pieces], np.int64)
+        self._lasts = np.array([piece.last for piece in pieces], np.int64)
+        # Of long recurrences they are gigabytes, which one order does not need at once.
+        self._overlapping = cache(self._found) if several_orders else self._found
+
+    def _found(self, number: int) -> list[int]:
+        """Return the pieces that are live at some moment of a piece."""
+        piece = self.pieces[number]
+        found: list[int] = np.flatnonzero((self._firsts <= piece.last) & (self._lasts >= piece.first)).tolist()
+        return found
 
     def placed(self, order: Sequence[int], limit: int | None = None) -> list[int] | None:
         """Return offsets, piece by piece, each the lowest free in its interval; None where one exceeds the limit."""
@@ -104,7 +113,9 @@ class _PackedBlock:
         for piece in order:
             self.efforts += 1
             size, place = self.pieces[piece].bytes, 0
-            for begin, end in sorted((places[i], ends[i]) for i in self._overlaps[piece] if ends[i] >= 0):
+            for begin, end in sorted(
+                (places[other], ends[other]) for other in self._overlapping(piece) if ends[other] >= 0
+            ):
                 if begin - place >= size:
                     break
                 place = max(place, end)

@@ -376,8 +376,12 @@ def _plus(left: TapeTensor, right: TapeTensor, allocation: Allocation | None = N
     return TapeTensor(tape, result)
 
 
-def cat(parts: Sequence[TapeTensor], turned: bool = False, shares: Sequence[int] = ()) -> TapeTensor:
-    """Run `torch.cat`, a copy; its gradient is split into views. `shares` are elements after broadcasting."""
+def cat(parts: Sequence[TapeTensor], turned: bool = False, shares: Sequence[int] = (), elements: int = 0) -> TapeTensor:
+    """Run `torch.cat`, a copy; its gradient is split into views.
+
+    shares    elements of the parts after broadcasting
+    elements  of the result, where parts are left out
+    """
     tape, width = parts[0].tape, parts[0].width
     sizes = [part.elements for part in parts]
     spread = tuple(shares) or tuple(sizes)
@@ -392,7 +396,7 @@ def cat(parts: Sequence[TapeTensor], turned: bool = False, shares: Sequence[int]
             for size, share in zip(sizes, spread, strict=True)
         ]
 
-    (result,) = tape.run([part.value for part in parts], ((sum(spread), width),), backward, turned=turned)
+    (result,) = tape.run([part.value for part in parts], ((elements or sum(spread), width),), backward, turned=turned)
     return TapeTensor(tape, result)
 
 

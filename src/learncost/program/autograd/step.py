@@ -91,7 +91,9 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
         )
     ]
     kept: list[list[TapeTensor]] = [[] for _ in repeat.keep]
-    for iteration in range(iterations)[:: -1 if repeat.reverse else 1]:
+    weighted = any(outer in names.weights for _, outer in repeat.each)
+    order = range(iterations)[:: -1 if repeat.reverse else 1]
+    for iteration in order if weighted else (order[place] for place in tape.iterations(iterations)):
         for place, (calls, starts, ends) in enumerate(parts):
             if sharded:
                 group = names.state.group((number, place), iteration)
@@ -118,7 +120,7 @@ def _repeat(names: ScopeNames, repeat: Loop, values: Values) -> None:
     for carry, tensor in zip(repeat.carry, starts_given, strict=True):
         values[carry.final] = tensor
     for (_, stack), several in zip(repeat.keep, kept, strict=True):
-        values[stack] = cat(several)
+        values[stack] = cat(several, elements=several[0].elements * iterations)
 
 
 def _unbound(names: ScopeNames, repeat: Loop, values: Values) -> dict[str, list[TapeTensor]]:

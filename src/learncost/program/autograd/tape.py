@@ -12,13 +12,13 @@ Memory is freed as in Python: a tensor's allocation lives as long as anything re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from sys import getrefcount
 
-from learncost.program.allocation_log import Allocation, AllocationLog
+from learncost.program.allocation_log import ENDS, SHOWN, Allocation, AllocationLog, omitted_of
 
 
 @dataclass(eq=False, slots=True)
@@ -103,7 +103,7 @@ class Tape:
         self.gradients = 0
         self.account = AllocationLog(stop_at, lambda: self.label, self._look)
         self._weights: list[TapeNode] = []
-        self._nodes: list[TapeNode] = []
+        self._nodes: list[TapeNode | Callable[[], None]] = []
         self._frame: Frame | None = None
         self._again: list[TapeNode] | None = None
         self._without = False
@@ -194,6 +194,19 @@ class Tape:
         self._nodes.append(node)
         return node
 
+    def iterations(self, count: int) -> Iterator[int]:
+        """Yield the iterations of a loop that run, forward and backward (`AllocationLog.iterations`)."""
+        repeats: list[Callable[[], None]] = []
+        omitted, account = omitted_of(count), self.account
+        for iteration in account.iterations(count):
+            if omitted and iteration == ENDS - SHOWN:
+                self._nodes.append(lambda: repeats.pop()())
+            if omitted and iteration == ENDS:
+                self._nodes.append(lambda: repeats.append(account.recorded(omitted)))
+            yield iteration
+            if omitted and iteration == ENDS:
+                self._nodes.append(account.record)
+
     def checkpoint(self, run: Callable[[], list[TapeValue]]) -> list[TapeValue]:
         """Run a part of the forward pass whose operators save nothing; `run` holds the part's inputs."""
         self._frame = Frame(run)
@@ -258,9 +271,13 @@ class Tape:
         self._backward()
 
     def _backward(self) -> None:
-        self._readers.update(place[0] for node in self._nodes for place in node.operands if place)
+        nodes = (node for node in self._nodes if isinstance(node, TapeNode))
+        self._readers.update(place[0] for node in nodes for place in node.operands if place)
         while self._nodes:
             node = self._nodes.pop()
+            if not isinstance(node, TapeNode):
+                node()
+                continue
             if not any(node.gradients):
                 node.kept = ()
                 self._ran(node)

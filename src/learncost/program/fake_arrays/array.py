@@ -76,14 +76,21 @@ def _object(layout: Any) -> int:
 class FakeArray(StridedLayout):
     """An array without values. `layout` is a NumPy array with its shape and strides whose elements are never read."""
 
-    __slots__ = ("owns",)
+    __slots__ = ("__weakref__", "object_bytes", "owns")
 
     def __init__(self, layout: Any, allocation: Allocation, owns: bool = False) -> None:
         self.layout, self.allocation, self.owns = layout, allocation, owns
-        allocation.account.now += _object(layout)
+        self.object_bytes = _object(layout)
+        self.account.now += self.object_bytes
+        self.account.made(self)
+
+    def repeat(self, times: int) -> None:
+        """Count the object several times, for iterations that do not run."""
+        self.account.now += self.object_bytes * (times - 1)
+        self.object_bytes *= times
 
     def __del__(self) -> None:
-        self.allocation.account.now -= _object(self.layout)
+        self.allocation.account.now -= self.object_bytes
 
     @staticmethod
     def new(account: AllocationLog, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> FakeArray:

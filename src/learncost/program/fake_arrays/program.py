@@ -205,7 +205,24 @@ WRITTEN = ("erf", "hashed", "coin")
 """Elementwise functions that a program defines at its top; they are replaced in the program's namespace."""
 
 
-class _Spelled(ast.NodeTransformer):
+class _FewIterations(ast.NodeTransformer):
+    """Rewrites loops so that of many equal iterations a few run; those over the weights of layers run completely."""
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        self.generic_visit(node)
+        match node.iter:
+            case ast.Call(ast.Name("range"), [count]) | ast.Call(
+                ast.Name("reversed"), [ast.Call(ast.Name("range"), [count])]
+            ):
+                pass
+            case _:
+                return node
+        if not any(isinstance(part, ast.GeneratorExp) for line in node.body for part in ast.walk(line)):
+            node.iter = _call("iterations_", node.iter, count)
+        return node
+
+
+class _Spelled(_FewIterations):
     """Rewrites operators as calls with flags for temporary operands; NumPy is not imported."""
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
@@ -246,8 +263,9 @@ def loaded_on_torch(text: str, account: AllocationLog) -> dict[str, Any]:
     """Return the namespace of a program for PyTorch, ready to be called with tensors of this log."""
     names: dict[str, Any] = {"__name__": FILE, "torch": Torch(account), "functional": Functional()}
     names["DeviceMesh"] = DeviceMesh
+    names["iterations_"] = account.iterations
     lines = ["" if line.startswith(("import torch", "from torch")) else line for line in text.splitlines()]
-    exec(compile("\n".join(lines), FILE, "exec"), names)
+    exec(compile(_FewIterations().visit(ast.parse("\n".join(lines))), FILE, "exec"), names)
     names |= {name: names["torch"].of_each for name in WRITTEN if name in names}
     return names
 
@@ -256,6 +274,7 @@ def loaded(text: str, account: AllocationLog) -> dict[str, Any]:
     """Return the namespace of a program for NumPy, ready to be called with arrays of this log."""
     numpy = NumPy(account)
     names: dict[str, Any] = {"__name__": FILE, "np": numpy, "binary_": binary, "unary_": unary, "compare_": compare}
+    names["iterations_"] = account.iterations
     exec(compile(_Spelled().visit(ast.parse(text)), FILE, "exec"), names)
     names |= {name: numpy.of_each for name in WRITTEN if name in names}
     return names

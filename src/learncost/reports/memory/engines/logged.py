@@ -61,7 +61,7 @@ class Logs:
             phase, part = self._origin(label, kind, phases[first])
             name = label.removesuffix(BACKWARD)
             name = name if name == label else f"d{name}"
-            number = len(arrays)
+            number = sum(array.number for array in arrays)
             yield LiveInterval(name, (), (size,), number, number * size, first, last, phase, part=part)
 
     def _state(self, arrays: list[Logged], first: int, last: int) -> Iterator[LiveInterval]:

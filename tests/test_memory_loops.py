@@ -1,0 +1,50 @@
+"""Long recurrences: of many equal iterations a few run, and the peak, what is live and the curve are those of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import learncost as lc
+from learncost.program import allocation_log
+
+SMALL: dict[str, Any] = {"num_hidden_layers": 2, "vocab_size": 50, "hidden_size": 8, "intermediate_size": 16}
+LENGTH = allocation_log.FEW + 22
+
+
+@pytest.fixture
+def all_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function from which on every iteration runs."""
+    return lambda: monkeypatch.setattr(allocation_log, "FEW", 10**9)
+
+
+ASKED = [("numpy", "bp"), ("numpy", "recompute"), ("numpy", "pepita"), ("eager", "bp"), ("eager", "recompute")]
+
+
+@pytest.mark.parametrize(("engine", "procedure"), ASKED)
+@pytest.mark.parametrize("model", ["mamba-370m", "rwkv-4-169m"])
+def test_few_iterations_take_the_memory_of_all(
+    model: str, engine: str, procedure: str, all_run: Callable[[], None]
+) -> None:
+    def asked() -> lc.Memory:
+        return lc.memory(model, engine=engine, procedure=procedure, batch_size=7, seq_len=LENGTH, **SMALL)
+
+    few = asked()
+    all_run()
+    every = asked()
+    assert few.peak == every.peak
+    assert few.split == every.split
+    assert few.moment == every.moment
+    assert few.live_at_peak == every.live_at_peak
+
+
+def test_a_curve_says_all_iterations_of_a_recurrence(all_run: Callable[[], None]) -> None:
+    curve = lc.memory("rwkv-4-169m", engine="eager", batch_size=7, seq_len=LENGTH, **SMALL).curve
+    iterations = {number for moment in curve for _, _, number in moment.loops}
+    assert LENGTH in iterations
+    all_run()
+    every = lc.memory("rwkv-4-169m", engine="eager", batch_size=7, seq_len=LENGTH, **SMALL).curve
+    assert max(moment.bytes for moment in every) == max(moment.bytes for moment in curve)
+    assert {moment.line for moment in every} == {moment.line for moment in curve}

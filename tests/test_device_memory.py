@@ -130,3 +130,11 @@ def test_the_time_of_collectives_of_place():
     assert placed.times() == cost.over_time.moved
     (row,) = [row for row in placed.times() if row.op == "all_reduce" and row.role == "gradients"]
     assert row.seconds > 124_439_808 * 2 / 450e9  # bf16 over 18 links of 25 GB/s (NVIDIA H100 white paper)
+
+
+def test_a_step_of_very_many_lines_is_left_to_memory():
+    """A Mamba scans 2,048 tokens in each of 24 blocks: walking through them takes minutes."""
+    found = lc.cost("mamba-130m", on="H100-SXM").memory
+    assert "learncost memory predicts its peak" in found.unavailable
+    asked = {"on": "H100-SXM", "seq_len": 8, "num_hidden_layers": 2}
+    assert lc.cost("mamba-130m", **asked).memory.peak == lc.memory("mamba-130m", **asked).peak

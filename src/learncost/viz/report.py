@@ -15,16 +15,13 @@ from learncost.models.argument import NamedLayer
 from learncost.models.storage import written
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.reports.memory.memory import Memory, memory
+from learncost.reports.memory.on_device import MOST
 from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import Readable
 from learncost.viz.comparisons import of_memory
 from learncost.viz.document import document
 from learncost.viz.page import page
 from learncost.viz.views import pictures
-
-MOST = 50_000
-"""Lines that a step may run for its memory under the usual engine to be told, which goes through each of them: 96
-blocks run some ten thousand, the turns of a Mamba many more, which takes minutes."""
 
 LARGEST = 6_000_000
 """Bytes of a report at most: what a browser opens from a disk at once."""

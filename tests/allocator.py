@@ -15,13 +15,22 @@ SENDER = re.compile(r"c10d::\w+|gloo:\w+")
 """What sends for collectives, with copies of its own that its threads give back some time after the message."""
 
 
+def looked_through():
+    """Free what was there before and would go meanwhile; what stays is not walked again by the next call.
+
+    PyTorch and transformers are more than a million objects, which take half a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def most(run, device="cpu"):
     """The peak of what `run` allocates and has not given back yet; what was there before does not count.
 
     On a processor the profiler's own record of every allocation, temporaries of operators among them; on CUDA what was
     asked of the caching allocator, without what it rounds up and what libraries keep.
     """
-    gc.collect()  # what was there before and goes meanwhile
+    looked_through()
     if device == "cuda":
         before = workspaces()
         torch.cuda.reset_peak_memory_stats()
@@ -49,7 +58,7 @@ def apart(run):
 
     How much that is depends on the processor and its library (oneDNN's packed operands), or on gloo, not on the module.
     """
-    gc.collect()
+    looked_through()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()
     events = []

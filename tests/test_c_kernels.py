@@ -306,7 +306,7 @@ def test_refusals():
     dtypes = dict.fromkeys(axes, "fp32")
     assert not writable(lines, axes, frozenset({"Y"}), dtypes)
     assert writable(lines[:1], axes, frozenset({"s"}), dtypes)
-    with pytest.raises(InputError, match="before all its turns"):
+    with pytest.raises(InputError, match="before all iterations"):
         kernel(lines, axes, frozenset({"Y"}), dtypes, {}, "total")
     with pytest.raises(InputError, match="fp16, not one of"):
         kernel(lines, axes, frozenset({"Y"}), dtypes | {"X": "fp16"}, {}, "total")

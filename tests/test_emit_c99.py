@@ -163,7 +163,7 @@ def test_microbatches_clipping_decay_and_frozen_weights(learning: dict[str, Any]
     found = parity(program, 3, ("-O0",))
     assert max(found.losses, found.weights, found.scores) <= NEAR, found
     assert "_seed + 1u" in program.firmware.source, "what learns is drawn on the device"
-    assert ("Only block 0, the first in turn" in program.firmware.source) == (learning.get("procedure") == "badam")
+    assert ("Only block 0, the first of the cycle" in program.firmware.source) == (learning.get("procedure") == "badam")
     assert set(found.nothing) <= {"attn.bK", "attn.WQ.A@0", "attn.WQ.A@1", "attn.WV.A@0", "attn.WV.A@1"}, found.nothing
     frozen = [name for name, (kind, _, _) in program.firmware.given.items() if kind == "constants"]
     assert any(name in learning.values() or name in learning for name in ("lora", "train", "badam")) == any(

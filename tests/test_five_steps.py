@@ -75,7 +75,7 @@ MODELS = {
 ENGINES = ("table", "numpy", "torch", "jax")
 
 ON_OPERATORS = ("deberta-v2",)
-"""Whose step does not run in place on PyTorch: kernels do not scatter from one turn of a loop into another."""
+"""Whose step does not run in place on PyTorch: kernels do not scatter into another iteration of a loop."""
 
 
 def answers(architecture, draw, length, most):

@@ -114,7 +114,7 @@ def without_a_step(repeat):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without_a_step, "of the turn before"),
+        (without_a_step, "of the previous iteration"),
         (lambda repeat: replace(repeat, count="2"), "2 ring iterations do not match 4 devices"),
         (lambda repeat: replace(repeat, around=""), "cannot be shown to be right"),
     ],

@@ -231,7 +231,9 @@ class _LoopWriter:
             kept_object = SavedList(names.of("kept", f"record {key}"), record, outers, layouts, line.reverse)
             axes = {axes_text: f"[{' '.join(inner.axes[axes_text])}]" for axes_text, _ in pairs}
             fields = tuple((names.of(name), inner.backend.array, axes[name]) for name, _ in pairs)
-            self.iterations.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
+            self.iterations.records.append(
+                Record(record, "The saved tensors of one iteration for its backward pass.", fields)
+            )
             text = call(record, values, indent=4 + len(", ".join(["return", *self.returned])))
         self.iterations.kept_objects |= dict.fromkeys(outers, kept_object)
         self._collect(kept_object.variable, f"record {kept_object.variable}", text)
@@ -284,7 +286,7 @@ class _LoopWriter:
         starts = {carry.start for carry in line.carry} | {name for name, _ in line.each if name not in inner.releasable}
         body = function.freed(inner, starts)
         self.name = self.names.of(self.title, f"function {self.number}")
-        about = f"One turn of {line.count}{', the last one first' if line.reverse else ''}."
+        about = f"One iteration of {line.count}{', the last one first' if line.reverse else ''}."
         first = [*body[:opened], *sizes, *masks]
         self.iterations.functions.append(function.text(self.name, self.parameters, about, first, body[opened:]))
 

@@ -120,7 +120,7 @@ class WeightRecords:
         records = [
             Record(
                 group.record,
-                "One turn's weights; in Weights each is a stack of all turns.",
+                "One iteration's weights; in Weights each is a stack of all iterations.",
                 tuple((names.of(name), array, _axes(table.axes[name][1:])) for name in group.names),
             )
             for group in grouped

@@ -101,7 +101,7 @@ def measure(processes: int, quick: bool, report: Callable[[str], None]) -> Links
             for each in several:
                 each.kill()
         if any(each.returncode for each in several):
-            last = next((text.strip().splitlines()[-1] for text in errors if text.strip()), "no reason told")
+            last = next((text.strip().splitlines()[-1] for text in errors if text.strip()), "no reason given")
             raise InputError(f"{processes} processes could not connect: {last}")
         reply = json.loads(Path(f"{meeting}.json").read_text(encoding="utf-8"))
     timed = tuple(Timed(*row) for row in reply["timed"])

@@ -432,7 +432,7 @@ def _said(training: Training, tables: Mapping[str, Table], sizes: Mapping[str, i
         )
     if not find_procedure(training.settings.procedure).by_iterations:
         return tuple(said)
-    iteration = f"Only block {training.iteration}, the first in turn, is trained. The step of block K is that"
+    iteration = f"Only block {training.iteration}, the first of the cycle, is trained. The step of block K is that"
     return *said, f"{iteration} of --procedure bp --train-layers K."
 
 

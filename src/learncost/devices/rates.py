@@ -103,7 +103,7 @@ def rates_of(device: Device) -> Rates:
     if device.ua_per_mhz is not None and device.volts is not None:
         watts = device.ua_per_mhz * 1e-6 * device.clock_mhz * device.volts
     who = "; ".join(f"{figure.value:g} for {figure.of} ({figure.how}: {figure.source})" for figure in core.published)
-    of_whom = f" of the {core.like}, which stands for it" if not core.cycles_per_macc else ""
+    of_whom = f" of the {core.like}, used in its place" if not core.cycles_per_macc else ""
     supply = f"; {device.ua_per_mhz:g} uA/MHz at {device.volts:g} V" if watts else ""
     return Rates(
         dict.fromkeys(ORIENTATIONS, grid),

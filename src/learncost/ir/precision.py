@@ -271,7 +271,7 @@ PRECISIONS: dict[str, Precision] = {
         Precision(
             "fp16-true", "fp16 throughout, the optimizer's states too",
             "fp16", "fp16", "fp16", "fp16", "", "fp32",
-            "torch.nn.Module.half(): every parameter in fp16, no copy beside it",
+            "torch.nn.Module.half(): every parameter in fp16, without a master copy",
         ),
         Precision(
             "int8-frozen", "bf16, frozen matrices of the blocks in int8 with a scale a row",
@@ -296,7 +296,7 @@ PRECISIONS: dict[str, Precision] = {
             products="int8",
         ),
         Precision(
-            "int8-frozen-products", "as int8-products, frozen matrices in int8, which are not coded anew",
+            "int8-frozen-products", "as int8-products, frozen matrices in int8, which are not quantized again",
             "fp32", "fp32", "fp32", "fp32", "", "fp32",
             "Dettmers et al. 2022, LLM.int8(), section 2.1, whose weights are frozen", "int8-sums", products="int8",
         ),

@@ -257,7 +257,7 @@ def _no_module(model: str) -> str:
     first = word[0] if word and word[0] else "build"
     if name != first:
         return (
-            f"{shown(model)} is no module: behind the colon stands the name alone, as in {printable(file)}.py:{first}, "
+            f"{shown(model)} is no module: write only the name after the colon, as in {printable(file)}.py:{first}, "
             "of what is called without arguments"
         )
     return (

@@ -194,7 +194,7 @@ def _reason(scope: Sequence[Statement], handed: Collection[str], name: str) -> s
             name = maker.right[0].names[0]
             continue
         if maker is None or isinstance(maker, Loop):
-            return "added up over the turns of a loop"
+            return "added up over the iterations of a loop"
         if isinstance(maker, Sum):
             return f"a sum of {len(maker.right)}"
         if not isinstance(maker, Product):

@@ -343,7 +343,7 @@ KINDS: Mapping[str, ScheduleKind] = {
         ),
         ScheduleKind(
             "1f1b",
-            "one forward and one backward in turns, so that device s holds p - s microbatches",
+            "one forward and one backward alternately, so that device s holds p - s microbatches",
             "Narayanan et al. 2021, Efficient large-scale language model training on GPU clusters, section 2.2.1",
             _one_forward_one_backward,
         ),

@@ -122,7 +122,7 @@ def _mfu_of(measures: Measures, tokens: int) -> Iterator[Case]:
     linear = measures.flops("bp", "matmul", lambda row: row.kind == "linear") * steps
     parts = [
         ErrorPart("parameters that no product multiplies", 6 * count * tokens - multiplied),
-        ErrorPart("gradients of products that nobody needs", multiplied - linear),
+        ErrorPart("gradients of products that are not needed", multiplied - linear),
         ErrorPart("products of attention", rule - 6 * count * tokens - (exact - linear)),
     ]
     yield Case(f"{run.model.configuration.name}, bp", rule, exact, "matmul", _nonzero(parts))

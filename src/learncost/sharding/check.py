@@ -17,12 +17,12 @@ from learncost.ir.term import Literal, Read, Term, terms_of
 from learncost.ops import entry
 from learncost.ops.collectives import is_collective, place_changed
 
-CUT, SENT, SAME, ZERO, OWN = "cut", "sent", "the same", "zero", "a turn's own"
+CUT, SENT, SAME, ZERO, OWN = "cut", "sent", "the same", "zero", "of one iteration"
 """The states of an array over a mesh axis; otherwise it is partial, `sum`, `max` or `min`. Dispatched rows are sharded
 by row.
 """
 
-BEFORE, CAME, NEXT = "of the turn before", "what came round", "of the next turn"
+BEFORE, CAME, NEXT = "of the previous iteration", "received", "of the next iteration"
 """The position of a rotating shard in a ring: to be passed on, received in this iteration, or passed on."""
 
 PAIRS, PART, OTHERS = "pairs of parts", "the sum over one part", "the sum over the parts of the others"

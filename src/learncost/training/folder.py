@@ -65,7 +65,7 @@ class Folder:
     @property
     def advice(self) -> str:
         """The advice for a damaged file."""
-        return "put a copy in its place, or train anew with another --out"
+        return "put a copy in its place, or start another run with another --out"
 
     @property
     def again(self) -> str:

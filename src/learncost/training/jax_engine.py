@@ -86,7 +86,7 @@ class JaxEngine(NumPyEngine):
                 f"--engine jax keeps weights in fp32, and {kind.name} has them in bf16: choose torch or numpy"
             )
         if find_procedure(options.procedure).by_iterations:
-            raise InputError(f"--engine jax makes every array anew, so {options.procedure} is for torch or numpy")
+            raise InputError(f"--engine jax allocates every array again, so {options.procedure} is for torch or numpy")
         super().__init__(configuration, options)
 
     def _made(self, options: Options) -> _JaxRunner:

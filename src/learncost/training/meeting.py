@@ -74,7 +74,7 @@ def _refuse(why: str) -> NoReturn:
 def _check_reached(port: int) -> None:
     """Wait until somebody listens where processes meet."""
     began = monotonic()
-    with _waiting("the first process, which nobody has seen there yet") as notice:
+    with _waiting("the first process, which has not connected yet") as notice:
         while True:
             try:
                 socket.create_connection((os.environ["MASTER_ADDR"], port), UNREACHABLE / 4).close()

@@ -180,9 +180,9 @@ class KernelSchedule:
         if value.kind == "scatter" and not self.fixed & set(value.space) <= {
             a for a in left.axes if isinstance(a, str)
         }:
-            raise InputError(f"a kernel cannot scatter from one turn into another, in line: {line}")
+            raise InputError(f"a kernel cannot scatter into another iteration, in line: {line}")
         if value.kind in ("scan", "choice") and self.fixed & {*self._along(line)}:
-            raise InputError(f"a kernel cannot take turns over what is summed up or chosen from, in line: {line}")
+            raise InputError(f"a kernel cannot iterate over an axis that is summed or indexed, in line: {line}")
         value.shared = bool(lost & set(self.iterations))
         value.added = bool(lost & self.steps)
         at = self._begin(value)
@@ -213,7 +213,7 @@ class KernelSchedule:
                 loads |= {term.name} if inner else set()
                 continue
             if value_read.shared:
-                raise InputError(f"a kernel cannot read {value_read.name} before all its turns have added to it")
+                raise InputError(f"a kernel cannot read {value_read.name} before all iterations have added to it")
             ready = value_read.ready
             foreign = gathered or (inner and set(inner) != set(self.inner(value.space)))
             if value_read.kind == "pointwise" and inner:

@@ -174,7 +174,9 @@ class _InPlaceWriter:
             if heading is not None:
                 body += ["", f"# {heading}"]
             body += self._statement(item, scope)
-        about = "One step; what it changes, it changes in place." if not scope.path else f"One turn of {scope.title}."
+        about = (
+            "One step; what it changes, it changes in place." if not scope.path else f"One iteration of {scope.title}."
+        )
         name = scope.title
         text = "\n".join(f"    {line}".rstrip() for line in body)
         self.texts.append(f'def {name}({self.arguments}):\n    """{about}"""\n{text.lstrip(chr(10))}')
@@ -282,7 +284,9 @@ class _InPlaceWriter:
                 f"        {{\n{entries}        }},\n    ),\n"
             )
         head = f'"""{self.title}"""\n\n' if self.title else ""
-        places = "# Of each function: what calls it, its turns, its arrays with their shape, type, and place or name.\n"
+        places = (
+            "# Of each function: what calls it, its iterations, its arrays with their shape, type, and place or name.\n"
+        )
         places += f"PLACES = {{\n{''.join(rows)}}}\nBYTES = {self.layout.bytes}"
         helpers = [text for name, text in between.HELPERS.items() if name in self.helpers]
         imports = "import math\nfrom types import SimpleNamespace\n\nimport torch"

@@ -38,7 +38,7 @@ def linker_script(device: Device, used: Sequence[str]) -> str:
     vendor = "  _sidata = data_in_flash; _sdata = data_begin; _edata = data_end; _sbss = bss_begin; _ebss = bss_end;\n"
     vendor += "  _estack = stack_end; __StackTop = stack_end;\n"
     text = text.replace("  ASSERT(", f"{vendor}  ASSERT(")
-    return f"/* {device.name}: its flash and the regions of its RAM that the program lies in. */\n{text.lstrip()}"
+    return f"/* {device.name}: its flash and the regions of its RAM that the program uses. */\n{text.lstrip()}"
 
 
 def _memory(region: Region) -> str:

@@ -187,7 +187,7 @@ def triangle(reader: GraphReader, x: View, below: bool, diagonal: int) -> View:
         where = DimensionCondition(last, "<=", first) if below else DimensionCondition(first, "<=", last)
         return recorder.line([(x, letters)], letters, signs=[1], where=[where])
     sizes = x.shape[-2:]
-    kept = settled(reader, "a triangle beside the diagonal", partial(_triangle, below, diagonal), *sizes)
+    kept = settled(reader, "a triangle of the diagonal", partial(_triangle, below, diagonal), *sizes)
     return reader.multiply(x, reader.given_numbers(kept, AxisClass(sizes[0]), AxisClass(sizes[1])))
 
 

@@ -48,8 +48,8 @@ class Wrapping:
     def said(self) -> str:
         """A description of the wrapper."""
         if self.parts == 1:
-            return "DistributedDataParallel, whose buckets lie beside the gradients"
-        return "fully_shard of every block and of the whole module, of which parts are told to the element"
+            return "DistributedDataParallel, whose buckets are in addition to the gradients"
+        return "fully_shard of every block and of the whole module, with shards exact to the element"
 
     def part(self, elements: int) -> int:
         """Return the elements of a weight's shard."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from learncost.backends.c.sides import is_ended, is_library
 from learncost.backends.placed import InPlaceProgram
 from learncost.ir.line import Line, Op, Product
-from learncost.ir.loop import Loop, Statement
+from learncost.ir.loop import walk
 from learncost.ir.polynomial import base, shape_of
 from learncost.ir.table import Table
+from learncost.layers.gradient_plan import Scope
 from learncost.program.calls import Call, CallLoop, Item
 from learncost.verification.engine import ExecutedLines, factors, places
 
@@ -136,7 +136,7 @@ def note(
     lines: ExecutedLines, table: Table, program: InPlaceProgram, sizes: Mapping[str, int], events: list[Event]
 ) -> None:
     """Note what ran as what the lines of its statements did. The table has every name once, as the program has."""
-    expected = list(_expected(program.calls, lines, sizes, _numbers(table.lines, count())))
+    expected = list(_expected(program.calls, lines, sizes, _numbers(table)))
     lines.written = {
         (statement.numbers[name], name) for statement in expected if statement.call for name in statement.call.writes
     }
@@ -165,33 +165,26 @@ def note(
             ran.maccs += sum(prod(product) * times for product, times in shapes.items())
 
 
-@dataclass(frozen=True)
-class StatementScope:
-    """The numbers of the lines of a scope by what they make, and the scopes of the loops in it."""
-
-    numbers: Mapping[str, int]
-    loops: tuple[StatementScope, ...]
+ScopeNumbers: TypeAlias = Mapping[Scope, Mapping[str, int]]
+"""By scope, the numbers of its lines by what they make."""
 
 
-def _numbers(statements: Sequence[Statement], numbers: Iterator[int]) -> StatementScope:
-    numbers_of: dict[str, int] = {}
-    loops: list[StatementScope] = []
-    for statement in statements:
-        if isinstance(statement, Loop):
-            loops.append(_numbers(statement.lines, numbers))
-        else:
-            numbers_of.update(dict.fromkeys((term.name for term in statement.left), next(numbers)))
-    return StatementScope(numbers_of, tuple(loops))
+def _numbers(table: Table) -> ScopeNumbers:
+    numbers: dict[Scope, dict[str, int]] = {}
+    for number, (line, nest) in enumerate(walk(table.lines)):
+        scope = tuple(loop.makes for loop in nest.loops)
+        numbers.setdefault(scope, {}).update(dict.fromkeys(line.makes, number))
+    return numbers
 
 
 def _expected(
-    items: Iterable[Item], lines: ExecutedLines, sizes: Mapping[str, int], scope: StatementScope
+    items: Iterable[Item], lines: ExecutedLines, sizes: Mapping[str, int], in_scope: ScopeNumbers, scope: Scope = ()
 ) -> Iterator[Expected]:
     """Yield the statements in execution order, with every iteration of a loop."""
-    loops, numbers = iter(scope.loops), scope.numbers
+    numbers = in_scope.get(scope, {})
     for item in items:
         if isinstance(item, CallLoop):
-            iteration = list(_expected(item.body, lines, sizes, next(loops)))
+            iteration = list(_expected(item.body, lines, sizes, in_scope, (*scope, item.repeat.makes)))
             for _ in range(lines.iterations(item.repeat.count)):
                 yield from iteration
             continue

@@ -8,8 +8,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from learncost.ir.errors import InputError
-from learncost.ir.line import Product
-from learncost.ir.loop import Loop, Statement
+from learncost.ir.line import Line, Product
+from learncost.ir.loop import map_lines, map_loops
 from learncost.ir.polynomial import Polynomial, size_of, whole
 from learncost.ir.precision import Precision
 from learncost.ir.table import Table
@@ -315,24 +315,20 @@ def _with_windows(table: Table, cache: Iterable[CachedValue]) -> Table:
     def held(name: str, axes: Iterable[str]) -> Iterator[str]:
         return (axis_of(CACHED, windows[name]) if name in windows and axis == TOKENS else axis for axis in axes)
 
-    def lines_of(lines: Iterable[Statement]) -> Iterator[Statement]:
-        for line in lines:
-            if isinstance(line, Loop):
-                yield replace(line, lines=tuple(lines_of(line.lines)), values=values_of(line.values))
-            elif line.name in windows:
-                window, (left,), (right,) = windows[line.name], line.left, line.right
-                assert isinstance(right, Term)
-                index = Term(f"recent.{window}", (axis_of(CACHED, window),))
-                read = (Read(axis, index) if axis == TOKENS else axis for axis in right.axes)
-                kept = replace(left, axes=tuple(held(line.name, left.declared)))
-                yield Product((kept,), (replace(right, axes=tuple(read)),), line.where, line.meta)
-            else:
-                yield line
+    def last_only(line: Line) -> tuple[Line]:
+        if line.name not in windows:
+            return (line,)
+        window, (left,), (right,) = windows[line.name], line.left, line.right
+        assert isinstance(right, Term)
+        index = Term(f"recent.{window}", (axis_of(CACHED, window),))
+        read = (Read(axis, index) if axis == TOKENS else axis for axis in right.axes)
+        kept = replace(left, axes=tuple(held(line.name, left.declared)))
+        return (Product((kept,), (replace(right, axes=tuple(read)),), line.where, line.meta),)
 
     if not windows:
         return table
-    lines, inputs = tuple(lines_of(table.lines)), (*table.inputs, *recent)
-    return replace(table, lines=lines, values={**values_of(table.values), **recent}, inputs=inputs)
+    lines = map_loops(map_lines(table.lines, last_only), lambda loop: replace(loop, values=values_of(loop.values)))
+    return replace(table, lines=lines, values={**values_of(table.values), **recent}, inputs=(*table.inputs, *recent))
 
 
 def _growing(passes: Inference) -> list[CachedValue]:

@@ -4,9 +4,11 @@ import io
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 
+from learncost.cli.command import main
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import ACTIVATIONS, FAMILIES
 from test_configuration import parameters
@@ -106,3 +108,22 @@ def test_activations_are_transformers_functions() -> None:
     for op, function in pairs:
         values = function(torch.tensor(points, dtype=torch.float64)).tolist()
         assert values == pytest.approx([ops[op](x) for x in points], abs=1e-9)
+
+
+def test_a_model_of_images_has_one_sample_without_a_batch_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a preset has: a config.json of a class without a family needs no flag that its refusal would ask for."""
+    sizes = {"depths": [1, 1], "num_stages": 2, "hidden_sizes": [8, 16], "num_labels": 3, "image_size": 32}
+    file = tmp_path / "config.json"
+    file.write_text(
+        json.dumps({"model_type": "convnext", "architectures": ["ConvNextForImageClassification"], **sizes})
+    )
+    assert main(["cost", str(file)]) == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first == "ConvNextForImageClassification, one step of bp: B = 1"
+    model = transformers.ConvNextForImageClassification(transformers.ConvNextConfig(**sizes))
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, 32, 32))
+    assert main(["cost", str(file), "--price-book", "torch-flop-counter", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["macro_operations"]["forward"]["flops"] == counter.get_total_flops()

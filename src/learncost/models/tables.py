@@ -38,10 +38,10 @@ def family_of_layer(layer: Layer) -> Family:
 
 
 def check_open(layer: Layer, name: str, given: Container[str]) -> None:
-    """Refuse a run of a layer that leaves sizes open; `given` are its sizes by name."""
+    """Refuse a run of a layer that leaves sizes open; `given` are its sizes by name. A module takes one sample."""
     names = letters(layer)
     said = {"B": ("batch_size",), "M": ("seq_len", "target_len"), "N": ("seq_len", *(() if "M" in names else RUN))}
-    known = {*layer.sizes, *layer.follows}
+    known = {*layer.sizes, *layer.follows, *(("B",) if layer.steps else ())}
     left = [size for size in names if size not in known and not any(s in given for s in said.get(size, (size,)))]
     if not left:
         return
@@ -110,7 +110,7 @@ def _family(same: IdentityKey[Layer]) -> Family:
         layers={},
         axes={name: layer.follows.get(name, name) for name in names if name not in ("B", *LENGTHS)},
         positions="",
-        batch=usual("B"),
+        batch="1" if layer.steps and "B" not in layer.sizes else usual("B"),
         limit=str(layer.limits[lengths[0]].most) if len(lengths) == 1 and lengths[0] in layer.limits else "",
         length=usual(lengths[0] if lengths else "M"),
         target_length=("M" in layer.sizes and len(lengths) > 1 and usual("M")) or "",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 from learncost.cost_models.errata import Erratum
 from learncost.cost_models.errata import errata as every
 from learncost.ir.errors import InputError, mentions, nearest, shown
 from learncost.reports.question import question
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
+from learncost.reports.sheet import FACTS, WIDTH, Sheet, Shown, TableColumn, table, words_of
 
 
 @question()
@@ -81,17 +82,20 @@ def _books(erratum: Erratum) -> str:
 
 
 def _table(errata: tuple[Erratum, ...], in_full: bool) -> Sheet:
-    columns: tuple[str, ...]
-    cells: list[tuple[str, ...]]
+    names = ("id", "document", "where", "printed", "right", "effect")
     if in_full:
-        columns = ("id", "document", "where", "printed", "right", "effect", "corrected in")
-        cells = [(e.id, e.document, e.where, e.printed, e.right, e.effect, _books(e)) for e in errata]
+        columns = [
+            *(TableColumn(name, attrgetter(name), words=True) for name in names),
+            TableColumn("corrected in", _books, True),
+        ]
     else:
-        columns = ("id", "total", "place, and effect on a total")
-        cells = [(e.id, "changes" if (e.maccs, e.flops) != ("0", "0") else "-", _short(e)) for e in errata]
+        columns = [
+            *words_of("id"),
+            TableColumn("total", lambda e: "changes" if (e.maccs, e.flops) != ("0", "0") else "-", words=True),
+            TableColumn("place, and effect on a total", _short, words=True),
+        ]
     notes = ("learncost errata ID shows the printed text and the correction.",)
-    rows = tuple(SheetRow(row) for row in cells)
-    return Sheet(f"{len(errata)} errata of the publications", columns, rows, notes, frozenset(range(len(columns))))
+    return table(f"{len(errata)} errata of the publications", columns, errata, notes)
 
 
 def _short(erratum: Erratum) -> str:
@@ -111,6 +115,5 @@ def _whole(erratum: Erratum) -> Sheet:
         "FLOPs": erratum.flops if erratum.flops != "0" else "",
         "price books": ", ".join(f"{book}: {state}" for book, state in erratum.books.items()),
     }
-    rows = tuple(SheetRow((name, text)) for name, text in cells.items() if text)
     notes = ("MACCs and FLOPs are right minus printed.",) if cells["MACCs"] or cells["FLOPs"] else ()
-    return Sheet(erratum.id, ("", ""), rows, notes, frozenset({0, 1}))
+    return table(erratum.id, FACTS, (fact for fact in cells.items() if fact[1]), notes)

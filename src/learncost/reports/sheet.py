@@ -7,11 +7,12 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
 from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from learncost.ir import displayed
@@ -354,6 +355,43 @@ class Sheet:
             line = _latex_line(row.cells)
             lines += [r"\hline", line] if row.style == "bold" else [line]
         return "\n".join([*lines, r"\hline", r"\end{tabular}", *(f"% {note}" for note in self.notes)])
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column of a table: its heading, the cell of an entry, and whether it has words, which are aligned left.
+
+    shown  whether the table has it
+    """
+
+    heading: str
+    cell: Callable[[Any], str]
+    words: bool = False
+    shown: bool = True
+
+
+def words_of(names: str) -> Iterator[TableColumn]:
+    """Yield columns of attributes that are words, under their names."""
+    yield from (TableColumn(name, attrgetter(name), words=True) for name in names.split())
+
+
+FACTS = (TableColumn("", itemgetter(0), words=True), TableColumn("", itemgetter(1), words=True))
+"""The columns of names and their texts."""
+
+
+def table(
+    title: str,
+    columns: Iterable[TableColumn],
+    entries: Iterable[Any],
+    notes: Iterable[str] = (),
+    answer: str = "",
+    style: Callable[[Any], str] = lambda entry: "",
+) -> Sheet:
+    """Return the table of entries, a row each; `style` is that of an entry's row."""
+    shown = [column for column in columns if column.shown]
+    rows = tuple(SheetRow(tuple(column.cell(entry) for column in shown), style(entry)) for entry in entries)
+    words = frozenset(place for place, column in enumerate(shown) if column.words)
+    return Sheet(title, tuple(column.heading for column in shown), rows, tuple(notes), words, answer)
 
 
 def _latex_line(cells: Iterable[str]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from learncost.reports.conventions import YARDSTICK, Conventions, Counts
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, significant
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, TableColumn, number, significant, table, words_of
 
 _NAMES = 36  # columns that names are given, which are broken where they are longer
 _COLUMNS = (
@@ -179,16 +180,17 @@ def _refusals(answer: Conventions) -> Iterator[str]:
 
 def _counters(answer: Conventions, width: int) -> Sheet:
     def make(written: Callable[[int], str]) -> Sheet:
-        rows = [
-            SheetRow((counter.name, counter.unit, written(counter.by_matmul), written(counter.fused)))
-            for counter in answer.counters
-        ]
+        columns = (
+            TableColumn("counter", attrgetter("name"), words=True),
+            *words_of("unit"),
+            TableColumn("with matmul", lambda counter: written(counter.by_matmul)),
+            TableColumn("fused", lambda counter: written(counter.fused)),
+        )
         rules = dict.fromkeys(
             f"{counter.name.partition(',')[0]} ({counter.version}): {counter.rule}." for counter in answer.counters
         )
-        columns = ("counter", "unit", "with matmul", "fused")
         title = "Common counters, with attention by matmul or by the fused kernel"
         notes = (*rules, "Forward, or all: forward, backward and weight update.")
-        return Sheet(title, columns, tuple(rows), notes, frozenset({0, 1}))
+        return table(title, columns, answer.counters, notes)
 
     return _fitting(make, width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.line import Op
@@ -11,7 +12,7 @@ from learncost.ir.loop import Loop, walk
 from learncost.ir.polynomial import shape_of
 from learncost.ir.serializable import dictionary_of
 from learncost.ops import entry
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, seconds_of, size_of
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, TableColumn, number, seconds_of, size_of, table
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -96,12 +97,13 @@ def _sent(step: PlacedStep) -> Sheet:
     seconds: dict[tuple[str, str], float] = {}
     for each in step.times():
         seconds[each.mesh_axis, each.op] = seconds.get((each.mesh_axis, each.op), 0.0) + each.seconds
-    rows = tuple(
-        SheetRow(
-            (row.mesh_axis, row.op, number(row.runs), size_of(row.payload), size_of(row.ring))
-            + ((seconds_of(seconds[row.mesh_axis, row.op]),) if step.cluster else ())
-        )
-        for row in over.sent
+    columns = (
+        TableColumn("mesh axis", attrgetter("mesh_axis"), words=True),
+        TableColumn("collective", attrgetter("op"), words=True),
+        TableColumn("runs", lambda row: number(row.runs)),
+        TableColumn("payload", lambda row: size_of(row.payload)),
+        TableColumn("sent", lambda row: size_of(row.ring)),
+        TableColumn("time", lambda row: seconds_of(seconds[row.mesh_axis, row.op]), shown=step.cluster is not None),
     )
     notes = (
         f"Sharding: {over.cut_by}.",
@@ -109,8 +111,7 @@ def _sent(step: PlacedStep) -> Sheet:
         f"{over.convention}.",
         *_timed(step),
     )
-    columns = ("mesh axis", "collective", "runs", "payload", "sent", *(("time",) if step.cluster else ()))
-    return Sheet(title(step), columns if rows else (), rows, notes, frozenset({0, 1}), over.sentence)
+    return table(title(step), columns if over.sent else (), over.sent, notes, over.sentence)
 
 
 def _timed(step: PlacedStep) -> Iterator[str]:
@@ -123,11 +124,11 @@ def _timed(step: PlacedStep) -> Iterator[str]:
 
 def _formulas(step: PlacedStep) -> Iterator[Sheet]:
     """The payload by sizes, as publications print it."""
-    rows = tuple(SheetRow((row["mesh_axis"], row["op"], row["numbers"])) for row in step.formulas)
     notes = ("Elements, not bytes, over all runs of a step; B/dp is a device's shard of B.",)
-    if rows:
-        columns = ("mesh axis", "collective", "numbers")
-        yield Sheet("The payload as formulas", columns, rows, notes, frozenset({0, 1, 2}))
+    names = {"mesh axis": "mesh_axis", "collective": "op", "numbers": "numbers"}
+    if step.formulas:
+        columns = (TableColumn(heading, itemgetter(name), words=True) for heading, name in names.items())
+        yield table("The payload as formulas", columns, step.formulas, notes)
 
 
 def _table(step: PlacedStep, over: OverMesh, heading: str) -> Sheet:

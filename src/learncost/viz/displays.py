@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from html import escape
+from operator import attrgetter
 from typing import Any
 
 from learncost.autodiff.derive import Derived
@@ -19,7 +20,7 @@ from learncost.layers.layer import Layer
 from learncost.liveness import Live
 from learncost.procedures.inference import Inference
 from learncost.reports.notation import mathml
-from learncost.reports.sheet import Sheet, SheetRow, number, significant, size_of
+from learncost.reports.sheet import FACTS, Sheet, SheetRow, TableColumn, number, significant, size_of, table
 
 LONGEST = 240
 """Characters of a field; what is longer is cut, with three dots."""
@@ -88,8 +89,11 @@ def _derived(derived: Derived) -> str:
 
 
 def _inference(inference: Inference) -> str:
-    rows = tuple(SheetRow((array.name, str(array.elements))) for array in inference.cache)
-    cache = Sheet("KV cache per token", ("value", "elements"), rows).html()
+    columns = (
+        TableColumn("value", attrgetter("name"), words=True),
+        TableColumn("elements", lambda array: str(array.elements)),
+    )
+    cache = table("KV cache per token", columns, inference.cache).html()
     passes = {"prefill": inference.prefill, "decode": inference.decode}
     return cache + "".join(_titled(name, _equations(table)) for name, table in passes.items())
 
@@ -131,8 +135,7 @@ def _training(training: Core) -> str:
         "steps": training.steps,
         "weights": f"{count:,} numbers in {len(training.weights):,} arrays of {training.dtype}",
     }
-    rows = tuple(SheetRow((name, _text_of(value))) for name, value in facts.items())
-    return Sheet(type(training).__name__, ("", ""), rows, (), frozenset({0, 1})).html()
+    return table(type(training).__name__, FACTS, ((name, _text_of(value)) for name, value in facts.items())).html()
 
 
 def _fields(thing: Any) -> str:
@@ -142,8 +145,7 @@ def _fields(thing: Any) -> str:
         values = {field.name: getattr(thing, field.name) for field in fields(thing) if not field.name.startswith("_")}
     name = str(values.pop("name", "")) or type(thing).__name__
     texts = {field: _text_of(value) for field, value in values.items()}
-    rows = tuple(SheetRow((field.replace("_", " "), text)) for field, text in texts.items() if text)
-    return Sheet(name, ("", ""), rows, (), frozenset({0, 1})).html()
+    return table(name, FACTS, ((field.replace("_", " "), text) for field, text in texts.items() if text)).html()
 
 
 def _text_of(value: Any) -> str:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from learncost.cli.lists.listed import Cell, Known, Listed, cell_of
+from learncost.cli.lists.listed import Cell, Known, Listed, cell_of, entries_of
 from learncost.ir.errors import InputError
 
 
 def _price_books() -> Listed:
     from learncost.cost_models.books import every
 
-    entries: list[Known] = [
-        {"name": book.name, "title": book.title, "source": book.source} for book in every().values()
-    ]
+    entries = entries_of(every().values(), "name title source")
     return Listed(entries, {"price book": cell_of("name"), "what it counts": _description})
 
 
@@ -26,17 +24,7 @@ def _description(entry: Known) -> str:
 def _procedures() -> Listed:
     from learncost.procedures.procedure import LEARNING
 
-    entries: list[Known] = [
-        {
-            "name": procedure.name,
-            "title": procedure.title,
-            "schedule": list(procedure.schedule),
-            "lines": list(procedure.lines),
-            "passes": dict(procedure.passes),
-            "source": procedure.source,
-        }
-        for procedure in LEARNING.values()
-    ]
+    entries = entries_of(LEARNING.values(), "name title schedule lines passes source")
 
     def procedure_text(entry: Known) -> str:
         lines = f", where {', '.join(entry['lines'])}" if entry["lines"] else ""
@@ -137,19 +125,14 @@ def _roles(types: Mapping[str, str]) -> str:
 def _plans() -> Listed:
     from learncost.passes.plan import PLANS
 
-    entries: list[Known] = [
-        {"name": plan.spelling, "title": plan.title, "source": plan.source} for plan in PLANS.values()
-    ]
+    entries = entries_of(PLANS.values(), "", name="spelling", title="title", source="source")
     return Listed(entries, {"plan": cell_of("name"), "what it does": _description})
 
 
 def _placements() -> Listed:
     from learncost.sharding.presets import PLACEMENTS
 
-    entries: list[Known] = [
-        {"name": row.name, "also": [*row.also], "title": row.title, "place": row.place, "source": row.source}
-        for row in PLACEMENTS.values()
-    ]
+    entries = entries_of(PLACEMENTS.values(), "name also title place source")
     columns: dict[str, Cell] = {
         "placement": lambda entry: ", ".join((entry["name"], *entry["also"])),
         "its clauses": cell_of("place"),

@@ -6,12 +6,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
+from learncost.ir.serializable import attributes, plain
+from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table
 
 Known = dict[str, Any]
 """The fields of an entry by short names, as in the JSON: numbers are numbers."""
 
 Cell = Callable[[Known], str]
+
+
+def entries_of(things: Iterable[object], names: str, **renamed: str) -> list[Known]:
+    """Return the entries of things: their attributes with these names, and `renamed` ones by their keys."""
+    form = attributes(names, **renamed)
+    return [plain(form(thing)) for thing in things]
 
 
 def cell_of(name: str) -> Cell:
@@ -59,7 +66,6 @@ class Listed(Shown):
         return self.entries
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        rows = tuple(SheetRow(tuple(cell(entry) for cell in self.columns.values())) for entry in self.entries)
-        left = frozenset(place for place, name in enumerate(self.columns) if name not in _NUMBERS)
+        columns = (TableColumn(name, cell, words=name not in _NUMBERS) for name, cell in self.columns.items())
         notes = dict.fromkeys(note for entry in self.entries for note in self.noted(entry))
-        return (Sheet(self.heading, tuple(self.columns), rows, (*self.notes, *notes), left),)
+        return (table(self.heading, columns, self.entries, (*self.notes, *notes)),)

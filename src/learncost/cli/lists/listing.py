@@ -8,7 +8,7 @@ from inspect import Parameter
 from typing import Any
 
 from learncost.cli.lists.learning import LEARNING, procedures_of
-from learncost.cli.lists.listed import Cell, Known, Listed, cell_of
+from learncost.cli.lists.listed import Cell, Known, Listed, cell_of, entries_of
 from learncost.cli.lists.machines import MACHINES
 from learncost.cli.lists.models import MODELS, support_of_families
 from learncost.ir.errors import RETIRED, InputError, mentions, nearest, shown
@@ -64,8 +64,10 @@ def _layers() -> Listed:
 def _operators() -> Listed:
     from learncost.ops import entries
 
-    op_defs: list[Known] = [{"name": op.name, "kind": op.kind, "source": op.source} for op in entries()]
-    return Listed(op_defs, {"operator": cell_of("name"), "kind": cell_of("kind"), "source": cell_of("source")})
+    return Listed(
+        entries_of(entries(), "name kind source"),
+        {"operator": cell_of("name"), "kind": cell_of("kind"), "source": cell_of("source")},
+    )
 
 
 NOTATION: Mapping[str, Callable[[], Listed]] = {

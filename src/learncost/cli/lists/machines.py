@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from learncost.cli.lists.listed import Cell, Known, Listed, cell_of
+from learncost.cli.lists.listed import Cell, Known, Listed, cell_of, entries_of
 
 
 def _devices() -> Listed:
     from learncost.devices.device import devices
 
-    entries: list[Known] = [
-        {
-            "name": device.name,
-            "names": list(device.names),
-            "memory_gb": list(device.memory_gb),
-            "bandwidth_gbs": list(device.bandwidth_gbs),
-            "tdp_w": device.tdp_w,
-            "peak_tflops": dict(device.peak_tflops),
-            "source": device.source,
-        }
-        for device in devices().values()
-    ]
+    entries = entries_of(devices().values(), "name names memory_gb bandwidth_gbs tdp_w peak_tflops source")
     columns: dict[str, Cell] = {
         "device": cell_of("name"),
         "GB": lambda entry: " or ".join(f"{size:.3g}" for size in entry["memory_gb"]),

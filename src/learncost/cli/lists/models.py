@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from itertools import chain
 
-from learncost.cli.lists.listed import Cell, Known, Listed, cell_of
+from learncost.cli.lists.listed import Cell, Known, Listed, cell_of, entries_of
 
 
 @cache
@@ -20,17 +20,9 @@ def _models() -> Listed:
     for preset in presets():
         model = build(configure(preset.name))
         parameters = int(model.parameters.at(model.sizes))
-        model_entry = {
-            "name": preset.name,
-            "parameters": parameters,
-            "title": preset.title,
-            "aliases": list(preset.aliases),
-        }
-        model_entry["hub"] = list(preset.hub)
-        entries.append(model_entry)
-    for preset in table_presets():
-        also = {"aliases": list(preset.aliases), "hub": list(preset.hub)}
-        entries.append({"name": preset.name, "parameters": preset.parameters, "title": preset.title, **also})
+        (entry,) = entries_of([preset], "name title aliases hub")
+        entries.append({"name": entry.pop("name"), "parameters": parameters, **entry})
+    entries += entries_of(table_presets(), "name parameters title aliases hub")
     for name in GENERIC:
         title = f"generic {name}: all sizes as flags"
         entries.append({"name": name, "parameters": None, "title": title, "aliases": [], "hub": []})

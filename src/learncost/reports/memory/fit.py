@@ -23,7 +23,7 @@ from learncost.reports.memory.memory import check_over
 from learncost.reports.memory.step import available, device_asked
 from learncost.reports.memory.types import bytes_of, said_bytes
 from learncost.reports.request import Request, takes_request
-from learncost.reports.sheet import WIDTH, AtLength, Drawn, Sheet, SheetRow, number, size_of
+from learncost.reports.sheet import WIDTH, AtLength, Drawn, Sheet, TableColumn, number, size_of, table, words_of
 
 if TYPE_CHECKING:
     from learncost.reports.memory.lengths import Lengths
@@ -103,33 +103,20 @@ class Fit(AtLength, Drawn):
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return a table with a row for each procedure and plan."""
-        several, stored = len({row.engine for row in self.rows}) > 1, self.flash_size is not None
         batch = self.over.sizes["B"] if self.over else 1
-        all_columns = [
-            (True, "procedure", [row.procedure for row in self.rows]),
-            (True, "plan", [row.plan for row in self.rows]),
-            (several, "engine", [row.engine for row in self.rows]),
-            (
-                True,
-                f"{self._kind}, batch {batch}",
-                [number(row.ram) for row in self.rows],
-            ),
-            (stored, "flash", [size_of(row.flash) for row in self.rows]),
-            (True, "batch", [f"{row.largest:,}" if row.fits else "no" for row in self.rows]),
-            (True, "largest part", [row.most for row in self.rows]),
-        ]
-        columns = tuple(name for visible, name, _ in all_columns if visible)
-        rows = [
-            SheetRow(cells) for cells in zip(*(column for visible, _, column in all_columns if visible), strict=True)
-        ]
+        columns = (
+            *words_of("procedure plan"),
+            TableColumn("engine", attrgetter("engine"), words=True, shown=len({row.engine for row in self.rows}) > 1),
+            TableColumn(f"{self._kind}, batch {batch}", lambda row: number(row.ram)),
+            TableColumn("flash", lambda row: size_of(row.flash), shown=self.flash_size is not None),
+            TableColumn("batch", lambda row: f"{row.largest:,}" if row.fits else "no"),
+            TableColumn("largest part", attrgetter("most"), words=True),
+        )
         flash = "" if self.flash_size is None else f" and {said_bytes(self.flash_size)} of flash"
         where = f"{self.model} {f'on {self.on},' if self.on else 'in'} {said_bytes(self.budget)}"
         title = f"{where} of {self._kind}{flash}{each_of(self.over)}: {self.dtype}, {self.optimizer}, "
         title += f"{self.sample}s of {self.seq_len:,} tokens{self.length_note}" if self.seq_len else "samples"
-        left = frozenset(
-            place for place, name in enumerate(columns) if name in ("procedure", "plan", "engine", "largest part")
-        )
-        return (Sheet(title, columns, tuple(rows), (*self.advice, self._rule), left, self.answer),)
+        return (table(title, columns, self.rows, (*self.advice, self._rule), self.answer),)
 
     @property
     def _kind(self) -> str:

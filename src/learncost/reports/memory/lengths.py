@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from learncost.ir.errors import InputError
@@ -15,7 +16,7 @@ from learncost.reports.memory.fit_question import FitQuestion, refusal
 from learncost.reports.memory.inference import NAME
 from learncost.reports.memory.runs import largest, longest
 from learncost.reports.memory.types import said_bytes
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, Shown
+from learncost.reports.sheet import WIDTH, Sheet, Shown, TableColumn, table, words_of
 
 if TYPE_CHECKING:
     from learncost.reports.mesh_cost import OverMesh
@@ -72,12 +73,18 @@ class Lengths(Shown):
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a procedure and plan, a column a length."""
-        columns = ("procedure", "plan", *(f"{length:,}" for length in self.seq_lens), "longest")
-        rows = []
-        for row in self.rows:
-            cells = ["-" if batch is None else f"{batch:,}" if batch else "no" for batch in row.batches]
-            most = "-" if row.longest is None else f"{row.longest:,}" if row.longest else "no"
-            rows.append(SheetRow((row.procedure, row.plan, *cells, most)))
+
+        def said(largest: int | None) -> str:
+            return "-" if largest is None else f"{largest:,}" if largest else "no"
+
+        def of_length(place: int, row: FitAtLengths) -> str:
+            return said(row.batches[place])
+
+        columns = (
+            *words_of("procedure plan"),
+            *(TableColumn(f"{length:,}", partial(of_length, place)) for place, length in enumerate(self.seq_lens)),
+            TableColumn("longest", lambda row: said(row.longest)),
+        )
         title = (
             f"{self.model} in {said_bytes(self.budget)}{each_of(self.over)}: {self.dtype}, {self.optimizer}; the "
             "largest batch of sequences"
@@ -90,16 +97,7 @@ class Lengths(Shown):
             sentences.append(
                 "recompute is gradient checkpointing: activations of a block are recomputed in the backward pass."
             )
-        return (
-            Sheet(
-                title,
-                columns,
-                tuple(rows),
-                (*learns, *over, " ".join(sentences), *self.refused),
-                frozenset({0, 1}),
-                self.answer,
-            ),
-        )
+        return (table(title, columns, self.rows, (*learns, *over, " ".join(sentences), *self.refused), self.answer),)
 
     @property
     def answer(self) -> str:

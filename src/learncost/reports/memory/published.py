@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
+from operator import attrgetter
 from typing import Any
 
 from learncost.cost_models.formula import FormulaValues, value
@@ -23,7 +24,7 @@ from learncost.procedures.step import step
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.request import Request
 from learncost.reports.run import prepare
-from learncost.reports.sheet import WIDTH, AtLength, Sheet, SheetRow, Shown, number
+from learncost.reports.sheet import WIDTH, AtLength, Sheet, SheetRow, Shown, TableColumn, number, table
 
 PROCEDURES = ("bp", "recompute", "pepita", "mempepita")
 LETTERS = ("M", "N", "d", "h", "k", "f", "v")
@@ -281,14 +282,18 @@ class Peaks(Shown):
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a run; assumptions and omissions are below."""
-        rows = tuple(SheetRow((run.name, run.published, run.predicted_text, run.ratio_text)) for run in self.runs)
         notes: dict[str, list[str]] = {}
         for run in self.runs:
             left = f" Not included: {run.not_in}." if run.not_in else ""
             notes.setdefault(f"{run.source}. Assumed: {'; '.join(run.assumed)}.{left}", []).append(run.name)
-        columns = ("", "published", "predicted", "ratio")
+        columns = (
+            TableColumn("", attrgetter("name"), words=True),
+            TableColumn("published", attrgetter("published")),
+            TableColumn("predicted", attrgetter("predicted_text")),
+            TableColumn("ratio", attrgetter("ratio_text")),
+        )
         sentences = tuple(f"{', '.join(names)}: {text}" for text, names in notes.items())
-        return (Sheet(f"{self.model}, peak memory of training steps on one GPU", columns, rows, sentences),)
+        return (table(f"{self.model}, peak memory of training steps on one GPU", columns, self.runs, sentences),)
 
 
 def measured_of(model: str) -> tuple[Measured, ...]:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 from learncost.devices.figure import Figure
 from learncost.reports.run_cost.published import PublishedRun
 from learncost.reports.run_cost.record import TOTALS, RunCost
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, joules_of, seconds_of, significant, size_of
+from learncost.reports.sheet import (
+    WIDTH,
+    Sheet,
+    SheetRow,
+    TableColumn,
+    joules_of,
+    seconds_of,
+    significant,
+    size_of,
+    table,
+)
 from learncost.reports.show import convention
 
 if TYPE_CHECKING:
@@ -64,27 +74,21 @@ def _stages(spread: Spread) -> Sheet:
     stages = list(enumerate(spread.step.stages))
     if len(stages) > MOST_STAGES:
         stages = [*stages[: MOST_STAGES - 1], stages[-1]]
-    rows = tuple(
-        SheetRow(
-            (
-                str(number),
-                str(stage.layers),
-                size_of(stage.static.weights + stage.static.gradients),
-                size_of(stage.static.states + stage.static.masters),
-                size_of(stage.activations),
-                size_of(stage.peak),
-                seconds_of(stage.forward),
-                seconds_of(stage.backward + stage.update),
-            )
-        )
-        for number, stage in stages
+    columns = (
+        TableColumn("stage", lambda each: str(each[0])),
+        TableColumn("blocks", lambda each: str(each[1].layers)),
+        TableColumn("weights", lambda each: size_of(each[1].static.weights + each[1].static.gradients)),
+        TableColumn("states", lambda each: size_of(each[1].static.states + each[1].static.masters)),
+        TableColumn("values", lambda each: size_of(each[1].activations)),
+        TableColumn("in all", lambda each: size_of(each[1].peak)),
+        TableColumn("forward", lambda each: seconds_of(each[1].forward)),
+        TableColumn("backward", lambda each: seconds_of(each[1].backward + each[1].update)),
     )
-    columns = ("stage", "blocks", "weights", "states", "values", "in all", "forward", "backward")
     notes = (
         "Per device: weights with gradients, optimizer states with master weights, activations of the microbatches in "
         "flight; seconds per microbatch, with the weight update in backward; exposed communication.",
     )
-    return Sheet("The stages of the pipeline", columns, rows, notes, frozenset())
+    return table("The stages of the pipeline", columns, stages, notes)
 
 
 def _named(name: str) -> str:

@@ -25,7 +25,7 @@ from learncost.reports.memory.types import bytes_of, misfit
 from learncost.reports.request import Request, takes_request
 from learncost.reports.run import check_tokens, prepare
 from learncost.reports.search.space import SearchSpace
-from learncost.reports.sheet import WIDTH, AtLength, Sheet, SheetRow, seconds_of, size_of
+from learncost.reports.sheet import WIDTH, AtLength, Sheet, TableColumn, seconds_of, size_of, table
 
 SHOWN = 8
 """Ways that are shown, if nothing is said."""
@@ -160,26 +160,21 @@ class Search(AtLength):
             title += misfit(self.nearest[0], self.memory)
             return (Sheet(title, (), (), (self._none(), *self.refused)),)
         best, several = self.found[0], len({each.precision for each in self.found}) > 1
-        rows = []
-        for place, each in enumerate(self.found):
-            way, step = each.step.way, each.step
-            cells = [
-                str(place + 1),
-                f"{way} {each.zero}".replace(",", " ") + (f" {each.precision}" if several else ""),
-                _schedule(each),
-                f"{way.microbatch} x {way.microbatches}",
-                size_of(step.peak),
-                seconds_of(step.seconds),
-                *([_days(each.days)] if self.tokens is not None else []),
-            ]
-            rows.append(SheetRow(tuple(cells), "bold" if not place else ""))
-        training = ("training",) if self.tokens is not None else ()
-        columns = ("", "mesh", "schedule, plan", "microbatches", "memory", "a step", *training)
+        columns = (
+            TableColumn("", lambda each: str(self.found.index(each) + 1), words=True),
+            TableColumn("mesh", lambda each: _named(each, several), words=True),
+            TableColumn("schedule, plan", _schedule, words=True),
+            TableColumn("microbatches", lambda each: f"{each.step.way.microbatch} x {each.step.way.microbatches}"),
+            TableColumn("memory", lambda each: size_of(each.step.peak)),
+            TableColumn("a step", lambda each: seconds_of(each.step.seconds)),
+            TableColumn("training", lambda each: _days(each.days), shown=self.tokens is not None),
+        )
         answer = (
             f"{best.step.way} with {best.zero} is the fastest of {self.fit:,} configurations that fit; "
             f"{self.too_large:,} need more than {size_of(int(self.memory))} per device."
         )
-        return (Sheet(title, columns, tuple(rows), self._notes(), frozenset({0, 1, 2}), answer),)
+        notes = self._notes()
+        return (table(title, columns, self.found, notes, answer, lambda each: "bold" if each is best else ""),)
 
     def _notes(self) -> tuple[str, ...]:
         low, high = self.found[0].step.low, self.found[0].step.high
@@ -198,6 +193,11 @@ class Search(AtLength):
             "zero-1 shards optimizer states over dp, ep and cp, zero-3 also weights and gradients; tp includes "
             "sequence parallelism, cp uses zigzag order. learncost place shows the sharded step of a mesh.",
         )
+
+
+def _named(found: Found, with_precision: bool) -> str:
+    """Return the mesh of a configuration with its ZeRO stage."""
+    return f"{found.step.way} {found.zero}".replace(",", " ") + (f" {found.precision}" if with_precision else "")
 
 
 def _days(days: float | None) -> str:

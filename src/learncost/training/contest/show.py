@@ -8,7 +8,7 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from learncost.reports.run import left_out_text
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, size_of
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, TableColumn, size_of, table
 from learncost.training.contest.contest import Contest, EntrantResult
 from learncost.training.contest.trial import TrialOutcome
 
@@ -62,26 +62,28 @@ def _of_rates(contest: Contest) -> Iterator[str]:
 
 def _taken(contest: Contest) -> Sheet:
     """One training that goes to its end."""
-    rows = []
-    for result in contest.results:
-        seconds = [outcome.seconds for outcome in result.outcomes if outcome.after is not None]
-        cells = (
-            f"{result.share.steps:,}",
-            f"{result.share.batch_size:,}",
-            f"{result.maccs / 1e9:,.3f}",
-            f"{result.flops / 1e9:,.3f}",
-            f"{fmean(seconds):,.2f}" if seconds else _UNKNOWN,
-            size_of(result.share.cost.peak),
-            _UNKNOWN if result.measured_peak is None else size_of(result.measured_peak),
-        )
-        rows.append(SheetRow((result.entrant.name, *cells)))
-    columns = ("", "steps", "batch", "10^9 MACCs", "10^9 FLOPs", "seconds", "predicted", "measured")
+    columns = (
+        TableColumn("", lambda result: result.entrant.name, words=True),
+        TableColumn("steps", lambda result: f"{result.share.steps:,}"),
+        TableColumn("batch", lambda result: f"{result.share.batch_size:,}"),
+        TableColumn("10^9 MACCs", lambda result: f"{result.maccs / 1e9:,.3f}"),
+        TableColumn("10^9 FLOPs", lambda result: f"{result.flops / 1e9:,.3f}"),
+        TableColumn("seconds", _seconds),
+        TableColumn("predicted", lambda result: size_of(result.share.cost.peak)),
+        TableColumn("measured", lambda result: size_of(result.measured_peak) if result.measured_peak else _UNKNOWN),
+    )
     notes = (
         f"Executed MACCs and FLOPs under the price book {contest.setting.book}; seconds of the steps only. Predicted: "
         "peak bytes of the arrays of a step in NumPy; measured: by tracemalloc, with Python's own objects. The "
         "search for the learning rate is not included in budgets or rows.",
     )
-    return Sheet("One training run", columns, tuple(rows), notes)
+    return table("One training run", columns, contest.results, notes)
+
+
+def _seconds(result: EntrantResult) -> str:
+    """Return the mean seconds of the trainings that did not diverge."""
+    seconds = [outcome.seconds for outcome in result.outcomes if outcome.after is not None]
+    return f"{fmean(seconds):,.2f}" if seconds else _UNKNOWN
 
 
 def _spread(values: Sequence[float], digits: int, unit: str = "") -> tuple[str, str]:

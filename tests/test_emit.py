@@ -259,7 +259,7 @@ def test_the_numbers_keep_their_type(backend):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("emit", "needs MODEL"),
+        ("emit", "needs SUBJECT"),
         ("emit atention", "no layer or model is called 'atention'; did you mean 'attention'"),
         ("emit attention --backend tensorflow", "no backend is called 'tensorflow' (there are numpy, torch, jax)"),
         ("emit attention --backend numpi", "the nearest is 'numpy'"),

@@ -48,7 +48,7 @@ ALONE = "c99"
 
 
 @takes_request(
-    "model backend * procedure optimizer phase plan batch_size seq_len dtype precision mesh place placement schedule "
+    "subject backend * procedure optimizer phase plan batch_size seq_len dtype precision mesh place placement schedule "
     "microbatches entry prefix weights state_dict accumulate clip learning_rate weight_decay target_len mode projected "
     "dropout train train_layers lora lora_rank lora_alpha on",
     Freestanding,
@@ -70,7 +70,7 @@ def emit(
 
     Parameters
     ----------
-    model
+    subject
         A layer (`learncost list layers`), a file in the notation, or a model as `learncost cost` takes it.
     backend
         The target of the program: numpy, torch or jax; for a model with a fixed batch and length also c (PyTorch's

@@ -39,6 +39,9 @@ CPU, GPU = "cpu", "cuda"
 CONFIG = "config.json"
 """The name of a configuration that came as data."""
 
+CALLED = {"subject": "model"}
+"""The fields by other names that they have in a question: its subject may be a layer as well as a model."""
+
 REQUIRED: Any = Parameter.empty
 """The default of a field that a question requires."""
 
@@ -250,7 +253,8 @@ def takes_request(
             of_group = {name: bound.pop(name) for name in [*bound] if name in grouped_names}
             of_function = {name: bound.pop(name) for name in [*bound] if name in more}
             models = of_function.pop(several[0].name, ()) if several else ()
-            request = Request(**{"model": "", **usual, **bound})
+            named_bound = {CALLED.get(name, name): value for name, value in bound.items()}
+            request = Request(**{"model": "", **usual, **named_bound})
             return function(request, *((grouped(**of_group),) if grouped else ()), *models, **of_function)
 
         return asked(function, accepted, call, docstring_parts(grouped).parameters if grouped else {})
@@ -272,6 +276,6 @@ def _parameters(names: str, defaults: Mapping[str, Any]) -> Iterable[Parameter]:
         if isinstance(own := defaults.get(name), Parameter):
             yield own.replace(kind=kind)
             continue
-        known = _FIELDS[name]
-        usual = defaults.get(name, REQUIRED if name == "model" else known.default)
+        known = _FIELDS[CALLED.get(name, name)]
+        usual = defaults.get(name, REQUIRED if known.name == "model" else known.default)
         yield Parameter(name, kind, default=usual, annotation=known.type)

@@ -6,6 +6,8 @@ import pytest
 
 import learncost as lc
 from learncost.cli.command import main
+from learncost.viz.document import document
+from learncost.viz.views.engines import by_engine
 
 ONE = "--on H100-SXM"
 MESH = "--mesh dp=2 --placement ddp --on DGX-H100"
@@ -132,9 +134,70 @@ def test_the_time_of_collectives_of_place():
     assert row.seconds > 124_439_808 * 2 / 450e9  # bf16 over 18 links of 25 GB/s (NVIDIA H100 white paper)
 
 
+@pytest.mark.parametrize("model", ["gpt2", "t5-small", "vit-b-16"])
+def test_a_page_about_a_gpu_has_the_memory_that_memory_and_fit_have(model):
+    """PyTorch's autograd on that GPU is the engine of all three; `test_memory_cuda.py` compares it with an H100."""
+    expected = lc.memory(model, on="H100-SXM")
+    page = document(model, on="H100-SXM")["memory"]
+    assert (page["engine"], page["peak"], page["split"]) == ("eager", expected.peak, dict(expected.split))
+    assert page["available"] == expected.budget == 80 * 10**9
+    assert max(line["bytes"] for line in page["curve"]["lines"]) == expected.peak
+    (row, *_) = lc.fit(model, procedures="bp", on="H100-SXM").rows
+    assert (row.engine, row.plan, row.ram) == ("eager", "", expected.peak)
+    (bar,) = [bar for bar in by_engine(model, on="H100-SXM").charts[0].rows if bar.here]
+    assert (bar.name, sum(bar.parts.values())) == ("eager", expected.peak)
+
+
+def test_a_page_without_a_device_has_the_table_whose_sizes_can_vary():
+    page = document("gpt2", seq_len=64)["memory"]
+    assert (page["engine"], page["available"]) == ("graph", None)
+    assert page["peak"] == lc.memory("gpt2", seq_len=64, engine="graph").peak
+
+
 def test_a_step_of_very_many_lines_is_left_to_memory():
     """A Mamba scans 2,048 tokens in each of 24 blocks: walking through them takes minutes."""
     found = lc.cost("mamba-130m", on="H100-SXM").memory
     assert "learncost memory predicts its peak" in found.unavailable
     asked = {"on": "H100-SXM", "seq_len": 8, "num_hidden_layers": 2}
     assert lc.cost("mamba-130m", **asked).memory.peak == lc.memory("mamba-130m", **asked).peak
+
+
+def test_compare_has_the_time_and_the_memory_of_each_procedure(capsys):
+    """Both are those of `cost --on` and `memory --on` with the procedure."""
+    asked_of = {"on": "A100-SXM-40GB", "batch_size": 8}
+    found = lc.compare("gpt2", "bp,recompute,pepita", **asked_of)
+    of_run = found.to_dict()["price_books"]["run"]
+    for name in ("bp", "recompute", "pepita"):
+        assert of_run[name]["time"]["seconds"] == lc.cost("gpt2", name, **asked_of).seconds
+        assert of_run[name]["memory"]["peak"] == lc.memory("gpt2", procedure=name, **asked_of).peak
+        plain = lc.compare("gpt2", "bp,recompute,pepita", batch_size=8)
+        assert found.costs["run"][name].total == plain.costs["run"][name].total
+        assert "time" not in plain.to_dict()["price_books"]["run"][name]
+    # More operations take more time, and a checkpoint of each block less memory.
+    assert of_run["bp"]["time"]["seconds"] < of_run["recompute"]["time"]["seconds"]
+    assert of_run["bp"]["memory"]["peak"] > of_run["recompute"]["memory"]["peak"]
+    text = asked("compare llama-3-8b --on H100-SXM --procedures bp,pepita --seq-len 64", capsys)
+    assert "; does not fit in 80.0 GB: bp, pepita" in first_line(text)
+    assert "peak memory" in text
+    assert main(["compare", "gpt2", "--on", "H100"]) == 2
+    assert "'H100' is one of NVIDIA H100 SXM, NVIDIA H100 PCIe, DGX H100: say which" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ways", [{"procedure": "recompute"}, {"plan": "recompute=all"}])
+def test_recomputation_costs_time_in_every_answer(ways):
+    """A block's forward pass runs once more: the added time is that of its lines in `recomputation`, and at most that
+    of the forward pass."""
+    asked_of = {"on": "A100-SXM-40GB", "batch_size": 4, "seq_len": 256}
+    plain = {"plan": "flash"} if "plan" in ways else {}
+    more = {"plan": f"flash,{ways['plan']}"} if "plan" in ways else ways
+    without, with_it = lc.cost("gpt2", **plain, **asked_of), lc.cost("gpt2", **more, **asked_of)
+    forward = sum(row.seconds or 0.0 for row in without.rows if row.macro_operation == "forward")
+    added = with_it.seconds - without.seconds
+    assert 0.3 * forward < added < 1.1 * forward
+    run = [lc.run_cost("gpt2", tokens="1e9", **each, **asked_of).figures["step"].value for each in (plain, more)]
+    assert run == [without.seconds, with_it.seconds]
+    for cost, each in ((without, plain), (with_it, more)):
+        timeline = lc.trace("gpt2", **each, **asked_of).timeline
+        traced = sum(part.length for process in timeline.processes for part in process.slices)
+        assert traced == pytest.approx(cost.seconds * 1e9, rel=1e-6)
+        assert document("gpt2", **each, **asked_of)["totals"]["seconds"] == cost.seconds

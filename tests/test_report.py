@@ -38,7 +38,9 @@ NOW = """(chosen) => {
       kinds: Object.fromEntries(Object.entries(curve.kinds).map(([kind, sizes]) => [kind, sizes.map(Number)])),
       brackets: curve.brackets.map(({ label, iterations }) => `${label} ${grouped(exact(iterations))} ×`),
     };
-    return { ...totals, peak: view.peak === null ? null : String(view.peak), memory, lines };
+    const engine = view.memory?.other?.engine ?? page.step.memory?.engine ?? null;
+    const peak = view.peak === null ? null : String(view.peak);
+    return { ...totals, peak, memory, lines, engine, changed: view.changed };
   } catch (error) {
     if (error instanceof NotWhole) return { refused: error.message };
     throw error;
@@ -83,10 +85,13 @@ def agree(page: Any, chosen: dict[str, int], model: str, procedure: str, on: str
         assert numbers["seconds"] == pytest.approx(step.timing.seconds, rel=1e-9), chosen
     if numbers["peak"] is not None:
         memory_arguments = {name: value for name, value in given.items() if name != "price_book"}
+        by_eager = step.memory is not None and step.memory.engine == "eager" and not numbers["changed"]
+        assert numbers["engine"] == ("eager" if by_eager else "graph"), chosen
         needs = lc.memory(
             model,
             procedure,
-            engine="graph",
+            engine=numbers["engine"],
+            on="cuda" if by_eager else None,
             **{**memory_arguments, **chosen, "precision": given.get("precision", step.dtype)},
         )
         assert int(numbers["peak"]) == needs.peak, chosen
@@ -314,7 +319,7 @@ def test_keys_walk_the_icicle_and_the_memory(opened: Watched) -> None:
     assert page.text_content(name) == "forward"
     page.keyboard.press("ArrowUp")
     assert page.text_content(name) == "one step"
-    peak = lc.memory("gpt2", engine="graph", precision="bf16-masters").peak
+    peak = lc.memory("gpt2", on=DEVICE).peak
     slider = page.locator("#memory [role=slider]")
     slider.focus()
     alive = "aliveAt(page.view.memory.curve(), page.view.memory.curve().peak_at)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -137,13 +137,13 @@ class Comparison(Drawn):
     def _one(self, cost: Cost, book: str) -> dict[str, Any]:
         fields = cost.to_dict()
         ratios = {quantity: self.ratio(cost.procedure, book, quantity) for quantity in QUANTITIES}
-        names = ("optimizer", "total", "macro_operations", "training")
+        names = ("optimizer", "total", "macro_operations", "time", "memory", "training")
         return {key: fields[key] for key in names if key in fields} | {"ratio_to_bp": ratios}
 
 
 @takes_request(
     "model procedures price_book batch_size seq_len target_len tokens optimizer dropout dtype train train_layers lora "
-    "lora_rank lora_alpha plan precision"
+    "lora_rank lora_alpha plan precision on"
 )
 def compare(request: Request, procedures: Iterable[str] | str | None = None) -> Comparison:
     """Compare learning procedures, and find the sequence lengths at which one becomes cheaper than another.
@@ -161,7 +161,9 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
     target_len
         Tokens in a decoder sequence of an encoder-decoder. The default is `seq_len`; both vary together.
     precision
-        Data types for memory traffic. The compared counts do not depend on it.
+        Data types for memory traffic, and with `on` for time and memory. The compared counts do not depend on it.
+    on
+        The device, as in learncost cost: adds the time of a step and its peak memory under every procedure.
 
     Returns
     -------
@@ -177,6 +179,8 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
     --------
     learncost compare gpt2 --procedure bp,recompute,pepita
         Three procedures, and the lengths at which one becomes cheaper than another.
+    learncost compare gpt2 --on A100-SXM-40GB --batch-size 8
+        The time and the peak memory of each procedure on a device, too.
     learncost compare distilbert-base --price-book paper-corrected --architecture DistilBertForMaskedLM
         The paper's table of PEPITA for DistilBERT.
 
@@ -189,7 +193,9 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
     [('run', 'maccs', 4156), ('run', 'flops', 4229), ('paper', 'maccs', 598)]
     """
     names = _names(procedures)
-    run = prepare(request, names or ("bp",))
+    kind = request.kind(counts_alone=request.on is None)
+    rates = request.rates(kind)
+    run = prepare(request if rates is None else request.in_precision(kind.name), names or ("bp",))
     check_known(run.model.table.lines, "a comparison")
     if names:
         priced, refused = possible(lambda name: run.rows(name, run.book), names)
@@ -198,6 +204,11 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
         names, left_out = _possible(run, request.adaptation() is not None)
     books = {book.name: book for book in (run.book, *map(find_book, COMPARED_BOOKS))}
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
+    if rates is not None:
+        costs[run.book.name] = {
+            name: replace(run.cost(name, run.book, on=rates), dtype=kind.name, request=replace(request, procedure=name))
+            for name in names
+        }
     configuration = run.model.configuration
     one_target = request.target_len is not None or any(name in request.sizes for name in ("M", "target_length"))
     varied = _varied(run, bool(family_of(configuration).fixed), one_target)

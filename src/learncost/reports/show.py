@@ -156,10 +156,10 @@ def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
 
 def title(cost: Cost) -> str:
     """Return the title of a step, which says if the step does not fit the device."""
-    return f"{_step_title(cost)}{cost.memory.note if cost.memory else ''}"
+    return f"{step_title(cost)}{cost.memory.note if cost.memory else ''}"
 
 
-def _step_title(cost: Cost) -> str:
+def step_title(cost: Cost) -> str:
     """Return the title of a step: the model, the procedure, the batch and the lengths."""
     name = "standard input" if cost.model == "-" else cost.model
     if cost.context is not None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded
-from learncost.reports.show import active, convention, learning, title, words
+from learncost.reports.sheet import WIDTH, Sheet, SheetRow, number, rounded, seconds_of, size_of
+from learncost.reports.show import active, convention, learning, step_title, words
 
 if TYPE_CHECKING:
     from learncost.reports.compare import Comparison, Overtaking
-    from learncost.reports.record import Amount
+    from learncost.reports.record import Amount, Cost
 
 _JACOBIANS = (
     "The paper counts backpropagation with explicit Jacobians (of softmax and of normalization), which real "
@@ -68,7 +68,8 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
         totals = [getattr(cost.total, kind.lower()) for cost in costs.values()]
         rows.append(SheetRow(("total", *map(written, totals)), "bold", 1))
     first = comparison.first
-    heading = title(first).replace(f"one step of {first.procedure}", "one step")
+    rows += _on_device(costs)
+    heading = step_title(first).replace(f"one step of {first.procedure}", "one step") + _misfits(costs)
     notes = ["Rounded; --format json has every digit."] if power != 0 else []
     notes += [f"{convention(comparison.price_book)}. {_optimizers(comparison)}."]
     notes.append(f"{first.parameters:,} parameters{active(first)}{learning(first)}. Counted: {first.counted}.")
@@ -79,6 +80,27 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
     if len(costs) > 1 and not comparison.varied:
         notes.append(f"{first.model}: the sequence length is fixed, so there are no crossover lengths.")
     return Sheet(heading, ("", *costs), tuple(rows), tuple(notes))
+
+
+def _on_device(costs: Mapping[str, Cost]) -> Iterator[SheetRow]:
+    """Yield the rows of a device: the time and the peak memory of a step under each procedure."""
+    timings = [cost.timing for cost in costs.values()]
+    if not all(timings):
+        return
+    yield SheetRow((f"on {timings[0].rates.name}" if timings[0] else "", *("" for _ in costs)), "dim")
+    yield SheetRow(("time", *(seconds_of(cost.seconds or 0.0) for cost in costs.values())), depth=1)
+    peaks = [cost.memory for cost in costs.values()]
+    if any(peaks):
+        yield SheetRow(("peak memory", *(size_of(peak.peak) if peak and peak.peak else "-" for peak in peaks)), depth=1)
+
+
+def _misfits(costs: Mapping[str, Cost]) -> str:
+    """Return the remark that procedures do not fit the device, with their peaks; empty if all do."""
+    memories = {name: cost.memory for name, cost in costs.items()}
+    unfit = [(name, memory) for name, memory in memories.items() if memory is not None and not memory.fits]
+    if not unfit:
+        return ""
+    return f"; does not fit in {size_of(unfit[0][1].available)}: {', '.join(name for name, _ in unfit)}"
 
 
 def _optimizers(comparison: Comparison) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from learncost import __version__
 from learncost.cost_models.books import book as find_book
 from learncost.cost_models.errata import errata
+from learncost.devices.device import device as find_device
 from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known
 from learncost.layers.active import shown_layer
@@ -26,11 +27,11 @@ from learncost.procedures.optimizer import DEFAULT, default_optimizer
 from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS
 from learncost.reports import notation as write
 from learncost.reports.cost import cost
-from learncost.reports.memory.engines import GRAPH, USUAL
+from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.memory import Memory, memory
 from learncost.reports.memory.step import MemoryStep
 from learncost.reports.record import Cost
-from learncost.reports.request import Request, takes_request
+from learncost.reports.request import GPU, Request, takes_request
 from learncost.reports.run import prepare
 from learncost.reports.show import convention, title
 from learncost.viz.comparisons import comparisons, of_memory
@@ -64,7 +65,8 @@ def document(request: Request, side_by_side: str | None = None) -> dict[str, Any
         Data type of weights, activations, gradients and optimizer states: {choices}. The default is fp32, and the
         device's training precision with `on`.
     engine
-        The engine that executes the step: {choices}. The default is graph.
+        The engine that executes the step: {choices}. The default is that of
+        learncost memory on a device, and graph without one.
     side_by_side
         The learning procedures to compare, comma-separated: {choices}. The default is bp, recompute, pepita and
         mempepita if the model supports them, and the procedure of the step.
@@ -119,27 +121,34 @@ def _memory(request: Request, step: Cost) -> dict[str, Any]:
 
     Raises `InputError` where an engine was asked for that has no answer.
     """
-    request = of_memory(request.in_precision(step.dtype))
+    on_device = step.memory if request.on is not None else None
+    by_eager = not request.engine and on_device is not None and on_device.engine == USUAL and not on_device.is_bound
+    device = GPU if by_eager and find_device(request.on).torch == GPU else None
+    request = replace(of_memory(request.in_precision(step.dtype)), on=device)
     try:
         if step.cache is not None:
             raise InputError("use learncost fit --procedure inference for the memory of inference")
-        answer = memory(replace(request, engine=request.engine or GRAPH))
+        answer = memory(replace(request, engine=request.engine or (USUAL if by_eager else GRAPH)))
         assert isinstance(answer, Memory)
         result = {
             "peak": answer.peak,
             "split": dict(answer.split),
             "convention": answer.convention,
             "engine": answer.engine,
+            "available": on_device.available if on_device else None,
         }
         if answer.engine == GRAPH:
             # What it takes is long to count: a report adds it, where not too many lines run.
             runs = sum(moment.iterations for moment in answer.curve)
             result["usual"] = {"engine": USUAL, "runs": runs}
+        if answer.engine == GRAPH or by_eager:
             run = prepare(replace(request, optimizer=None))
             result["stretches"] = stretches(
                 MemoryStep(run, request.procedure, request.kind(), request.optimizer or DEFAULT)
             )
-        if answer.curve and not result.get("stretches"):
+        if by_eager and result["stretches"]:  # a page computes the peak at other sizes by the table's polynomials
+            result["other_sizes"] = {"engine": GRAPH, "convention": memory_engines()[GRAPH].convention}
+        if answer.curve and (by_eager or not result.get("stretches")):
             result["curve"] = curve(answer).to_dict()
         return result
     except InputError as error:

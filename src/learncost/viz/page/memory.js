@@ -30,7 +30,7 @@ section(
       ),
       ...standsLine(now ? "" : stands()),
       element("div", { class: "with-panel" }, element("div", {}, chartPlace), list),
-      element("p", { class: "caption" }, memory.convention, usualSaid(memory)),
+      element("p", { class: "caption" }, (page.view.memory?.other ?? memory).convention, usualSaid(memory)),
       asTable(["line", "name", "layer", "pass", "bytes"], rows()),
     );
     const show = (at) => {

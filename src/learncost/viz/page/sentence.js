@@ -155,7 +155,10 @@ function drawSentence() {
         { id: "peak", class: view.peak === null ? "wait" : null },
         view.peak === null ? "a peak not known here" : bytes(view.peak),
       ),
-      " at its peak",
+      ` at its peak${view.memory?.other ? ` by engine ${view.memory.other.engine}` : ""}`,
+      view.peak !== null && step.memory.available && view.peak > exact(step.memory.available)
+        ? element("b", { id: "unfit" }, `, which does not fit in ${bytes(exact(step.memory.available))}`)
+        : "",
     ]);
   if (totals.seconds)
     facts.push([

@@ -5,8 +5,10 @@
 /** The memory of a step at these sizes: its peak, and of `curve` every line. Null where it is not known. */
 function memoryNow(memory, axes, changed) {
   if (memory?.peak === undefined) return null;
+  const other = memory.other_sizes;
+  if (other && !changed) return { peak: exact(memory.peak), curve: () => memory.curve ?? null };
   const levels = memory.stretches && levelsNow(memory.stretches, axes);
-  if (levels) return { peak: levels.peak, curve: () => (levels.curve ??= curveOf(memory.stretches, levels)) };
+  if (levels) return { peak: levels.peak, curve: () => (levels.curve ??= curveOf(memory.stretches, levels)), other };
   if (changed) return null;
   return { peak: exact(memory.peak), curve: () => memory.curve ?? null };
 }

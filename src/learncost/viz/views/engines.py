@@ -7,8 +7,9 @@ from dataclasses import replace
 from learncost.devices.device import device
 from learncost.devices.rates import HERE, calibrated
 from learncost.ir.errors import InputError
-from learncost.reports.memory.engines import GRAPH, memory_engines
+from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
 from learncost.reports.memory.memory import Memory, memory
+from learncost.reports.memory.on_device import memory_on_device
 from learncost.reports.request import GPU, Request, takes_request
 from learncost.reports.sheet import size_of
 from learncost.viz.views.picture import MADE, BarRow, Bars, MemoryBlocks, Picture
@@ -33,7 +34,8 @@ def by_engine(request: Request) -> Picture:
     on
         The device, which sets the precision if none is given.
     engine
-        Who runs the step that the rest of the page shows: {choices}. The default is the table, line by line.
+        Who runs the step that the rest of the page shows: {choices}. The default is that of learncost
+        memory on a device, and the table, line by line, without one.
 
     Raises
     ------
@@ -41,14 +43,16 @@ def by_engine(request: Request) -> Picture:
         As for `lc.memory`.
     """
     on, engine = request.on, request.engine
+    on_device = memory_on_device(request)
     request = replace(request.in_precision(request.kind().name), on=None, engine="")
     table = memory(replace(request, engine=GRAPH))
     assert isinstance(table, Memory)
+    shown = engine or (USUAL if on_device and on_device.engine == USUAL and not on_device.is_bound else GRAPH)
     on_gpu = bool(on) and on != HERE and not calibrated(on) and device(on).torch == GPU
     rows = list[BarRow]()
     peaks: dict[str, int] = {}
     for name, chosen_engine in memory_engines().items():
-        here = name == (engine or GRAPH)
+        here = name == shown
         if chosen_engine.stored and (why := too_large(table)):
             rows.append(BarRow(name, refused=why, here=here))
             continue

@@ -9,7 +9,7 @@ import learncost
 MANY = 8
 """From so many parameters on, what belongs together is one value."""
 
-LIMIT = 9
+LIMIT = 6
 """Functions of the package with many parameters."""
 
 

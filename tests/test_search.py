@@ -164,6 +164,16 @@ def test_configurations_evaluated_together_have_the_bytes_and_time_of_each_alone
             assert time.least <= step.seconds * (1 + 1e-9), way
 
 
+def test_what_a_device_spends_on_each_step_is_spent_over_a_mesh_too():
+    """As `learncost cost --on` adds it to the kernels of a step, once, whatever the microbatches."""
+    found, sizes = account("B over dp", "dp=2")
+    cluster = lc.cluster("DGX H100")
+    rates = sustained(cluster.device, "bf16")
+    way = ParallelConfig({"dp": 2}, 1, 4)
+    none, more = (step_of(found, way, sizes, cluster, replace(rates, step=step), 64).seconds for step in (0.0, 0.25))
+    assert more - none == pytest.approx(0.25)
+
+
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_a_ring_sends_what_the_placed_table_of_so_many_devices_does(devices):
     """One structure over two devices has the turns of every ring: one fewer than the devices."""

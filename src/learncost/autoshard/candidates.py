@@ -20,6 +20,7 @@ from learncost.autoshard.placed_step import StagePart, StepConfig
 from learncost.autoshard.sent import Sending
 from learncost.autoshard.step import (
     PIPELINE,
+    DeviceTimes,
     ParallelConfig,
     between_stages,
     order_in_flight,
@@ -303,14 +304,15 @@ class StructureCost:
         batch = np.array([way.microbatch for way in several], float)
         for axis in self.account.sizes.batch_axes:
             batch = batch * shapes[axis]
-        return self.account.sizes.filled({**self.sizes, **shapes, "B": batch})
+        return {**self.sizes, **shapes, "B": batch}
 
     def _groups(
-        self, several: Sequence[ParallelConfig], by_gradients: bool
+        self, several: Sequence[ParallelConfig], by_gradients: bool, fill: Callable[[Mapping[str, Any]], Any]
     ) -> tuple[list[tuple[str, StageGroup]], list[dict[StagePart, tuple[int, int]]]]:
         """Return the distinct stages of configurations in groups, and the place of each by group and row.
 
         by_gradients  whether those whose gradients live longer have separate groups
+        fill          the sizes of shards
         """
         rows: dict[tuple[Any, ...], list[tuple[int, StagePart]]] = {}
         places: list[dict[StagePart, tuple[int, int]]] = []
@@ -326,13 +328,26 @@ class StructureCost:
         for (outside, names, gradients), mine in rows.items():
             ways_of = tuple(number for number, _ in mine)
             iterations = {name: np.array([float(part.iterations[name]) for _, part in mine]) for name in names}
-            sizes = self._arrays([several[number] for number in ways_of])
+            sizes = fill(self._arrays([several[number] for number in ways_of]))
             groups_of.append((gradients, StageGroup(StagePart(iterations, outside), ways_of, sizes)))
         return groups_of, places
 
+    def static(self, several: Sequence[ParallelConfig]) -> list[int]:
+        """Return the static bytes on the device that has the most, of every configuration; nothing is placed."""
+        groups_of, places = self._groups(several, True, self.account.sizes.of_weights)
+        columns = []
+        for gradients, group in groups_of:
+            static = self.account.weights.static(group.sizes, group.part, gradients != ONCE).total
+            columns.append(np.broadcast_to(static, len(group.ways)).tolist())
+        result = []
+        for way, place in zip(several, places, strict=True):
+            every_stage = [columns[place[part][0]][place[part][1]] for part in self.parts(way)]
+            result.append(int(max(sum(every_stage[device :: way.stages]) for device in range(way.stages))))
+        return result
+
     def memory(self, several: Sequence[ParallelConfig]) -> list[int]:
         """Return the bytes on the fullest device of every configuration."""
-        groups_of, places = self._groups(several, True)
+        groups_of, places = self._groups(several, True, self.account.sizes.filled)
         columns = []
         for gradients, group in groups_of:
             values = self.account.passes.activations(group.sizes, group.part, gradients)
@@ -354,7 +369,7 @@ class StructureCost:
 
     def times(self, several: Sequence[ParallelConfig], rates: Rates) -> list[ConfigTime]:
         """Return the seconds of the passes of every configuration."""
-        groups_of, places = self._groups(several, False)
+        groups_of, places = self._groups(several, False, self.account.sizes.filled)
         computed, mesh_groups = self._computed(several, rates), [groups(w.mesh, self.cluster.devices) for w in several]
         columns = []
         for _, group in groups_of:
@@ -362,7 +377,7 @@ class StructureCost:
             moved = ConfigLinks(self.cluster, [mesh_groups[way] for way in mine])
             here = {where: each[mine] for where, each in computed.items()}
             taken = stage_seconds(
-                self.account, group.part, group.sizes, here, moved, several[0], self.cluster.shared, rates
+                self.account, group.part, group.sizes, several[0], DeviceTimes(here, moved, self.cluster.shared, rates)
             )
             columns.append([np.broadcast_to(sum(taken[name]), len(mine)).tolist() for name in "FBWO"])
         result = []
@@ -373,7 +388,7 @@ class StructureCost:
             way_sizes = self.account.sizes.filled(sizes_of(self.account, way, self.sizes))
             send = between_stages(self.account, way_sizes, of_axes, self.cluster)
             tied = tied_seconds(self.account, way_sizes, parts, self.cluster, of_axes)
-            result.append(ConfigTime(way, StageTimes(forward, backward, update, send), max(once) + tied))
+            result.append(ConfigTime(way, StageTimes(forward, backward, update, send), max(once) + tied + rates.step))
         return result
 
     def _computed(self, several: Sequence[ParallelConfig], rates: Rates) -> dict[SegmentPass, Any]:
@@ -386,7 +401,9 @@ class StructureCost:
         for cp in sorted({point[0] for point in points}):  # a ring of one turn is no loop
             of_cp = {point: place for place, point in enumerate(each for each in points if each[0] == cp)}
             alone = [_one_pass(point) for point in of_cp]
-            times = self.account.seconds(self._arrays(alone), rates, self.account.kind.values)
+            times = self.account.seconds(
+                self.account.sizes.filled(self._arrays(alone)), rates, self.account.kind.values
+            )
             places = np.array([of_cp.get(point, -1) for point in inner])
             for where, each in times.items():
                 values = np.broadcast_to(np.asarray(each), len(of_cp))

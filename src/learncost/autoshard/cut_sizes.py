@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -12,6 +12,25 @@ from learncost.autoshard.placed_step import ShardedStep, StagePart, ring_steps
 from learncost.ir.loop import repeats
 from learncost.ir.polynomial import base, size_of
 from learncost.sharding.padding import Padded, padded_of
+
+
+class FilledSizes(dict[str, Any]):
+    """Sizes with those of shards."""
+
+
+def _sharded(axes: Iterable[str]) -> frozenset[str]:
+    return frozenset(base(axis) for axis in axes if "/" in axis and not axis.partition("/")[2][0].isdigit())
+
+
+def _with_shards(sizes: Mapping[str, Any], axes: Iterable[str]) -> FilledSizes:
+    result = FilledSizes(sizes)
+    for axis in axes:
+        name, *over = axis.split("/")
+        number: Any = 1
+        for each in over:
+            number = number * (int(each) if each.isdigit() else sizes.get(each, 1))
+        result[axis] = -(-size_of(name, sizes) // number)
+    return result
 
 
 @dataclass(frozen=True)
@@ -32,13 +51,24 @@ class CutSizes:
 
     @cached_property
     def sharded_over(self) -> tuple[str, ...]:
-        """Return every sharded axis, such as f/tp, whose size must be divisible."""
-        table = self.step.placed.table
-        axes = {axis for value in table.known.values() for axis in value.axes}
-        axes |= {
-            axis for name in table.weights for axis in self.step.state_axes(name, self.step.placed.whole.axes[name])
-        }
-        return tuple(sorted({base(axis) for axis in axes if "/" in axis and not axis.partition("/")[2][0].isdigit()}))
+        """Return every sharded axis of the placed step, such as f/tp."""
+        known = self.step.placed.table.known.values()
+        return tuple(sorted({*_sharded(axis for value in known for axis in value.axes), *self._of_weights}))
+
+    @cached_property
+    def _of_weights(self) -> frozenset[str]:
+        """Return the sharded axes of weights, their gradients and states."""
+        step, whole = self.step, self.step.whole
+        names = [name for weight in whole.weights for name in (weight, f"d{weight}") if name in whole.known]
+        axes = {axis for name in names for axis in step.cut(name, whole.known[name])}
+        axes |= {axis for name in whole.weights for axis in step.state_axes(name, whole.axes[name])}
+        return _sharded({*axes, *(axis for n, axes in step.states.axes.items() for axis in step.state_axes(n, axes))})
+
+    @cached_property
+    def _named(self) -> tuple[str, ...]:
+        """Return the sharded axes of the step's values, whose size must be divisible where clauses name them."""
+        known = self.step.whole.known
+        return tuple(sorted(_sharded(axis for name, value in known.items() for axis in self.step.cut(name, value))))
 
     def divides(self, sizes: Mapping[str, int]) -> str:
         """Return why sizes cannot be sharded; nothing if they can.
@@ -56,7 +86,7 @@ class CutSizes:
     def cut_over(self, mesh_axis: str) -> tuple[str, ...]:
         """Return the sizes that a mesh axis must divide, as clauses name them, without padded ones."""
         named = {axis for clause in self.step.specs.clauses if clause.mesh == mesh_axis for axis in clause.axes}
-        axes = (axis.split("/") for axis in self.sharded_over)
+        axes = (axis.split("/") for axis in self._named)
         names = (name for name, *over in axes if mesh_axis in over and name in named - self.step.paddable)
         return tuple(dict.fromkeys(names))
 
@@ -68,36 +98,32 @@ class CutSizes:
     def _parts(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, list[str], int, int]]:
         """Yield the axes that clauses name, the mesh axes, the sizes and the numbers of shards."""
         named = {(axis, clause.mesh) for clause in self.step.specs.clauses for axis in clause.axes}
-        for axis in self.sharded_over:
+        for axis in self._named:
             name, *over = axis.split("/")
             over = [each for each in over if (name, each) in named]
-            stretches = 2 if over and name in (self.step.placed.table.zigzag or ()) else 1
+            stretches = 2 if over and name in (self.step.whole.zigzag or ()) else 1
             number = prod(sizes.get(each, 1) for each in over)
             yield name, over, int(size_of(name, sizes)), number * (stretches if number > 1 else 1)
 
-    def filled(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    def filled(self, sizes: Mapping[str, Any]) -> FilledSizes:
         """Return sizes with those of every sharded axis, such as f/tp, and the ring iterations.
 
         A size that is not divisible counts as its largest shard.
         """
-        filled_sizes = dict(sizes)
-        if self.sharded_over and self.sharded_over[0] in filled_sizes:
-            return filled_sizes
-        filled_sizes |= {ring_steps(axis): sizes.get(axis, 1) - 1 for axis in self._rings}
-        for axis in self.sharded_over:
-            name, *over = axis.split("/")
-            number: Any = 1
-            for each in over:
-                number = number * (int(each) if each.isdigit() else sizes.get(each, 1))
-            whole = size_of(name, sizes)
-            filled_sizes[axis] = -(-whole // number)
-        return filled_sizes
+        if isinstance(sizes, FilledSizes):
+            return sizes
+        rings = {ring_steps(axis): sizes.get(axis, 1) - 1 for axis in self._rings}
+        return _with_shards({**sizes, **rings}, self.sharded_over)
+
+    def of_weights(self, sizes: Mapping[str, Any]) -> FilledSizes:
+        """Return sizes with those of the sharded axes of weights alone, for which nothing has to be placed."""
+        return _with_shards(sizes, self._of_weights)
 
     @cached_property
     def batch_axes(self) -> tuple[str, ...]:
         """Return the mesh axes that shard the batch."""
         return tuple(
-            dict.fromkeys(each for axis in self.sharded_over if axis.startswith("B/") for each in axis.split("/")[1:])
+            dict.fromkeys(each for axis in self._named if axis.startswith("B/") for each in axis.split("/")[1:])
         )
 
     def of_stage(self, sizes: Mapping[str, Any], part: StagePart) -> dict[str, Any]:

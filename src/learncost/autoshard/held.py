@@ -62,17 +62,17 @@ class StepWeights:
     @cached_property
     def held(self) -> tuple[StoredWeight, ...]:
         """The weights."""
-        table, whole = self.step.placed.table, self.step.placed.whole
-        where: dict[str, list[int]] = {name: [] for name in table.weights}
+        whole = self.step.whole
+        where: dict[str, list[int]] = {name: [] for name in whole.weights}
         for line, segment, reads in self.step.reading(whole):
             for weight in reads if line.meta.phase != "optimizer_step" else ():
                 if weight in where and segment not in where[weight]:
                     where[weight].append(segment)
         learning = {*self.step.model.learning, *self.step.states.projections}
         result = []
-        for name in (*table.weights, *self.step.states.projections):
+        for name in (*whole.weights, *self.step.states.projections):
             gradient = f"d{name}"
-            axes = table.axes[name]
+            axes = self.step.cut(name, whole.known[name])
             spec = axes
             if gradient in whole.known:
                 cut = self.step.cut(gradient, whole.known[gradient])

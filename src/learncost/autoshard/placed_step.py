@@ -26,7 +26,7 @@ from learncost.procedures.stored_states import StoredStates
 from learncost.sharding.clauses import FILLED, Clause, ShardSpecs
 from learncost.sharding.layout import ShardLayout
 from learncost.sharding.mesh import Mesh
-from learncost.sharding.padding import filled_up, paddable
+from learncost.sharding.padding import paddable
 from learncost.sharding.place import Placed, place
 
 BACKWARD = frozenset(("backward", "weight_update", "recomputation"))
@@ -138,7 +138,8 @@ class ShardedStep:
     model      its table is that of one device
     blocks     the counts of its block loops
     paddable   axes that are padded if they are not divisible
-    placed     the step over two devices per axis, with named ring iterations
+    whole      the step of one device
+    two        the mesh over which it is placed, two devices per axis, and the sizes there
     specs      the sharding of static tensors by its clauses
     """
 
@@ -146,8 +147,16 @@ class ShardedStep:
     config: StepConfig
     blocks: tuple[str, ...]
     paddable: frozenset[str]
-    placed: Placed
+    whole: Table
+    two: Mesh
+    sizes: Mapping[str, int]
     specs: ShardSpecs
+
+    @cached_property
+    def placed(self) -> Placed:
+        """Return the step over two devices per axis, with named ring iterations; it is made where it is asked for."""
+        placed = place(self.whole, self.two, self.config.clauses, self.sizes, like=self.specs.like)
+        return replace(placed, table=replace(placed.table, lines=map_loops(placed.table.lines, _of_any_ring)))
 
     @property
     def kind(self) -> Precision:
@@ -156,7 +165,7 @@ class ShardedStep:
     @cached_property
     def states(self) -> StoredStates:
         """Return the weights as the optimizer sees them."""
-        return StoredStates(self.model, self.placed.whole)
+        return StoredStates(self.model, self.whole)
 
     def cut(self, name: str, value: Value) -> Axes:
         """Return the axes of a shard of a value."""
@@ -167,11 +176,18 @@ class ShardedStep:
         return self.cut(f"{name}.state", Value(tuple(axes), "state", name))
 
     def is_alike(self, mesh: Mesh, sizes: Mapping[str, int]) -> bool:
-        """Return whether `*` shards the same axes of weights, gradients and states over a mesh of other sizes."""
-        other, known = self.specs.over(mesh, _padded(self.model, self.config.clauses, mesh, sizes)), self.specs.known
-        values = {name: value for name, value in known.items() if self.specs.kind(name, value)[0] in FILLED}
-        values |= {f"{name}.state": Value(known[name].axes, "state", name) for name in self.placed.table.weights}
-        return all(self.specs.winners(*item) == other.winners(*item) for item in values.items())
+        """Return whether `*` shards as much of weights, gradients and states over a mesh of other sizes.
+
+        It does so where it shards other axes, too, if both are divisible.
+        """
+        other = self.specs.over(mesh, _padded(self.model, self.config.clauses, mesh, sizes))
+        values = {n: value for n, value in self.whole.known.items() if self.specs.kind(n, value)[0] in FILLED}
+        values |= {f"{name}.state": Value(self.whole.axes[name], "state", name) for name in self.whole.weights}
+        for name, value in values.items():
+            ours, theirs = self.specs.winners(name, value), other.winners(name, value)
+            if ours != theirs and (ours.keys() != theirs.keys() or not (other.divides(ours) and other.divides(theirs))):
+                return False
+        return True
 
     def is_score(self, name: str) -> bool:
         return not self.placed.scores.isdisjoint((name, self.placed.holds.get(name, name)))
@@ -210,20 +226,13 @@ def placed_step(model: Model, sizes: Mapping[str, int], mesh: Mesh, config: Step
     table, clauses = stepped(model, config), config.clauses
     check_segments(table, sizes)
     sizes = {**sizes, "B": mesh.devices * sizes["B"]} if "B" in sizes else sizes
-    sizes = filled_up(model, table, mesh, clauses, sizes)[1]
+    sizes = _padded(model, clauses, mesh, sizes)
     specs = ShardSpecs(table, mesh, clauses, sizes)
     for name, value in table.known.items():
         specs.winners(name, value)  # refuses sizes that are not divisible
     large = {axis: size * two.devices if size > 1 else 1 for axis, size in sizes.items()}  # it is divisible by two
-    placed = place(table, two, clauses, large, like=specs)
-    return ShardedStep(
-        model,
-        config,
-        blocks_of(model.table),
-        paddable(model.table),
-        replace(placed, table=replace(placed.table, lines=map_loops(placed.table.lines, _of_any_ring))),
-        ShardSpecs(table, two, clauses, large, like=specs),
-    )
+    shards = ShardSpecs(table, two, clauses, large, like=specs)
+    return ShardedStep(model, config, blocks_of(model.table), paddable(model.table), table, two, large, shards)
 
 
 def _padded(model: Model, clauses: Sequence[Clause], mesh: Mesh, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -249,7 +249,7 @@ def _several(account: MeshAccount, name: str) -> str:
 def sizes_of(account: MeshAccount, way: ParallelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the global sizes of one microbatch, for all mesh axes except the pipeline's."""
     batch = way.microbatch * prod(way.mesh.get(axis, 1) for axis in account.sizes.batch_axes)
-    one_of_each = dict.fromkeys(account.placed.mesh.names, 1)
+    one_of_each = dict.fromkeys(account.step.two.names, 1)
     return {**sizes, **one_of_each, **{axis: size for axis, size in way.mesh.items() if axis != PIPELINE}, "B": batch}
 
 
@@ -341,9 +341,8 @@ def step_of(
     def moved(sending: Sending, sizes: Mapping[str, Any]) -> Transfer:
         return _moved(sending, sizes, mesh_groups, cluster, way)
 
-    made = {
-        part: stage_seconds(account, part, way_sizes, computed, moved, way, cluster.shared, rates) for part in {*parts}
-    }
+    times_of = DeviceTimes(computed, moved, cluster.shared, rates)
+    made = {part: stage_seconds(account, part, way_sizes, way, times_of) for part in {*parts}}
     passes = [made[part] for part in parts]
     columns = {name: [entry[name][0] + entry[name][1] for entry in passes] for name in "FBWO"}
     send = between_stages(account, way_sizes, mesh_groups, cluster)
@@ -353,7 +352,7 @@ def step_of(
         [sum(columns[name][chunk * way.stages + device] for chunk in range(way.chunks)) for name in "FBW"]
         for device in range(way.stages)
     ]
-    once = max(columns["O"]) + tied_seconds(account, way_sizes, parts, cluster, mesh_groups)
+    once = max(columns["O"]) + tied_seconds(account, way_sizes, parts, cluster, mesh_groups) + rates.step
     busiest = max(range(way.stages), key=lambda device: sum(per_device[device]))
     busy = way.microbatches * sum(per_device[busiest])
     waited = way.microbatches * sum(
@@ -405,23 +404,28 @@ def _most_products(
     return float(max(of_devices)) / rates.most
 
 
-def stage_seconds(
-    account: MeshAccount,
-    part: StagePart,
-    way_sizes: Mapping[str, Any],
-    computed: Mapping[SegmentPass, Any],
-    moved: Callable[[Sending, Mapping[str, Any]], Any],
-    way: ParallelConfig,
-    shared: float,
-    rates: Rates,
-) -> dict[str, tuple[Any, Any]]:
-    """Return `exposed` of a stage; arrays if sizes are arrays.
+@dataclass(frozen=True)
+class DeviceTimes:
+    """The times of kernels and collectives on a device of a cluster.
 
     computed  the seconds of one iteration of each segment
     moved     the transfer of a collective at sizes
+    shared    the share of the device that overlapping collectives take from compute
     """
-    spent = {name: PassTime(shared=shared) for name in "FBWO"}
-    for where, each in computed.items():
+
+    computed: Mapping[SegmentPass, Any]
+    moved: Callable[[Sending, Mapping[str, Any]], Any]
+    shared: float
+    rates: Rates
+
+
+def stage_seconds(
+    account: MeshAccount, part: StagePart, way_sizes: Mapping[str, Any], way: ParallelConfig, times: DeviceTimes
+) -> dict[str, tuple[Any, Any]]:
+    """Return `exposed` of a stage; arrays if sizes are arrays."""
+    rates = times.rates
+    spent = {name: PassTime(shared=times.shared) for name in "FBWO"}
+    for where, each in times.computed.items():
         seconds_of = each * _iterations(account, part, where.segment)
         spent[where.letter].compute += seconds_of
         spent[where.letter].rounds += seconds_of if where.rounds else 0.0
@@ -433,7 +437,7 @@ def stage_seconds(
         name = PASSES.get(sending.phase, "F")
         once = name == "O"  # the payload of stacks grows with the iterations
         calls = 1 if once else sending.iterations.at(inner)
-        takes = moved(sending, inner if once else way_sizes)
+        takes = times.moved(sending, inner if once else way_sizes)
         spent[name].send(sending, calls * takes.seconds, way)
         if way.sorted_rows and sending.copies and takes.group.devices > 1:  # every copy of a row is read and written
             spent[name].compute += calls * way.sorted_rows * 2 * takes.payload / rates.bandwidth(float("inf"))

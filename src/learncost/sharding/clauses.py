@@ -190,6 +190,13 @@ class ShardSpecs:
         result._winners, result._specs, result.like = {}, {}, None
         return result
 
+    def divides(self, winners: Mapping[str, tuple[int, str]]) -> bool:
+        """Return whether the mesh divides every axis that it shards."""
+        numbers: dict[str, int] = {}
+        for mesh_axis, (_, axis) in winners.items():
+            numbers[base(axis)] = numbers.get(base(axis), 1) * self.mesh.sizes[mesh_axis]
+        return all(self.size(axis) % number == 0 for axis, number in numbers.items())
+
     def _check(self, known: Mapping[str, Value]) -> None:
         axes = {base(axis) for value in known.values() for axis in value.axes}
         for clause in self.clauses:

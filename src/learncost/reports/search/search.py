@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -292,18 +294,18 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
     length = run.axes["M"]
     batch = batch_of(request.batch_size, length, number_of)
     memory = float(bytes_of("budget", budget)) if budget is not None else float(cluster.device.ram)
-    space = SearchSpace(run.model, run.axes, cluster, kinds)
-    refused = space.refused
+    rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
+    steps = []
+    with _without_collections():
+        space = SearchSpace(run.model, run.axes, cluster, kinds)
+        looked = space.look(number_of, batch, memory)
+        for each, _ in space.fastest(looked.fit, rates, few):
+            account = space.account(each)
+            step = step_of(account, each.way, run.axes, cluster, rates[each.structure.kind.values], length)
+            steps.append((each, account, step))
+    refused, nearest = space.refused, looked.nearest
     if {"ep", "tp"} <= {*space.axes}:
         refused += ("Meshes with both ep and tp are not modelled.",)
-    rates = {kind.values: sustained(cluster.device, kind.values) for kind in kinds}
-    looked = space.look(number_of, batch, memory)
-    nearest = looked.nearest
-    steps = []
-    for each, _ in space.fastest(looked.fit, rates, few):
-        account = space.account(each)
-        step = step_of(account, each.way, run.axes, cluster, rates[each.structure.kind.values], length)
-        steps.append((each, account, step))
     shown_ways = sorted(steps, key=lambda found: found[-1].seconds)[:few]
     per_day = None if total is None else total / (batch * length) / DAY
     best = shown_ways[0][-1] if shown_ways else None
@@ -337,6 +339,18 @@ def search(request: Request, devices: int | str | None = None, top: int | str = 
         refused,
         length_note=run.length_note,
     )
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pause the cyclic garbage collector: tables of a search live to its end, and collections took a fifth of it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def of_one(request: Request) -> Request:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from learncost.autoshard.account import MeshAccount
@@ -38,11 +39,15 @@ EQUAL = 1 + 1e-5
 
 @dataclass
 class LookedAt:
-    """The configurations that were evaluated: those that fit, how many do not, and the smallest of these."""
+    """The configurations that were evaluated: those that fit, how many do not, and the smallest of these.
+
+    known  those that fit under an earlier plan, and those whose static memory alone is too large: by their keys
+    """
 
     fit: list[Candidate]
     too_large: int = 0
     nearest: Candidate | None = None
+    known: set[tuple[Any, ...]] = field(default_factory=set)
 
 
 class SearchSpace:
@@ -94,49 +99,76 @@ class SearchSpace:
         return shapes
 
     def look(self, devices: int, batch: int, capacity: float) -> LookedAt:
-        """The configurations that fit: those that keep what a backward pass needs, else those that recompute."""
-        looked, fitting = LookedAt([]), set[tuple[Any, ...]]()
+        """Return the configurations that fit: those that keep what a backward pass needs, else those that recompute.
+
+        Activations are not evaluated where static memory alone is too large, unless nothing fits.
+        """
         several: dict[tuple[str, ...], list[dict[str, int]]] = {}
         for shape in self.shapes(devices, batch):
             several.setdefault(sharded_axes(shape), []).append(shape)
+        looked = self._look(several, batch, capacity, capacity)
+        return looked if looked.fit else self._look(several, batch, capacity, inf)
+
+    def _look(
+        self, several: Mapping[tuple[str, ...], list[dict[str, int]]], batch: int, capacity: float, static: float
+    ) -> LookedAt:
+        """Return the configurations that fit a capacity; `static` is what static memory alone may take."""
+        looked, static_only = LookedAt([]), 0
         for plan in PLANS:
             looked.too_large = 0
             for axes, shapes in several.items():
                 for structure in structures(self.model, self.kinds, [plan], axes):
-                    self._add(looked, fitting, structure, shapes, batch, capacity)
+                    static_only += self._add(looked, structure, self._ways(structure, shapes, batch), capacity, static)
+        looked.too_large += static_only
         return looked
+
+    def _ways(
+        self, structure: ShardedStructure, shapes: Sequence[Mapping[str, int]], batch: int
+    ) -> Iterator[ParallelConfig]:
+        layers = sum(int(size_of(base(loop.count), self.sizes)) for loop in self.model.table.repeats)
+        for shape in shapes:
+            if is_apart(structure, shape):
+                yield from ways(shape, batch, layers)
 
     def _add(
         self,
         looked: LookedAt,
-        fitting: set[tuple[Any, ...]],
         structure: ShardedStructure,
-        shapes: Sequence[Mapping[str, int]],
-        batch: int,
+        several: Iterable[ParallelConfig],
         capacity: float,
-    ) -> None:
+        static: float,
+    ) -> int:
+        """Add the configurations of a structure; return how many have too much static memory."""
         apart = structure.zero, structure.context, structure.kind.name
-        layers = sum(int(size_of(base(loop.count), self.sizes)) for loop in self.model.table.repeats)
-        configurations = [
-            way
-            for shape in shapes
-            if is_apart(structure, shape)
-            for way in ways(shape, batch, layers)
-            if (*apart, *key_of(way)) not in fitting
-        ]
+        configurations = [way for way in several if (*apart, *key_of(way)) not in looked.known]
         cost = self.cost(structure) if configurations else None
         if cost is None:
-            return
-        configurations = [way for way in configurations if cost.allows(way)]
-        for way, size in zip(configurations, cost.memory(configurations), strict=True):
+            return 0
+        allowed = [way for way in configurations if cost.allows(way)]
+        alone = cost.static(allowed) if static < inf else [0] * len(allowed)
+        configurations = [way for way, size in zip(allowed, alone, strict=True) if size <= static]
+        looked.known |= {(*apart, *key_of(way)) for way, size in zip(allowed, alone, strict=True) if size > static}
+        if configurations and not self._places(structure):
+            return 0
+        for way, size in zip(configurations, cost.memory(configurations) if configurations else (), strict=True):
             candidate = Candidate(structure, way, size)
             if size <= capacity:
                 looked.fit.append(candidate)
-                fitting.add((*apart, *key_of(way)))
+                looked.known.add((*apart, *key_of(way)))
                 continue
             looked.too_large += 1
             if looked.nearest is None or size < looked.nearest.memory:
                 looked.nearest = candidate
+        return len(allowed) - len(configurations)
+
+    def _places(self, structure: ShardedStructure) -> bool:
+        """Return whether a structure can be placed: attention may not be sharded so, or axes not together."""
+        try:
+            return bool(self.placed[structure].account.placed)
+        except InputError:
+            if len(structure.axes) == 1:
+                raise
+            return False
 
     def fastest(
         self, several: Sequence[Candidate], rates: Mapping[str, Rates], few: int
@@ -171,7 +203,9 @@ def _placed(
     for axis in axes_of(model, sizes):
         structure = structures(model, [kind], [KEEPING_ALL], [*dict.fromkeys(("dp", axis))], [WHOLE])[0]
         try:
-            placed[structure] = StructureCost(model, sizes, structure, cluster)
+            cost = StructureCost(model, sizes, structure, cluster)
+            if cost.account.placed:  # raises where it cannot be
+                placed[structure] = cost
             axes.append(axis)
         except InputError as error:
             if axis == "dp":

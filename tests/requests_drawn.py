@@ -3,9 +3,9 @@
 import json
 import random
 import shlex
-from dataclasses import replace
 
 from learncost.cli.command import main
+from learncost.procedures.procedure import INFERENCE
 from learncost.reports.request import Request
 
 SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 512}
@@ -18,7 +18,7 @@ del BERT["num_key_value_heads"]
 MODELS = {"gpt2": SMALL, "llama-3-8b": LLAMA, "bert-base": BERT}
 
 CHOICES = {
-    "procedure": ("bp", "bp", "bp", "recompute", "pepita", "mempepita", "prefill", "decode"),
+    "procedure": ("bp", "bp", "bp", "recompute", "pepita", "mempepita", "prefill", "decode", "inference"),
     "batch_size": (None, 1, 2, 8),
     "seq_len": (16, 32, 64),
     "optimizer": (None, "sgd", "momentum", "adamw"),
@@ -26,15 +26,23 @@ CHOICES = {
     "plan": (None, None, "flash", "flash,fused", "fused-update"),
     "lora": (None, None, None, "attention"),
     "dropout": (0.0, 0.0, 0.1),
+    "context": (None, 16, 48),
 }
 """What each field of a request may be, the usual values more often."""
+
+OF_TRAINING = {"optimizer": None, "lora": None, "dropout": 0.0, "plan": None}
+"""Fields that inference refuses, and their defaults."""
 
 
 def draw(chance: random.Random, **fixed) -> Request:
     """A request, whose fields may not go together."""
     model = chance.choice([*MODELS])
-    fields = {name: chance.choice(values) for name, values in CHOICES.items()}
-    return replace(Request(model, sizes=MODELS[model], **fields), **fixed)
+    fields = {name: chance.choice(values) for name, values in CHOICES.items()} | fixed
+    if fields["procedure"] != "decode":
+        fields["context"] = None
+    if fields["procedure"] in INFERENCE and chance.random() < 0.8:
+        fields |= OF_TRAINING
+    return Request(model, sizes=MODELS[model], **fields)
 
 
 def typed(capsys, command: str):

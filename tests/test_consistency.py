@@ -48,8 +48,6 @@ def test_one_request_has_one_answer_whoever_asks(number, capsys):
     request = draw(random.Random(f"{SEED} {number}"))
     shown = f"LEARNCOST_TEST_SEED={SEED} {request.command('cost')}"
     for name, function in (("cost", lc.cost), ("memory", lc.memory)):
-        if name == "memory" and not request.is_training:
-            continue
         asked = request if name == "cost" else Request(request.model, sizes=request.sizes, **fields_of_memory(request))
         assert typed(capsys, asked.command(name)) == in_python(function, asked), shown
     expected = in_python(lc.cost, request)
@@ -66,5 +64,5 @@ def test_one_request_has_one_answer_whoever_asks(number, capsys):
 
 def fields_of_memory(request):
     """The fields of a request that `memory` has."""
-    names = ("procedure", "batch_size", "seq_len", "optimizer", "precision", "plan", "lora", "dropout")
+    names = ("procedure", "batch_size", "seq_len", "optimizer", "precision", "plan", "lora", "dropout", "context")
     return {name: getattr(request, name) for name in names}

@@ -15,10 +15,20 @@ FEW = [*range(6), *(pytest.param(number, marks=pytest.mark.slow) for number in r
 
 def training(number, **fixed):
     """A training step that is answered, and the line that asks for it again."""
+    return drawn(number, ("bp", "bp", "recompute", "pepita", "mempepita"), dropout=0.0, **fixed)
+
+
+def inference(number):
+    """A pass of inference that is answered, and the line that asks for it again."""
+    return drawn(number, ("prefill", "decode", "inference"))
+
+
+def drawn(number, procedures, **fixed):
+    """A request of one of the procedures that is answered, and the line that asks for it again."""
     chance = random.Random(f"{SEED} {number}")
     for _ in range(100):
-        procedure = chance.choice(("bp", "bp", "recompute", "pepita", "mempepita"))
-        request = draw(chance, **{"procedure": procedure, "dropout": 0.0, "batch_size": chance.choice((4, 8)), **fixed})
+        usual = {"procedure": chance.choice(procedures), "batch_size": chance.choice((4, 8))}
+        request = draw(chance, **{**usual, **fixed})
         if answered(lc.cost, request) is not None and answered(lc.memory, request) is not None:
             return request, f"LEARNCOST_TEST_SEED={SEED} {request.command('memory')}"
     raise AssertionError("no request is answered")
@@ -47,6 +57,47 @@ def test_more_never_takes_less_memory_operations_or_time(number):
         assert answered(lc.cost, request, **changed).total.flops > flops, (shown, changed)
         if seconds is not None:  # a device has the type
             assert answered(lc.cost, request, **changed, on=on).timing.seconds >= seconds, (shown, changed)
+
+
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize("number", FEW)
+def test_more_of_inference_never_takes_less_memory_operations_or_time(number):
+    request, shown = inference(number)
+    on = "V100" if request.precision == "fp64" else "H100-SXM"
+    layers = "n_layer" if request.model == "gpt2" else "num_hidden_layers"
+    more = [{"batch_size": request.batch_size + 4}, {"seq_len": request.seq_len * 2}, {layers: 3}]
+    more += [{"context": request.context * 2}] if request.context else []
+    if request.procedure == "decode" and not request.context:
+        del more[1]  # the context is what the new tokens leave of the positions
+    needs, flops = lc.memory(request.model, **request.given).peak, lc.cost(request.model, **request.given).total.flops
+    known = answered(lc.cost, request, on=on)
+    for changed in more:
+        assert answered(lc.memory, request, **changed).peak >= needs, (shown, changed)
+        assert answered(lc.cost, request, **changed).total.flops > flops, (shown, changed)
+        if known is not None:  # a device has the type
+            seconds = answered(lc.cost, request, **changed, on=on).timing.seconds
+            assert seconds >= known.timing.seconds, (shown, changed)
+
+
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize("number", FEW)
+def test_the_largest_batch_of_inference_fits_and_one_more_does_not(number):
+    request, shown = inference(number)
+    budget = 3 * lc.memory(request.model, **request.given).peak
+    found = lc.memory(request.model, **request.given, budget=budget).fits["batch_size"]
+    at, above = (answered(lc.memory, request, batch_size=batch).peak for batch in (found, found + 1))
+    assert at <= budget < above, shown
+
+
+@pytest.mark.one_in(every=3)
+@pytest.mark.parametrize("number", FEW)
+def test_operations_of_inference_grow_with_the_batch(number):
+    """Twice at twice the batch, exactly: no line of a pass joins samples; and the cache is twice as large."""
+    request, shown = inference(number)
+    one, two = (answered(lc.cost, request, batch_size=batch) for batch in (4, 8))
+    assert two.total.flops == 2 * one.total.flops, shown
+    assert (one.cache is None) == (two.cache is None)
+    assert one.cache is None or two.cache.count == 2 * one.cache.count, shown
 
 
 @pytest.mark.one_in(every=3)

@@ -18,7 +18,7 @@ from learncost.layers.active import active_parameters, choices, parameters
 from learncost.layers.products import matrix_maccs
 from learncost.models.families import instead
 from learncost.models.model import Model
-from learncost.models.purposes import makes_shares
+from learncost.ops.kinds import is_softmax
 
 FORMULA = "formula"
 """The rule of these books."""
@@ -160,7 +160,7 @@ class FormulaValues:
         return total(
             Polynomial.of(iterations)
             for line, iterations in self.lines
-            if makes_shares(line) and line.meta.layer in layers
+            if is_softmax(line) and line.meta.layer in layers
         )
 
     @cached_property

@@ -45,6 +45,7 @@ from learncost.layers.products import (
     with_windows,
 )
 from learncost.ops import entry
+from learncost.ops.kinds import is_softmax
 from learncost.passes.lower import lower, lower_line
 from learncost.passes.normal_forms import alone, shape
 from learncost.passes.rematerialization import first_name
@@ -100,7 +101,7 @@ def _ends_of_attention(table: Table) -> dict[str, Product]:
     kernel has no shares: it keeps its result, and computes all of it again.
     """
     lines = [line for line, _ in walk(table.lines)]
-    shares = {line.name for line in lines if isinstance(line, Op) and entry(line.op).makes == "shares"}
+    shares = {line.name for line in lines if is_softmax(line)}
     again = {first_name(line.name): line.name for line in lines if line.meta.phase == "recomputation"}
     ends = {}
     for line in lines:

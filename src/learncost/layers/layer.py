@@ -28,6 +28,7 @@ from learncost.layers.called import expanded, own_equations
 from learncost.layers.gradient_plan import GradientPlan
 from learncost.layers.spelling import differentiable, spell
 from learncost.ops import OpDef, canonical, entries, entry, plain
+from learncost.ops.kinds import is_choice
 
 ALSO = "also:"  # synonyms of a layer, separated by commas; its own name is not repeated
 
@@ -289,7 +290,7 @@ def _check_gradients(table: Table) -> None:
 def _with_choices(table: Table) -> Table:
     """Return the table with the results of choices as indices. Raises `NotationError` where one is read as a value."""
     lines = [line for line, _ in walk(table.lines)]
-    chosen = {line.name for line in lines if isinstance(line, Op) and entry(line.op).kind == "choice"}
+    chosen = {line.name for line in lines if is_choice(line)}
     for line in lines:
         if wrong := next((term for term in line.right if term.name in chosen), None):
             problem = f"{wrong.name} holds indices: use it as an index, as in X[v={wrong}]"

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from learncost.ir.line import Line, Op, Sum, alias
+from learncost.ir.line import Line, Sum, alias
 from learncost.ir.loop import Carry, Loop, Statement, defined, walk
 from learncost.ir.polynomial import base
 from learncost.ir.table import Table
 from learncost.ir.term import Term
 from learncost.ir.value import Value
-from learncost.ops import entry
+from learncost.ops.kinds import is_log_softmax
 
 
 def named_once(table: Table) -> Table:
@@ -124,8 +124,7 @@ def _with_distinct_names(line: Loop) -> Loop:
 
 def scores(table: Table) -> set[str]:
     """Return the operands and results of log-softmax and its gradient: scores over the vocabulary, or over classes."""
-    ops = [line for line, _ in walk(table.lines) if isinstance(line, Op)]
-    lines = [line for line in ops if entry(line.op).makes == "logarithms"]
+    lines = [line for line, _ in walk(table.lines) if is_log_softmax(line)]
     return {name for line in lines for name in (*line.reads, *line.makes)} - set(table.weights)
 
 

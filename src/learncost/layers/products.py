@@ -9,12 +9,12 @@ from itertools import chain
 from typing import Any
 
 from learncost.ir.kernels import groups, in_kernel
-from learncost.ir.line import Condition, Line, Op, Product, sides
+from learncost.ir.line import Condition, Line, Product, sides
 from learncost.ir.loop import Statement, map_lines, repeats, walk
 from learncost.ir.polynomial import ZERO, Polynomial, base, total
 from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
-from learncost.ops import entry
+from learncost.ops.kinds import is_softmax
 
 _NAMESPACES = ("torch", "ops", "aten", "nn", "functional", "F")
 
@@ -306,7 +306,7 @@ class ScoreGradients:
 
     def again(self, line: Line, attends: bool) -> bool:
         """Return whether the next line of a table is the first product that reads such a gradient and `attends`."""
-        if isinstance(line, Op) and line.part == "gradient" and entry(line.op).makes == "shares":
+        if is_softmax(line) and line.part == "gradient":
             self._gradients.add(line.name)
             return False
         read = self._gradients.intersection(line.reads)

@@ -44,6 +44,7 @@ from learncost.ir.value import Role, Value
 from learncost.layers.layer import Layer
 from learncost.layers.rewrite import rewritten
 from learncost.ops import entry
+from learncost.ops.kinds import is_choice
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class _Hole:
     @property
     def values(self) -> dict[str, Value]:
         """The values that the lines define, and the original value of the line that they replace."""
-        places = {line.name for line in self.lines if isinstance(line, Op) and entry(line.op).kind == "choice"}
+        places = {line.name for line in self.lines if is_choice(line)}
         inner_values = {
             term.name: Value(term.declared, "index" if term.name in places else "value")
             for line in self.lines

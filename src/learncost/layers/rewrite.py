@@ -15,6 +15,7 @@ from learncost.ir.term import Literal, Term
 from learncost.ir.value import Value
 from learncost.layers.layer import Layer
 from learncost.ops import entry
+from learncost.ops.kinds import is_normalization
 
 DROPOUT = "dropout"  # the layer of the lines that dropout adds
 
@@ -41,7 +42,7 @@ def with_epsilon(layer: Layer, epsilon: float) -> Layer:
     """Set the epsilon of every normalization."""
 
     def change(line: Line) -> tuple[Line]:
-        if isinstance(line, Op) and entry(line.op).makes == "normal":
+        if is_normalization(line):
             return (replace(line, right=(line.right[0], Literal(epsilon))),)
         return (line,)
 

@@ -12,7 +12,8 @@ from learncost.ir.table import Table
 from learncost.ir.term import Read, Term
 from learncost.models.model import Model
 from learncost.models.modules import joint, names, weights_named
-from learncost.models.purposes import layers_that, linear_layers, normalizes
+from learncost.models.purposes import layers_that, linear_layers
+from learncost.ops.kinds import is_normalization
 from learncost.passes.rewrite_lora import LoraTarget, is_linear, is_lookup
 
 _HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
@@ -77,7 +78,7 @@ class NamedParts:
         if not places:
             last = max((n for n, line in enumerate(after) if self._multiplies(line)), default=0)
             after = after[last:]
-        norms = layers_that(self.lines, normalizes) - layers_that(self.lines, self._multiplies)
+        norms = layers_that(self.lines, is_normalization) - layers_that(self.lines, self._multiplies)
         self.head = self.read_by(line for line in after if isinstance(line, Line) and line.meta.layer not in norms)
         self.embeddings = tuple(w for w in self.table.weights if any(_looks_up(line, w) for line in outside))
         linear = linear_layers(model)

@@ -11,17 +11,13 @@ from learncost.ir.term import Read, Term
 from learncost.models.configuration import family_of
 from learncost.models.model import Model
 from learncost.ops import entry
+from learncost.ops.kinds import is_choice, is_softmax
 from learncost.passes.rewrite_lora import is_linear
 
 
 def layers_that(lines: Iterable[Line], does: Callable[[Line], bool]) -> frozenset[str]:
     """Return the layers with a line that satisfies a condition."""
     return frozenset(line.meta.layer for line in lines if does(line))
-
-
-def normalizes(line: Line) -> bool:
-    """Return whether it is a normalization."""
-    return isinstance(line, Op) and entry(line.op).makes == "normal"
 
 
 def activates(line: Line) -> bool:
@@ -31,7 +27,7 @@ def activates(line: Line) -> bool:
 
 def weighs_tokens(line: Line) -> bool:
     """Return whether it is the softmax of self-attention, one per block."""
-    if not isinstance(line, Op) or not makes_shares(line):
+    if not is_softmax(line):
         return False
     others = {base(axis) for axis in line.left[0].loops if axis not in line.axes}
     return any(base(axis) in others for axis in line.axes)
@@ -39,18 +35,13 @@ def weighs_tokens(line: Line) -> bool:
 
 def attentions(lines: Collection[Line]) -> tuple[frozenset[str], frozenset[str]]:
     """Return the layers with self-attention, and those with cross-attention."""
-    made = {line.name for line in lines if makes_shares(line) and not weighs_tokens(line)}
+    made = {line.name for line in lines if is_softmax(line) and not weighs_tokens(line)}
 
     def sums_values(line: Line) -> bool:
         return isinstance(line, Product) and _sums(line) and line.sides.are_of_matrices and bool(made & {*line.reads})
 
     attending = layers_that(lines, weighs_tokens)
     return attending, layers_that(lines, sums_values) - attending
-
-
-def makes_shares(line: object) -> bool:
-    """Return whether it is a softmax of any kind."""
-    return isinstance(line, Op) and entry(line.op).makes == "shares"
 
 
 def linear_layers(model: Model) -> frozenset[str]:
@@ -72,7 +63,7 @@ def _chosen_by(lines: Iterable[Line]) -> set[str]:
     """Return the router's values, back to the products that compute them."""
     chosen_by: set[str] = set()
     for line in reversed(tuple(lines)):
-        chooses = isinstance(line, Op) and entry(line.op).kind == "choice"
+        chooses = is_choice(line)
         if chooses or (chosen_by & {*line.makes} and not _sums(line)):
             chosen_by |= set(line.reads)
     return chosen_by

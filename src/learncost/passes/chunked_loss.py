@@ -16,7 +16,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
 from learncost.layers.spelling import merging
-from learncost.ops import entry
+from learncost.ops.kinds import is_log_softmax
 
 BATCH = "B"
 
@@ -61,7 +61,7 @@ def _inside(line: Statement, around: Table) -> Statement:
 
 def _part(table: Table) -> tuple[int, int, set[str]] | None:
     """Return the range of lines that define or read a value of batch x positions x vocabulary, and these values."""
-    acted = [line for line in table.lines if isinstance(line, Op) and entry(line.op).makes == "logarithms"]
+    acted = [line for line in table.lines if is_log_softmax(line)]
     acted = [line for line in acted if line.part == "body" and line.left[0].axes[0] == BATCH and len(line.loops) > 2]
     if len(acted) != 1:
         return None

@@ -17,6 +17,7 @@ from learncost.ir.polynomial import base
 from learncost.ir.table import Table, features
 from learncost.layers.names import KernelNames, named_once
 from learncost.ops import entry
+from learncost.ops.kinds import is_softmax
 from learncost.passes.inverse import inverted, kept_again
 from learncost.passes.rematerialization import recomputed, run_once
 
@@ -58,9 +59,7 @@ def scores(table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
     """Return the values that have both queries and keys, with their tiled axes and the axis of queries."""
     score_axes: dict[str, tuple[tuple[str, ...], str]] = {}
     for line in repeats(table.lines):
-        softmax = next(
-            (inner for inner in line.lines if isinstance(inner, Op) and entry(inner.op).makes == "shares"), None
-        )
+        softmax = next((inner for inner in line.lines if is_softmax(inner)), None)
         if softmax is None or len(softmax.axes) != 1:
             continue
         (keys,) = softmax.axes

@@ -22,6 +22,7 @@ from learncost.models.configuration import family_of
 from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.ops import entry
+from learncost.ops.kinds import is_choice
 from learncost.procedures.modulation import Modulation, identical
 from learncost.procedures.procedure import PROCEDURES, Mode, Procedure
 
@@ -210,7 +211,7 @@ class _Differences:
 
         Choices of the standard pass are kept, so that a difference compares outputs of the same expert.
         """
-        if isinstance(line, Op) and entry(line.op).kind == "choice":
+        if is_choice(line):
             return []
         self.mirror |= {name: f"{name}^" for name in line.makes}
         return self.modulation.with_input(line, line.renamed(self.mirror))

@@ -21,7 +21,7 @@ from learncost.ir.term import Operand, Read, Term
 from learncost.ir.value import Value
 from learncost.layers.active import of_part
 from learncost.layers.layer import Layer, marked
-from learncost.ops import entry
+from learncost.ops.kinds import is_log_softmax
 from learncost.procedures.decoding import ALL, CACHED, TOKENS, CachedValue, Decoding, axis_of, cache
 from learncost.procedures.needed import needed
 
@@ -130,10 +130,7 @@ def to_logits(table: Table) -> Table:
             logits |= {name: None for name in line.reads if name not in compared and name not in table.inputs}
             compared.update(line.makes)
     ops = (makers.get(name) for name in logits)
-    logit_names = [
-        op.right[0].name if op and entry(op.op).makes == "logarithms" else name
-        for name, op in zip(logits, ops, strict=True)
-    ]
+    logit_names = [op.right[0].name if is_log_softmax(op) else name for name, op in zip(logits, ops, strict=True)]
     return needed(table, tuple(logit_names) or table.outputs)
 
 

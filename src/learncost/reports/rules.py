@@ -15,7 +15,8 @@ from learncost.ir.errors import InputError
 from learncost.ir.loop import check_known, walk
 from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import Configuration
-from learncost.models.purposes import activates, attentions, layers_that, makes_shares
+from learncost.models.purposes import activates, attentions, layers_that
+from learncost.ops.kinds import is_softmax
 from learncost.reports.measures import BlockMeasure, Measures, backward, forward
 from learncost.reports.request import Request, takes_request
 from learncost.reports.rules_of_thumb import Case, ErrorPart, Number, Rule, RuleOfThumb, Rules, evaluate, rules_of_thumb
@@ -268,12 +269,12 @@ def _products(measures: Measures) -> _Found:
     cases = []
     attending = frozenset().union(*attentions([line for line, _ in walk(measures.run.model.table.lines)]))
 
-    def is_softmax(row: PricedLine) -> bool:
-        return forward(row) and row.layer in attending and makes_shares(row.source)
+    def attends(row: PricedLine) -> bool:
+        return forward(row) and row.layer in attending and is_softmax(row.source)
 
     for book in ("paper", "run"):
         for block in measures.blocks:
-            once = measures.flops("bp", book, is_softmax, block)
+            once = measures.flops("bp", book, attends, block)
             other = measures.flops("bp", "matmul", lambda row: forward(row) and row.kind == "attention", block)
             if other:
                 cases.append(

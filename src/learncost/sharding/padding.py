@@ -13,6 +13,7 @@ from learncost.ir.table import Table
 from learncost.ir.term import Literal, Read, Term
 from learncost.models.model import Model
 from learncost.ops import entry
+from learncost.ops.kinds import is_log_softmax
 from learncost.sharding.clauses import Clause, parts_of
 from learncost.sharding.mesh import Mesh
 
@@ -35,15 +36,11 @@ def paddable(table: Table) -> frozenset[str]:
     include it.
     """
     lines = [line for line, _ in walk(table.lines)]
-    acted = {axis for line in lines if isinstance(line, Op) and _is_of_shares(line) for axis in line.axes}
+    acted = {axis for line in lines if is_log_softmax(line) for axis in line.axes}
     read = {axis for line in lines for axis in _read(line)}
     of_weights = {axis for name in table.weights for axis in table.axes[name]}
     axes_used = (acted | read) & of_weights
     return frozenset(axes_used - {axis for line in lines for axis in _counted(line)})
-
-
-def _is_of_shares(line: Op) -> bool:
-    return entry(line.op).makes == "logarithms"
 
 
 def _read(line: Line) -> Iterator[str]:

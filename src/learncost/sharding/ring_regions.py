@@ -11,6 +11,7 @@ from learncost.ir.polynomial import place_cut, sharded_over
 from learncost.ir.term import Read, Term, terms_of
 from learncost.ops import entry
 from learncost.ops.collectives import is_collective
+from learncost.ops.kinds import is_softmax
 
 
 @dataclass(eq=False)
@@ -145,7 +146,7 @@ class _Regions:
                 region.refuse(line, "it reads an array along both axes of pairs")
         by = {other for other in line.loops if self.mesh_axis in sharded_over(other)}
         is_partial = any(name in region.partial for name in line.reads)
-        shares = isinstance(line, Op) and entry(line.op).makes == "shares" and line.axes == (axis,)
+        shares = is_softmax(line) and line.axes == (axis,)
         if isinstance(line, Op) and not entry(line.op).pointwise and not shares:
             region.refuse(line, f"{line.op} needs all of {axis} at once")
         for term in line.left:

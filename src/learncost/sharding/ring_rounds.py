@@ -9,12 +9,12 @@ from learncost.ir.line import Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Carry, Loop, Statement
 from learncost.ir.polynomial import ROUND, base
 from learncost.ir.term import Literal, Term
+from learncost.ops.kinds import is_softmax
 from learncost.sharding.ring_step import (
     Normalizer,
     Ring,
     RingIteration,
     SoFar,
-    makes_shares,
     of_op,
     sink_of,
     step_meta,
@@ -29,7 +29,7 @@ class Rounds:
 
     def __init__(self, ring: Ring, normalizers: Mapping[str, Normalizer], slice_of: Callable[[str], None]) -> None:
         self.ring, self.region, self.slice_of = ring, ring.region, slice_of
-        shares = [line for line in self.region.lines if makes_shares(line) and line.part == "body"]
+        shares = [line for line in self.region.lines if is_softmax(line) and line.part == "body"]
         self.earlier = {line.name: normalizers[line.name] for line in shares if line.name in normalizers}
         self.softmaxes = {line.name: line for line in shares}
         self.fresh = [line for line in shares if line.name not in self.earlier]
@@ -119,7 +119,7 @@ class Rounds:
         """Return the lines for the gradient of a sink, row by row: its negated share times the mean gradient of its
         row.
         """
-        if not makes_shares(line) or line.part != "gradient" or len(line.left) == 1:
+        if not is_softmax(line) or line.part != "gradient" or len(line.left) == 1:
             return []
         ring, left = self.ring, line.left[1]
         shares = next(term.names[0] for name, term in zip(line.given, line.right, strict=True) if name == "Y")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard
 
 from learncost.ir.line import Condition, Line, Meta, Op, Product, Sum
 from learncost.ir.loop import Statement
@@ -12,6 +11,7 @@ from learncost.ir.polynomial import ROUND, base
 from learncost.ir.term import Axis, Literal, Operand, Term
 from learncost.ir.value import Value
 from learncost.ops import entry
+from learncost.ops.kinds import is_softmax
 from learncost.sharding.ring_regions import RingRegion
 
 LOWEST = Literal(-1e29)
@@ -82,11 +82,6 @@ class Ring:
     def step(self, of: str, what: str, axes: Iterable[Axis]) -> Term:
         """Return a new value, named after another one."""
         return self.made(self.fresh(of, what), axes, of)
-
-
-def makes_shares(line: Line) -> TypeGuard[Op]:
-    """Return whether a line is a softmax, or its gradient."""
-    return isinstance(line, Op) and entry(line.op).makes == "shares"
 
 
 def step_meta(meta: Meta, name: str) -> Meta:
@@ -191,7 +186,7 @@ class RingIteration:
         for old, term in zip(line.left, new.left, strict=True):
             if old.name not in self.ring.region.rows:
                 self.ring.made(term.name, term.axes, old.name)
-        if not makes_shares(new) or not makes_shares(line):
+        if not is_softmax(new) or not is_softmax(line):
             self.out.append(new)
         elif line.part == "gradient":
             self._gradient(new, line)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from learncost.ir.line import Line, Meta, Op
 from learncost.ir.loop import Statement
+from learncost.ops.kinds import is_softmax
 from learncost.sharding.ring_regions import RingRegion
-from learncost.sharding.ring_step import makes_shares
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _of_fresh(region: RingRegion, known: Collection[str]) -> list[str]:
     """Return the totals of shares whose sums are not known."""
     of_shares: set[str] = set()
     for line in region.lines:
-        is_fresh = makes_shares(line) and line.part == "body" and line.name not in known
+        is_fresh = is_softmax(line) and line.part == "body" and line.name not in known
         if is_fresh or of_shares & {*line.reads}:
             of_shares |= {*line.makes}
     return [name for name in region.totals if name in of_shares]
@@ -119,7 +119,7 @@ def _part(
         totals=totals,
         slices={name: place for name, place in region.slices.items() if name in used},
         scatters={**scatters},
-        rows=[name for line in lines if makes_shares(line) for name in line.makes if name not in at],
+        rows=[name for line in lines if is_softmax(line) for name in line.makes if name not in at],
         partial=partial & used,
     )
 
@@ -135,7 +135,7 @@ def _same(first: Iterable[Line], last: Iterable[Line]) -> dict[str, str]:
         twin = made.get(_plain(line, numbers))
         if twin is not None:
             numbers |= dict(zip(line.makes, twin, strict=True))
-            if makes_shares(line) and line.part == "body":
+            if is_softmax(line) and line.part == "body":
                 result[line.name] = twin[0]
     return result
 

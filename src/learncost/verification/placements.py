@@ -18,8 +18,8 @@ from learncost.ir.value import IdentityKey
 from learncost.models.families import FAMILIES
 from learncost.models.model import Model, build
 from learncost.models.small import small
-from learncost.ops import entry
 from learncost.ops.collectives import sends
+from learncost.ops.kinds import is_normalization
 from learncost.passes.normal_forms import joined
 from learncost.passes.plan import planned
 from learncost.passes.stages import iterations_of
@@ -218,7 +218,7 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool 
         }
         numbers |= {axis: 2 * number for axis, number in numbers.items() if axis in orders and number > 1}
     # Of two numbers a norm leaves the signs, and of gradients nothing but rounding.
-    ops = [line for line, _ in walk(table.lines) if isinstance(line, Op) and entry(line.op).makes == "normal"]
+    ops = [line for line, _ in walk(table.lines) if is_normalization(line)]
     sizes = small_sizes(table, multiples=numbers, least={base(axis): 3 for line in ops for axis in line.axes})
     counts = {loop.count for loop in repeats(table.lines)}
     for clause in clauses:

@@ -18,6 +18,7 @@ from learncost.ir.errors import InputError
 from learncost.ir.line import Line, Op, Product
 from learncost.ir.term import Literal, Term
 from learncost.ops import entry
+from learncost.ops.kinds import is_choice
 
 BEFORE, MAIN, AFTER = range(3)
 KINDS = {"int64": "index", "uint8": "index", "bool": "bool"}
@@ -261,7 +262,7 @@ class KernelSchedule:
     def _type(self, line: Line) -> str:
         if isinstance(line, Op) and (line.op in ("inside", "eye") or entry(line.op).truth):
             return "bool"
-        if isinstance(line, Op) and entry(line.op).kind == "choice":
+        if is_choice(line):
             return "index"
         if isinstance(line, Product) and len(line.right) == 1 and isinstance(line.right[0], Term) and is_move(line):
             source = line.right[0].name

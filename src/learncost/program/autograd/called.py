@@ -12,6 +12,7 @@ from learncost.ir.loop import Loop, Statement
 from learncost.ir.polynomial import base, size_of
 from learncost.ir.term import Literal, Operand, Read, Term
 from learncost.ops import entry
+from learncost.ops.kinds import is_choice
 from learncost.program.autograd.calls import (
     Attention,
     Dropout,
@@ -279,7 +280,7 @@ def _embedding(names: ScopeNames, call: Embedding, values: Values) -> TapeTensor
 def _line(names: ScopeNames, line: Line, values: Values) -> TapeTensor:
     """Run a single line: a product is multiplied and summed, a sum added, an op its function."""
     elements = names.count(line.left[0].loops)
-    if isinstance(line, Op) and entry(line.op).kind == "choice":
+    if is_choice(line):
         return TapeTensor(names.tape, names.tape.new(elements, INTEGER))  # indices have no gradient
     if (pooled := _pooled(line)) is not None:
         return names.found(pooled.name, values).pooled(elements, isinstance(line, Op))

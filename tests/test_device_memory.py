@@ -154,12 +154,9 @@ def test_a_page_without_a_device_has_the_table_whose_sizes_can_vary():
     assert page["peak"] == lc.memory("gpt2", seq_len=64, engine="graph").peak
 
 
-def test_a_step_of_very_many_lines_is_left_to_memory():
-    """A Mamba scans 2,048 tokens in each of 24 blocks: walking through them takes minutes."""
-    found = lc.cost("mamba-130m", on="H100-SXM").memory
-    assert "learncost memory predicts its peak" in found.unavailable
-    asked = {"on": "H100-SXM", "seq_len": 8, "num_hidden_layers": 2}
-    assert lc.cost("mamba-130m", **asked).memory.peak == lc.memory("mamba-130m", **asked).peak
+def test_a_scan_of_many_tokens_has_the_peak_of_memory():
+    """A Mamba scans 2,048 tokens in each of 24 blocks, of which a few run."""
+    assert lc.cost("mamba-130m", on="H100-SXM").memory.peak == lc.memory("mamba-130m", on="H100-SXM").peak
 
 
 def test_compare_has_the_time_and_the_memory_of_each_procedure(capsys):

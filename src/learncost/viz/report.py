@@ -15,7 +15,6 @@ from learncost.models.argument import NamedLayer
 from learncost.models.storage import written
 from learncost.procedures.procedure import INFERENCE, PROCEDURES, several
 from learncost.reports.memory.memory import Memory, memory
-from learncost.reports.memory.on_device import MOST
 from learncost.reports.request import Request, takes_request
 from learncost.reports.sheet import Readable
 from learncost.viz.comparisons import of_memory
@@ -171,7 +170,7 @@ def _called(model: object) -> str:
 
 def _add_usual(step: dict[str, Any], request: Request) -> None:
     """Add to the memory of engine graph that of the default engine, as `learncost memory` predicts it."""
-    if step["memory"].get("usual", {"runs": MOST + 1})["runs"] > MOST:
+    if "usual" not in step["memory"]:
         return
     with suppress(InputError):
         usual = memory(of_memory(request.in_precision(step["said"]["dtype"])))

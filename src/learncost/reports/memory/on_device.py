@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from learncost.devices.device import device as find_device
 from learncost.devices.rates import calibrated
 from learncost.ir.errors import InputError
-from learncost.ir.loop import walk
-from learncost.ir.polynomial import size_of
 from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable
 from learncost.procedures.procedure import INFERENCE
-from learncost.reports.memory.engines import GRAPH, USUAL, memory_engines
+from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.memory import memory_question
 from learncost.reports.memory.runs import engine_of
-from learncost.reports.memory.step import MemoryStep
 from learncost.reports.memory.types import misfit
 from learncost.reports.request import GPU, Request
-
-MOST = 50_000
-"""The most lines that a step runs for its peak under the default engine to be predicted by other commands than memory.
-
-That engine walks through every line: 96 blocks run some ten thousand, the scans of a Mamba many more, in minutes.
-"""
-
-
-def lines_run(step: MemoryStep) -> int:
-    """Return the number of lines that a step runs, in all iterations of its loops."""
-    sizes = step.sizes()
-    return sum(prod(size_of(count, sizes) for count in nest.counts) for _, nest in walk(step.table.lines))
 
 
 def _is_known(memory: DeviceMemory) -> bool:
@@ -88,11 +72,6 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
         if programs and (least := question.step(request.procedure, GRAPH).least) > available:
             return DeviceMemory(available, least, question.engine, is_bound=True)  # no program is laid out for it
         step = question.step(request.procedure, question.engine)
-        if not question.engine and (runs := lines_run(step)) > MOST:
-            if step.least > available:
-                return DeviceMemory(available, step.least, USUAL, is_bound=True)
-            why = f"the step runs {runs:,} lines, which takes a while: learncost memory predicts its peak"
-            return DeviceMemory(available, unavailable=why)
         chosen = engine_of(step, question.engine, is_tried=True).chosen_engine
         if programs:
             needs = chosen.takes(step, step.sizes())

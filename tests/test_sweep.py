@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.cli.command import main
 from learncost.cli.sweep import notes
 from learncost.cli.sweep import sweep as command
 from learncost.cost_models.books import BOOKS
@@ -280,3 +281,58 @@ def test_a_million_configurations(book):
     )
     assert rows_swept.configurations == 10**6
     check(rows_swept, "gpt2")
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ("gpt2", {"seq_len": [64, 1024], "batch_size": [1, 64], "n_layer": [2, 12]}),
+        ("t5-small", {"seq_len": [8, 16], "d_model": [512, 256]}),
+        ("bert-base", {"batch_size": [1, 900], "seq_len": [128], "num_hidden_layers": [2]}),
+        ("llama-3.2-1b", {"seq_len": [128], "activation": "gelu"}),
+    ],
+)
+def test_a_row_on_a_device_is_cost_and_memory_on_it(model, sizes):
+    """The time is that of `cost --on`, the memory that of `memory --on`, and it fits where that is at most 40 GB."""
+    found = lc.sweep(model, "bp,pepita", on="A100-SXM-40GB", **sizes)
+    columns = found.columns
+    names = [name for name in sizes if name != "activation"]
+    aliases = {"n_layer": "num_hidden_layers", "d_model": "hidden_size"}
+    for place in range(len(found)):
+        one = {name: int(columns[aliases[name] if aliases.get(name) in columns else name][place]) for name in names}
+        one |= {name: sizes[name] for name in sizes if name not in names}
+        asked = {"procedure": str(columns["procedure"][place]), "on": "A100-SXM-40GB", **one}
+        assert columns["seconds"][place] == lc.cost(model, **asked).seconds
+        peak = lc.memory(model, **asked).peak
+        assert columns["memory"][place] == peak
+        assert columns["fits"][place] == (peak <= 40 * 10**9)
+    assert found.unfit == sum(memory > 40e9 for memory in columns["memory"])
+    plain = lc.sweep(model, "bp,pepita", **sizes)
+    assert {"seconds", "memory", "fits"}.isdisjoint(plain.columns)
+    assert all((plain.columns[name] == columns[name]).all() for name in plain.columns)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--seq-len 1:1002 --on A100-SXM-40GB", "at most 1,000 rows; the sizes make 1,001"),
+        ("--seq-len 8 --by macro-operation --on A100-SXM-40GB", "--on requires --by total"),
+        ("--seq-len 8 --on H100", "'H100' is one of NVIDIA H100 SXM, NVIDIA H100 PCIe, DGX H100: say which"),
+        ("--seq-len 8 --on A100-SXM-40GB --price-book paper", "time requires --price-book run or matmul, not paper"),
+        ("--seq-len 8 --precision bf16-true", "--precision requires --on"),
+    ],
+)
+def test_what_a_sweep_on_a_device_refuses(line, said, capsys):
+    assert main(["sweep", "gpt2", *line.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_sweep_on_a_device_is_written(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    line = f"sweep gpt2 --seq-len 64,1024 --batch-size 64 --on A100-SXM-40GB -o {path}"
+    assert main(line.split()) == 0
+    first, second = list(csv.DictReader(path.read_text().splitlines()))
+    assert (first["fits"], second["fits"]) == ("true", "false")
+    assert int(second["memory"]) == lc.memory("gpt2", batch_size=64, on="A100-SXM-40GB").peak
+    assert float(first["seconds"]) == lc.cost("gpt2", batch_size=64, seq_len=64, on="A100-SXM-40GB").seconds
+    assert "rows that do not fit the device, or whose memory is not known: 1" in capsys.readouterr().err

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 PATIENCE = 1.0  # seconds before a bar of progress appears
 
 
-@question(compute, "procedure price_book by skip_invalid optimizer dropout")
+@question(compute, "procedure price_book by skip_invalid optimizer dropout precision on")
 def sweep(model: str, /, *, output: str | None = None, **sizes: Any) -> None:
     """The cost of one training step for all combinations of sizes; any row equals `learncost cost` of its sizes.
 
     One row a configuration, procedure and price book: the sizes, procedure, price_book, parameters, maccs, flops and
-    exact. Counts are 64-bit floats; exact is false where one reached 2^53 and may be rounded.
+    exact; with a device also seconds, memory and fits. Counts are 64-bit floats; exact is false where one reached 2^53
+    and may be rounded.
 
     Parameters
     ----------
@@ -38,6 +39,8 @@ def sweep(model: str, /, *, output: str | None = None, **sizes: Any) -> None:
     --------
     learncost sweep gpt2 --num-hidden-layers 6,12 --seq-len 256:1025:256
         Eight configurations as CSV.
+    learncost sweep gpt2 --seq-len 256:1025:256 --batch-size 1,8 --on A100-SXM-40GB
+        The time and the peak memory of each on a device, too.
     learncost sweep gpt2 --hidden-size 256:4097:64 --skip-invalid -o widths.csv
         Many widths, into a file.
     """
@@ -61,6 +64,8 @@ def notes(combinations: Sweep, output: Path | None) -> list[str]:
         result.append(f"{len(combinations):,} rows of {combinations.configurations:,} configurations in {output}")
     if combinations.left_out:
         result.append(combinations.left_out)
+    if combinations.unfit:
+        result.append(f"rows that do not fit the device, or whose memory is not known: {combinations.unfit:,}")
     if combinations.dropped:
         result.append(f"invalid combinations left out: {combinations.dropped:,}")
     if combinations.inexact:

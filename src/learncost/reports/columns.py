@@ -80,8 +80,9 @@ def write_csv(sweep: Sweep, stream: IO[str]) -> None:
     polars: Any = import_module("polars") if find_spec("polars") else None
     header = True
     for part in sweep.parts():
-        part["exact"] = np.where(part["exact"], "true", "false") if polars is None else part["exact"]
-        part = {name: _whole(value) for name, value in part.items()}
+        if polars is None:
+            part |= {name: np.where(part[name], "true", "false") for name in ("exact", "fits") if name in part}
+        part = {name: value if name == "seconds" else _whole(value) for name, value in part.items()}
         if polars is not None:
             rows = _part(polars, part, sweep.configurations)
             if isinstance(stream, io.TextIOWrapper) and stream.seekable():
@@ -107,7 +108,7 @@ def write_csv(sweep: Sweep, stream: IO[str]) -> None:
 
 def _whole(value: Any) -> Any:
     """Counts as whole numbers: integers where all of a column fit, else their digits."""
-    if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or np.isnan(value).any():
         return value
     return (
         value.astype(np.int64) if value.max() < _INTEGERS else np.array([str(int(count)) for count in value.tolist()])

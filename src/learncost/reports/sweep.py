@@ -24,8 +24,9 @@ from learncost.ir.serializable import HIDDEN, Key
 from learncost.layers.active import parameters
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
-from learncost.models.configuration import family_of
+from learncost.models.configuration import family_of, size_meant
 from learncost.models.model import Model, build
+from learncost.models.tables import RUN
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
@@ -47,8 +48,20 @@ ALL = "all"
 UNREAD = "unread"  # stands for the parameters that nothing reads, among the axes
 
 
+TIMED = 1_000
+"""Rows of a sweep on a device: each is predicted separately, in about a tenth of a second."""
+
 SHOWN = 20
 """Rows that a sweep shows of itself."""
+
+
+@dataclass(frozen=True)
+class SweepOnDevice:
+    """The time and the peak memory of every configuration on a device; memory is NaN where it is not known."""
+
+    seconds: NDArray[np.float64]
+    memory: NDArray[np.float64]
+    fits: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,7 @@ class SweepSeries:
     maccs: NDArray[np.float64]
     flops: NDArray[np.float64]
     exact: NDArray[np.bool_]
+    on_device: SweepOnDevice | None = None
 
 
 def _lists(columns: Mapping[str, NDArray[Any]]) -> dict[str, list[Any]]:
@@ -122,6 +136,11 @@ class Sweep(Drawn):
         return self.configurations * len(self.series)
 
     @property
+    def unfit(self) -> int:
+        """Rows whose peak memory exceeds that of the device, or is not known; 0 without a device."""
+        return sum(int(np.count_nonzero(~series.on_device.fits)) for series in self.series if series.on_device)
+
+    @property
     def inexact(self) -> int:
         """Rows with a count from 2^53 on."""
         return sum(int(np.count_nonzero(~series.exact)) for series in self.series)
@@ -133,7 +152,8 @@ class Sweep(Drawn):
             if series.macro_operation is not None:
                 columns["macro_operation"] = series.macro_operation
             columns |= {"parameters": self.parameters, "maccs": series.maccs, "flops": series.flops}
-            yield columns | {"exact": series.exact}
+            columns["exact"] = series.exact
+            yield columns | (vars(series.on_device) if series.on_device else {})
 
     @property
     @Key(form=_lists, inline=True)
@@ -146,6 +166,10 @@ class Sweep(Drawn):
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    @property
+    def _misfit(self) -> str:
+        return f"; {self.unfit:,} of them: does not fit the device" if self.unfit else ""
+
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """The first rows; `frame` and `write` have all."""
         columns = {name: values[:SHOWN] for name, values in self.columns.items()}
@@ -153,7 +177,7 @@ class Sweep(Drawn):
         rows = tuple(Cells(tuple(map(_cell, row))) for row in cells)
         notes = (f"{len(self) - SHOWN:,} more rows.",) if len(self) > SHOWN else ()
         left = frozenset(place for place, name in enumerate(columns) if name in ("procedure", "price_book"))
-        return (Sheet(f"{self.model}: {len(self):,} rows", tuple(columns), rows, notes, left),)
+        return (Sheet(f"{self.model}: {len(self):,} rows{self._misfit}", tuple(columns), rows, notes, left),)
 
     def frame(self) -> Any:
         """The rows as a polars DataFrame (extra `sweep`); counts are Float64, sizes Int64, texts Categorical."""
@@ -185,7 +209,8 @@ class Sweep(Drawn):
 
 
 @takes_request(
-    "model procedure price_book batch_size seq_len target_len * grid by skip_invalid optimizer dropout progress"
+    "model procedure price_book batch_size seq_len target_len * grid by skip_invalid optimizer dropout precision on "
+    "progress"
 )
 def sweep(
     request: Request,
@@ -220,6 +245,9 @@ def sweep(
     skip_invalid
         Leaves out combinations that are no model, such as a width that the heads do not divide. Without it they are
         refused.
+    on
+        The device, as in learncost cost: adds the columns seconds, memory and fits, for at most 1,000 rows, under price
+        books run and matmul.
     progress
         A function that is called with the number of configurations that are done, and of all.
 
@@ -247,10 +275,16 @@ def sweep(
         find_optimizer(request.optimizer)
     if by not in BY:
         raise InputError(f"by must be one of {', '.join(BY)}, not {by!r}")
+    if request.on is None and request.is_typed:
+        raise InputError("--precision requires --on: counts do not depend on it")
     probability = check_probability("dropout", request.dropout)
     combinations = grid_of(request.model, {**request.sizes, **request.lengths}, grid, skip_invalid)
     built = build(combinations.configuration, dropout=probability > 0)
     check_known(built.table.lines, "a sweep")
+    if request.on is not None and by != "total":
+        raise InputError(f"--on requires --by total, not {by}")
+    if request.on is not None and (rows := combinations.configurations * len(names) * len(books)) > TIMED:
+        raise InputError(f"--on predicts time and memory for at most {TIMED:,} rows; the sizes make {rows:,}")
     priced, refused = possible(lambda name: rows_of(built, name, books[0], request.optimizer), names)
     names, left_out = tuple(priced), left_out_text(refused)
     series_asked = _wanted(built, names, books, request.optimizer, by)
@@ -264,6 +298,8 @@ def sweep(
     is_exact = bounds[0] < EXACT
     if not is_exact.all():
         series = tuple(replace(series, exact=series.exact & is_exact) for series in series)
+    if request.on is not None:
+        series = tuple(replace(each, on_device=_on_device(request, each, combinations)) for each in series)
     return Sweep(
         built.configuration.name,
         combinations.columns,
@@ -273,6 +309,24 @@ def sweep(
         combinations.dropped,
         left_out,
     )
+
+
+def _on_device(request: Request, series: SweepSeries, combinations: SweepGrid) -> SweepOnDevice:
+    """Return the time and the peak memory of every configuration, each as `cost --on` predicts them."""
+    from learncost.reports.cost import cost  # only on a device: start-up counts
+
+    answers, family = [], family_of(combinations.configuration)
+    swept = {**combinations.fixed, **combinations.columns}
+    settings = {name: value for name, value in request.sizes.items() if size_meant(family, name) not in swept}
+    for place in range(combinations.configurations):
+        values = {name: int(column[place]) for name, column in combinations.columns.items()}
+        lengths: dict[str, Any] = {name: values.pop(name) for name in RUN if name in values}
+        asked = replace(request, procedure=series.procedure, price_book=series.price_book, **lengths)
+        answers.append(cost(replace(asked, sizes={**settings, **combinations.fixed, **values})))
+    peaks = [answer.memory for answer in answers]
+    known = [peak.peak if peak and not peak.unavailable else np.nan for peak in peaks]
+    fits = [bool(peak and not peak.unavailable and peak.fits) for peak in peaks]
+    return SweepOnDevice(np.array([answer.seconds for answer in answers]), np.array(known, float), np.array(fits))
 
 
 _Wanted = tuple[str, str, str | None, tuple[Polynomial, Polynomial]]

@@ -176,7 +176,7 @@ def test_parts_go_round_beside_the_lines_of_their_turns():
     ring, gathered = (lc.cost("llama-3-8b", plan=plan, **settings).over_time for plan in ("flash,ring", "flash"))
     (row,) = (row for row in ring.moved if row.op == "pass_on")
     assert ring.waits < 0.1 * row.seconds < gathered.waits
-    assert ring.beside >= row.seconds
+    assert ring.overlapping >= row.seconds
     assert "ring steps overlap with the compute of their iteration" in ring.assumed
     assert "go round" not in gathered.assumed
 

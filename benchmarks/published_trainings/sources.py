@@ -78,7 +78,7 @@ def torchtitan(row: Mapping[str, Any]) -> Case:
     several = config.get("schedule") == "Interleaved1F1B"
     way = ParallelConfig(axes, 1 if pipeline > 1 else batch, batch if pipeline > 1 else 1,
               "interleaved" if several else "1f1b", 2 if several else 1,
-              beside=("tp",) if "async" in config.get("mode", "").lower() else ())  # fmt: skip
+              overlapped_axes=("tp",) if "async" in config.get("mode", "").lower() else ())  # fmt: skip
     overrides = {"max_position_embeddings": config["seq"]}
     key = key_of(name, overrides, False, way, text, plan, framework, config["seq"])
     return Case(key, way, config["seq"], framework, "DGX H100", bandwidth_gbs=2400, watts=500)

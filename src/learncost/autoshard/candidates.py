@@ -398,7 +398,7 @@ class StructureCost:
         ]
         points = sorted({*inner})
         result: dict[SegmentPass, Any] = {}
-        for cp in sorted({point[0] for point in points}):  # a ring of one turn is no loop
+        for cp in sorted({point[0] for point in points}):  # a ring of one iteration is no loop
             of_cp = {point: place for place, point in enumerate(each for each in points if each[0] == cp)}
             alone = [_one_pass(point) for point in of_cp]
             times = self.account.seconds(

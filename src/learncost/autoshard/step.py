@@ -28,7 +28,7 @@ from learncost.sharding.clauses import check_timed
 from learncost.sharding.padding import Padded
 from learncost.timing import Rates
 
-BESIDE = ("weights", "gradients")
+OVERLAPPED_ROLES = ("weights", "gradients")
 """The roles whose collectives overlap with compute."""
 
 PIPELINE = "pp"
@@ -54,7 +54,7 @@ class ParallelConfig:
     schedule      the pipeline schedule; chunks, the stages per device
     layers        the blocks of each stage; none: equally many
     overlap       whether collectives of weights and gradients overlap with compute
-    beside        axes whose other collectives overlap, too, with products split for it (async TP)
+    overlapped_axes  axes whose other collectives overlap, too, with products split for it (async TP)
     workspace     whether a fused weight update has a buffer of a block's gradients in the type of its weights
     sorted_rows   how often rows are permuted for each dispatch to the experts and each combine
     once_a_node   whether a row is sent once per node and forwarded inside, as in DeepEP, not once per expert
@@ -67,7 +67,7 @@ class ParallelConfig:
     chunks: int = 1
     layers: tuple[int, ...] = ()
     overlap: bool = True
-    beside: tuple[str, ...] = ()
+    overlapped_axes: tuple[str, ...] = ()
     workspace: bool = False
     sorted_rows: int = 0
     once_a_node: bool = False
@@ -101,30 +101,34 @@ class PassTime:
     compute: Any = 0.0
     rounds: Any = 0.0
     waits: Any = 0.0
-    beside: Any = 0.0
-    beside_rounds: Any = 0.0
+    overlapping: Any = 0.0
+    ring_seconds: Any = 0.0
     shared: float = 0.0
 
     def send(self, sending: Sending, seconds: Any, way: ParallelConfig) -> None:
         """Add a collective's seconds."""
-        self.add(seconds, sending.rounds, way.overlap and (sending.role in BESIDE or sending.mesh_axis in way.beside))
+        self.add(
+            seconds,
+            sending.rounds,
+            way.overlap and (sending.role in OVERLAPPED_ROLES or sending.mesh_axis in way.overlapped_axes),
+        )
 
     def add(self, seconds: Any, rounds: bool, overlaps: bool) -> None:
         """Add the seconds of a ring step, or of a collective that overlaps with compute or does not."""
         if rounds:
-            self.beside_rounds = self.beside_rounds + seconds
+            self.ring_seconds = self.ring_seconds + seconds
         elif overlaps:
-            self.beside = self.beside + seconds
+            self.overlapping = self.overlapping + seconds
         else:
             self.waits = self.waits + seconds
 
     @property
     def waiting(self) -> Any:
         """Return the exposed seconds; links with ring steps carry nothing else."""
-        hidden = smaller(self.rounds, self.beside_rounds)
+        hidden = smaller(self.rounds, self.ring_seconds)
         available = self.compute - hidden
-        slower = self.shared * smaller(self.beside, available / (1 - self.shared))
-        return self.waits + self.beside_rounds - hidden + larger(slower, self.beside - available)
+        slower = self.shared * smaller(self.overlapping, available / (1 - self.shared))
+        return self.waits + self.ring_seconds - hidden + larger(slower, self.overlapping - available)
 
 
 class PeakPass(NamedTuple):
@@ -451,7 +455,7 @@ def exposed(spent: Mapping[str, PassTime], overlap: bool = True) -> dict[str, tu
     """
     result = {name: (spent[name].compute, spent[name].waiting) for name in "FBW"}
     available = spent["B"].compute + spent["W"].compute if overlap else 0.0
-    result["O"] = spent["O"].compute, spent["O"].waits + larger(0.0, spent["O"].beside - available)
+    result["O"] = spent["O"].compute, spent["O"].waits + larger(0.0, spent["O"].overlapping - available)
     return result
 
 

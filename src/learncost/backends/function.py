@@ -63,7 +63,7 @@ def sizes(scope: FunctionScope, sources: Sequence[SizeSource]) -> tuple[list[Emi
 
 
 def masks(scope: FunctionScope, chosen: Set[Mask] | None = None) -> list[EmittedStatement]:
-    """Statements that make the masks of a function, each once; of some of them, where these are told."""
+    """Statements that make the masks of a function, each once; only of some, if these are given."""
     statements = []
     for key, name in scope.masks.items():
         if chosen is not None and key not in chosen:

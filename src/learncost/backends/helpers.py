@@ -22,7 +22,7 @@ LONGEST = 60
 
 
 def primitive(backend: Backend, op: str, operands: Sequence[Code], numbers: Sequence[bool], **along: str) -> Code:
-    """A primitive; `numbers` says which operands are Python's own numbers, `along` axes and sizes that it is told."""
+    """A primitive; `numbers` are the operands that are Python's numbers, `along` the axes and sizes as parameters."""
     row = entry(op)
     if row.truth:
         return Code(f"{operands[0].at(SUM)} {row.sign} {operands[1].at(SUM)}", COMPARISON)
@@ -44,7 +44,7 @@ def primitive(backend: Backend, op: str, operands: Sequence[Code], numbers: Sequ
 
 
 def _at_the_end(spelled: str, operand_of: dict[str, str], axis: str) -> str:
-    """The call of a function that acts along the last axes and is told their sizes; others are moved there and back."""
+    """The call of a function along the last axes, with their sizes as parameters; others are moved there and back."""
     first, *rest = operand_of
     x, axes = operand_of[first], [int(place) for place in re.findall(r"-\d+", axis)]
     last = [*range(-len(axes), 0)]

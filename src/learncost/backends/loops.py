@@ -47,7 +47,7 @@ class LoopsWriter:
     numbers: Iterator[int] = field(default_factory=count)  # of the loops
 
     def write(self, scope: FunctionScope, line: Loop, around: Sequence[Statement], handed: set[str]) -> None:
-        """Add the loop to a function, and the function of one turn to the program.
+        """Add the loop to a function, and the function of one iteration to the program.
 
         around   the statements around the loop
         handed   names that leave these
@@ -107,7 +107,7 @@ class _LoopWriter:
             self.inner.releasable.discard(name_of[like])
         return like
 
-    # What a turn takes.
+    # What an iteration takes.
 
     def _take(self, name: str, axes: tuple[str, ...], argument: str) -> None:
         """A value as a parameter; if its layout is as declared, sizes are read from its shape."""
@@ -120,7 +120,7 @@ class _LoopWriter:
         line, inner, opened = self.line, self.inner, list[Made]()
         rest = dict(line.each)
         for group in self.iterations.weights.groups:
-            # In a turn that has several blocks' weights together the record itself holds stacks.
+            # In an iteration that has several blocks' weights together the record itself holds stacks.
             for stacks in (f"{self.iterations.record}.{group.field}", self.iterations.record):
                 slices = {
                     inside: outer
@@ -153,7 +153,7 @@ class _LoopWriter:
         return f"{self.iteration} * {together} : ({self.iteration} + 1) * {together}" if together else self.iteration
 
     def _joins(self, inside: str, outer: str) -> str:
-        """The function that makes a stack of what the turns give: a slice each, or several together."""
+        """The function that makes a stack of what the iterations give: a slice each, or several together."""
         backend = self.inner.backend
         return backend.join if self.line.part(inside, self.scope.axes.get(outer, ())) else f"{backend.module}.stack"
 
@@ -164,7 +164,7 @@ class _LoopWriter:
         layouts = dict(zip(record.names, record.layouts, strict=True))
         inner.layouts |= {inside: layouts[outer] for outer, inside in inside_of.items()}
         freed = (record.backwards or self.line.reverse) and self._readers(record.names)[-1] is self.line
-        end = "" if self.line.reverse else "0"  # the stack is in the order of the turns, whichever was made first
+        end = "" if self.line.reverse else "0"  # the stack is in the order of the iterations, whichever was made first
         argument = f"{record.variable}.pop({end})" if freed else f"{record.variable}[{self.iteration}]"
         if not record.record:
             (inside,) = inside_of.values()
@@ -239,7 +239,7 @@ class _LoopWriter:
         self._collect(kept_object.variable, f"record {kept_object.variable}", text)
 
     def _gradients(self, group: WeightGroup, inside_of: Mapping[str, str]) -> None:
-        """The gradients of a group's weights, each by its stack: a record each turn, then a record of stacks."""
+        """The gradients of a group's weights, each by its stack: a record each iteration, then a record of stacks."""
         inner, names = self.inner, self.names
         outer, inside = next(iter(inside_of.items()))
         variable = names.of(f"d{group.field}", f"record {self.number}")

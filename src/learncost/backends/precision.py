@@ -139,7 +139,7 @@ def _of_stacks(lines: Iterable[Statement], types: dict[str, str]) -> None:
 
 
 def _streams(table: Table) -> set[str]:
-    """Values that stay in fp32: what turns hand on, rows that are added at an index to those of a table, and sums of
+    """Values that stay in fp32: loop-carried ones, rows that are added at an index to those of a table, and sums of
     arrays that are as large as the sum."""
     names: set[str] = set()
     for line, _ in visit(table.lines):
@@ -206,7 +206,7 @@ class _Mixed:
                 self.low.add(line.name)
                 result.append(line)
                 continue
-            left = Term(f"{line.name}{LOW}", line.left[0].axes)  # what turns hand on has one type
+            left = Term(f"{line.name}{LOW}", line.left[0].axes)  # a loop-carried value has one type
             self.copies[left.name] = replace(values[line.name], role="copy", of=line.name)
             self.low.add(left.name)
             result.append(replace(line, left=(left,)))

@@ -485,7 +485,7 @@ class FunctionWriter:
 
 
 def _last(lines: Sequence[Statement]) -> list[Line]:
-    """The optimizer's lines that nothing else reads, such as turns that update their weights do of drawn directions."""
+    """The optimizer's lines that nothing else reads, such as those of drawn directions in iterations with updates."""
     steps = [line for line in lines if isinstance(line, Line) and line.meta.phase == "optimizer_step"]
     read = {name for line in lines if line not in steps for name in line.reads}
     for line in reversed(steps):

@@ -74,7 +74,7 @@ class Record:
 
 
 def groups(table: Table) -> list[tuple[str, ...]]:
-    """Weights that the turns of the same repeats slice, group by group, in the order of the table's weights."""
+    """Weights that the iterations of the same repeats slice, group by group, in the order of the table's weights."""
     merged: list[set[str]] = []
     for loop in table.repeats:
         sliced = {outer for _, outer in loop.each if outer in table.weights}
@@ -88,7 +88,7 @@ def groups(table: Table) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Weights of which every turn of some repeats has its own: a record of stacks, a field of the whole."""
+    """Weights of which every iteration of some repeats has its own: a record of stacks, a field of the whole."""
 
     field: str
     record: str
@@ -110,7 +110,7 @@ class WeightRecords:
 
     @staticmethod
     def of(table: Table, names: Identifiers, array: str, titled: Callable[[Sequence[str]], str]) -> WeightRecords:
-        """The records that the weights of a table need; `titled` says what the turns of a group are called."""
+        """The records that the weights of a table need; `titled` says what the iterations of a group are called."""
         slices_together = groups(table)
         if len(table.weights) <= FEW or not slices_together:
             return WeightRecords()

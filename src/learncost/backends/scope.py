@@ -224,7 +224,7 @@ class FunctionScope:
         return Code(self._total(at.parts, positions), SUM)
 
     def steps(self, at: Affine) -> str:
-        """A place as helpers are told it: the sizes of its axes, with which factor each, and what is added."""
+        """An index as an argument of helpers: the sizes of its axes, with which factor each, and what is added."""
         factors = [self._total([part for part in at.parts if part.axis == loop]) for loop in at.loops]
         first = self._total([part for part in at.parts if not part.axis])
         return f"{shape(self.shape(at.loops))}, {shape(factors)}, {first}"

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from learncost.importer.inputs import Input, parse_inputs
-from learncost.importer.refusals import told
+from learncost.importer.refusals import one_line
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.models.argument import unknown_type
 
@@ -80,7 +80,7 @@ def _of_transformers(values: Mapping[str, Any]) -> Any:
     except InputError:
         raise
     except Exception as error:  # any error that a class raises about its config
-        raise InputError(f"transformers cannot build {shown(kind)} of this file: {told(error)}") from None
+        raise InputError(f"transformers cannot build {shown(kind)} of this file: {one_line(error)}") from None
     finally:
         transformers.logging.set_verbosity(verbosity)
 
@@ -121,7 +121,7 @@ def _of_diffusers(values: Mapping[str, Any]) -> Any:
     try:
         return model_class.from_config({key: value for key, value in values.items() if key not in CODE_OF_ITS_OWN})
     except Exception as error:  # any error that a class raises about its config
-        raise InputError(f"diffusers cannot build {name} of this file: {told(error)}") from None
+        raise InputError(f"diffusers cannot build {name} of this file: {one_line(error)}") from None
 
 
 def inputs_of(module: Any) -> tuple[Input, ...]:

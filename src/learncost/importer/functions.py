@@ -191,7 +191,7 @@ def _is_same(kind: Any, run: Callable[..., Any], arguments: Sequence[Any]) -> bo
             except Exception:  # any error that a user's function raises
                 continue
             if any(bool(each.isnan().any()) for each in (*theirs, *ours)):
-                continue  # of what is undefined nothing is told
+                continue  # an undefined gradient has no information
             if not all(identical([one], [other], TOLERANCE) for one, other in zip(theirs, ours, strict=True)):
                 return False
             tried += 1

@@ -17,7 +17,7 @@ from typing import Any
 from learncost.ir.errors import InputError, printable
 
 
-def told(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error of the user's code in one line: its place in the user's code, its type and its message."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{printable(error.filename)}:{error.lineno}: {error.msg}"
@@ -173,7 +173,7 @@ def refusal(error: Exception, called: str) -> InputError:
             "and a mask, or with concatenated tokens and their lengths as numbers"
         )
     what = "exported" if any(f"{os.sep}torch{os.sep}" in frame.filename for frame in frames) else "read"
-    said = told(error)
+    said = one_line(error)
     if code and not str(error).strip():  # an assertion without a message
         said = f"{said}: {code}"
     if not said.startswith(place) and f"{os.sep}torch{os.sep}" not in place:  # an error of a package's code
@@ -232,5 +232,5 @@ def raises_too(module: Any, values: Mapping[str, Any], error: InputError) -> boo
             row, by_name = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, (row, by_name))
             module(*row, **by_name)
     except Exception as raised:  # any error that a user's module raises
-        return told(raised) in str(error)
+        return one_line(raised) in str(error)
     return False

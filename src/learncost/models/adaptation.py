@@ -118,7 +118,7 @@ class Learned:
     """The trainable weights of a live module.
 
     weights  names of weights; with a number, only in that iteration, counted over all loops from 0
-    paths    weights with a low-rank path, in the turns of `path_iterations`, of a rank and an alpha
+    paths    weights with a low-rank path, in the iterations of `path_iterations`, of a rank and an alpha
     """
 
     text: str

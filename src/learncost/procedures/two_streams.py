@@ -1,6 +1,6 @@
 """Reversible blocks with two streams: the backward pass recomputes a block's inputs from its outputs.
 
-A block's branches, each added to the stream, add by turns to one of two streams and read the other: y1 = x1 + f(x2),
+A block's branches, each added to the stream, add alternately to one of two streams and read the other: y1 = x1 + f(x2),
 y2 = x2 + g(y1). Therefore x2 = y2 - g(y1) and x1 = y1 - f(x2), and a block saves no tensor for its backward pass. Both
 streams begin as the first block's input, and their mean is the last block's output. Gomez et al. 2017, The reversible
 residual network, equations 6 to 8; Kitaev et al. 2020, Reformer, section 3.

@@ -60,7 +60,7 @@ class LayerKind(Serializable):
 
     maccs, parameters   of one sequence, in the letters
     order               what the MACCs grow like
-    sequential          how many steps must follow each other: the turns of the table's repeats
+    sequential          how many steps must follow each other: the iterations of the table's loops
     path                the longest way between two positions, as the source has it; none where positions never meet
     """
 
@@ -208,7 +208,7 @@ _KINDS: tuple[tuple[str, str, str | None], ...] = (
 
 
 def _steps(layer: Layer) -> Iterator[LayerProduct]:
-    """The products of a layer that sum, with their terms in all turns."""
+    """The products of a layer that sum, with their terms in all iterations."""
     rows = price(layer, {}, "run").rows
     for row, (line, _) in zip(rows, walk(layer.table.lines), strict=True):
         if row.maccs:

@@ -20,7 +20,7 @@ from learncost.reports.run import PreparedRun
 
 @dataclass(frozen=True)
 class BlockMeasure:
-    """The blocks of one repeat: the size that says how often it turns, what a block is called, its tokens' axis.
+    """The blocks of one repeat: the size that says how often it runs, what a block is called, its tokens' axis.
 
     `number` is how many blocks all iterations have, and `kinds` how many one has. A count of a block is the
     mean of them.

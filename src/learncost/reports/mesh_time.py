@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from learncost.autoshard.account import PASSES
-from learncost.autoshard.step import BESIDE, PassTime, exposed
+from learncost.autoshard.step import OVERLAPPED_ROLES, PassTime, exposed
 from learncost.backends.precision import rounds_states
 from learncost.cost_models import Book, PricedLine
 from learncost.devices.cluster import Cluster
@@ -60,15 +60,15 @@ class OverTime(Serializable):
 
     lines    what it computes
     moved    what collectives take, each alone
-    waits    seconds of those that nothing is computed beside
-    beside   of those that run beside what is computed, and exposed: what of these does not fit there
+    waits    seconds of those that do not overlap with compute
+    overlapping  seconds of those that overlap with compute; `exposed` is the part that is not hidden
     """
 
     cluster: str
     lines: Timing = field(metadata=Key(form=attrgetter("seconds")).field)
     moved: tuple[CollectiveTime, ...] = field(metadata=Key("collectives", after="exposed").field)
     waits: float = field(metadata=Key("waiting").field)
-    beside: float
+    overlapping: float
     exposed: float = field(metadata=Key("beside_not_hidden").field)
 
     @property
@@ -89,7 +89,9 @@ class OverTime(Serializable):
         parts = [f"{seconds_of(self.lines.seconds)} of compute"]
         parts += [f"{seconds_of(self.waits)} of collectives without overlap"] if self.waits else []
         rest = seconds_of(self.exposed) if self.exposed else "nothing"
-        parts += [f"{rest} exposed of {seconds_of(self.beside)} of overlapped collectives"] if self.beside else []
+        parts += (
+            [f"{rest} exposed of {seconds_of(self.overlapping)} of overlapped collectives"] if self.overlapping else []
+        )
         yield f"A step over {self.cluster} takes {seconds_of(self.seconds)}: {', '.join(parts)}."
         if not self.moved:
             return
@@ -127,16 +129,16 @@ def over_time(
     spent = {name: PassTime(shared=cluster.shared) for name in "FBWO"}
     for collective, takes in _transfers(over, cluster):
         mine = spent[PASSES.get(collective.phase, "F")]
-        mine.add(collective.times * takes.seconds, collective.op == "pass_on", collective.role in BESIDE)
+        mine.add(collective.times * takes.seconds, collective.op == "pass_on", collective.role in OVERLAPPED_ROLES)
     iterations = {id(line) for line in round_rings(over.placed.table.lines)}
     for part in lines.time.parts:
         mine = spent[PASSES.get(part.phase, "F")]
         mine.compute += part.total
         mine.rounds += part.total if id(rows[part.main].source) in iterations else 0.0
     waits = sum(each.waits for each in spent.values())
-    beside = sum(each.beside + each.beside_rounds for each in spent.values())
+    overlapping = sum(each.overlapping + each.ring_seconds for each in spent.values())
     waiting = sum(exposed_seconds for _, exposed_seconds in exposed(spent).values())
-    return OverTime(cluster.name, lines, collective_times(over, cluster), waits, beside, waiting - waits)
+    return OverTime(cluster.name, lines, collective_times(over, cluster), waits, overlapping, waiting - waits)
 
 
 def collective_times(over: OverMesh, cluster: Cluster) -> tuple[CollectiveTime, ...]:

@@ -1,4 +1,4 @@
-"""A question is a function, and its parameters are its flags: each is told once, in the signature and the docstring.
+"""A question is a function, and its parameters are its flags: each is written once, in the signature and the docstring.
 
 From there come the keyword, the flag of the command line with its help, and the JSON schema. What parameters mean that
 several functions have stands in flags.toml, once; a docstring has those that mean something else there, or that are

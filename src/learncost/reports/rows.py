@@ -164,9 +164,9 @@ def _rows(
 def _repeat(part: Price, passes: int, rounds: Collection[int] = ()) -> int:
     """Return how many equal layers a row merges: how often a layer's most frequent line runs in one pass.
 
-    rounds  the places of lines in turns round a mesh, which the layer has outside of them for its own part as well
+    rounds  the places of lines in iterations round a mesh, which the layer has outside of them for its own part as well
     Of a gradient in several parts, dX and dX+2, or in two steps, dY:X and dX, one is counted. Where a row has parts and
-    merges alone, a layer is told by the value that it reads: its parts, in one repeat, are those of one layer.
+    merges alone, a layer is identified by the value that it reads: its parts, in one repeat, are those of one layer.
     """
     lines: dict[tuple[str, ...], int] = {}
     parts: dict[tuple[str, ...], int] = {}

@@ -16,7 +16,7 @@ from learncost.timing import Rates, Time, time
 class TimedKernel:
     """Lines that run at once. Their time is the kernel's, at one of them: the others have none.
 
-    seconds, bound  of all its turns, and what bounds it: compute, memory or launch
+    seconds, bound  of all its iterations, and what bounds it: compute, memory or launch
     flops, bytes    what it computes, and what it reads and writes
     main            the priced line that has it
     """

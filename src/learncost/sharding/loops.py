@@ -111,7 +111,7 @@ def _stack_layout(
         return ShardLayout((busy, *others))
     layout = scope.spec(stack) if layout.partial else layout
     if layout.split[0] and not repeat.part(name, scope.value(stack).axes):
-        return ShardLayout(((), *inner.spec(name).split))  # every device has all turns
+        return ShardLayout(((), *inner.spec(name).split))  # every device has all iterations
     return layout
 
 

@@ -52,7 +52,7 @@ def _kept(
     first: Loop, second: Loop, ops: tuple[str, ...], known: Mapping[str, Value]
 ) -> tuple[Loop, Loop, Mapping[str, tuple[Value, str]]]:
     """Rewrite two loops with the same iterations, of which the later reads results of the earlier one's collectives."""
-    # What a turn reads of a stack of the whole, or hands to one: whatever either of them calls it.
+    # What an iteration reads of a stack of the whole, or hands to one: whatever either of them calls it.
     sources = [
         {name: stack for name, stack in (*line.each, *line.keep) if not line.part(name, known[stack].axes)}
         for line in (first, second)

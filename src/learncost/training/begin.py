@@ -129,7 +129,7 @@ def _try(configuration: Configuration, options: Options, data_task: Task) -> Non
 
 
 def _with_classes(configuration: Configuration, data_task: Task, options: Options) -> Configuration:
-    """With as many classes as the files have, unless they are told. Raises InputError for fewer."""
+    """With as many classes as the files have, unless they are given. Raises InputError for fewer."""
     labels = data_task.labels(options.paths)
     if not labels:
         return configuration

@@ -89,7 +89,7 @@ class Folder:
             raise cannot_write(self.path, error) from None
 
     def begin(self, options: Options, config: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        """Write what the run is told, and the files of its tokenizer; with the options, the last, it is a run."""
+        """Write the run's options, and the files of its tokenizer; with the options, the last, it is a run."""
         for name, content in files.items():
             write_bytes(self.path / name, content)
         write_json(self.path / CONFIG, config)
@@ -172,7 +172,7 @@ class Folder:
         processes.of_first(forget_others)
 
     def distributed(self, whole: bool = False) -> SavedCheckpoint | None:
-        """The last checkpoint, where it was written in parts; those that are `whole` go first where they are told to.
+        """The last checkpoint, where it was written in parts; those that are `whole` go first if requested.
 
         Raises InputError for a damaged one.
         """

@@ -58,7 +58,7 @@ class _JaxRunner:
 
 
 def exact(dtype: Any) -> AbstractContextManager[object]:
-    """The context in which JAX has numbers of this type: it has 64 bits only where it is told so."""
+    """The context in which JAX has numbers of this type: it has 64 bits only if enabled."""
     import jax
 
     wide: AbstractContextManager[object] = jax.enable_x64(np.dtype(dtype).itemsize == 8)

@@ -1,6 +1,6 @@
 """A training from its beginning, or from its last checkpoint, to its end: one way for both.
 
-`start` writes what the run was told into its folder, `go_on` does everything that the folder does not have yet. So a
+`start` writes the run's options into its folder, `go_on` does everything that the folder does not have yet. So a
 run that was killed at any moment goes on where its last checkpoint is.
 """
 
@@ -431,8 +431,8 @@ class _TrainingRun:
         if parts is not None:
             self.folder.save_parts(parts, engine.steps, saved, self.processes)
         if parts is None or last:
-            beside = {} if engine.is_plain else engine.weights  # which the plain ones do not tell
-            weights, state = engine.plain_weights, {**engine.state, **beside}
+            adapted = {} if engine.is_plain else engine.weights  # which the plain weights do not determine
+            weights, state = engine.plain_weights, {**engine.state, **adapted}
             self.processes.of_first(lambda: self.folder.save(self.model, weights, state, engine.steps, saved))
         self.saved = engine.steps
 

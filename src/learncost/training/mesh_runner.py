@@ -80,7 +80,7 @@ class MeshRunner:
         self.placed(without_gradients(table), sizes)
 
     def placed(self, table: Table, sizes: Mapping[str, int], plan: str | None = None) -> Placed:
-        """A table over the mesh, under the plan that is told, or else under one that is not."""
+        """A table over the mesh, under the given plan, or else without one."""
         plan = plan or "" if self.plan is None else self.plan
         return placed_over(planned(table, plan, sizes), self.mesh, self.clauses, sizes, self.training.table())
 

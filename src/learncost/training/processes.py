@@ -128,7 +128,7 @@ class ProcessGroup(Processes):
             with suppress(RuntimeError):
                 if lost:
                     self._second_store.set(LOST, "")
-                said.append(self._second_store.add("told", 1))
+                said.append(self._second_store.add("reported", 1))
 
         asks = threading.Thread(target=ask, daemon=True)
         asks.start()

@@ -12,9 +12,9 @@ from learncost.training.loop import TrainingReporter, TrainingStep
 
 
 @contextmanager
-def reporter(tells: bool = True) -> Iterator[TrainingReporter]:
+def reporter(reports: bool = True) -> Iterator[TrainingReporter]:
     """Yield the reporter of a training; of several processes one reports."""
-    if not tells:
+    if not reports:
         yield Nobody()
         return
     if not sys.stderr.isatty():

@@ -36,7 +36,7 @@ def mesh_engine(configuration: Configuration, options: Options) -> MeshEngine:
 class StagesEngine(MeshEngine):
     """The mesh's engine with the blocks cut into stages; it trains a batch in microbatches, as the schedule says.
 
-    Of a stack a process has the turns of its stages, one behind another.
+    Of a stack a process has the iterations of its stages, one behind another.
     """
 
     _runner: StagesRunner

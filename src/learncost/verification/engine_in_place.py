@@ -214,7 +214,7 @@ def _by_line(
 
     Where lines end a product, all are tiles of it.
 
-    Lines that ask for the same shapes cannot be told apart; together they have what was executed.
+    Lines that ask for the same shapes cannot be distinguished; together they have what was executed.
     """
     left, shapes_of = Counter(ran), dict[str, Counter[Shape]]()
     names = [line.name for line in call.lines]

@@ -12,7 +12,7 @@ import numpy as np
 from learncost.importer.deferred_sizes import OfSizes
 from learncost.importer.examples import arguments, as_called, flattened
 from learncost.importer.nodes import operator_name
-from learncost.importer.refusals import told
+from learncost.importer.refusals import one_line
 from learncost.importer.restored import copied, restored
 from learncost.importer.running.stepping import backward, ends
 from learncost.importer.values import run_graph
@@ -295,7 +295,7 @@ def gradients_apart(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
     """Return the error of the module's gradients relative to the largest gradient of its graph; None
     where they cannot be compared, and why.
 
-    An export keeps what a forward pass computes, not all that autograd was told about it, as under `no_grad`.
+    An export keeps what a forward pass computes, not all of autograd's settings, as under `no_grad`.
     """
     import torch
 
@@ -305,7 +305,7 @@ def gradients_apart(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
         row, by_name = as_called(twin, copied(ran.doubles))
         answer = twin(*row, **by_name)
     except Exception as error:  # code of the user's, which may not be for float64, nor be copied
-        return None, f"it does not run in float64 ({told(error)})"
+        return None, f"it does not run in float64 ({one_line(error)})"
     tensors = [t for t in torch.utils._pytree.tree_leaves(plain(answer)) if isinstance(t, torch.Tensor)]
     pairs = []
     for mine, seed in results:
@@ -326,7 +326,7 @@ def gradients_apart(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
     try:
         gradients = torch.autograd.grad(outputs, [*learning.values()], seeds, allow_unused=True)
     except RuntimeError as error:  # of a forward pass that took two precisions
-        return None, f"autograd has none ({told(error)})"
+        return None, f"autograd has none ({one_line(error)})"
     ours = [_gradient(weights[path]) for path in learning]
     dense = [None if each is None else _real(each).numpy(force=True) for each in gradients]
     theirs = [np.zeros(mine.shape) if g is None else g for mine, g in zip(ours, dense, strict=True)]
@@ -412,7 +412,7 @@ def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int
         try:
             return _flops_of(lambda: ends(module(*row, **by_name)), formulas)
         except RuntimeError as error:  # a module of the user's that changes in place what autograd needs
-            raise InputError(f"autograd has no gradients of the module itself ({told(error)})") from error
+            raise InputError(f"autograd has no gradients of the module itself ({one_line(error)})") from error
 
 
 def _counted_of_export(

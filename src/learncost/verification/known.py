@@ -176,7 +176,7 @@ def _found(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 def _inverts(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
     """The gradients where a block's inputs are made of its outputs are those where they are kept.
 
-    Weights are small, because what is made again is apart by a rounding, which every turn makes larger by its slope.
+    Weights are small, because recomputed values differ by a rounding, which every iteration enlarges by its slope.
     """
     table, plain = step(model, chosen), step(run_by(model, chosen), "bp")
     sizes = sizes_of(model, table)

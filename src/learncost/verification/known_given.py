@@ -54,7 +54,7 @@ class _GivenGradient:
 
 
 def _all_given(model: Model, chosen: Procedure) -> list[_GivenGradient]:
-    """All that is given in the place of gradients, within scopes or handed from turn to turn."""
+    """All that is given in the place of gradients, within scopes or handed from iteration to iteration."""
     overrides = signals(model, chosen).overrides
     of_scope = {place.scope: place for place in places(model.table)}
     all_given = [*overrides.given.items(), *overrides.between.items()]
@@ -67,7 +67,7 @@ def _stack(name: str, depth: int) -> str:
 
 
 def _watched(table: Table, names: Iterable[tuple[str, int]]) -> Table | None:
-    """The table in which what turns make of names, each so many repeats deep, is kept as `_stack` calls it.
+    """The table in which what iterations make of names, each so many repeats deep, is kept as `_stack` calls it.
 
     None but where one repeat makes each.
     """

@@ -11,7 +11,7 @@ from typing import Any
 from learncost.importer.examples import as_called, flattened
 from learncost.importer.inputs import attempts, checked, examples_of, sized, tensors
 from learncost.importer.live import LiveModule
-from learncost.importer.refusals import told
+from learncost.importer.refusals import one_line
 from learncost.importer.restored import copied, restored
 from learncost.importer.tried import size_of_example
 from learncost.importer.walk import ImportedModule
@@ -248,7 +248,7 @@ def _at(
         yield Check(name, "a run of the module", f"it takes no random numbers: {error}", None)
         return
     except Exception as error:  # a table that does not fit its module cannot be run on what this is given
-        yield Check(name, "the table's run", told(error), False)
+        yield Check(name, "the table's run", one_line(error), False)
         return
     if has_repeated_places(imported.exported.program, ran.graph.of_node):
         why = "it writes several values at one place, of which PyTorch keeps any: not compared"
@@ -258,7 +258,7 @@ def _at(
     try:
         own = _own(live.module, values)
     except Exception as error:  # code of the user's, which may not run a second time
-        yield Check(name, "a run of the module", f"it does not run as it was read: {told(error)}", None)
+        yield Check(name, "a run of the module", f"it does not run as it was read: {one_line(error)}", None)
         return
     yield from _values(name, ran, own, imported)
     yield _gradients(name, live.module if not live.options.as_run else whole, ran, own)
@@ -283,7 +283,7 @@ def _first(
         try:
             values = next(draws, None)
         except Exception as error:  # whatever a user's module raises
-            raise _NoNumbersError(told(error)) from error
+            raise _NoNumbersError(one_line(error)) from error
         if values is None:
             break
         ran = ran_both(whole, _of_run(live, imported, values), imported, table)

@@ -86,7 +86,7 @@ def under_where(op: Callable[..., Array], x: Array, *more: Array) -> Array:
 class Ranked:
     """A function for operands of as many axes as the digits say: a bias without its axis would go unseen.
 
-    sized   whether it is told the shape of its result, which the operands do not say
+    sized   True if the shape of its result is a parameter, as the operands do not determine it
     """
 
     ranks: str

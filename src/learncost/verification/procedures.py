@@ -33,7 +33,7 @@ def verify_procedures(model: Model, name: str, procedures: Iterable[str] = LEARN
             continue
         try:
             step(model, procedure, "sgd")
-        except InputError as refusal:  # such as weights that all turns share, for pepita
+        except InputError as refusal:  # such as weights that all iterations share, for pepita
             yield Check(f"{name}, {procedure}", "a step", str(refusal), None)
             continue
         for optimizer in {each.op: name for name, each in reversed(OPTIMIZERS.items())}.values():

@@ -1,4 +1,4 @@
-"""The layers of Gemma 3n once more, in plain NumPy: streams that are updated by turns, keys that other layers share."""
+"""The layers of Gemma 3n once more, in plain NumPy: alternately updated streams, keys that other layers share."""
 
 from __future__ import annotations
 

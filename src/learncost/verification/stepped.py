@@ -16,7 +16,7 @@ from learncost.verification.sample import grouped, small_sizes
 
 
 def sizes_of(model: Model, table: Table) -> dict[str, int]:
-    """The same for every procedure, but that turns go in whole groups."""
+    """The same for every procedure, but that iterations go in whole groups."""
     sizes = small_sizes(table)
     return sizes | small_sizes(model.table) | {count: sizes[count] for count in grouped(table)}
 

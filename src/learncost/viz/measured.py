@@ -104,7 +104,7 @@ class _MeasuredSlices:
         return Slice(f"step {self.step.number:,}", "step", "step", start, end, facts, list(_in_passes(parts)))
 
     def _function(self, marks: Sequence[TraceMark]) -> tuple[list[TraceMark], list[Slice]]:
-        """The layers and turns of the function that the first mark calls, and the marks after it."""
+        """The layers and iterations of the function that the first mark calls, and the marks after it."""
         call, *rest = marks
         lines: list[Slice] = []
         slices: list[Slice] = []

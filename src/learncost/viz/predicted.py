@@ -40,7 +40,7 @@ class StepMemory(Protocol):
         """The table of its lines."""
 
     def moments(self, iterations: Walked) -> Iterable[tuple[Line, Path, int]]:
-        """Every line as it runs, with the turns around it, and the bytes that are alive."""
+        """Every line as it runs, with the iterations around it, and the bytes that are alive."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class _StepDrawing:
         return TimelineProcess(self.step.name, tuple(self.pen.slices), counters)
 
     def _scope(self, nodes: Sequence[_Node], path: Path, times: int, outermost: bool) -> None:
-        """The lines of one scope, `times` of them at once, in layers, and the turns of its repeats."""
+        """The lines of one scope, `times` of them at once, in layers, and the iterations of its loops."""
         for is_loop, group in groupby(nodes, lambda node: isinstance(node, _DrawnLoop)):
             if is_loop:
                 for loop in group:
@@ -306,7 +306,7 @@ def _leaves(nodes: Iterable[_Node]) -> Iterator[_Leaf]:
 
 
 def _lines(nodes: Iterable[_Node], inner: bool, outer: bool) -> int:
-    """Lines as they run, with the turns of outermost repeats, and of those inside of them, or without."""
+    """Lines as they run, with the iterations of outermost loops, and of those inside of them, or without."""
     lines = 0
     for node in nodes:
         iterations = node.count if isinstance(node, _DrawnLoop) and outer else 1

@@ -1,7 +1,7 @@
 """Kernels in C: consecutive lines of a table fused into one function, with intermediates in registers and caches.
 
-A function takes its turns in parallel threads (OpenMP), writes loops that a compiler vectorises, and matrix products
-inside of a turn as tiles that lie in registers (float, bf16) or as calls of a library (double). Sums over the turns
+A function runs its iterations in parallel threads (OpenMP), with loops that a compiler vectorises, and matrix products
+inside of an iteration as tiles in registers (float, bf16) or as calls of a library (double). Sums over the iterations
 are added up thread by thread, so that for a number of threads the result is always the same.
 """
 

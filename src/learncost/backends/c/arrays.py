@@ -9,7 +9,7 @@ from typing import TypeAlias
 from learncost.backends.c import tree
 from learncost.backends.c.printer import Printer
 from learncost.backends.c.schedule import MAIN, KernelSchedule, ScheduledValue
-from learncost.backends.c.tree import ONE, TURN, ZERO, larger, minus, plus, smaller, times
+from learncost.backends.c.tree import ITERATION, ONE, ZERO, larger, minus, plus, smaller, times
 from learncost.backends.expression import Identifiers
 from learncost.ir.line import Condition, Line
 from learncost.ir.polynomial import base
@@ -105,7 +105,7 @@ class Arrays:
         """Return the counter of the innermost loop around the rows or products of a phase."""
         inner = (*self.schedule.sequence, *([self.block] if self.block else [])) if phase == MAIN else ()
         around = (*self.schedule.iterations, *inner)
-        return self.counter(around[-1]) if around else TURN
+        return self.counter(around[-1]) if around else ITERATION
 
     def bounds(self, axis: str, phase: int | None) -> tuple[tree.Expression, tree.Expression]:
         """Return the bounds of loops and products over an axis."""

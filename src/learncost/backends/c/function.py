@@ -11,7 +11,7 @@ from learncost.backends.c.nests import nests, scaled, zero
 from learncost.backends.c.numbers import Numbers
 from learncost.backends.c.products import product
 from learncost.backends.c.schedule import AFTER, BEFORE, MAIN, LoopNode, ScheduledValue
-from learncost.backends.c.tree import TURN, ZERO, joined, plus, smaller, times
+from learncost.backends.c.tree import ITERATION, ZERO, joined, plus, smaller, times
 
 
 def computed_once(
@@ -141,9 +141,9 @@ def _iterations(arrays: Arrays, body: Sequence[tree.CStatement]) -> tree.ForLoop
         return tree.ForLoop(counters[0], ZERO, counts[0], tuple(body))
     start = []
     for i, (counter, count) in enumerate(zip(counters, counts, strict=True)):
-        place = joined("/", [tree.LoopCounter(TURN), *counts[i + 1 :]])
+        place = joined("/", [tree.LoopCounter(ITERATION), *counts[i + 1 :]])
         start.append(tree.Let(counter, "place", tree.OperationExpression("%", (place, count)) if i else place))
-    return tree.ForLoop(TURN, ZERO, times(*counts), (*start, *body), over=tuple(counters))
+    return tree.ForLoop(ITERATION, ZERO, times(*counts), (*start, *body), over=tuple(counters))
 
 
 def _sum(arrays: Arrays, value: ScheduledValue) -> tree.Expression:

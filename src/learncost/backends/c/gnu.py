@@ -12,7 +12,7 @@ from learncost.backends.c.packed import PACKED
 from learncost.backends.c.prelude import BASIS, PRELUDE
 from learncost.backends.c.printer import Printer, block, number, pointer, statements
 from learncost.backends.c.tiles import TILES
-from learncost.backends.c.tree import TURN, ZERO
+from learncost.backends.c.tree import ITERATION, ZERO
 
 
 def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[str]:
@@ -57,7 +57,7 @@ def _share_out(routine: tree.Routine) -> str:
         isinstance(statement, tree.Let) or (isinstance(statement, tree.Store) and statement.sign == "=")
         for statement in body
     )
-    simple = flat and not routine.totals and routine.iterations.counter != TURN
+    simple = flat and not routine.totals and routine.iterations.counter != ITERATION
     dynamic = not routine.totals and any(isinstance(part, tree.Dot) for part in routine.parts)
     return f"#pragma omp for {'simd ' if simple else ''}schedule({'dynamic' if dynamic else 'static'})"
 

@@ -1,6 +1,6 @@
 """Packed factors of products: the C text between the prelude and the tiles.
 
-A library packs its factors again in every call. Inside of a turn the same factors go into many small products, so
+A library packs its factors again in every call. Inside of an iteration the same factors go into many small products, so
 they are packed here once: a right factor in strips as wide as a vector, and all factors of a bf16 kernel in pairs of
 neighbouring places of the summed axis, which one instruction multiplies and adds in float (AVX512_BF16; where a
 machine has none, such a cell is one place, in float).

@@ -31,11 +31,11 @@ class Printer:
     preamble     the code before all functions
     function     the lines of a function, for sizes that are constants
     product      those of a product, or of what is packed for one
-    independent  those before a loop whose turns do not depend on each other
+    independent  those before a loop whose iterations do not depend on each other
     tiles        whether products in float are made of tiles
     real         the type of all numbers; empty: float or double, as the arrays are
     types        of arrays by what the notation calls theirs
-    alone        whether a single thread runs it, in memory that is handed in: sums over turns are made where they are
+    alone        whether a single thread runs it, in given memory: sums over iterations are made in place
                  to lie, scratch is a parameter, and numbers of sizes are written out
     tile         rows and columns of a product that are there at once in a kernel that ends it
     """

@@ -1,6 +1,6 @@
 """Schedule a kernel: the part of an iteration and the loop of every value, and which values are stored.
 
-A turn has three phases: what the sequential axes do not touch, the turns over these axes (among them the blocks), and
+An iteration has three phases: lines without the sequential axes, the iterations over these axes (with the blocks), and
 what follows from sums over them. A phase is a sequence of segments, elementwise loops and then products of a library;
 the loops of a segment are nodes: one for each stage and inner space, where a stage ends with the reductions that the
 next one needs. A value that is elementwise is computed where it is needed, and stored only where that is cheaper.
@@ -50,8 +50,8 @@ class ScheduledValue:
     kind    pointwise, sum, extreme, product (of a library), scatter, scan, choice
     space   the axes over which it is computed
     at      where in the order it is computed, `ready` from where it can be read
-    added   whether it is complete only after all turns over the sequential axes
-    shared  whether it is complete only after all turns of all threads
+    added   whether it is complete only after all iterations over the sequential axes
+    shared  whether it is complete only after all iterations of all threads
     stored  True if it is stored in memory; `spec` is the loop that stores it
     """
 
@@ -83,9 +83,9 @@ class ScheduledValue:
 class KernelSchedule:
     """The schedule of a kernel's lines, which are in normal form and in one scope of axes.
 
-    iterations  the axes whose turns are taken in parallel
-    sequence    axes of which a turn takes one place after another, for a library product has two axes and no more
-    block       the axis of which a turn takes blocks of so many places (0: all), where there are library products
+    iterations  the axes whose iterations are taken in parallel
+    sequence    axes of which an iteration takes one place after another, for a library product has two axes and no more
+    block       the axis of which an iteration takes blocks of so many places (0: all), where there are library products
     parts       the axes of a fused axis
     """
 

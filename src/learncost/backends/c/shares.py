@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from learncost.backends.c import tree
 from learncost.backends.c.arrays import Arrays
-from learncost.backends.c.tree import TURN
+from learncost.backends.c.tree import ITERATION
 
 _Loops: TypeAlias = tuple[tree.ForLoop, ...]
 
@@ -49,7 +49,7 @@ def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
             for read_place, written_place in zip(use.at, write.at, strict=False)
             if read_place == written_place
         }
-        counters = {tree.LoopCounter(counter) for loop in around for counter in loop.still if counter != TURN}
+        counters = {tree.LoopCounter(counter) for loop in around for counter in loop.still if counter != ITERATION}
         if len(use.at) != len(write.at) or not counters <= same:
             return False
     return True

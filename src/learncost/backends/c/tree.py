@@ -27,7 +27,7 @@ class NameExpression(Expression):
     text: str
 
 
-TURN = "turn"
+ITERATION = "turn"
 ZERO, ONE = NameExpression("0"), NameExpression("1")
 
 
@@ -50,7 +50,7 @@ class LoopCounter(Expression):
 class ArrayMemory(CNode):
     """Memory.
 
-    role    read, made: it is a parameter; scratch: of a turn alone; sums: of a thread, of what all turns add to
+    role    read, made: it is a parameter; scratch: of one iteration; sums: of a thread, to which all iterations add
     of      its name in the table; points: how many elements scratch has
     """
 
@@ -140,7 +140,7 @@ class ForLoop(CStatement):
     """A loop over positions; with a step, over blocks.
 
     over         counters that stand still inside of it; none: its own
-    independent  whether no turn reads what another writes
+    independent  whether no iteration reads what another writes
     """
 
     counter: str
@@ -229,10 +229,10 @@ class Total(CNode):
 class Routine(CNode):
     """A whole kernel.
 
-    before    what is known before all turns
-    iterations the loop whose turns any thread may take
-    work      elements that it goes over; nothing where there is a single turn
-    after     what is done when all turns are over
+    before    what is known before all iterations
+    iterations the loop whose iterations any thread may take
+    work      elements that it goes over; nothing where there is a single iteration
+    after     what is done when all iterations are over
     """
 
     before: tuple[CStatement, ...]

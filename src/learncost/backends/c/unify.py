@@ -160,7 +160,7 @@ def _without_points(lines: Sequence[Line]) -> list[Line]:
 
 
 def _early(lines: Sequence[Line], iterations: frozenset[str]) -> list[Line]:
-    """A sum over turns is known after them: what it is multiplied by becomes a factor of its line, which is late
+    """A sum over iterations is known after them: what it is multiplied by becomes a factor of its line, which is late
     (`schedule.Value`), and where it is zero goes to its terms."""
     result: list[Line] = []
     for line in lines:

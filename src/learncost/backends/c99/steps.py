@@ -26,7 +26,7 @@ CODES = "int8"
 class _StepScope:
     """The calls of one function; `path` are the numbers of the loops around.
 
-    renewed  weights and states, or a turn's parts of them, with the names of what becomes of them there
+    renewed  weights and states, or an iteration's parts of them, with the names of what becomes of them there
     """
 
     items: tuple[Item, ...]
@@ -44,7 +44,7 @@ class StepsWriter:
     identifiers  of the functions in the file
     calls        those of the file by the numbers that stand before their equations, to which these are added
     texts        functions of iterations, in the order of definition
-    tables       addresses that do not follow from the turn, as constants: their text by their name
+    tables       addresses that do not follow from the iteration, as constants: their text by their name
     """
 
     def __init__(

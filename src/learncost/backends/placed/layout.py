@@ -82,7 +82,7 @@ class InPlaceLayout:
         return arena.laid_out(self.lifetimes, lambda array: self.points(array) * WIDTHS[self.dtypes[array.name]])
 
     def _check(self) -> None:
-        """Refuse weights and states that turns make anew elsewhere than where these lie: nothing moves them there."""
+        """Refuse weights and states that iterations update out of place: nothing copies them back."""
         for old, new in self.table.renewed.items():
             lifetime = self.lifetimes.outputs.get(new)
             if isinstance(lifetime, Stack) and any(array.owner != old for array in lifetime.arrays()):

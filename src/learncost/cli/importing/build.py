@@ -30,7 +30,7 @@ def built(wanted: Target, real: bool, say: Callable[[str], None]) -> BuiltModule
     """Run a file and build its module. Raises `InputError`.
 
     real  its parameters have values, too
-    say   is told what somebody should know
+    say   receives the notes for the user
     """
     if not real:
         try:

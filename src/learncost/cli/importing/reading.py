@@ -83,7 +83,7 @@ class CachePlace:
 
 
 LARGE = 2**24
-"""Bytes from which on a file, such as one of weights, is told by its size and its time."""
+"""Bytes from which on a file, such as one of weights, is identified by its size and its time."""
 
 
 def _text_digest(text: str) -> str:

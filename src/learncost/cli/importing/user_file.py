@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from learncost.importer.refusals import is_local, told
+from learncost.importer.refusals import is_local, one_line
 from learncost.ir.errors import InputError, nearest, printable, shown
 from learncost.models.argument import described_elsewhere
 
@@ -120,7 +120,7 @@ def user_code(what: str) -> Iterator[None]:
     except SystemExit as error:
         raise UserError(f"{printable(what)} ended Python (exit {error.code}): it must build and return") from None
     except BaseException as error:
-        raise UserError(f"{printable(what)} failed: {told(error)}") from None
+        raise UserError(f"{printable(what)} failed: {one_line(error)}") from None
 
 
 _watching: list[set[Path]] = []

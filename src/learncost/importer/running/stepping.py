@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.importer.refusals import silenced, told
+from learncost.importer.refusals import one_line, silenced
 from learncost.importer.wrappers import plain
 from learncost.ir.errors import InputError
 from learncost.program.autograd.state import RunUsage
@@ -99,7 +99,7 @@ def _in_one_line() -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # any error that a user's module raises
-        raise InputError(f"it cannot run without values ({told(error)})") from None
+        raise InputError(f"it cannot run without values ({one_line(error)})") from None
 
 
 class _Empty:

@@ -170,7 +170,7 @@ def _kept(topic: Subject) -> tuple[SavedValue, ...]:
         value = step.known[item.name]
         name = (
             value.of if value.role == "kept" else item.name
-        )  # a stack of all turns is read inside by its slices' name
+        )  # a stack of all iterations is read inside by its slices' name
         reading = tuple(dict.fromkeys(readers.get(name, ())))
         kept_values.append(SavedValue(item.name, item.axes, item.name in inputs, reading, *inner.get(name, ())))
     return tuple(kept_values)

@@ -61,7 +61,7 @@ class Fitting(Serializable):
     """A procedure under a plan with the bytes of one sample in RAM and in flash, and the largest batch that fits.
 
     engine  who runs it, as in `lc.memory`
-    why     why PyTorch's autograd does not, whose step is told by default
+    why     why the default engine eager does not
     """
 
     procedure: str

@@ -28,7 +28,7 @@ SAME = 0.01
 """Peaks that differ by less, as a share, are the same: a moment earlier or later in which an array goes."""
 
 ROWS = 64
-"""Rows that a product needs for its other matrix to be worth reading: a sequence's tokens, in the head's turns."""
+"""Rows that a product needs for its other matrix to be worth reading: a sequence's tokens, in the head's iterations."""
 
 _RUN = Book("run", "", "", "executed")
 

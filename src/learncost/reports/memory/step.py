@@ -101,7 +101,7 @@ def available(budget: int | str | None, device: Device | None) -> tuple[int | No
     return sum(region.bytes for region in device.free), device.free
 
 
-_TripCounts: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
+_TripCounts: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many iterations loops have
 
 
 class MemoryStep:
@@ -111,7 +111,7 @@ class MemoryStep:
     budget     bytes that there are, for the planner, where the plan is left to it
     planner    who chooses the plan
     mode       of PEPITA and MEMPEPITA: "paper", or "stable"
-    turns      the sizes that say how many turns repeats have, each with the counts of those repeats: n with n and n/2
+    iterations  the sizes in trip counts of loops, each with the counts of those loops: n with n and n/2
     eager      the options of engine eager; `instead` says why its module is no other, where nobody asked for one
     """
 
@@ -252,7 +252,7 @@ class MemoryStep:
 
     @property
     def least(self) -> int:
-        """Bytes that are there at every moment, whoever runs the step: weights, but those in flash, and `beside`."""
+        """Bytes that are there at every moment, whoever runs the step: weights, but those in flash, and `uncounted`."""
         if self.on_mesh is not None:
             return int(self.on_mesh.static(self.sizes()).total)
         table, codes = self.model.table, self.model.quantized_widths
@@ -276,7 +276,7 @@ class MemoryStep:
     def stretches(self, iterations: Sequence[int | None]) -> tuple[tuple[Instant, ...], tuple[SymbolicInterval, ...]]:
         """The moments of the step and the arrays over them, for symbolic sizes, without `uncounted`.
 
-        turns  of repeats, in the order of the sizes of `iterations`; None stands for more than `FEW` of them
+        iterations  of repeats, in the order of the sizes of `iterations`; None stands for more than `FEW` of them
         """
         known = {
             name: several for name, several in zip(self.iterations, iterations, strict=True) if several is not None
@@ -292,7 +292,7 @@ class MemoryStep:
         return live(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS)
 
     def moments(self, iterations: Walked = every_iteration) -> Iterator[tuple[Line, tuple[int, ...], int]]:
-        """Every line as it runs, with the turns around it and the bytes in memory then, as the table says."""
+        """Every line as it runs, with the iterations around it and the bytes in memory then, as the table says."""
         levels_of_lines = moments(
             self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS, iterations
         )
@@ -312,7 +312,7 @@ class MemoryStep:
         iterations = tuple((name, sizes[name]) for name in self.iterations if name != "B")
         levels = (level.with_sizes(sizes) for level in self._levels_of(iterations))
         several = min(_solved(level, budget - self.uncounted) for level in levels)
-        if "B" in self.iterations and several <= FEW:  # the turns of a batch are counted for more than a few alone
+        if "B" in self.iterations and several <= FEW:  # the iterations of a batch are counted for more than a few alone
             several = next((batch for batch in range(FEW, 0, -1) if self.peak({**sizes, "B": batch}) <= budget), 0)
         return several * self.accumulate
 
@@ -338,7 +338,7 @@ def _under_plan(structure: Structure, procedure: str, mode: str, plan: str, gath
 def _levels(
     structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision, iterations: _TripCounts
 ) -> tuple[Polynomial, ...]:
-    """The bytes at every line, each once, as polynomials in all sizes but those of the turns of repeats."""
+    """The bytes at every line, each once, as polynomials in all sizes but those of the iterations of loops."""
     table = _under_plan(structure, procedure, mode, plan, gathers)
     widths = _widths(structure, _step(structure, procedure, mode), kind, gathers)
     polynomials = levels(table, dict(iterations), _NAMES[kind.value], widths)
@@ -380,14 +380,14 @@ _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
 
 def iterations_of(table: Table) -> dict[str, tuple[str, ...]]:
-    """The sizes that say how many turns repeats have, in order, each with the counts of those repeats."""
+    """The sizes that say how many iterations loops have, in order, each with the counts of those repeats."""
     counts = sorted({loop.count for loop in repeats(table.lines) if not loop.count.isdigit()})
     sizes = sorted({_counting(count) for count in counts})
     return {size: tuple(count for count in counts if _counting(count) == size) for size in sizes}
 
 
 def _counting(count: str) -> str:
-    """The size that says how many turns a repeat has: of n/2 it is n."""
+    """The size that says how many iterations a loop has: of n/2 it is n."""
     return base(count).partition("/")[0]
 
 

@@ -114,7 +114,7 @@ def contest(
     """Train every entrant once for each seed, with equal budgets.
 
     stop      asked after every step; where it says yes, what is known by then is the result
-    finished  told what is known after every training
+    finished  receives the results after every training
     workers   who does the trainings
     Raises `InputError` for a budget that is too small for one step of an entrant, a batch of more than there is, and
     where the model can learn by none of the procedures.
@@ -147,7 +147,7 @@ def _seconds(setting: Setting, entrant: Entrant, batch_size: int) -> float:
 
 
 class _ContestRun:
-    """A contest on its way, told of the steps that are done here."""
+    """A running contest, which counts the steps in this process."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _ContestRun:
             result = results[place]
             result.measured_peak, result.search = peak, chosen
             self._came(self.trials(result) * result.share.steps)
-        # The entrants by turns, so that what disturbs the machine disturbs all of them.
+        # The entrants alternately, so that what disturbs the machine disturbs all of them.
         iterations = [(result, seed) for seed in seeds for result in results]
         trainings = [(r.entrant, r.share, r.search.best, seed) for r, seed in iterations if r.search is not None]
         for place, result_of_seed in self.workers(trained, setting, trainings, self):
@@ -202,7 +202,7 @@ class _ContestRun:
         self._at(self.done + steps)
 
     def _came(self, steps: int) -> None:
-        """A task of so many steps is done, here, where every step was told, or elsewhere."""
+        """Count a finished task of so many steps, which were reported here or not."""
         self.over += steps
         self._at(max(self.done, self.over))
 

@@ -100,7 +100,7 @@ def outcome(
     examples: tuple[Examples, Examples],
     reporter: TrialReporter,
 ) -> TrialOutcome:
-    """Train on the first examples, check on the second. Raises `StoppedError` where `told` says so."""
+    """Train on the first examples, check on the second. Raises `StoppedError` if `reporter` says so."""
     learned, checked = examples
     training = EntrantTraining(setting, entrant, rate, seed)
     before = training.check(checked)

@@ -24,7 +24,7 @@ class Workers(Protocol):
     """Does a task for each of several arguments, and gives the place of every one that is done with what came of it.
 
     shared  what every task reads first, the same for all
-    told    who is told of its steps, where tasks are done in this process
+    reporter  the reporter of its steps, if tasks run in this process
     """
 
     def __call__(
@@ -40,7 +40,7 @@ def in_iteration(
 
 
 class _Silent:
-    """In another process nobody is told of steps; who stops it ends the process."""
+    """In another process steps are not reported; it is stopped by ending the process."""
 
     def say(self, text: str) -> None: ...
 

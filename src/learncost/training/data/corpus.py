@@ -110,9 +110,9 @@ class Corpus:
         return _windows(self.validation, np.linspace(0, last, number).astype(int), length)
 
 
-def philox(seed: int, step: int, turn: int = 0) -> np.random.Philox:
+def philox(seed: int, step: int, stream: int = 0) -> np.random.Philox:
     """The random numbers of a step; `turn` tells those of the same step apart that are drawn for something else."""
-    return np.random.Philox(key=np.array([seed, turn], np.uint64), counter=[0, 0, 0, step])
+    return np.random.Philox(key=np.array([seed, stream], np.uint64), counter=[0, 0, 0, step])
 
 
 def _windows(tokens: Any, starts: Any, length: int) -> Any:

@@ -28,7 +28,7 @@ QUANTITIES = ("maccs", "flops", "bytes", "parameters")
 
 @dataclass(frozen=True)
 class CostLine:
-    """A line of a step, all its turns and those of equal layers together.
+    """A line of a step, all its iterations and those of equal layers together.
 
     phase, block, layer, line, equation  as the ledger has them; repeat, how many equal layers there are
     text, mathml   the line in the notation, and as a formula

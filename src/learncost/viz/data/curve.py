@@ -34,7 +34,7 @@ _PARTS = frozenset(("weights", "fixed matrices", "master weights", "optimizer st
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """A line of the step, and the bytes that are there while it runs: of its turns in the one with most."""
+    """A line of the step, and the bytes that are there while it runs: of its iterations in the one with most."""
 
     line: str
     layer: str

@@ -14,7 +14,7 @@ from learncost.reports.record import Cost, LedgerRow
 
 @dataclass(frozen=True)
 class Point:
-    """A kernel, at the line that most of it is: all its turns in a step together.
+    """A kernel, at the line that most of it is: all its iterations in a step together.
 
     flops, bytes   what it computes, and what it reads and writes
     intensity      FLOPs a byte; `speed`, FLOPs a second

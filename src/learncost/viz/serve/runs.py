@@ -211,7 +211,7 @@ class _ContestFile:
 class Runs:
     """The trainings and contests of a folder: the folder of a training itself, or all that lie in it.
 
-    flops  FLOPs of a step of a training, where they can be told
+    flops  FLOPs of a step of a training, where they are known
     """
 
     def __init__(self, folder: Path, flops: Callable[[Path, Mapping[str, Any]], int | None] | None = None) -> None:

@@ -22,7 +22,7 @@ class Logs:
 
     given  by name, what part of the step's memory it is, the optimizer's state aside
     state  the allocation of that name is the state and the master weights: bytes of each
-    counts  the table's sizes that say how often blocks turn, by how often that is
+    counts  the table's sizes that say how often blocks run, by how often that is
     """
 
     log: AllocationHistory

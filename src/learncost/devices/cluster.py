@@ -16,6 +16,7 @@ from learncost.ir.displayed import Displayed
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.serializable import HIDDEN, Key, Serializable
 from learncost.models.files import looks_like_path, read_path
+from learncost.timing import Rates
 
 FILE = Path(__file__).with_name("clusters.toml")
 
@@ -166,13 +167,15 @@ def cluster(name: object) -> Cluster:
     Raises
     ------
     InputError
-        For an unknown name, with the nearest; for a file, with the wrong key.
+        For an unknown name, with the nearest; for a file, with the wrong key; for a device of no known cluster.
 
     Examples
     --------
     >>> lc.cluster("GB200 NVL72").devices
     72
     """
+    if isinstance(name, Rates):
+        raise InputError(f"{name.name} has no links: give --on a cluster (learncost list clusters)")
     return cluster_of(name) or cluster_with(device(name))
 
 

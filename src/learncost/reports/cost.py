@@ -89,10 +89,10 @@ def cost(request: Request, by: str = "layer", depth: int | str | None = None) ->
     kind = request.kind(counts_alone, trains) if request.is_typed else request.kind()
     cluster, rates = None, None if request.mesh else request.rates(kind)
     if request.on is not None and request.mesh:
-        from learncost.devices.sustained import sustained  # imported where it is needed: start-up counts
-        from learncost.reports.mesh_time import cluster_of
+        from learncost.devices.cluster import cluster as find_cluster  # imported where needed: start-up counts
+        from learncost.devices.sustained import sustained
 
-        cluster = cluster_of(request.on)
+        cluster = find_cluster(request.on)
         rates = sustained(cluster.device, kind.values, request.timed_as)
     request = request.in_precision(kind.name)
     if procedure in INFERENCE:

@@ -11,10 +11,7 @@ from learncost.autoshard.step import OVERLAPPED_ROLES, PassTime, exposed
 from learncost.backends.precision import rounds_states
 from learncost.cost_models import Book, PricedLine
 from learncost.devices.cluster import Cluster
-from learncost.devices.cluster import cluster as find_cluster
 from learncost.devices.collective import Transfer, groups, transfer
-from learncost.devices.device import Device
-from learncost.ir.errors import InputError
 from learncost.ir.loop import round_rings
 from learncost.ir.precision import BYTES, Precision
 from learncost.ir.serializable import Key, Serializable
@@ -102,16 +99,6 @@ class OverTime(Serializable):
         yield f"Collectives, without overlap: {'; '.join(several)}."
         yield f"Assumed: {self.assumed}."
         yield SEVERAL
-
-
-def cluster_of(on: str | Device | Rates | Cluster) -> Cluster:
-    """The cluster that `--on` names with a mesh: itself, a file that describes one, or the first known of a device.
-
-    Raises `InputError` where there is none.
-    """
-    if isinstance(on, Rates):
-        raise InputError(f"{on.name} has no links: give --on a cluster (learncost list clusters)")
-    return find_cluster(on)
 
 
 def over_time(

@@ -200,10 +200,10 @@ def place(request: Request) -> PlacedStep:
     find_procedure(request.procedure)
     cluster, memory = None, None
     if request.on is not None:
-        from learncost.reports.memory.on_device import memory_on_device  # only where it is asked for: start-up counts
-        from learncost.reports.mesh_time import cluster_of
+        from learncost.devices.cluster import cluster as find_cluster  # only where it is asked for: start-up counts
+        from learncost.reports.memory.on_device import memory_on_device
 
-        cluster, memory = cluster_of(request.on), memory_on_device(request)
+        cluster, memory = find_cluster(request.on), memory_on_device(request)
     run, several = over_stages(request)
     return PlacedStep(
         run.model.configuration.name,

@@ -125,9 +125,9 @@ class Structure:
         return isinstance(other, Structure) and self._key == other._key
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _build(plan_: CompositionPlan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
-    """The table of a plan with its axes."""
+    """Return the table of a plan with its axes; plans that differ in their counts alone have one."""
     layers = {planned.name: _rewritten(planned, dropout, padding) for planned in plan_.layers}
     table = _with_blocks(defined(plan_.header, plan_.lines, layers).table, plan_.blocks, plan_.sided)
     return table, axes_of(table)
@@ -149,7 +149,7 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
     if family.layer is not None:
         return _of_layer(configuration, family.layer, dropout)
     chosen = plan(configuration)
-    table, axes = _build(chosen, dropout, padding)
+    table, axes = _build(replace(chosen, counts=()), dropout, padding)
     rules = {axis: family.axes[axis] for axis in axes if axis in family.axes}
     values = configuration.values
     sizes = {axis: _size(axis, rule, values) for axis, rule in rules.items() if not names(rule) & RUN_AXES}

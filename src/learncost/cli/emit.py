@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learncost.autodiff.derive import derive
 from learncost.backends import program
-from learncost.backends.placed import placed, standalone
 from learncost.backends.precision import check_runs
-from learncost.cli.emit_c99 import Freestanding, flags_of_c99, freestanding
-from learncost.cli.emit_mesh import MeshRequest, pipelined, refuse_filled, refuse_zigzag
 from learncost.ir.errors import InputError, nearest, shown
 from learncost.ir.precision import either, precision_of
 from learncost.ir.table import Table
@@ -27,12 +24,12 @@ from learncost.procedures.optimizer import DEFAULT, check_unrounded, with_optimi
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.step import step
-from learncost.reports.memory.planner import smallest
-from learncost.reports.mesh_cost import padded_step
-from learncost.reports.request import Request, takes_request
+from learncost.reports.request import ADAPTING, Request, takes_request
 from learncost.reports.run import lengths_of
-from learncost.sharding.place import place as place_step
 from learncost.version import __version__
+
+if TYPE_CHECKING:
+    from learncost.cli.emit_mesh import MeshRequest
 
 PHASES_OF_A_STEP = ("step", "forward", "backward")
 LIBRARIES = {"numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
@@ -45,6 +42,52 @@ BETWEEN = ("numpy", "torch", "jax")
 
 ALONE = "c99"
 """The dialect that needs no library and no operating system, for models: a file in C and its header."""
+
+
+@dataclass(frozen=True)
+class Freestanding:
+    """The options of a C99 program that no other request has.
+
+    Parameters
+    ----------
+    entry
+        With `backend` c99: the entry points: step, predict, or both (the default).
+    prefix
+        With `backend` c99: the prefix of function and array names. The default is the name of the output file, or
+        model.
+    weights
+        With `backend` c99: a safetensors file of initial weights: a module's own state_dict, or with this package's or
+        transformers' names. By default a module starts from its own initialization; trainable weights of a table or
+        preset are drawn on the device, and frozen ones at emission.
+    state_dict
+        With `backend` c99: a safetensors file to write: the program's initial weights as the module's state_dict. If
+        `weights` came from a device, these are converted.
+    learning_rate
+        With `backend` c99: the initial learning rate. The default is 0.01.
+    weight_decay
+        With `backend` c99: the weight decay. The default is 0.
+    projected
+        With `backend` c99 and pepita or mempepita: the inputs to which the projected output error is added,
+        comma-separated, for inputs other than tokens.
+    """
+
+    entry: str = "both"
+    prefix: str | None = None
+    weights: str | None = None
+    state_dict: str | None = None
+    learning_rate: float | str | None = None
+    weight_decay: float | str | None = None
+    projected: str | None = None
+
+
+OF_REQUEST = ("accumulate", "clip", "target_len", "mode", "dropout", *ADAPTING, "on")
+"""The fields of a request that only programs in C99 have."""
+
+
+def flags_of_c99(request: Request, flags: Freestanding) -> list[str]:
+    """Return the flags that are given and belong to C99 alone."""
+    own = [each.name for each in fields(flags) if getattr(flags, each.name) != each.default]
+    return own + [name for name in OF_REQUEST if request.given.get(name) is not None]
 
 
 @takes_request(
@@ -161,6 +204,8 @@ def emit(
             raise InputError(
                 "--phase applies to layers in Python: use --entry step, predict or both with --backend c99"
             )
+        from learncost.cli.emit_c99 import freestanding  # learncost.training and its engines
+
         return freestanding(request, flags)
     subject: object = request.model
     of_c99 = flags_of_c99(request, flags)
@@ -217,6 +262,8 @@ def emit(
         table, about = _model(subject, *flags_of_step)
         constants = subject.sizes
         if request.mesh is not None:
+            from learncost.cli.emit_mesh import MeshRequest, pipelined  # learncost.sharding
+
             asked = MeshRequest(request, microbatches)
             if asked.has_stages(subject):
                 if backend != "torch":
@@ -259,6 +306,9 @@ def _title(about: str, library: str, written: str) -> str:
 
 def _in_place(table: Table, sizes: Mapping[str, int], about: str, written: str, plan: str | None, dtype: str) -> str:
     """Return the file of a step in place, under the planner's plan where none is given."""
+    from learncost.backends.placed import placed, standalone
+    from learncost.reports.memory.planner import smallest
+
     if plan is None:
         plan = smallest(table, sizes, dtype)
         table = planned(table, plan)
@@ -270,6 +320,10 @@ def _in_place(table: Table, sizes: Mapping[str, int], about: str, written: str, 
 
 def _over(model: Model, step_of: Callable[[Model], Table], asked: MeshRequest) -> tuple[Table, Mapping[str, int]]:
     """The table of each device of a mesh, and its sizes."""
+    from learncost.cli.emit_mesh import refuse_filled, refuse_zigzag
+    from learncost.reports.mesh_cost import padded_step
+    from learncost.sharding.place import place as place_step
+
     _, table, sizes, padded = padded_step(model, step_of, asked.grid, asked.clauses, asked.sizes(model))
     refuse_filled(model, padded)
     placed = place_step(table, asked.grid, asked.clauses, sizes)

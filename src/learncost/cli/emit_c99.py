@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,45 +51,12 @@ from learncost.reports.run import lengths_of
 from learncost.training.train import number
 from learncost.version import __version__
 
+if TYPE_CHECKING:
+    from learncost.cli.emit import Freestanding
+
 ENTRIES = ("both", "step", "predict")
 
 DTYPES = {"fp32": np.float32, "fp64": np.float64, "int32": np.float64}
-
-
-@dataclass(frozen=True)
-class Freestanding:
-    """The options of a C99 program that no other request has.
-
-    Parameters
-    ----------
-    entry
-        With `backend` c99: the entry points: step, predict, or both (the default).
-    prefix
-        With `backend` c99: the prefix of function and array names. The default is the name of the output file, or
-        model.
-    weights
-        With `backend` c99: a safetensors file of initial weights: a module's own state_dict, or with this package's or
-        transformers' names. By default a module starts from its own initialization; trainable weights of a table or
-        preset are drawn on the device, and frozen ones at emission.
-    state_dict
-        With `backend` c99: a safetensors file to write: the program's initial weights as the module's state_dict. If
-        `weights` came from a device, these are converted.
-    learning_rate
-        With `backend` c99: the initial learning rate. The default is 0.01.
-    weight_decay
-        With `backend` c99: the weight decay. The default is 0.
-    projected
-        With `backend` c99 and pepita or mempepita: the inputs to which the projected output error is added,
-        comma-separated, for inputs other than tokens.
-    """
-
-    entry: str = "both"
-    prefix: str | None = None
-    weights: str | None = None
-    state_dict: str | None = None
-    learning_rate: float | str | None = None
-    weight_decay: float | str | None = None
-    projected: str | None = None
 
 
 @dataclass(frozen=True)
@@ -484,16 +451,6 @@ def freestanding(request: Request, flags: Freestanding) -> FirmwareSource:
         path = path_of("state_dict", (".safetensors",), flags.state_dict)
         write_arrays(path, source.state_dict(), {"format": "pt"})
     return source
-
-
-OF_REQUEST = ("accumulate", "clip", "target_len", "mode", "dropout", *ADAPTING, "on")
-"""The fields of a request that only programs in C99 have."""
-
-
-def flags_of_c99(request: Request, flags: Freestanding) -> list[str]:
-    """Return the flags that are given and belong to C99 alone."""
-    own = [each.name for each in fields(flags) if getattr(flags, each.name) != each.default]
-    return own + [name for name in OF_REQUEST if request.given.get(name) is not None]
 
 
 def _read(configuration: Configuration, path: str | None) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:

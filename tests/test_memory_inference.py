@@ -259,3 +259,24 @@ def test_the_commands_of_the_page(capsys):
         assert program == "learncost"
         assert main(words) == 0, line
         assert capsys.readouterr().out
+
+
+def test_a_table_without_sequences_has_the_memory_of_its_forward_pass(tmp_path, capsys):
+    """A network of 64, 64, 32 and 10 units has 6,570 parameters; a layer reads 4 x 64 inputs and writes 4 x 64 sums."""
+    path = str(Path(__file__).parent.parent / "examples" / "microcontroller" / "net.table")
+    parameters = 64 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10
+    found = lc.memory(path, procedure="inference", B=4, budget="64KB")
+    assert found.split["weights"] == 4 * parameters == 4 * 6570
+    assert found.split["activations"] >= 4 * (4 * 64 + 4 * 64)
+    batch = found.fits["batch_size"]
+    peaks = [lc.memory(path, procedure="inference", B=each).peak for each in (batch, batch + 1)]
+    assert peaks[0] <= 64_000 < peaks[1]
+    cost = lc.cost(path, "inference", B=4, on="stm32f407")
+    assert f"In 193 kB fits B = {cost.memory.batch_size} at most." in cost.sheets()[0].notes
+    table = tmp_path / "one.table"
+    table.write_text("one(X; W) -> Y\n  Y[n f] = X[n d] W[d f]\n")
+    asked = ["memory", str(table), "--procedure", "inference", "--n", "4", "--d", "8", "--f", "3"]
+    assert main([*asked, "--budget", "1MB"]) == 0
+    assert "the step fits" in capsys.readouterr().out
+    assert main([*asked, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak"] == 4 * (8 * 3 + 4 * 8 + 4 * 3)

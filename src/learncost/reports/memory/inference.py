@@ -75,7 +75,7 @@ class Serving:
     """Inference with sequences of so many tokens: all as a prompt, or the last ones with the others in the cache.
 
     A model that cannot decode has its forward pass alone.
-    seq_len, target_len  tokens, as `cost` takes them
+    seq_len, target_len  tokens, as `cost` takes them; 0 of a table without sequences
     in_flash             all weights lie in flash, not in RAM
     plan                 rewritings of both passes
     procedure            the only pass; empty: both
@@ -121,7 +121,7 @@ class Serving:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The sizes of all axes with all tokens."""
-        return run_sizes(self.model, self.batch, self.seq_len, self.target_len)
+        return run_sizes(self.model, self.batch, self.seq_len or None, self.target_len)
 
     @property
     def _next_sizes(self) -> dict[str, int]:
@@ -350,6 +350,8 @@ def serving_of(request: Request) -> tuple[Served, Serving]:
     new, decodes = axes.get("M", 1), name == "decode"
     tokens = given.context + new if decodes else new
     seq_len, target_len = (axes["N"], tokens) if run.model.two_sided else (tokens, None)
+    if not {"M", "N"} & {axis for names in run.model.table.axes.values() for axis in names}:
+        seq_len = 0  # a table without sequences
     return given, Serving(
         run.model,
         kind,
@@ -391,7 +393,9 @@ def memory_of_inference(request: Request, budget: int | None = None) -> Memory:
         longest = serving.longest(budget, LONGEST)
         if decodes and longest:
             longest -= new
-        fits = {"batch_size": serving.largest(budget), "context" if decodes else "seq_len": longest}
+        batched = has_batch(run.model.table)
+        most = serving.largest(budget) if batched else int(serving.peak() <= budget)
+        fits = {"batch_size": most, "context" if decodes else "seq_len": longest}
     return Memory(
         model=run.model.configuration.name,
         procedure=name,

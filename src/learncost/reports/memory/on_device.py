@@ -8,6 +8,7 @@ from learncost.devices.device import device as find_device
 from learncost.devices.rates import calibrated
 from learncost.ir.errors import InputError
 from learncost.ir.serializable import HIDDEN, OPTIONAL, Key, Serializable
+from learncost.models.tables import has_batch
 from learncost.procedures.procedure import INFERENCE
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.memory import memory_question
@@ -67,7 +68,8 @@ def memory_on_device(request: Request) -> DeviceMemory | None:
             from learncost.reports.memory.inference import serving_of  # only where it is asked for: start-up counts
 
             _, serving = serving_of(question.request)
-            return DeviceMemory(available, serving.peak(), GRAPH, batch_size=serving.largest(available))
+            largest = serving.largest(available) if has_batch(serving.model.table) else None
+            return DeviceMemory(available, serving.peak(), GRAPH, batch_size=largest)
         programs = bool(question.engine) and memory_engines()[question.engine].arrays is not None
         if programs and (least := question.step(request.procedure, GRAPH).least) > available:
             return DeviceMemory(available, least, question.engine, is_bound=True)  # no program is laid out for it

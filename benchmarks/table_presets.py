@@ -24,7 +24,7 @@ from learncost.importer.configured import inputs_of, module_of
 from learncost.importer.inputs import parse_inputs
 from learncost.importer.live import evaluation_of
 from learncost.importer.materialize import allocate, without_memory
-from learncost.importer.pipeline import table_of
+from learncost.importer.pipeline import ImportOptions, table_of
 from learncost.importer.refusals import OnValuesError
 from learncost.layers.active import parameters
 from learncost.layers.layer import EVALUATION, Layer, layer
@@ -150,9 +150,9 @@ def written(model: Published) -> dict[str, Any]:
     given = parse_inputs(model.inputs) or inputs_of(module)
     mode = ""
     try:
-        text, described = table_of(module, given, model.name)
+        text, described = table_of(module, given, model.name, ImportOptions())
     except OnValuesError:
-        text, described = table_of(module.eval(), given, model.name)
+        text, described = table_of(module.eval(), given, model.name, ImportOptions())
         mode = ", as in evaluation"
     made = layer(text)
     count = _counted(model, made)
@@ -162,7 +162,7 @@ def written(model: Published) -> dict[str, Any]:
     remarks.append(f"Inputs: {'; '.join(described)}.")
     body = _body(text)
     lines = "".join(f"% {line}\n" for line in remarks)
-    evaluation = evaluation_of(module, given, model.name, text) if has_statistics(made.table) else ""
+    evaluation = evaluation_of(module, given, model.name, text, ImportOptions()) if has_statistics(made.table) else ""
     lines += f"{body}\nsizes: {model.sizes}\n"
     lines += f"{EVALUATION}\n{_body(evaluation)}\nsizes: {model.sizes}\n" if evaluation else ""
     (TABLES / f"{model.name}.table").write_text(lines, encoding="utf-8")

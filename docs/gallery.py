@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import learncost as lc
-from learncost.training.contest.contest import contest
+from learncost.training.contest.contest import ContestDesign, contest
 from learncost.training.contest.entrant import Setting, budget, entrants
 from learncost.training.contest.images import mlp
 from learncost.viz.figures import FIGURES, module_of
@@ -36,9 +36,11 @@ ANSWERS: Mapping[str, tuple[str, Callable[[], Any]]] = {
         lambda: lc.complexity(hidden_size=768, kernel_size=3, window=128),
     ),
     "contest": (
-        'contest(Setting(mlp((64,)), "momentum"), entrants("bp,pepita", "stable"), budget("steps:100"), rates=(0.1,))',
+        'contest(Setting(mlp((64,)), "momentum"), '
+        'ContestDesign(entrants("bp,pepita", "stable"), budget("steps:100"), rates=(0.1,)))',
         lambda: contest(
-            Setting(mlp((64,)), "momentum"), entrants("bp,pepita", "stable"), budget("steps:100"), rates=(0.1,)
+            Setting(mlp((64,)), "momentum"),
+            ContestDesign(entrants("bp,pepita", "stable"), budget("steps:100"), rates=(0.1,)),
         ),
     ),
 }

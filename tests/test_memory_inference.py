@@ -271,6 +271,8 @@ def test_a_table_without_sequences_has_the_memory_of_its_forward_pass(tmp_path, 
     batch = found.fits["batch_size"]
     peaks = [lc.memory(path, procedure="inference", B=each).peak for each in (batch, batch + 1)]
     assert peaks[0] <= 64_000 < peaks[1]
+    (row,) = lc.fit(path, "64KB", procedures="inference", plan="").rows
+    assert (row.ram, row.largest) == (lc.memory(path, procedure="inference", B=1).peak, batch)
     cost = lc.cost(path, "inference", B=4, on="stm32f407")
     assert f"In 193 kB fits B = {cost.memory.batch_size} at most." in cost.sheets()[0].notes
     table = tmp_path / "one.table"

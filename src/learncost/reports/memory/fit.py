@@ -18,7 +18,7 @@ from learncost.program.autograd import module_named
 from learncost.program.regions import Region
 from learncost.reports.memory.engines import GRAPH, memory_engines
 from learncost.reports.memory.fit_question import FitQuestion, Fitting, advice_for, refusal
-from learncost.reports.memory.inference import NAME
+from learncost.reports.memory.inference import NAME, has_sequences
 from learncost.reports.memory.memory import check_over
 from learncost.reports.memory.step import available, device_asked
 from learncost.reports.memory.types import bytes_of, said_bytes
@@ -319,9 +319,7 @@ def fit(
     advice += [f"{refusal(refusal_key, names)}." for refusal_key, names in refused.items()]
     run = question.run(next(name for name in names if name in {row.procedure for row in rows}), "")
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
-    if run.model.configuration.layer and not {"M", "N"} & {
-        axis for axes in run.model.table.axes.values() for axis in axes
-    }:
+    if run.model.configuration.layer and not has_sequences(run.model):
         length = 0
     model_name = run.model.configuration.name
     by_module = any(memory_engines()[row.engine].module for row in rows)

@@ -15,7 +15,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.program.regions import Region, largest_assigned
 from learncost.reports.memory.engine import TYPES
 from learncost.reports.memory.engines import GRAPH, memory_engines
-from learncost.reports.memory.inference import NAME, Serving
+from learncost.reports.memory.inference import NAME, Serving, has_sequences
 from learncost.reports.memory.largest import largest_batch
 from learncost.reports.memory.memory import of_part
 from learncost.reports.memory.runs import ChosenEngine, engine_of, largest, longest
@@ -249,6 +249,7 @@ class FitQuestion:
         seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
         kind, in_flash, sharded = precision_of(self.dtype), self.flash_size is not None, self.request.is_sharded
         given = replace(self.request, procedure=FORWARD).in_precision(kind.name) if sharded else None
+        seq_len = seq_len if has_sequences(run.model) else 0
         return Serving(run.model, kind, seq_len, target_len, in_flash, run.plan, batch=self.least, sharded=given)
 
     def changed(self, change: Mapping[str, str], procedure: str) -> FitQuestion | None:

@@ -342,6 +342,11 @@ CONVENTION = (
 """The text that says what the memory of inference includes."""
 
 
+def has_sequences(model: Model) -> bool:
+    """Return whether a model has an axis of tokens."""
+    return not {"M", "N"}.isdisjoint(axis for axes in model.table.axes.values() for axis in axes)
+
+
 def serving_of(request: Request) -> tuple[Served, Serving]:
     """Return the pass of a request, as it is priced and as its memory is predicted. Raises `InputError`."""
     name, kind = request.procedure, request.kind()
@@ -350,12 +355,10 @@ def serving_of(request: Request) -> tuple[Served, Serving]:
     new, decodes = axes.get("M", 1), name == "decode"
     tokens = given.context + new if decodes else new
     seq_len, target_len = (axes["N"], tokens) if run.model.two_sided else (tokens, None)
-    if not {"M", "N"} & {axis for names in run.model.table.axes.values() for axis in names}:
-        seq_len = 0  # a table without sequences
     return given, Serving(
         run.model,
         kind,
-        seq_len,
+        seq_len if has_sequences(run.model) else 0,
         target_len,
         plan=run.plan,
         procedure=name,

@@ -209,10 +209,10 @@ def test_who_drags_a_slider_holds_it_while_everything_follows(opened: Watched, g
     opened.open(gpt2.as_uri())
 
 
-STANDS = """(chosen) => {
+FIXED_SIZES = """(chosen) => {
   choose({ ...chosen, grow: chosen.grow ?? null }, true);
   render(true);
-  const marks = [...document.querySelectorAll("section .stands")];
+  const marks = [...document.querySelectorAll("section .mark.fixed")];
   const said = Object.fromEntries(marks.map((mark) => [mark.closest("section").id, mark.textContent]));
   choose(Object.fromEntries(Object.keys(chosen).map((name) => [name, null])), true);
   render(true);
@@ -223,13 +223,13 @@ STANDS = """(chosen) => {
 
 def test_what_no_slider_moves_says_at_which_sizes_it_stands(opened: Watched) -> None:
     page = opened.page
-    assert page.evaluate(STANDS, {}) == {}
-    said = page.evaluate(STANDS, {"seq_len": "256"})
+    assert page.evaluate(FIXED_SIZES, {}) == {}
+    said = page.evaluate(FIXED_SIZES, {"seq_len": "256"})
     assert said.keys() == {"conventions"}  # growth over the length has all lengths
-    assert said["conventions"].endswith("It stands at what the report was made with: seq len 1,024.")
-    said = page.evaluate(STANDS, {"num_hidden_layers": "3", "hidden_size": "1536", "grow": "batch"})
+    assert said["conventions"].endswith("It shows the sizes of the report: seq len 1,024.")
+    said = page.evaluate(FIXED_SIZES, {"num_hidden_layers": "3", "hidden_size": "1536", "grow": "batch"})
     assert said.keys() == {"conventions", "growth"}
-    assert {text.partition("with: ")[2] for text in said.values()} == {"num hidden layers 12; hidden size 768."}
+    assert {text.partition("report: ")[2] for text in said.values()} == {"num hidden layers 12; hidden size 768."}
 
 
 MLP = """
@@ -256,9 +256,9 @@ def test_a_table_of_no_sequences_has_no_length(browser: Any, tmp_path: Path) -> 
     assert page.text_content("#sentence").startswith(f"One training step of {table} on a batch of ")
     assert {size["name"] for size in given_to(page)["sizes"]} == {"batch_size", "f", "d", "c"}
     agree(page, {"batch_size": 9, "f": 5}, str(table), "bp", None)
-    said = page.evaluate(STANDS, {"batch_size": "9"})
+    said = page.evaluate(FIXED_SIZES, {"batch_size": "9"})
     assert said.keys() == {"conventions", "arena", "modules"}  # growth over the batch has all batches
-    assert {text.partition("with: ")[2] for text in said.values()} == {"batch size 6."}
+    assert {text.partition("report: ")[2] for text in said.values()} == {"batch size 6."}
     page.evaluate("choose({ batch_size: '9' })")
     page.wait_for_function("page.view.names.batch_size === 9n")
     ops = shlex.split(page.evaluate("callOf().command"))[2:]
@@ -298,9 +298,9 @@ def test_what_is_drawn_has_the_width_of_the_paper_or_of_the_page_whenever_it_has
     assert page.evaluate(wide) == before
     page.evaluate("document.getElementById('growth').scrollIntoView()")
     page.evaluate("document.getElementById('top').style.display = 'none'")
-    page.wait_for_function("page.room === 0")
+    page.wait_for_function("page.width === 0")
     page.evaluate("document.getElementById('top').style.cssText = 'width: 600px'")
-    page.wait_for_function(f"page.room === 600 && {wide} < 600")
+    page.wait_for_function(f"page.width === 600 && {wide} < 600")
     page.evaluate("document.getElementById('top').style.cssText = ''")
     page.wait_for_function(f"{wide} === {before}")
     page.evaluate("scrollTo(0, 0)")

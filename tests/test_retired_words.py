@@ -127,6 +127,13 @@ def test_retired_words_are_no_identifiers():
     assert not {file.parent.name for file in Path(lc.__file__).parent.glob("*/__init__.py")} & PACKAGES
 
 
+def test_retired_words_are_in_no_page():
+    pages = [file for kind in ("*.js", "*.html", "*.css") for file in Path(lc.__file__).parent.rglob(kind)]
+    assert len(pages) > 20
+    retired = re.compile(r"\b(room|beside|told|turns?|alike|stands|lies|anew)\b")
+    assert not [(file.name, found[0]) for file in pages if (found := retired.search(file.read_text("utf-8")))]
+
+
 def test_a_class_name_is_defined_once():
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES]
     names = Counter(

@@ -66,7 +66,7 @@ function drawBlocks(chart, place) {
   ];
 }
 
-/** The moment from which another array is drawn over one: what is made in place lies where its source does. */
+/** The moment from which another array is drawn over one: an in-place result has the address of its operand. */
 function coveredFrom(boxes, number) {
   const [, , , first, last, begin, size] = boxes[number],
     middle = Number(begin) + Number(size) / 2;

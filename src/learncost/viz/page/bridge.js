@@ -21,7 +21,7 @@ section(
         "Why others count differently",
         `${conventions.findings[to][0].toUpperCase()}${conventions.findings[to].slice(1)}. ${books} price books count the same step of backpropagation, as multiples of its matrix products; choose one to see the difference, item by item.`,
       ),
-      ...standsLine(stands()),
+      ...fixedLine(fixedSizes()),
       strip,
       picks,
       bars,
@@ -51,7 +51,7 @@ section(
     drawStrip(strip, conventions.bars, to);
     drawBridge(bars, conventions.to[to], start, end);
   },
-  () => [page.state.to, stands()],
+  () => [page.state.to, fixedSizes()],
 );
 
 function drawStrip(place, all, to) {
@@ -161,19 +161,19 @@ function drawBridge(place, way, start, end) {
     kind: "total",
     amount: exact(end.amount),
   });
-  const beside = Math.min(400, width * 0.36),
-    fits = (room) => (text) => text && textWidth(text, 13, 500) < room;
-  const narrow = width < 620 || !rows.every((bar) => [bar.what, bar.short].some(fits(beside - 12))), // names stand above bars
+  const labelWidth = Math.min(400, width * 0.36),
+    fits = (space) => (text) => text && textWidth(text, 13, 500) < space;
+  const narrow = width < 620 || !rows.every((bar) => [bar.what, bar.short].some(fits(labelWidth - 12))), // names are above bars
     row = narrow ? 50 : 34,
-    label = narrow ? 0 : beside,
-    room = narrow ? width : label - 12;
+    label = narrow ? 0 : labelWidth,
+    space = narrow ? width : label - 12;
   const x = linearScale(low, high, label, width - 90),
     svg = chart(width, rows.length * row, `From matmul to ${end.price_book}, item by item`);
   rows.forEach((bar, at) => {
     const y = at * row + (narrow ? 22 : 5),
       from = Math.min(x(bar.from), x(bar.to)),
       wide = Math.max(1, Math.abs(x(bar.to) - x(bar.from)));
-    const name = [bar.what, bar.short].find(fits(room)) ?? bar.short ?? shortened(bar.what, room);
+    const name = [bar.what, bar.short].find(fits(space)) ?? bar.short ?? shortened(bar.what, space);
     svg.append(svgText(0, narrow ? y - 6 : y + 16, name, { class: bar.kind === "total" ? "strong halo" : "halo" }));
     svg.append(
       svgElement(
@@ -210,8 +210,8 @@ function drawBridge(place, way, start, end) {
 }
 
 /** The words of a name that fit. */
-function shortened(text, room) {
+function shortened(text, space) {
   const words = text.split(" ");
-  while (words.length > 1 && textWidth(words.join(" "), 13, 500) > room) words.pop();
+  while (words.length > 1 && textWidth(words.join(" "), 13, 500) > space) words.pop();
   return words.join(" ").replace(/[,:;]$/, "");
 }

@@ -76,18 +76,18 @@ function plainName(name) {
   return (name ?? "").replaceAll("_", " ");
 }
 
-const PAPER = { whole: 688, besidePanel: 418 }; // an A4 page within its margins, as style.css has them
-const roomWidths = new Map();
+const PAPER = { whole: 688, withPanel: 418 }; // an A4 page within its margins, as style.css has them
+const sectionWidths = new Map();
 
-/** How wide a place is. Every place of a section is as wide as the others, but beside a panel: it is measured once for
- * each width of the page, as to measure is to lay it out. What is drawn for paper cannot be measured on the screen. */
+/** Return the width of a place. All places of a section have the same width, except those with a panel, so that each is
+ * measured once per page width, because measuring forces a layout. The widths on paper are constants. */
 function widthOf(place, least = 280) {
-  const room = place.closest("section")?.id,
-    beside = place.closest(".with-panel") !== null,
-    key = `${room} ${beside} ${page.room}`;
-  if (page.paper) return beside ? PAPER.besidePanel : PAPER.whole;
-  if (!room || !roomWidths.get(key)) roomWidths.set(key, place.clientWidth);
-  return Math.max(least, roomWidths.get(key) || 760);
+  const section = place.closest("section")?.id,
+    withPanel = place.closest(".with-panel") !== null,
+    key = `${section} ${withPanel} ${page.width}`;
+  if (page.paper) return withPanel ? PAPER.withPanel : PAPER.whole;
+  if (!section || !sectionWidths.get(key)) sectionWidths.set(key, place.clientWidth);
+  return Math.max(least, sectionWidths.get(key) || 760);
 }
 
 /** Data of other procedures of the same model, which a document for one of them may have and another not. */
@@ -96,18 +96,18 @@ function siblings() {
   return GIVEN.documents.filter((step) => caseName(step, "model") === model && !GIVEN.api);
 }
 
-/** What is said where a section stays at the sizes of the document, and others are chosen; "" where there is nothing to
- * say. `follows` are sizes that the section does follow. */
-function stands(...follows) {
+/** Return the note of a section that keeps the document's sizes while others are chosen, or "". `follows` are sizes that
+ * the section does follow. */
+function fixedSizes(...follows) {
   if (!page.view.changed || GIVEN.api) return "";
   const { step, view } = page;
   const others = step.sizes.filter(({ name, value }) => !follows.includes(name) && view.names[name] !== exact(value)),
     chosen = others.filter(({ name }) => page.state[name] !== undefined);
   const made = (chosen.length ? chosen : others).map(({ name, value }) => `${name.replaceAll("_", " ")} ${grouped(exact(value))}`);
-  return made.length ? `Sliders do not move this part. It stands at what the report was made with: ${made.join("; ")}.` : "";
+  return made.length ? `Sliders do not move this part. It shows the sizes of the report: ${made.join("; ")}.` : "";
 }
 
 /** The same as a line below the heading of a section. */
-function standsLine(text) {
-  return text ? [element("p", { class: "mark stands" }, text)] : [];
+function fixedLine(text) {
+  return text ? [element("p", { class: "mark fixed" }, text)] : [];
 }

@@ -1,5 +1,5 @@
 // Charts of a few kinds, drawn from their data alone: bars, lanes, blocks, trees, lines and rows. What they are of
-// stands in the data; here is only how much, how long, how deep.
+// is in the data; here is only how much, how long, how deep.
 "use strict";
 
 const UNITS = {
@@ -24,7 +24,7 @@ function amountExact(amount, unit) {
 
 const GREYS = ["var(--neutral-3)", "var(--neutral-1)", "url(#hatch-2)", "var(--faint)", "url(#dots)", "var(--neutral-2)"];
 
-/** Fills by kinds: a pass has its colour; what no pass made is grey, told apart by its place and pattern. */
+/** Fills by kinds: a pass has its colour; what no pass made is grey, distinguished by its place and pattern. */
 function fillsOf(kinds, made = {}) {
   const fills = new Map();
   let next = 0;
@@ -81,8 +81,8 @@ function drawBars(chart, place, pick) {
     limit = chart.limit && Number(chart.limit[0]) < 2 * most ? Number(chart.limit[0]) : null;
   const wide = widthOf(place) > 640,
     // A row has a name, a bar and its total behind it.
-    room = wide ? widthOf(place) - 330 : widthOf(place) - 100,
-    scale = (amount) => (Number(amount) / (Math.max(most, limit ?? 0) || 1)) * room;
+    space = wide ? widthOf(place) - 330 : widthOf(place) - 100,
+    scale = (amount) => (Number(amount) / (Math.max(most, limit ?? 0) || 1)) * space;
   const rows = chart.rows.map((row, at) => {
     const chosen = Object.keys(row.choose).length && !row.here;
     const name = chosen
@@ -90,7 +90,7 @@ function drawBars(chart, place, pick) {
       : element("span", {}, row.name);
     const bar = row.refused
       ? element("span", { class: "refused" }, row.refused)
-      : stackedBar(row, totals[at], chart.unit, { fills, scale, room, limit, isBelow: at === 0 && limit !== null });
+      : stackedBar(row, totals[at], chart.unit, { fills, scale, space, limit, isBelow: at === 0 && limit !== null });
     return element("tr", {}, element("td", { class: `name ${row.here ? "here" : ""}` }, name, row.here ? element("small", {}, "shown here") : null), element("td", {}, bar));
   });
   const said = chart.limit ? element("p", { class: "caption" }, `${chart.limit[1]}${limit === null ? "" : ", the upright line"}.`) : null;
@@ -109,12 +109,12 @@ function drawBars(chart, place, pick) {
   ];
 }
 
-function stackedBar(row, total, unit, { fills, scale, room, limit }) {
+function stackedBar(row, total, unit, { fills, scale, space, limit }) {
   const text = amountText(total, unit),
     svg = svgElement("svg", {
-      viewBox: `0 0 ${room + 96} 34`,
+      viewBox: `0 0 ${space + 96} 34`,
       height: 34,
-      style: `width: ${room + 96}px; max-width: 100%`,
+      style: `width: ${space + 96}px; max-width: 100%`,
       role: "img",
       "aria-label": `${row.name}: ${text}${row.note ? `, ${row.note}` : ""}; ${Object.entries(row.parts)
         .map(([kind, part]) => `${passName(kind)} ${amountText(part, unit)}`)
@@ -134,7 +134,7 @@ function stackedBar(row, total, unit, { fills, scale, room, limit }) {
   }
   if (limit !== null) svg.append(svgLine(scale(limit), 0, scale(limit), 34, { class: "rule" }));
   const note = row.note && textWidth(row.note, 12) < 96 ? row.note : "";
-  const line = limit === null ? -1 : scale(limit), // what the upright line would go through stands behind it
+  const line = limit === null ? -1 : scale(limit), // a text that the limit would cross is after it
     end = x + 12 + Math.max(textWidth(text, 13, 600), textWidth(note, 12)),
     start = x + 4 <= line && line <= end ? line + 6 : x + 8;
   svg.append(svgText(start, note ? 15 : 22, text, { class: "strong halo" }));

@@ -171,7 +171,7 @@ async function fetchExport(form) {
   save(fileName(form), answer.headers.get("content-type"), await answer.blob());
 }
 
-/** A configuration that is dropped on the window is asked about; a broken one is told, and changes nothing. */
+/** A configuration that is dropped on the window is requested; a broken one is reported, and changes nothing. */
 function takeDrops() {
   const hint = document.querySelector(".drop-hint");
   hint.hidden = !GIVEN.api;

@@ -4,7 +4,7 @@
 let formulasOpen = null,
   formulasOf = { step: null, quantity: null, refresh: [] };
 
-/** Formulas are laid out once for a document: while its sizes change, only the numbers beside them do. */
+/** Formulas are laid out once for a document: while its sizes change, only their numbers do. */
 section("formulas", "formulas", (place) => {
   const { step, view } = page,
     quantity = QUANTITIES[shownQuantity()].exact ? shownQuantity() : "flops",

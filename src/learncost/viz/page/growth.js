@@ -43,7 +43,7 @@ section(
         grown.finding,
         `${ratios ? "FLOPs of a step as multiples of backpropagation’s" : "FLOPs of a step"}, by ${along === "length" ? "the length of a sequence" : along === "batch" ? "sequences in a batch" : along === "depth" ? "the number of blocks" : "the width of the model"}.${grown.crossings.length ? " Crossings are solved exactly, not read off the chart." : ""}`,
       ),
-      ...standsLine(stands(...(GROWS[along] ?? []))),
+      ...fixedLine(fixedSizes(...(GROWS[along] ?? []))),
       controls,
       drawn,
       asTable(
@@ -59,7 +59,7 @@ section(
   () => [
     page.state.grow,
     page.state.scale,
-    stands(),
+    fixedSizes(),
     ...["seq_len", "batch_size"].map((name) => String(page.view.names[name])),
   ],
 );

@@ -62,7 +62,7 @@ function cells(root, width) {
 }
 
 /** What is written in a cell: never more than fits, never cut. */
-function label(node, room, height, root, quantity) {
+function label(node, space, height, root, quantity) {
   if (height < 17) return [];
   const description = QUANTITIES[quantity];
   const times = node.kind === "layer" && node.repeat > 1 ? `${node.name} × ${node.repeat}` : null;
@@ -78,7 +78,7 @@ function label(node, room, height, root, quantity) {
           : [value]
         : [full, value];
   const names = [times, node.name, ...(node.shorter ?? [node.short])].filter(Boolean);
-  const fits = (text, size, weight) => textWidth(text, size, weight) <= room - 15;
+  const fits = (text, size, weight) => textWidth(text, size, weight) <= space - 15;
   const name = names.find((candidate) => fits(candidate, 13, 500));
   if (!name) return [];
   const below = height >= 36 ? second.find((candidate) => fits(candidate, 12, 400)) : null;

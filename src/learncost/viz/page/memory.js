@@ -28,7 +28,7 @@ section(
         findingOf(curve),
         "Every array lives from the line that makes it to the last line that reads it. Point at a moment to see what is alive.",
       ),
-      ...standsLine(now ? "" : stands()),
+      ...fixedLine(now ? "" : fixedSizes()),
       element("div", { class: "with-panel" }, element("div", {}, chartPlace), list),
       element("p", { class: "caption" }, (page.view.memory?.other ?? memory).convention, usualSaid(memory)),
       asTable(["line", "name", "layer", "pass", "bytes"], rows()),
@@ -49,9 +49,9 @@ section(
 function usualSaid({ usual }) {
   if (!usual) return "";
   if (usual.peak === undefined)
-    return ` By default learncost memory tells what PyTorch’s ${usual.engine} takes${GIVEN.api ? ", which stands among the engines" : ""}.`;
+    return ` By default learncost memory predicts the peak of PyTorch’s ${usual.engine}${GIVEN.api ? ", which is listed with the engines" : ""}.`;
   if (usual.engine === page.step.memory.engine || page.view.changed) return "";
-  return ` As PyTorch’s ${usual.engine} runs it (${usual.module}): ${bytes(exact(usual.peak))} at the peak, which learncost memory tells by default.`;
+  return ` As PyTorch’s ${usual.engine} runs it (${usual.module}): ${bytes(exact(usual.peak))} at the peak, which learncost memory predicts by default.`;
 }
 
 function lineSaid(curve, at) {
@@ -168,16 +168,16 @@ function labelArea(svg, layout, kind, below, above) {
       const run = {
         start,
         end: at,
-        room: layout.x(at) - layout.x(start),
+        space: layout.x(at) - layout.x(start),
         middle: low - high >= 16 ? (low + high) / 2 : null,
       };
-      if (run.middle !== null && (!best || run.room > best.room)) best = run;
+      if (run.middle !== null && (!best || run.space > best.space)) best = run;
       start = null;
     }
   }
   const text = AREAS[kind] ?? kind,
     phase = kind.replaceAll(" ", "_");
-  if (best && textWidth(text, 13) < best.room - 12)
+  if (best && textWidth(text, 13) < best.space - 12)
     svg.append(
       svgText(layout.x(best.start) + 8, best.middle + 5, text, {
         style: colourOf(kind).includes("neutral")
@@ -187,7 +187,7 @@ function labelArea(svg, layout, kind, below, above) {
     );
 }
 
-/** The passes as they follow each other, above the chart; what changes at every line is told together. */
+/** The passes as they follow each other, above the chart; alternating ones are merged. */
 function drawPhases(svg, layout, curve) {
   const phases = [];
   for (let at = 0; at < curve.lines.length; at += 1) {
@@ -239,15 +239,15 @@ function movePointer(place, curve, at) {
     x = (layout.x(at) + layout.x(at + 1)) / 2,
     y = layout.y(Number(size));
   const text = `${at === curve.peak_at ? "peak " : ""}${bytes(size)}`,
-    room = textWidth(text, 13, 600) + 14,
-    left = x + room + 10 > layout.width ? x - room - 8 : x + 8;
+    space = textWidth(text, 13, 600) + 14,
+    left = x + space + 10 > layout.width ? x - space - 8 : x + 8;
   group.replaceChildren(
     svgLine(x, layout.top - 14, x, layout.height - layout.bottom, { class: "rule" }),
     svgElement("circle", { cx: x, cy: y, r: 4.5, fill: "var(--page)", stroke: "var(--ink)", "stroke-width": 2 }),
     svgElement("rect", {
       x: left,
       y: y - 34 < layout.top - 14 ? layout.top - 14 : y - 34,
-      width: room,
+      width: space,
       height: 24,
       rx: 3,
       fill: "var(--ink)",

@@ -71,7 +71,7 @@ function sliderField(name) {
     follows.textContent = rule !== null && rule !== undefined && Number.isNaN(Number(rule)) && page.state[name] === undefined ? `follows: ${said(rule)}` : "";
     if (!slider) return;
     slider.setAttribute("aria-valuetext", grouped(now));
-    if (slider.matches(":active")) return; // who drags it says where it stands
+    if (slider.matches(":active")) return; // the user sets it while dragging
     steps = stepsOf(sizeNow(), limit > 0n ? limit : null);
     slider.max = steps.length - 1;
     slider.value = steps.reduce((best, step, index) => (step <= now ? index : best), 0);
@@ -81,7 +81,7 @@ function sliderField(name) {
   return element("div", { class: "field" }, element("label", { for: id }, name.replaceAll("_", " ")), input, slider, follows);
 }
 
-/** Where a slider can stand: powers of two, their halves between, and the document's own value. */
+/** The positions of a slider: powers of two, their halves between, and the document's own value. */
 function stepsOf(size, most) {
   const usual = exact(size.value),
     heads = /heads|layers|^n_|batch|experts/.test(size.name),

@@ -4,7 +4,7 @@
 const SECTIONS = [];
 
 /** A section below the cost: its id, its word in the head, and what draws it into its place; false leaves it out.
- * `rests` says what it is drawn of beside the document: while that is the same it is not drawn again. */
+ * `rests` returns its inputs other than the document: it is drawn again only if they change. */
 function section(id, word, draw, rests = null) {
   SECTIONS.push({ id, word, draw, rests, drawn: null });
 }
@@ -80,7 +80,7 @@ function render(all = false) {
   const { state } = page;
   try {
     const step = documentOf(state);
-    // Until the server has told of another model, its sizes are not those of the model that is shown.
+    // Until the server has described another model, its sizes are not those of the model that is shown.
     const another = GIVEN.api && state.model !== undefined && state.model !== caseName(step, "model");
     page.view = viewOf(step, another ? {} : chosenSizes(step, state));
     page.step = step;
@@ -134,7 +134,7 @@ function drawSections(all = false) {
 /** Draw a section where it is of something else than it was. */
 function drawSection(section) {
   const block = document.getElementById(section.id),
-    rests = section.rests ? JSON.stringify([section.rests(), page.room, page.paper]) : null;
+    rests = section.rests ? JSON.stringify([section.rests(), page.width, page.paper]) : null;
   if (rests !== null && section.drawn?.rests === rests && section.drawn.step === page.step) return;
   block.classList.toggle("hidden", section.draw(block) === false);
   section.drawn = { rests, step: page.step };
@@ -236,12 +236,12 @@ async function copy(button, text) {
  * has changed. */
 function measureRoom() {
   if (page.paper) return false;
-  const before = page.room;
-  page.room = document.getElementById("top").clientWidth;
-  return page.room !== before;
+  const before = page.width;
+  page.width = document.getElementById("top").clientWidth;
+  return page.width !== before;
 }
 
-/** All is drawn anew for paper, and for the screen again. */
+/** Everything is drawn again for paper, and for the screen again. */
 function onPaper(paper) {
   page.paper = paper;
   render(true);

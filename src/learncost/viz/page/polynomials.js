@@ -85,7 +85,7 @@ function axesOf(step, names) {
   return axes;
 }
 
-/** The size of an axis as it stands in a monomial: a name, digits, a part n/3, a sum M+N, the lesser min(e, B M t). */
+/** The size of an axis as written in a monomial: a name, digits, a part n/3, a sum M+N, the lesser min(e, B M t). */
 function sizeOf(axis, axes) {
   if (axis in axes) return axes[axis];
   if (axis.startsWith("min(")) {

@@ -34,7 +34,7 @@ section("time", "time", (place) => {
     element(
       "p",
       { class: "caption" },
-      `Predicted, not measured: ${seconds(view.totals.seconds)} lies between ${between(view.totals.low, view.totals.high).replace("–", " and ")}. ${step.said.device_source[0].toUpperCase()}${step.said.device_source.slice(1)}. Lines that run inside another’s kernel have no point of their own.`,
+      `Predicted, not measured: ${seconds(view.totals.seconds)} is between ${between(view.totals.low, view.totals.high).replace("–", " and ")}. ${step.said.device_source[0].toUpperCase()}${step.said.device_source.slice(1)}. Lines that run inside another’s kernel have no point of their own.`,
     ),
     asTable(
       ["layer", "line", "pass", "FLOPs a byte", "FLOP/s", "time", "limit"],
@@ -222,7 +222,7 @@ function drawRoof(place, points, roof) {
           element(
             "p",
             { class: "caption" },
-            `${left_out} ${plural(BigInt(left_out), "kernel")} that ${left_out === 1 ? "computes" : "compute"} next to nothing ${left_out === 1 ? "lies" : "lie"} outside of the drawing; the table has all.`,
+            `${left_out} ${plural(BigInt(left_out), "kernel")} that ${left_out === 1 ? "computes" : "compute"} next to nothing ${left_out === 1 ? "is" : "are"} outside of the drawing; the table has all.`,
           ),
         ]
       : []),
@@ -272,7 +272,7 @@ function labelOf(circle) {
 }
 
 /** Labels in seven positions, the longest times first: none over the roof, another label or another dot. */
-function placeLabels(svg, circles, room) {
+function placeLabels(svg, circles, space) {
   const boxes = circles.map((circle) => ({
     x: circle.x - circle.radius,
     y: circle.y - circle.radius,
@@ -281,7 +281,7 @@ function placeLabels(svg, circles, room) {
   }));
   let placed = 0;
   for (const circle of circles) {
-    if (placed >= room.most) return;
+    if (placed >= space.most) return;
     const text = labelOf(circle),
       width = textWidth(text, 13),
       r = circle.radius + 5;
@@ -296,11 +296,11 @@ function placeLabels(svg, circles, room) {
     ].map(([dx, dy]) => ({ x: circle.x + dx, y: circle.y + dy, width, height: 16 }));
     const free = places.find(
       (box) =>
-        box.x > room.left &&
-        box.x + box.width < room.right &&
-        box.y > room.top &&
-        box.y + 16 < room.bottom - 16 &&
-        box.y > room.roof(box.x) + 4 &&
+        box.x > space.left &&
+        box.x + box.width < space.right &&
+        box.y > space.top &&
+        box.y + 16 < space.bottom - 16 &&
+        box.y > space.roof(box.x) + 4 &&
         boxes.every(
           (other) =>
             box.x + box.width < other.x ||

@@ -15,14 +15,14 @@ function withShared(step) {
 const VIEW_KEYS = { show: "flops", order: "pass", at: null, to: null, grow: "seq_len" };
 const CASES = ["model", "procedure"];
 
-const page = { state: {}, step: null, view: null, root: null, fixed: null, said: "", room: 0, paper: false };
+const page = { state: {}, step: null, view: null, root: null, fixed: null, said: "", width: 0, paper: false };
 
 /** In the explorer: what there is to choose from, by the name of what takes it. */
 function choicesOf(name) {
   return GIVEN.fields?.choices?.[name] ?? null;
 }
 
-/** The state that an address says; what is not known is told and ignored. */
+/** The state that an address says; unknown parts are reported and ignored. */
 function stateOf(hash) {
   const state = {},
     unknown = [];

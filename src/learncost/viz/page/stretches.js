@@ -13,7 +13,7 @@ function memoryNow(memory, axes, changed) {
   return { peak: exact(memory.peak), curve: () => memory.curve ?? null };
 }
 
-/** Whether a walk is of these iterations: of as many, or of at least a few where it stands for more. */
+/** Whether a walk is of these iterations: of as many, or of at least a few where it represents more. */
 function isOf(walk, stretches, axes) {
   return Object.entries(stretches.iterations).every(([size, counts], place) =>
     walk.iterations[place] === null
@@ -22,7 +22,7 @@ function isOf(walk, stretches, axes) {
   );
 }
 
-/** What is alive at every moment; every line stands once, with the moment of that of its iterations that has most. */
+/** What is alive at every moment; every line is there once, with the moment of that of its iterations that has most. */
 function levelsNow(stretches, axes) {
   const walk = stretches.walks.find((each) => isOf(each, stretches, axes));
   if (!walk) return null;

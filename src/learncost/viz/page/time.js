@@ -44,7 +44,7 @@ function productSeconds(grid, m, n, k) {
   return (2 * lengths[0] * lengths[1] * lengths[2]) / Math.exp(logarithm);
 }
 
-/** A work at sizes: what it computes and moves in one turn, how often it runs, and the line that it stands at. */
+/** A work at sizes: what it computes and moves in one iteration, how often it runs, and its main line. */
 function workAt(work, monomials) {
   const size = (place) => Number(monomials[place]);
   const points = new Map(),
@@ -109,7 +109,7 @@ function inBlocks(products, blocks, size) {
   return share;
 }
 
-/** Of each array of each work, the bytes that were touched since it was touched last: within one turn, else a step. */
+/** Of each array of each work, the bytes that were touched since it was touched last: within one iteration, else a step. */
 function touchedAgo(works) {
   const step = works.reduce((all, work) => all + work.iterations * work.sum, 0),
     last = new Map();
@@ -140,7 +140,7 @@ function newBytes(works, from) {
   });
 }
 
-/** Seconds of the step and of its lines: a work's stand at its main line, the others have none of their own. */
+/** Seconds of the step and of its lines: those of a work are at its main line, its other lines have none. */
 function timesAt(time, axes) {
   const { rates } = time,
     monomials = monomialsAt(time, axes);

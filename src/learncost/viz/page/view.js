@@ -86,8 +86,8 @@ function partOf(view, line, twoSided) {
   }
   const parts = line.module.split(".").slice(0, depthOfModules(view.step)),
     endings = parts.map((_, from) => parts.slice(from).join("."));
-  const told = endings.filter((ending) => !/^(\d+|\*)(\.|$)/.test(ending)); // a number says nothing without its list
-  return { key: endings[0], name: endings[0], kind: "layer", shorter: told.slice(1) };
+  const named = endings.filter((ending) => !/^(\d+|\*)(\.|$)/.test(ending)); // a number says nothing without its list
+  return { key: endings[0], name: endings[0], kind: "layer", shorter: named.slice(1) };
 }
 
 /** The step as a tree by passes or by layers first: each node has a key, a name, its value in a quantity, its parts. */

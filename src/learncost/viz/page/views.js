@@ -1,4 +1,4 @@
-// Views beside the document: each a picture that a report has inside of it, and that the explorer asks its server for
+// Views in addition to the document: each a picture that a report has inside of it, and that the explorer asks its server for
 // when it comes into sight. Controls are made of the flags that a view takes, charts of the kinds that it has.
 "use strict";
 
@@ -14,7 +14,7 @@ const DRAWN = {
 for (const view of GIVEN.views ?? []) {
   const state = { key: null, picture: null, refused: null, number: 0, asked: 0, waiting: null };
   section(view.name, view.word, (place) => drawView(place, view, state), () => [
-    GIVEN.api ? queryKey(page.state) : stands(),
+    GIVEN.api ? queryKey(page.state) : fixedSizes(),
     state.number,
   ]);
   const added = SECTIONS.pop();
@@ -109,7 +109,7 @@ function drawPicture(place, view, picture, flags) {
       ]
     : [];
   place.classList.toggle("long", picture.charts.some((chart) => chart.rows?.length > 20)); // else it stays on one page
-  place.replaceChildren(...heading(picture.title, picture.lead), ...standsLine(stands()), ...controls, charts, ...notes, ...command);
+  place.replaceChildren(...heading(picture.title, picture.lead), ...fixedLine(fixedSizes()), ...controls, charts, ...notes, ...command);
   for (const chart of picture.charts) {
     const drawn = DRAWN[chart.kind]?.(chart, charts, (choice) => choose(choice)) ?? [];
     charts.append(...(chart.heading ? [element("h3", {}, chart.heading)] : []), ...drawn.filter(Boolean));

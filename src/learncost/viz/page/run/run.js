@@ -124,9 +124,9 @@ function tiles() {
   const best = begun.reduce((least, run) => ((last(run.validation)?.loss ?? Infinity) < (last(least.validation)?.loss ?? Infinity) ? run : least));
   const checked = last(best.validation), speed = median(best.speed), name = label(best);
   const done = best.flops_per_step ? BigInt(best.flops_per_step) * BigInt(best.done) : null;
-  const beside = checked ? [checked.bits_per_byte && `${digits(checked.bits_per_byte)} bits a byte`, checked.accuracy !== undefined && `${digits(100 * checked.accuracy)} % right`].filter(Boolean) : [];
+  const others = checked ? [checked.bits_per_byte && `${digits(checked.bits_per_byte)} bits a byte`, checked.accuracy !== undefined && `${digits(100 * checked.accuracy)} % right`].filter(Boolean) : [];
   const rows = [
-    checked ? ["loss, validation", loss(checked.loss), [...beside, name].join(" · ")] : ["loss, last step", loss(last(best.loss)), name],
+    checked ? ["loss, validation", loss(checked.loss), [...others, name].join(" · ")] : ["loss, last step", loss(last(best.loss)), name],
     speed ? [`${best.unit} a second`, grouped(Math.round(speed)), `median, ${name}`] : ["seconds a step", seconds(last(best.seconds) / best.done), name],
     done === null ? ["steps so far", grouped(best.done), best.steps ? `of ${grouped(best.steps)}` : name] : ["FLOPs so far", si(done), `${si(BigInt(best.flops_per_step))} a step, exact`],
     ...(typeof best.learning_rate === "number" ? [["learning rate", power(best.learning_rate), `step ${grouped(best.done)}${best.steps ? ` of ${grouped(best.steps)}` : ""}`]] : []),
@@ -147,7 +147,7 @@ function axes() {
   segments(byId("axis"), Object.fromEntries(available.map((name) => [name, AXES[name]])), view.axis, (name) => { view.axis = name; });
 }
 
-/** The name of each run at the end of its line, where there is room. */
+/** The name of each run at the end of its line, where there is space. */
 function ends(plot) {
   const ctx = plot.ctx, ratio = devicePixelRatio || 1, spans = [];
   ctx.save();
@@ -166,7 +166,7 @@ function ends(plot) {
     if (!right && plot.width < 560) return; // the key below the chart names it
     const left = right ? x + 8 * ratio : x - width - 2 * ratio;
     if (!right) y -= 12 * ratio;
-    for (let turn = 0; turn < 20 && spans.some(([l, r, t]) => left < r && left + width > l && Math.abs(t - y) < 15 * ratio); turn += 1) y += (turn % 2 ? 1 : -1) * (turn + 1) * 8 * ratio;
+    for (let attempt = 0; attempt < 20 && spans.some(([l, r, t]) => left < r && left + width > l && Math.abs(t - y) < 15 * ratio); attempt += 1) y += (attempt % 2 ? 1 : -1) * (attempt + 1) * 8 * ratio;
     if (y > plot.bbox.top + plot.bbox.height) return;
     spans.push([left, left + width, y]);
     ctx.strokeStyle = colour("--page");
@@ -187,7 +187,7 @@ function chart() {
   const starts = begun.map((run) => run.loss.find((value) => value !== null)).filter((value) => value !== undefined);
   const most = Math.max(...starts) * 1.02, tops = begun.map((run) => Math.max(...run.loss.filter((value) => value !== null)));
   const lows = begun.map((run) => Math.min(...run.loss.filter((value) => value !== null)));
-  const low = Math.min(...lows), room = Math.max(most - low, 1e-6);
+  const low = Math.min(...lows), space = Math.max(most - low, 1e-6);
   const cut = begun.filter((_, at) => tops[at] > most * 1.001);
   byId("loss-lead").textContent = "Cross-entropy in nats for each answer, smoothed over nine steps; each step is a faint line behind.";
   byId("loss-caption").textContent = cut.length ? `The chart ends a little above the loss at the start: ${cut.map((run) => `${label(run)} goes up to ${loss(tops[begun.indexOf(run)])}`).join(", ")}.` : "";
@@ -201,7 +201,7 @@ function chart() {
     ];
   });
   const key = JSON.stringify([view.axis, begun.map(label), place.clientWidth, colour("--ink")]);
-  const range = [low - 0.06 * room, most + 0.02 * room];
+  const range = [low - 0.06 * space, most + 0.02 * space];
   view.range = range;
   if (view.chart && view.key === key) {
     view.chart.setData(data);
@@ -285,7 +285,7 @@ function memories() {
     place.append(box);
   }
   if (runs.length) place.append(element("p", `Blue: predicted. Black or white: measured. From ${bytes(Math.round(Math.exp(least)))} to ${bytes(Math.round(Math.exp(most)))}.`, { class: "caption" }));
-  byId("beside").hidden = byId("speed").hidden && byId("memory").hidden;
+  byId("pair").hidden = byId("speed").hidden && byId("memory").hidden;
 }
 
 function samples() {

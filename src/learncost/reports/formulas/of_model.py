@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from learncost.cost_models import PricedLine
@@ -11,6 +11,7 @@ from learncost.engines.made import written
 from learncost.ir.errors import InputError, nearest
 from learncost.ir.line import Line
 from learncost.ir.polynomial import Polynomial, total
+from learncost.ir.serializable import HIDDEN, Key
 from learncost.layers.active import shown_layer
 from learncost.layers.layer import usual_names
 from learncost.ops import plain
@@ -32,25 +33,21 @@ class LayerFormula:
     block: str | None
     repeat: int
     macro_operation: str
-    maccs: Polynomial
-    flops: Polynomial
-    values: tuple[int, int]
+    maccs: Polynomial = field(metadata=HIDDEN)
+    flops: Polynomial = field(metadata=HIDDEN)
+    values: tuple[int, int] = field(metadata=HIDDEN)
+
+    @property
+    @Key(inline=True)
+    def counts(self) -> dict[str, dict[str, str | int]]:
+        """Return the formulas as expressions of Python, and their values."""
+        counts = {"maccs": (self.maccs, self.values[0]), "flops": (self.flops, self.values[1])}
+        return {name: {"formula": write.python(count, {}), "value": value} for name, (count, value) in counts.items()}
 
     @property
     def place(self) -> str:
         """The layer as `cost` shows it, with how many there are."""
         return f"{self.layer} × {self.repeat}" if self.repeat > 1 else self.layer
-
-    def to_dict(self) -> dict[str, Any]:
-        """The formula as data: expressions of Python, and what they come to."""
-        return {
-            "layer": self.layer,
-            "block": self.block,
-            "repeat": self.repeat,
-            "macro_operation": self.macro_operation,
-            "maccs": {"formula": write.python(self.maccs, {}), "value": self.values[0]},
-            "flops": {"formula": write.python(self.flops, {}), "value": self.values[1]},
-        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,14 +83,22 @@ class ModelFormulas(Shown):
     '2 B M^2 h k n_layer + 4 B M d h k n_layer'
     """
 
+    schema = 1
+
     model: str
     procedure: str
     price_book: str
-    rows: tuple[LayerFormula, ...]
-    sizes: Mapping[str, int]
+    rows: tuple[LayerFormula, ...] = field(metadata=Key(after="names").field)
+    sizes: Mapping[str, int] = field(metadata=HIDDEN)
     names: Mapping[str, str]
-    layer: str = ""
-    two_sided: bool = False
+    layer: str = field(default="", metadata=Key(form=lambda layer: layer or None, after="model").field)
+    two_sided: bool = field(default=False, metadata=HIDDEN)
+
+    @property
+    @Key("sizes", after="price_book")
+    def sizes_used(self) -> dict[str, int]:
+        """Return the sizes of the letters that the formulas have."""
+        return {name: self.sizes[name] for name in used(self.total, self.sizes)}
 
     @property
     def total(self) -> tuple[Polynomial, Polynomial]:
@@ -127,19 +132,6 @@ class ModelFormulas(Shown):
             name = " ".join(filter(None, (row.macro_operation.replace("_", " "), row.block, row.place)))
             rows += [(name, "MACCs", row.maccs), ("", "FLOPs", row.flops)]
         return write.mathml_grid(rows, self.sheets()[0].notes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The formulas as data."""
-        return {
-            "schema": 1,
-            "model": self.model,
-            "layer": self.layer or None,
-            "procedure": self.procedure,
-            "price_book": self.price_book,
-            "sizes": {name: self.sizes[name] for name in used(self.total, self.sizes)},
-            "names": dict(self.names),
-            "rows": [row.to_dict() for row in self.rows],
-        }
 
 
 def _said(count: Polynomial, value: int) -> str:

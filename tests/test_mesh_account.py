@@ -197,6 +197,26 @@ def test_fit_finds_the_batch_the_length_and_what_does_not_fit_of_a_pipeline(caps
 
 
 @pytest.mark.parametrize(
+    ("mesh", "unit"), [({}, 4), ({"mesh": "pp=2,dp=2", "placement": "pp,zero-1", "schedule": "zb-h1"}, 8)]
+)
+def test_fit_finds_the_batch_of_several_microbatches(mesh, unit):
+    asked = {"seq_len": 64, "precision": "bf16-masters", "plan": "flash,fused", "engine": "graph", **DENSE, **mesh}
+    (row,) = lc.fit("llama-3-8b", "8MB", procedures="bp", accumulate=4, **asked).rows
+    assert row.largest > 0
+    assert row.largest % unit == 0
+    peaks = [
+        lc.memory("llama-3-8b", batch_size=batch, accumulate=4, **asked).peak
+        for batch in (unit, row.largest, row.largest + unit)
+    ]
+    assert row.ram == peaks[0]
+    assert peaks[1] <= 8e6 < peaks[2]
+    with pytest.raises(lc.InputError, match="accumulate must be a whole number from 1"):
+        lc.fit("llama-3-8b", "8MB", accumulate="x", **asked)
+    with pytest.raises(lc.InputError, match="--accumulate is of training: remove inference from --procedures"):
+        lc.fit("llama-3-8b", "8MB", procedures="inference,bp", accumulate=4, **asked)
+
+
+@pytest.mark.parametrize(
     ("more", "message"),
     [
         ({"engine": "eager"}, "--engine eager does not support pipeline stages"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from learncost.ir.errors import InputError, named_one
+from learncost.ir.errors import InputError, counted, named_one, shown
 from learncost.ir.serializable import HIDDEN, Key
 from learncost.models.module import usual_module
 from learncost.models.sizes import CANONICAL, spelled
@@ -28,6 +28,9 @@ from learncost.reports.sheet import WIDTH, AtLength, Drawn, Sheet, TableColumn, 
 if TYPE_CHECKING:
     from learncost.reports.memory.lengths import Lengths
     from learncost.reports.mesh_cost import OverMesh
+
+MICROBATCHES = 10**6
+"""The largest number of microbatches."""
 
 EVERY = (NAME, *PROCEDURES)
 """The procedures that are tried by default."""
@@ -76,6 +79,8 @@ class Fit(AtLength, Drawn):
         Of a microcontroller that was named, the regions of its RAM with the bytes that are left of each for arrays.
     sample
         The noun of what a batch has: sequence, or image.
+    smallest
+        The smallest batch: of which `ram` is the memory.
 
     Examples
     --------
@@ -100,10 +105,11 @@ class Fit(AtLength, Drawn):
     over: OverMesh | None = field(default=None, metadata=SHARDED)
     regions: tuple[Region, ...] = field(default=(), metadata=Key(form=_bytes_of_regions, optional=True).field)
     sample: str = field(default="sequence", metadata=HIDDEN)
+    smallest: int = field(default=1, metadata=HIDDEN)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """Return a table with a row for each procedure and plan."""
-        batch = self.over.sizes["B"] if self.over else 1
+        batch = self.smallest
         columns = (
             *words_of("procedure plan"),
             TableColumn("engine", attrgetter("engine"), words=True, shown=len({row.engine for row in self.rows}) > 1),
@@ -187,7 +193,7 @@ class Fit(AtLength, Drawn):
 @takes_request(
     "model budget flash_size procedures seq_len optimizer dtype * precision plan engine module "
     "optimizer_implementation train train_layers lora lora_rank lora_alpha target_len on mesh place placement "
-    "schedule chunks"
+    "schedule chunks accumulate"
 )
 def fit(
     request: Request,
@@ -212,6 +218,9 @@ def fit(
         adamw (the default), adamw8bit, sgd or momentum; or adam8bit, adafactor, lion, muon (state size only).
     plan
         Try only this plan (`learncost list plans`). By default several are tried.
+    accumulate
+        Number of microbatches for gradient accumulation, which are also those of a pipeline: the batch has a multiple
+        of it.
     engine
         The engine that executes the step, as in learncost memory. The default is eager, and graph over a mesh, with
         `flash_size`, and where PyTorch's autograd has no step of the procedure or type. Without `plan`, rows of plans
@@ -275,7 +284,14 @@ def fit(
         engine = engine or GRAPH
     if device is None or not device.core:
         regions = ()  # shown for microcontrollers alone
-    names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if over else EVERY)))
+    microbatches = counted(request.accumulate) or 0
+    if not 1 <= microbatches <= MICROBATCHES:
+        wrong = shown(request.accumulate)
+        raise InputError(f"accumulate must be a whole number from 1 to {MICROBATCHES:,}, not {wrong}")
+    trains = over or microbatches > 1
+    names = tuple(dict.fromkeys(several(procedures) or (tuple(PROCEDURES) if trains else EVERY)))
+    if microbatches > 1 and NAME in names:
+        raise InputError(f"--accumulate is of training: remove {NAME} from --procedures")
     question = FitQuestion(
         request,
         capacity,
@@ -285,6 +301,7 @@ def fit(
         engine,
         eager,
         regions,
+        microbatches,
     )
     if engine:
         named_one("engine", engine, memory_engines())
@@ -343,6 +360,7 @@ def fit(
         placed,
         regions,
         run.model.sample,
+        question.least * microbatches,
         length_note=run.length_note,
     )
 

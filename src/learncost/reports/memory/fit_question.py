@@ -38,7 +38,7 @@ PLANS = (
 """The plans that are tried for every procedure, from the derived step to the smallest memory."""
 
 STAGED = ("", "flash,fused", "flash,fused,recompute=all")
-"""The same of pipeline stages, which sum the gradients of microbatches."""
+"""The same of microbatches and pipeline stages, which sum gradients."""
 
 SERVED = ("", "flash,fused")
 """The plans that are tried for inference."""
@@ -107,6 +107,7 @@ class FitQuestion:
     engine: str
     eager: EagerOptions
     regions: tuple[Region, ...] = ()
+    accumulate: int = 1
 
     @property
     def least(self) -> int:
@@ -122,7 +123,9 @@ class FitQuestion:
     def run(self, procedure: str, plan: str, seq_len: int | None = None) -> PreparedRun:
         """Return a sample, checked and built."""
         asked = self.request if seq_len is None else replace(self.request, seq_len=seq_len)
-        asked = replace(asked, batch_size=self.least, optimizer=None, plan=plan).in_precision(self.dtype)
+        asked = replace(asked, batch_size=self.least * self.accumulate, optimizer=None, plan=plan).in_precision(
+            self.dtype
+        )
         return prepare(asked, () if procedure == NAME else (procedure,))
 
     def ways(self, procedure: str) -> tuple[list[FitPlan], list[str]]:
@@ -151,7 +154,7 @@ class FitQuestion:
             return (self.request.plan.strip(),)
         if procedure == NAME:
             return SERVED
-        if has_stages(self.request):
+        if self.accumulate > 1 or has_stages(self.request):
             return STAGED
         plans = (memory_engines()[self.engine].plans if self.engine else None) or PLANS
         return plans if self.optimizer in OPTIMIZERS else tuple(plan for plan in plans if "epilogue-update" not in plan)
@@ -181,10 +184,10 @@ class FitQuestion:
 
     def step(self, run: PreparedRun, procedure: str) -> MemoryStep:
         chosen_engine = memory_engines()[self.engine or GRAPH]
-        planner = of_part(chosen_engine.planner, self.least)
+        planner, accumulate = of_part(chosen_engine.planner, self.least), self.accumulate
         in_flash = self.flash_size is not None
         kind, eager = precision_of(self.dtype), self.eager
-        step = MemoryStep(run, procedure, kind, self.optimizer, 1, in_flash, self.budget, planner, eager=eager)
+        step = MemoryStep(run, procedure, kind, self.optimizer, accumulate, in_flash, self.budget, planner, eager=eager)
         step.regions = self.regions
         return step.over_mesh(self.request, chosen_engine) if self.request.mesh else step
 

@@ -109,14 +109,16 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """A cache key of a model: its table, one object for equal structures, and its trainable weights."""
+    """A cache key of a model: its table, one object for equal structures, its counts, and its trainable weights."""
 
     model: Model
 
     @property
     def _key(self) -> tuple[object, ...]:
         model = self.model
-        return IdentityKey(model.table), model.trained, model.differentiated, model.kept, model.whole, model.integers
+        counts = frozenset((name, size) for name, size in model.sizes.items() if name not in model.rules)
+        learning = model.trained, model.differentiated
+        return IdentityKey(model.table), counts, *learning, model.kept, model.whole, model.integers
 
     def __hash__(self) -> int:
         return hash(self._key)

@@ -9,7 +9,6 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate, groupby
 from random import Random
 
@@ -42,7 +41,7 @@ def packed(pieces: Sequence[Piece], effort: int = 0) -> list[int]:
 
     effort  how many pieces are placed in search of a better order than the given one; 0 uses the given order
     """
-    block = _PackedBlock(pieces, several_orders=effort > 0)
+    block = _PackedBlock(pieces)
     best = block.placed(range(len(pieces)))
     assert best is not None
     if effort and block.end(best) > (least := most(pieces)):
@@ -88,40 +87,36 @@ def _changed(order: Sequence[int], highest: Sequence[int], random: Random) -> li
 
 
 class _PackedBlock:
-    """Pieces with those that are live at the same time.
+    """Pieces to be placed.
 
     efforts  how many pieces were placed
     """
 
-    def __init__(self, pieces: Sequence[Piece], several_orders: bool) -> None:
+    def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces, self.efforts = pieces, 0
-        self._firsts = np.array([piece.first for piece in pieces], np.int64)
-        self._lasts = np.array([piece.last for piece in pieces], np.int64)
-        # Of long recurrences they are gigabytes, which one order does not need at once.
-        self._overlapping = cache(self._found) if several_orders else self._found
-
-    def _found(self, number: int) -> list[int]:
-        """Return the pieces that are live at some moment of a piece."""
-        piece = self.pieces[number]
-        found: list[int] = np.flatnonzero((self._firsts <= piece.last) & (self._lasts >= piece.first)).tolist()
-        return found
 
     def placed(self, order: Sequence[int], limit: int | None = None) -> list[int] | None:
         """Return offsets, piece by piece, each the lowest free in its interval; None where one exceeds the limit."""
-        ends = [-1] * len(self.pieces)
         places = [0] * len(self.pieces)
-        for piece in order:
+        firsts, lasts, begins, ends = there = np.zeros((4, len(self.pieces)), np.int64)  # by offset
+        for count, number in enumerate(order):
             self.efforts += 1
-            size, place = self.pieces[piece].bytes, 0
-            for begin, end in sorted(
-                (places[other], ends[other]) for other in self._overlapping(piece) if ends[other] >= 0
-            ):
-                if begin - place >= size:
-                    break
-                place = max(place, end)
-            if limit is not None and place + size > limit:
+            piece, place = self.pieces[number], 0
+            live = np.flatnonzero((firsts[:count] <= piece.last) & (lasts[:count] >= piece.first))
+            if live.size:
+                taken = np.maximum.accumulate(ends[live])
+                free = begins[live]
+                free[1:] -= taken[:-1]
+                gap = int(np.argmax(free >= piece.bytes))
+                if free[gap] < piece.bytes:
+                    gap = live.size
+                place = int(taken[gap - 1]) if gap else 0
+            if limit is not None and place + piece.bytes > limit:
                 return None
-            places[piece], ends[piece] = place, place + size
+            at = int(np.searchsorted(begins[:count], place, "right"))
+            there[:, at + 1 : count + 1] = there[:, at:count]
+            there[:, at] = piece.first, piece.last, place, place + piece.bytes
+            places[number] = place
         return places
 
     def end(self, places: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from learncost.autoshard.account import MeshAccount
+from learncost.autoshard.placed_step import StepConfig
 from learncost.autoshard.step import ParallelConfig
 from learncost.devices.cluster import Cluster, clusters
 from learncost.ir.errors import InputError
@@ -56,7 +57,8 @@ def account(setting: tuple[Any, ...]) -> MeshAccount:
     batch = microbatch * prod(size for axis, size in inner if axis in ("dp", "ep"))
     sizes = {**model.sizes, **run_sizes(model, max(1, batch), seq, None)}
     shape = ",".join(f"{axis}={size}" for axis, size in inner) or "dp=1"
-    return MeshAccount(model, sizes, mesh(shape), clauses(text or ZERO_1), FRAMEWORKS[framework].kind, plan)
+    config = StepConfig(clauses(text or ZERO_1), FRAMEWORKS[framework].kind, plan)
+    return MeshAccount(model, sizes, mesh(shape), config)
 
 
 @cache

@@ -101,10 +101,7 @@ class Model:
     @property
     def positions(self) -> int | None:
         """Return the context that the configuration states; None of a model with a fixed length or without one."""
-        family = family_of(self.configuration)
-        if family.fixed or family.layer is not None:
-            return None
-        return int(evaluate(family.length, self.configuration.values)) or None
+        return context_of(self.configuration)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,13 +240,18 @@ def lengths_open(configuration: Configuration, seq_len: int, target_len: int) ->
     return None if fixed else seq_len, target_len if configuration.two_sided else None
 
 
-def context_beyond(configuration: Configuration) -> int | None:
-    """Return the context of a model whose default length is shorter; None of every other model."""
-    family, values = family_of(configuration), configuration.values
+def context_of(configuration: Configuration) -> int | None:
+    """Return the context that a configuration states; None of a model with a fixed length or without one."""
+    family = family_of(configuration)
     if family.fixed or family.layer is not None:
         return None
-    context = int(evaluate(family.length, values))
-    return context if context > evaluate(family.usual_length, values) else None
+    return int(evaluate(family.length, configuration.values)) or None
+
+
+def context_beyond(configuration: Configuration) -> int | None:
+    """Return the context of a model whose default length is shorter; None of every other model."""
+    context, family = context_of(configuration), family_of(configuration)
+    return context if context and context > evaluate(family.usual_length, configuration.values) else None
 
 
 def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_len: int | None) -> dict[str, int]:

@@ -89,17 +89,9 @@ class Schedule(Displayed):
         return peak(self, device, [1.0] * self.stages) / self.chunks
 
 
-def peak(
-    schedule: Schedule,
-    device: int,
-    kept: Sequence[float],
-    forward: Sequence[float] | None = None,
-    backward: Sequence[float] | None = None,
-    waiting: Sequence[float] | None = None,
-    update: Sequence[float] | None = None,
-) -> float:
-    """Return the peak bytes of microbatches on a device, as `worst` finds them."""
-    return worst(schedule, device, kept, forward, backward, waiting, update)[0]
+def peak(schedule: Schedule, device: int, kept: Sequence[float], *passes: Sequence[float] | None) -> float:
+    """Return the peak bytes of microbatches on a device, of the bytes that `worst` takes."""
+    return worst(schedule, device, kept, *passes)[0]
 
 
 def worst(

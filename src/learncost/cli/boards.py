@@ -1,4 +1,4 @@
-"""A program in C99 on emulated boards and on this machine: the same bits, the bytes that were predicted, its stack."""
+"""Comparison of a C99 program on emulated boards with this machine: results bit for bit, predicted bytes, stack."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ _WHOLE = {"int64": "int32_t", "int32": "int32_t", "bool": "uint8_t", "uint8": "u
 class BoardRun:
     """The output of a program on a board, and its linking; `board` is empty on this machine.
 
-    numbers       of every loss and weight, as bits
-    instructions  of a step, the median
+    numbers       the bits of every loss and weight
+    instructions  the median of a step's
     """
 
     numbers: tuple[str, ...]
@@ -104,7 +104,7 @@ class BoardRun:
 
 
 def files(firmware: Firmware, inputs: Mapping[str, Any], steps: int, folder: Path) -> list[Path]:
-    """The program's files and a main function that takes steps on inputs, by their names in the table."""
+    """Return the program's files and a main function that runs steps on inputs, by their names in the table."""
     prefix, names = firmware.prefix, firmware.names
     every = next(iter(firmware.layouts.values()))
     dtypes = {name: every.dtypes[name] for name in inputs}
@@ -138,7 +138,7 @@ def files(firmware: Firmware, inputs: Mapping[str, Any], steps: int, folder: Pat
 
 
 def on_host(sources: Sequence[Path], folder: Path) -> BoardRun:
-    """The same text, compiled and run here."""
+    """Compile the program for this machine, and run it."""
     from learncost.engines.boards.board import FLAGS, HERE
 
     (folder / "host.c").write_text(HOST, encoding="utf-8")
@@ -160,7 +160,7 @@ def on_board(
     flash: int = 2**21,
     flags: Sequence[str] = (),
 ) -> BoardRun:
-    """Compiled for an emulated board of so many bytes, with additional flags, and run there."""
+    """Compile the program for an emulated board with the given bytes of memory, and run it there."""
     built = build(board, sources, folder, ram, flash, flags)
     return _read(run(built, 600), built)
 
@@ -178,7 +178,7 @@ def _read(said: str, built: LinkedProgram | None = None) -> BoardRun:
 
 
 def inputs_of(program: FirmwareProgram) -> dict[str, Any]:
-    """A batch for a program, drawn from a seed, by the names of its inputs in the table."""
+    """Return a random batch for a program, by the names of its inputs in the table."""
     training = program.training
     batch = random_batch(training.model, program.sizes)
     values = dict(training.prepare(**batch).values) | training.inputs(**batch)
@@ -192,9 +192,9 @@ def inputs_of(program: FirmwareProgram) -> dict[str, Any]:
 
 
 def checks(subject: str, program: FirmwareProgram, steps: int = 3) -> Iterator[Check]:
-    """The results of a program on emulated boards compared with this machine; not made where one is not installed.
+    """Compare the results of a program on emulated boards with this machine; skipped if an emulator is missing.
 
-    Of a step in microbatches each is a call of the program's step, and most calls gather alone.
+    With microbatches each is a call of the program's step, and all but the last only accumulate.
     """
     firmware = program.firmware
     parts = program.training.settings.accumulate

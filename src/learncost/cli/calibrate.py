@@ -1,4 +1,4 @@
-"""`learncost calibrate`: measure this machine, and keep what it attains."""
+"""`learncost calibrate`: measure the attained rates of this machine, and save them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def calibrate(*, out: str | None = None, quick: bool = False, processes: int | s
 
 
 def _links(processes: int | str, path: Path, out: str | None, quick: bool) -> str:
-    """Measure collectives between processes, and keep the link that they mean."""
+    """Measure collectives between processes, and save the resulting link."""
     from learncost.calibration.links import measure as measure_links  # only where it is asked for
     from learncost.calibration.links import save as save_link
 

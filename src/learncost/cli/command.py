@@ -28,11 +28,11 @@ ABOUT = "The cost of training neural networks: exact MACCs, FLOPs, bytes, memory
 
 @dataclass(frozen=True)
 class Command:
-    """A command: where its question is, as module:function, what it does, and how its answer is written.
+    """A command: its function, as module:function, its purpose, and the formats of its answer.
 
-    formats  none where it is a text, or where the command shows itself
-    file     whether it can be written to a file
-    plots    whether there is a picture of characters below it, on a terminal
+    formats  none if the answer is text, or if the command prints it
+    file     whether the answer can be written to a file
+    plots    whether a terminal shows a character plot below it
     """
 
     where: str
@@ -43,7 +43,7 @@ class Command:
 
     @property
     def file_name(self) -> str:
-        """The question's file in the package."""
+        """The path of the function's file in the package."""
         return f"{self.where.partition(':')[0].replace('.', '/')}.py"
 
     @property
@@ -55,7 +55,7 @@ class Command:
 
     @property
     def writing(self) -> tuple[Flag, ...]:
-        """The flags that say how the answer is written."""
+        """The flags for the answer's format and file."""
         rows: list[tuple[str, str, Any, str]] = []
         if self.formats:
             meaning = f"How the result is written: {', '.join(self.formats[:-1])} or {self.formats[-1]}."
@@ -68,7 +68,7 @@ class Command:
 
     @property
     def importing(self) -> tuple[Flag, ...]:
-        """The flags that say how a module of the user's own is read, where the command takes models."""
+        """The flags for importing a user's module, if the command takes models."""
         of_models = {flag.name for flag in flags_of(self.question) if flag.how in ("argument", "arguments")}
         if not of_models & {"model", "models", "subject"}:
             return ()
@@ -78,7 +78,7 @@ class Command:
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """All that is typed after it."""
+        """The command's arguments and flags."""
         return (*flags_of(self.question), *self.importing, *self.writing)
 
 
@@ -177,7 +177,7 @@ GOOD, FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
 class _NotWrittenError(Exception):
-    """The result could not be written, such as for want of space."""
+    """The result could not be written, for example on a full disk."""
 
 
 COLLECTED = 50_000, 20, 100
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ended(words: Sequence[str]) -> int:
-    """The exit code of a command line that was run."""
+    """Run a command line and return its exit code."""
     try:
         if words[:1] == ["--version"]:
             answer: Any = __version__
@@ -215,7 +215,7 @@ def _ended(words: Sequence[str]) -> int:
 
 
 def _help(words: Sequence[str]) -> Any:
-    """The page of help that is asked for, by a flag, by nothing at all, or by `help`; with --json the JSON schema."""
+    """Return the requested page of help, or with --json the JSON schema; None if no help is requested."""
     flags = words[: words.index("--")] if "--" in words else words
     first_word = next(iter(words), "")
     if not (first_word == "help" or {"--help", "-h"} & set(flags) or not words):
@@ -275,7 +275,7 @@ def _answer(name: str, words: Sequence[str]) -> Any:
 
 
 def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mapping[str, Any]) -> list[Any]:
-    """The arguments, and in the place of each module of a file, or of a config.json, its table."""
+    """Return the arguments, with each module of a file or config.json replaced by its table."""
     from learncost.models.argument import described_elsewhere
 
     if not any(".py" in argument or described_elsewhere(argument) for argument in arguments):
@@ -298,7 +298,7 @@ def _with_modules(command: Command, arguments: Sequence[str], flags_given: Mappi
 
 
 def _typed(flags_given: Mapping[str, Any]) -> Iterator[str]:
-    """Flags as they are typed: one with several values is repeated."""
+    """Return flags as typed; one with several values is repeated."""
     for name, value in flags_given.items():
         flag = f"--{name.replace('_', '-')}"
         for each in value if isinstance(value, list | tuple) else [value]:
@@ -307,7 +307,7 @@ def _typed(flags_given: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Plotted:
-    """An answer for a terminal, with its picture of characters below."""
+    """An answer for a terminal with a character plot below it."""
 
     answer: Any
     exit_code: int
@@ -326,7 +326,7 @@ class _Plotted:
 
 @dataclass(frozen=True)
 class _WrittenAnswer:
-    """An answer as text, with the exit code of what it tells."""
+    """An answer as text, with its exit code."""
 
     text: str
     exit_code: int
@@ -336,7 +336,7 @@ class _WrittenAnswer:
 
 
 def _format(formats: Sequence[str], format: str = "table", json: bool = False, output: str | None = None) -> str:
-    """The format that --format and --json ask for together."""
+    """Return the format given by --format and --json."""
     if not formats:
         return "table"
     chosen_format = SPELLED.get(format, format)
@@ -364,7 +364,7 @@ def _no_command(name: str) -> str:
 
 
 def _print(result: Any) -> None:
-    """Show what a command returned: with colours on a terminal, as plain text elsewhere."""
+    """Print the answer of a command: with colours on a terminal, as plain text elsewhere."""
     if result is None or isinstance(result, int):
         return
     if not isinstance(result, str) and sys.stdout.isatty():

@@ -1,4 +1,4 @@
-"""`learncost contest DATA`: learning procedures trained with equal budgets, and what came of it."""
+"""`learncost contest DATA`: training with several learning procedures under equal budgets."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def reporter() -> Iterator[ContestReporter]:
 
 
 class ContestLines:
-    """For files and pipes."""
+    """Progress for files and pipes."""
 
     def begin(self, steps: int) -> None:
         self.say(f"{steps:,} steps at most")
@@ -232,11 +232,11 @@ class ContestLines:
         print(text, file=sys.stderr, flush=True)
 
     def stepped(self, done: int) -> None:
-        """A line for each step would be too many."""
+        """Do nothing: a line for each step would be too long."""
 
 
 class ContestBar:
-    """For a terminal."""
+    """Progress for a terminal."""
 
     def __init__(self, progress: Any) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""`learncost emit LAYER|MODEL`: the step as source: Python for NumPy, PyTorch or JAX, or C99 that needs nothing."""
+"""`learncost emit LAYER|MODEL`: the step as source in Python for NumPy, PyTorch or JAX, or in freestanding C99."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ALONE = "c99"
 
 @dataclass(frozen=True)
 class Freestanding:
-    """The options of a C99 program that no other request has.
+    """The options of C99 programs alone.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ def _title(about: str, library: str, written: str) -> str:
 
 
 def _in_place(table: Table, sizes: Mapping[str, int], about: str, written: str, plan: str | None, dtype: str) -> str:
-    """Return the file of a step in place, under the planner's plan where none is given."""
+    """Return the source of a step in place, by default under the planner's plan."""
     from learncost.backends.placed import placed, standalone
     from learncost.reports.memory.planner import smallest
 
@@ -319,7 +319,7 @@ def _in_place(table: Table, sizes: Mapping[str, int], about: str, written: str, 
 
 
 def _over(model: Model, step_of: Callable[[Model], Table], asked: MeshRequest) -> tuple[Table, Mapping[str, int]]:
-    """The table of each device of a mesh, and its sizes."""
+    """Return the table of each device of a mesh, and its sizes."""
     from learncost.cli.emit_mesh import refuse_filled, refuse_zigzag
     from learncost.reports.mesh_cost import padded_step
     from learncost.sharding.place import place as place_step
@@ -337,7 +337,7 @@ def _command(name: str, backend: str, flags: Mapping[str, Any]) -> str:
 
 
 def _model(model: Model, procedure: str, optimizer: str, plan: str) -> tuple[Table, str]:
-    """The step of a model: with an optimizer it returns new weights, without one gradients."""
+    """Return the step of a model, whose outputs are new weights, or gradients without an optimizer."""
     chosen = find_procedure(procedure)
     if optimizer == "none":
         table, end = step(model, procedure), "gradients"
@@ -353,7 +353,7 @@ def _model(model: Model, procedure: str, optimizer: str, plan: str) -> tuple[Tab
 
 
 def _layer(layer: Layer, optimizer: str, phase: str) -> tuple[Table, str]:
-    """The tables of a layer: forward, the whole derivation, or what follows the forward pass."""
+    """Return the tables of a layer: forward, step, or backward."""
     says = {
         "step": "forward, backward and weight update",
         "forward": "forward",

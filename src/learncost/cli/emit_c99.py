@@ -1,4 +1,4 @@
-"""A model's step as freestanding C99: what of it never changes, where it begins, which plan it runs under."""
+"""A model's step as freestanding C99: constants, initial values and the plan."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class FirmwareOptions:
 class FirmwareSource(str):
     """A C file with its header and linker script.
 
-    program     what it was made of
-    is_unnamed  whether names in it begin as the file is called that it is written to
+    program     the program with its inputs
+    is_unnamed  whether the prefix of its names is the name of the output file
     """
 
     program: FirmwareProgram
@@ -95,7 +95,7 @@ class FirmwareSource(str):
 
     @property
     def script(self) -> str:
-        """The linker script of the device that was named; empty where none was, or its addresses are not known."""
+        """The linker script of the device; "" without a device, or if its addresses are unknown."""
         device, places = self.program.device, self.program.firmware.places
         return linker_script(device, [*places.values()]) if device else ""
 
@@ -107,7 +107,7 @@ class FirmwareSource(str):
         return self.program.state_dict()
 
     def files(self, path: Path) -> dict[Path, str]:
-        """Return the files that are written for this name."""
+        """Return the texts of the files for an output path."""
         named = FirmwareSource(self.program.named(prefix_of(path.name))) if self.is_unnamed else self
         header = path.with_suffix(".h")
         include = f'#include "{named.program.firmware.prefix}.h"'
@@ -117,14 +117,14 @@ class FirmwareSource(str):
 
 @dataclass(frozen=True)
 class FirmwareProgram:
-    """A program with what it was made of.
+    """A program with its inputs.
 
-    training  on NumPy, of which the program's step is one
-    tables    of its entries, as they are priced
-    plan      that was chosen or given
-    content   its inputs in addition to its tables
-    title     what it says of itself above all else
-    device    that it was laid out for, where one was named
+    training  the training on NumPy whose step the program runs
+    tables    the tables of its entries, as they are priced
+    plan      the given plan or the planner's
+    content   its inputs other than its tables
+    title     the comment at its top
+    device    the device that it was laid out for
     """
 
     training: Training
@@ -153,12 +153,12 @@ class FirmwareProgram:
 
     @property
     def stored(self) -> dict[str, StateArray]:
-        """The arrays of a layer that is the model, by their names, with where a state_dict has them."""
+        """The arrays of a layer by name, with their place in a state_dict; none for other models."""
         configuration = self.training.configuration
         return _stored(configuration) if configuration.layer is not None else {}
 
     def named(self, prefix: str) -> FirmwareProgram:
-        """The same, with names that begin so."""
+        """Return the program with another prefix of its names."""
         dtype = self.firmware.dtype
         return replace(self, firmware=firmware(self.tables, self.sizes, dtype, prefix, self.content, self.title))
 
@@ -172,11 +172,11 @@ def program_of(
     said: str = "",
     others: Mapping[str, Any] = MappingProxyType({}),
 ) -> FirmwareProgram:
-    """The program of a model.
+    """Return the program of a model.
 
     learning  what `Training` takes: procedure, optimizer, clip, accumulate, train and others
-    weights   arrays to begin from, of the plain model or of the adapted one; `said`, what these are, and `others`, what
-              the state_dict has that they are from
+    weights   initial arrays of the plain or adapted model; `said` is their description, and `others` the remaining
+              entries of their state_dict
     Raises `InputError`.
     """
     check_unrounded(learning.get("optimizer"), "--backend c99")
@@ -221,9 +221,9 @@ def program_of(
 
 
 def _of_weights(step: Table) -> list[str]:
-    """Return the results of products with weights: a pass runs all its layers, even where the last result is not read.
+    """Return the results of products with weights: a pass runs all its layers, even if the last result is not read.
 
-    What comes behind them, such as the loss of a pass run again, is no part of the program.
+    Lines behind them, such as the loss of a repeated pass, are no part of the program.
     """
     weights = set(step.weights)
     products = (line for line in step.lines if isinstance(line, Product))
@@ -233,7 +233,7 @@ def _of_weights(step: Table) -> list[str]:
 def _tables(
     training: Training, batch: Mapping[str, Any], settings: FirmwareOptions
 ) -> tuple[dict[str, Table], dict[str, int], str]:
-    """The tables of the entries under the plan, and the sizes of one call."""
+    """Return the tables of the entries under the plan, the sizes of one call, and the plan."""
     prepared = training.prepare(**batch)
     sizes, parts = dict(prepared.sizes), training.settings.accumulate
     if sizes["B"] % parts:
@@ -266,7 +266,7 @@ def _tables(
 
 
 def _fitting(plan: str, entry: str) -> str:
-    """Of a step's plan what the entry can have: a prediction keeps nothing for later, an update is separate lines."""
+    """Return the passes of a step's plan that apply to an entry: a prediction saves nothing for a backward pass."""
     wanted = {"predict": ("flash", "fused"), "update": ("fused",)}.get(entry)
     items = [item for item in plan.split(",") if item]
     return ",".join(item for item in items if wanted is None or plan_of(item)[0][0].name in wanted)
@@ -308,7 +308,7 @@ def _constants(
 
 
 def values_of_optimizer(training: Training, name: str) -> bool:
-    """Return whether a state is the optimizer's, which begins as zeros."""
+    """Return whether a state is the optimizer's, which is initially zero."""
     return training.table().values[name].role == "state"
 
 
@@ -316,10 +316,10 @@ def values_of_optimizer(training: Training, name: str) -> bool:
 class Begin:
     """The initial values of a program.
 
-    arrays  of the program: weights, running statistics and buffers, by their names in the table; none: they are drawn
-    said    what these are
-    spread  else the deviation of the normal distribution that each matrix is drawn from, where it is not 0.02
-    others  entries of the state_dict that the arrays are from, of which the table has no array too
+    arrays  weights, running statistics and buffers by their names in the table; empty if they are drawn on the device
+    said    the description of the arrays
+    spread  the standard deviation of each drawn matrix that is not drawn with 0.02
+    others  entries of the arrays' state_dict for which the table has no array
     """
 
     arrays: Mapping[str, Any]
@@ -329,7 +329,7 @@ class Begin:
 
 
 def begun(configuration: Configuration) -> Begin:
-    """Return what a program begins with where no weights are given: a module's own, else drawn ones."""
+    """Return the default initial values of a program: a module's own, or drawn ones."""
     layer = configuration.layer
     if layer is None:
         return Begin({}, "")
@@ -341,7 +341,7 @@ def begun(configuration: Configuration) -> Begin:
 
 
 def _stored(configuration: Configuration) -> dict[str, StateArray]:
-    """The arrays of a layer and of its pass in evaluation, by their names."""
+    """Return the arrays of a layer, in training and in evaluation, by name."""
     assert configuration.layer is not None
     evaluation = evaluated(configuration)
     assert evaluation.layer is not None
@@ -350,7 +350,7 @@ def _stored(configuration: Configuration) -> dict[str, StateArray]:
 
 
 def _with_lengths(configuration: Configuration, settings: FirmwareOptions) -> Configuration:
-    """A layer that is the model with the lengths of the program in the place of those that it fixes."""
+    """Return the configuration of a layer with the program's lengths in place of those that it fixes."""
     layer = configuration.layer
     if layer is None:
         return configuration
@@ -360,7 +360,7 @@ def _with_lengths(configuration: Configuration, settings: FirmwareOptions) -> Co
 
 
 def _check_numbers(training: Training, batch: Mapping[str, Any], others: set[str]) -> None:
-    """Refuse what changes from step to step and is none of what the program makes anew."""
+    """Refuse inputs that change from step to step and that the program does not compute."""
     before = training.prepare(**batch)
     steps, training.steps = training.steps, training.steps + 6
     after = training.prepare(**batch).values
@@ -454,7 +454,7 @@ def freestanding(request: Request, flags: Freestanding) -> FirmwareSource:
 
 
 def _read(configuration: Configuration, path: str | None) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
-    """The weights of a file, under our names, as transformers calls them, or as a module's state_dict; its entries."""
+    """Return the weights of a file with our names, transformers' or a state_dict's, and the file's other entries."""
     if path is None:
         return None, {}
     arrays, _ = read_arrays(Path(path), "give --weights a file of weights")
@@ -471,7 +471,7 @@ def _read(configuration: Configuration, path: str | None) -> tuple[Mapping[str, 
 
 
 def _of_layer(configuration: Configuration, state: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """The arrays of a layer from a state_dict, or from arrays under their names in the table."""
+    """Return the arrays of a layer from a state_dict, or from arrays with their names in the table."""
     layer = configuration.layer
     assert layer is not None
     known = _stored(configuration)
@@ -495,6 +495,6 @@ def _of_layer(configuration: Configuration, state: Mapping[str, Any], path: str)
 
 
 def prefix_of(text: str) -> str:
-    """A name that C takes, of a file's or a model's name."""
+    """Return a C identifier made of a file's or model's name."""
     name = re.sub(r"\W+", "_", Path(text).stem).strip("_")
     return f"m{name}" if not name or name[0].isdigit() else name

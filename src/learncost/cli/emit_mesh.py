@@ -38,16 +38,16 @@ class MeshRequest:
 
     @cached_property
     def clauses(self) -> tuple[Clause, ...]:
-        """The clauses of the placement."""
+        """The sharding rules of the placement."""
         return chosen(self.request.place, self.request.placement)
 
     @property
     def parts(self) -> int:
-        """Over how many devices the sequences are cut."""
+        """The number of devices over which the batch is sharded."""
         return whole_batch(self.request)
 
     def has_stages(self, model: Model) -> bool:
-        """Return whether its blocks are split into stages. Raises `InputError` for a schedule without stages."""
+        """Return whether the model has pipeline stages. Raises `InputError` for a schedule without stages."""
         if pipeline_of(model.table, self.grid, self.clauses) is not None:
             return True
         if self.request.schedule is not None or self.microbatches is not None:
@@ -57,13 +57,13 @@ class MeshRequest:
         return False
 
     def pipeline(self, model: Model) -> Pipeline:
-        """The pipeline that the clauses ask for."""
+        """Return the pipeline of the sharding rules."""
         pipeline = pipeline_of(model.table, self.grid, self.clauses)
         assert pipeline is not None
         return pipeline
 
     def sizes(self, model: Model, batch: int | None = None) -> dict[str, int]:
-        """The sizes of so many sequences, of all devices together; by default of those that are asked for."""
+        """Return the sizes of a global batch, by default the requested one."""
         if batch is None:
             given = self.request.batch_size
             batch = self.parts if given is None else check_size("batch-size", given)
@@ -71,9 +71,9 @@ class MeshRequest:
         return dict(run_sizes(model, batch, length, None))
 
     def schedule(self, devices: int) -> tuple[Schedule, int]:
-        """The order of the passes of so many devices, and the sequences of a microbatch, of all devices together.
+        """Return the schedule of the stages' passes, and the global number of sequences of a microbatch.
 
-        Raises `InputError` where microbatches are not of equal size, and for a schedule that there is not.
+        Raises `InputError` for microbatches of unequal size and for an unknown schedule.
         """
         kind, given = self.request.schedule or "1f1b", self.request.batch_size
         number = None if self.microbatches is None else check_size("microbatches", self.microbatches)
@@ -91,14 +91,14 @@ class MeshRequest:
 
 
 def refuse_filled(model: Model, padded: Sequence[Padded]) -> None:
-    """Refuse sizes that would be filled up: `InputError` with the size to give."""
+    """Refuse sizes that would be padded; the `InputError` names the size to use."""
     for each in padded:
         said = family_of(model.configuration).axes.get(each.axis, each.axis)
         raise InputError(f"{said} is {each.size:,}, which is not divisible by the mesh: use {each.filled:,}")
 
 
 def refuse_zigzag(table: Table) -> None:
-    """Refuse positions in another order."""
+    """Refuse a table with reordered positions."""
     if table.zigzag:
         raise InputError("the plan zigzag is not supported by emit, since it reorders positions: use learncost train")
 
@@ -106,11 +106,11 @@ def refuse_zigzag(table: Table) -> None:
 def pipelined(
     model: Model, procedure: str, optimizer: str, plan: str, whole: Table, asked: MeshRequest, dtype: str | None
 ) -> tuple[Callable[[str], str], str]:
-    """Return the function that writes the program of a model's stages under a title, and its comment.
+    """Return the function that emits the program of a model's stages under a title, and its comment.
 
-    whole  the step of all stages together
+    whole  the step of all stages
     dtype  a precision, as `program` takes it
-    Raises `InputError` for another procedure than bp, and where something does not divide.
+    Raises `InputError` for another procedure than bp, and for sizes that do not divide.
     """
     if procedure != "bp":
         raise InputError(f"pipeline stages require --procedure bp, not {procedure}")

@@ -1,4 +1,4 @@
-"""`learncost errata`: what the publications print wrong, and what it does to a total."""
+"""`learncost errata`: errors in the publications, and their effect on totals."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def errata(
 
 @dataclass(frozen=True, repr=False)
 class Errata(Shown):
-    """All errata as a table, or one of them whole."""
+    """All errata as a table, or one in full."""
 
     errata: tuple[Erratum, ...]
     alone: bool = False
 
     def to_dict(self) -> Any:
-        """As the JSON has it."""
+        """Return the errata as JSON data."""
         return asdict(self.errata[0]) if self.alone else [asdict(erratum) for erratum in self.errata]
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
@@ -77,7 +77,7 @@ def _like(text: str) -> tuple[Erratum, ...]:
 
 
 def _books(erratum: Erratum) -> str:
-    """The price books that have it mended."""
+    """Return the price books that correct the erratum."""
     return ", ".join(book for book, state in erratum.books.items() if state == "mended")
 
 

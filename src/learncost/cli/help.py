@@ -1,4 +1,4 @@
-"""`learncost --help` and `learncost COMMAND --help`: what a command does, examples, its flags in groups."""
+"""`learncost --help` and `learncost COMMAND --help`: purpose, examples and flags of commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDEST = 100
 
 @dataclass(frozen=True)
 class HelpEntry:
-    """A flag or an argument: what is typed, and what it means."""
+    """A flag or argument as typed, and its meaning."""
 
     typed: str
     meaning: str
@@ -40,7 +40,7 @@ class Page:
     groups: Mapping[str, tuple[HelpEntry, ...]]
 
     def lines(self, width: int) -> Iterator[tuple[str, str]]:
-        """The page's lines with their styles."""
+        """Return the page's lines with their styles."""
         yield from _wrapped(f"Usage: {self.usage}", width, " " * 7)
         for paragraph in self.about.split("\n\n"):
             yield "", ""
@@ -80,7 +80,7 @@ def _wrapped(text: str, width: int, later: str = "", first: str = "", style: str
 
 
 def page(name: str, command: Command) -> Page:
-    """The help of one command: what its question tells, and how its answer is written."""
+    """Return the help of one command."""
     flags, parts = command.flags, docstring_parts(command.question)
     arguments = [_argument(flag) for flag in flags if flag.how.startswith("argument")]
     groups = (
@@ -96,7 +96,7 @@ def page(name: str, command: Command) -> Page:
 
 
 def overview(commands: Mapping[str, str], about: str) -> Page:
-    """The help of all commands."""
+    """Return the help of all commands."""
     groups = {"Commands": tuple(HelpEntry(name, text) for name, text in commands.items())}
     more = {
         "--help": "Show this page; learncost COMMAND --help shows the flags of a command.",
@@ -118,7 +118,7 @@ def _argument(flag: Flag) -> HelpEntry:
 
 
 def _flag(flag: Flag) -> HelpEntry:
-    """A flag with its names, and what follows them."""
+    """Return a flag's names with its value."""
     if flag.how == "flags":
         return HelpEntry("--SIZE VALUE", typed(flag.meaning))
     usual, *others = flag.names

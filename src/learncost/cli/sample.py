@@ -1,4 +1,4 @@
-"""`learncost sample RUN`: a trained model goes on with a text."""
+"""`learncost sample RUN`: continue a text with a trained model."""
 
 from __future__ import annotations
 

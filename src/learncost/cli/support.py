@@ -1,6 +1,6 @@
-"""The commands that every family supports, tested: a matrix of families and commands.
+"""The tested matrix of families and the commands that they support.
 
-`support.json` in this folder holds the results of `benchmarks/support.py`, and a checksum of every family's table.
+`support.json` in this folder has the results of `benchmarks/support.py` and a checksum of every family's table.
 `learncost list families --support` shows it.
 """
 
@@ -52,11 +52,11 @@ CLOSE = 1e-9
 
 
 class WrongError(Exception):
-    """A field that was done, and came out otherwise than it must."""
+    """A field is supported with a wrong result."""
 
 
 def _cost(procedure: str, family: str) -> None:
-    """With few blocks or with many: what only one number of them forbids is no reason."""
+    """Run `cost` with few blocks and with many: a refusal of one number alone does not count."""
     try:
         _priced(procedure, small(family))
     except InputError:
@@ -77,7 +77,7 @@ def _memory(chosen_engine: str, family: str) -> None:
 
 
 def _step(family: str) -> tuple[Training, dict[str, Any], Prepared]:
-    """A training of the family's small model with AdamW, drawn data, and its step on them, ready to run."""
+    """Return a training of the family's small model with AdamW, random data, and its prepared step."""
     configuration = small(family)
     training = Training(configuration, "bp", "adamw", learning_rate=0.01, dtype=np.float64, seed=1)
     data = random_data(training.model, BATCH_SIZE, *LENGTHS, seed=1)
@@ -135,7 +135,7 @@ _RUN: Mapping[str, Callable[[Table, Mapping[str, Any], Mapping[str, int]], dict[
 
 
 def _same(results: Mapping[str, Any], expected: Mapping[str, Any], table: Table) -> None:
-    """Refuse new weights that are not those which NumPy made of the table's lines."""
+    """Raise `WrongError` if new weights differ from NumPy's."""
     for name, array in expected.items():
         if name not in table.renewed:
             continue
@@ -190,13 +190,13 @@ def reason(family: str, field: str) -> str:
 
 
 def checksum(family: str) -> str:
-    """Of the table of the family's small model."""
+    """Return the checksum of the table of the family's small model."""
     table = build(small(family)).table
     return sha256("\n".join((str(table), *map(str, table.inputs))).encode()).hexdigest()[:12]
 
 
 def kept_support() -> dict[str, Any]:
-    """By family: its `table`, a checksum, and its `reasons` by field; where nobody has tried yet, just that."""
+    """Return the `table` checksum and `reasons` by field of each family, as stored."""
     tried: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     untried = {"table": "", "reasons": dict.fromkeys(fields(), UNTRIED)}
     return {name: tried.get(name, untried) for name in FAMILIES}

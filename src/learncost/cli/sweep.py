@@ -74,7 +74,7 @@ def notes(combinations: Sweep, output: Path | None) -> list[str]:
 
 
 class _SweepBar:
-    """Progress on standard error, which appears where a person waits."""
+    """Progress on standard error, shown on a terminal."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()

@@ -1,6 +1,6 @@
 """The parser of a command's arguments and flags.
 
-How a module of the user's own is read is typed after every command that takes a model.
+Every command that takes a model has the flags for importing a user's module.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from learncost.reports.question import Flag, question
 
 
 def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
-    """The arguments, and by their parameters' names the flags, that are typed: texts, but switches, which are booleans.
+    """Return the typed arguments, and the flags by their parameters' names: strings, or booleans for switches.
 
-    Raises `InputError` for a flag that is not known, is given twice or has no value, and for words too few or too many.
+    Raises `InputError` for an unknown or repeated flag, a flag without a value, and a wrong number of arguments.
     """
     by_spelling = {name: flag for flag in flags if flag.how == "flag" for name in flag.names}
     others = any(flag.how == "flags" for flag in flags)
@@ -58,7 +58,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
 
 
 def _is_flag(word: str) -> bool:
-    """Return whether a word is a flag: a single - is standard input, and -0.1 is a number."""
+    """Return whether an argument is a flag: a single - is standard input, and -0.1 is a number."""
     if not word.startswith("-") or word == "-":
         return False
     try:
@@ -86,7 +86,7 @@ def _check_size(name: str, spellings: Sequence[str], others: bool) -> None:
 
 
 def _check_count(command: str, flags: Sequence[Flag], arguments: Sequence[str], names_given: Iterable[str]) -> None:
-    """Refuse arguments too many or too few, and a flag that is missing."""
+    """Refuse a wrong number of arguments and a missing required flag."""
     places = [flag for flag in flags if flag.how == "argument"]
     if len(arguments) > len(places) and not any(flag.how == "arguments" for flag in flags):
         raise InputError(_unexpected(command, flags, arguments))
@@ -126,13 +126,13 @@ UNKNOWN = ("refuse", "zero")
 
 @dataclass(frozen=True)
 class How:
-    """The settings of reading a file.
+    """The settings for importing a file.
 
-    inputs   what the module reads, a line each; none: what the file says itself
-    fold     equal blocks become a repeat
-    as_run   the operations of one run are taken down, with the branches that it takes
+    inputs   the module's inputs, one text each; none: those that the file specifies
+    fold     whether equal blocks become a loop
+    as_run   whether one run is traced, with the branches that it takes
     unknown  one of `UNKNOWN`
-    cache    whether what was read before is taken, and what is read is kept
+    cache    whether cached tables are used, and new ones cached
     """
 
     inputs: tuple[str, ...] = ()
@@ -155,6 +155,6 @@ def reading(
     no_fold: bool = False,
     no_cache: bool = False,
 ) -> How:
-    """Return the settings of reading a module."""
+    """Return the settings for importing a module."""
     inputs = (input,) if isinstance(input, str) else tuple(input or ())
     return How(inputs, not no_fold, as_run, unknown, not no_cache)

@@ -1,4 +1,4 @@
-"""A freestanding program compared with its price and with NumPy: `learncost verify MODEL --engine c99`."""
+"""`learncost verify MODEL --engine c99`: comparison of a freestanding program with its price and with NumPy."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def verify_c99(
     learned: Mapping[str, Any] | None = None,
     sizes: Mapping[str, Any] | None = None,
 ) -> VerificationReport:
-    """Compile the program of a model and hold it to its price, to NumPy, to its layout and to C99.
+    """Compile the program of a model and compare it with its price, NumPy, its layout and the C99 standard.
 
-    options  its plan and lengths; without a batch size and lengths a few of each
-    learned  what of it learns, and in which precision frozen matrices are, as `Training` takes them
+    options  its plan, batch size and lengths; small ones by default
+    learned  trainable parameters and the precision of frozen matrices, as for `Training`
 
     Raises `InputError`.
     """
@@ -84,7 +84,7 @@ def verify_c99(
 
 
 def _length(configuration: Configuration) -> int | None:
-    """A few tokens, where a model has a length that is open."""
+    """Return a small length, if the model requires one."""
     try:
         run_sizes(build(configuration), 1, SEQ_LEN, None)
     except InputError:
@@ -95,7 +95,7 @@ def _length(configuration: Configuration) -> int | None:
 def checks(
     configuration: Configuration, settings: FirmwareOptions, learning: Mapping[str, Any], steps: int = STEPS
 ) -> Iterator[Check]:
-    """The comparisons of one program."""
+    """Yield the comparisons of one program."""
     kinds: tuple[str, ...] = ("fp64", "fp32")
     if (kind := precision_of(str(learning.get("precision") or "fp32"))).is_whole:
         kinds = (kind.values,)
@@ -111,7 +111,7 @@ def checks(
 
 
 def _batches(program: FirmwareProgram, steps: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Drawn data of steps as a training takes them, and the inputs of every call of the program."""
+    """Return random batches for training steps, and the inputs of every call of the program."""
     training, parts = program.training, program.training.settings.accumulate
     whole = {**program.sizes, "B": program.sizes["B"] * parts}
     drawn = [random_batch(training.model, whole, seed) for seed in range(steps)]
@@ -126,7 +126,7 @@ def _batches(program: FirmwareProgram, steps: int) -> tuple[list[dict[str, Any]]
 
 
 def _part(program: FirmwareProgram, name: str, array: Any, part: int) -> Any:
-    """Of an input what a microbatch has."""
+    """Return a microbatch's part of an input."""
     shape = alone.shape(program.firmware, name)
     size = shape[0] if shape else 0
     return np.asarray(array)[part * size : (part + 1) * size] if np.shape(array) != shape else array
@@ -146,9 +146,9 @@ def _begin(program: FirmwareProgram) -> dict[str, Any]:
 class StepParity:
     """The differences from NumPy after steps: losses, weights, scores, relative to the largest number of each.
 
-    worst    the weight that is furthest off
-    nothing  weights whose gradient is zero but for rounding, which are left out
-    aside    how far NumPy's own weights are off where they begin one rounding aside, where any of it is not near
+    worst    the weight with the largest difference
+    nothing  weights whose gradient is zero except for rounding, which are not compared
+    aside    the difference of NumPy's weights from initial ones that differ by one rounding; 0 if all else is near
     """
 
     losses: float
@@ -160,7 +160,7 @@ class StepParity:
 
 
 def parity(program: FirmwareProgram, steps: int, options: Sequence[str] = alone.SANITIZED) -> StepParity:
-    """Run steps of a program and of its training on NumPy. Raises `InputError`, also for what a sanitizer finds."""
+    """Run steps of a program and of its training on NumPy. Raises `InputError`, also for a sanitizer's finding."""
     training = program.training
     training.draw = _drawn
     if training.dropout:
@@ -192,7 +192,7 @@ def parity(program: FirmwareProgram, steps: int, options: Sequence[str] = alone.
 
 
 def _statistics(training: Training) -> dict[str, Any]:
-    """The running statistics of a training, which follow biases too whose gradient is nothing."""
+    """Return the running statistics of a training, which also depend on biases with zero gradient."""
     values = training.table().values
     return {name: array for name, array in training.state.items() if values[name].role == "running"}
 
@@ -216,7 +216,7 @@ def _aside(
 
 
 def _scores(program: FirmwareProgram, batch: Mapping[str, Any], scores: Any) -> float:
-    """Return the difference of a prediction of the last microbatch from NumPy's, where both are finite."""
+    """Return the difference of the last microbatch's prediction from NumPy's, over finite values."""
     if scores is None:
         return 0.0
     table = program.tables["predict"]
@@ -235,7 +235,7 @@ def _drawn(steps: int) -> int:
 
 
 def _masked(program: FirmwareProgram) -> None:
-    """Let NumPy have the masks of the program, whose seed is 1 where nobody changes it."""
+    """Replace NumPy's dropout masks by the program's with its default seed 1."""
     training, firmware = program.training, program.firmware
     names = [name for name, (kind, _, _) in firmware.given.items() if kind == "masks"]
     parts = training.settings.accumulate
@@ -248,9 +248,9 @@ def _masked(program: FirmwareProgram) -> None:
 
 
 def mask(dropout: float, seed: int, step: int, number: int, shape: tuple[int, ...]) -> Any:
-    """The mask of a step, counted from 1.
+    """Return the dropout mask of a step, counted from 1.
 
-    number  of the mask, in the order in which the program has them, times the microbatches of a step, plus that of
+    number  the index of the mask in the program, times the number of microbatches, plus the index of
             the microbatch
     """
     begin = int(mixed(np.asarray(0), np.asarray(int(mixed(np.asarray(seed), np.asarray(step))) + number)))
@@ -259,7 +259,7 @@ def mask(dropout: float, seed: int, step: int, number: int, shape: tuple[int, ..
 
 
 def _without_gradient(program: FirmwareProgram, batch: Mapping[str, Any]) -> list[str]:
-    """Weights whose gradient is zero but for rounding, as that of a key's bias, which a softmax does not see."""
+    """Return weights whose gradient is zero except for rounding, such as a key's bias under a softmax."""
     updates = program.training.updates(**batch)
     largest = max((float(np.max(np.abs(array))) for array in updates.values()), default=0.0)
     return [name for name, array in updates.items() if float(np.max(np.abs(array))) <= NOTHING * largest]
@@ -333,7 +333,7 @@ def _of_flops(calls: list[tuple[_CallCounts, int]]) -> str:
 
 
 def _calls(program: FirmwareProgram) -> dict[int, _CallCounts]:
-    """The calls of a step by their numbers; those of microbatches stand for all of them."""
+    """Return the calls of a step by number; one call represents all microbatches."""
     result: dict[int, _CallCounts] = {}
     firmware = program.firmware
     for entry, layout in firmware.layouts.items():

@@ -1,4 +1,4 @@
-"""`learncost verify [MODEL]`: run the tables at small sizes and hold them to everything that can be asked."""
+"""`learncost verify [MODEL]`: run tables at small sizes and compare them with independent results."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _of_placement(
     settings: dict[str, Any],
     sizes: dict[str, Any],
 ) -> VerificationReport:
-    """A step over many devices; at small sizes that divide, so that lengths do not go with it."""
+    """Verify a step over many devices, at small divisible sizes; lengths cannot be given."""
     from learncost.models.configuration import configure
     from learncost.models.model import build
     from learncost.verification.placements import verify_placements
@@ -172,7 +172,7 @@ def _of_engine(
 
 
 def _lengths(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, lengths as numbers."""
+    """Return the settings with lengths as integers."""
     from learncost.training.train import number
 
     lengths = {name: number(name, value, True) for name, value in settings.items() if name in ("batch_size", "seq_len")}

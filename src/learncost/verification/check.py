@@ -1,4 +1,4 @@
-"""Prove a table by running it: gradients by complex steps, prices by a tally of what is executed, line by line."""
+"""Verify a table by running it: gradients by complex steps, prices by counting executed operations, line by line."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Verific
 
 
 def survived(name: str, comparisons: Iterator[Check]) -> Iterator[Check]:
-    """The comparisons; what breaks off with an error is a failure with the error's text."""
+    """Yield the comparisons; an exception becomes a failed check with its text."""
     try:
         yield from comparisons
     except Exception as problem:
@@ -83,7 +83,7 @@ def checks(
     smallest: int = 2,
     larger: float = LARGER,
 ) -> Iterator[Check]:
-    """The comparisons for one table, cheap ones first; values once more at samples so many times `larger`."""
+    """Yield the comparisons of a table, cheap ones first; values are also compared at samples `larger` times larger."""
     sizes = small_sizes(table, smallest)
     arrays = sound_arrays(table, sizes, seed)
     derived = derive(table)
@@ -103,7 +103,7 @@ def checks(
 
 
 def sound_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> Values:
-    """Random arrays; positive ones where a logarithm or a root would make the outputs of others no numbers."""
+    """Return random arrays; positive ones where others give NaN, as under a logarithm or a root."""
     arrays = random_arrays(table, sizes, seed)
     values = values_of(table, arrays, sizes)
     if all(np.isfinite(values[name]).all() for name in table.outputs):
@@ -112,20 +112,20 @@ def sound_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> Value
 
 
 def values_of(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> Values:
-    """Every value of a table."""
+    """Return every value of a table."""
     values = dict(arrays)
     execute(lower(table), values, sizes)
     return values
 
 
 def seeds_of(table: Table, sizes: Mapping[str, int], seed: int = 0) -> Values:
-    """Random gradients of the outputs."""
+    """Return random gradients of the outputs."""
     generator = np.random.default_rng(seed + 1)
     return {f"d{name}": generator.standard_normal(shape_of(table.axes[name], sizes)) for name in table.outputs}
 
 
 def error(array: Array, expected: Array) -> float:
-    """The worst error, relative for what is above one; infinite where a shape differs or a number is missing."""
+    """Return the largest error, relative above 1; infinite if shapes differ or a number is NaN."""
     array, expected = np.multiply(array, 1.0), np.multiply(expected, 1.0)
     if array.shape != expected.shape:
         return float("inf")
@@ -135,7 +135,7 @@ def error(array: Array, expected: Array) -> float:
 
 
 def worst(errors: Mapping[str, float]) -> tuple[str, bool]:
-    """The worst of the errors in words, and whether it is small enough."""
+    """Return the largest error as text, and whether it is within the tolerance."""
     if not errors:
         return "nothing to compare", True
     name = max(errors, key=lambda key: errors[key])
@@ -145,7 +145,7 @@ def worst(errors: Mapping[str, float]) -> tuple[str, bool]:
 def _same_values(
     name: str, table: Table, arrays: Values, sizes: Mapping[str, int], meaning: Meaning, larger: float
 ) -> Check:
-    """Values of the outputs, at the samples and at larger ones, which reach limits such as a clamp's 7 and -7."""
+    """Compare output values at the samples and at larger ones, which reach limits such as a clamp's 7 and -7."""
     errors: dict[str, float] = {}
     for factor, remark in ((1.0, ""), (larger, f" of numbers {larger:g} times larger")):
         scaled = {key: array * factor if array.dtype.kind == "f" else array for key, array in arrays.items()}
@@ -165,7 +165,7 @@ def _same_values(
 
 
 def tally(name: str, table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> Check:
-    """The units that an instrumented array counts in every line, against the line's `run` price."""
+    """Compare the units that an instrumented array counts in every line with the line's `run` price."""
     counted = executed(table, arrays, sizes)
     rows = price(table, sizes).rows
     compared = "executed operations against the price book run, line by line"
@@ -201,7 +201,7 @@ def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]
 
 
 def _added_up(line: Line) -> str:
-    """The array whose elements meet in others, as the left of the line says; empty where none do."""
+    """Return the array that a scatter-add line adds into; "" for other lines."""
     left = line.left[0]
     meets = left.indexed and {*left.loops} - {axis for axis in left.axes if isinstance(axis, str)}
     return line.right[0].name if meets else ""
@@ -216,7 +216,7 @@ def _sum_of_passes(name: str, derived: Derived, sizes: Mapping[str, int]) -> Che
 
 
 def _moved(name: str, table: Table, values: Values, sizes: Mapping[str, int]) -> Check:
-    """Every operand read once, every result written once: bytes of the lines outside repeats, by the arrays' sizes."""
+    """Compare the elements read and written by each line outside loops with the sizes of its arrays."""
     compared = "bytes of every line against the sizes of the arrays"
     rows = price(table, sizes, dtype="int8").rows
     moved = 0
@@ -233,7 +233,7 @@ def _moved(name: str, table: Table, values: Values, sizes: Mapping[str, int]) ->
 
 
 def _touched(term: Term, values: Values, sizes: Mapping[str, int]) -> int:
-    """The elements of an operand; of one read at an index, as many as may be read, and the index."""
+    """Return the elements read of an operand; for an indexed read, at most so many, and those of the index."""
     if not term.indexed:
         return int(np.size(values[term.name]))
     reads = [axis for axis in term.axes if isinstance(axis, Read)]
@@ -244,7 +244,7 @@ def _touched(term: Term, values: Values, sizes: Mapping[str, int]) -> int:
 
 
 def size_of(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
-    """The points of axes."""
+    """Return the product of the sizes of axes."""
     return math.prod(shape_of(axes, sizes))
 
 
@@ -268,9 +268,9 @@ def gradients(
     sizes: Mapping[str, int],
     seed: int = 0,
 ) -> Check:
-    """Gradients against complex steps: every entry, or where there are very many, random directions in each array.
+    """Compare gradients with complex steps: every entry, or random directions if there are very many.
 
-    `named` says what the gradient of an input or weight is called, `values` holds it.
+    `gradient_names` maps an input or weight to its gradient in `values`.
     """
     lowered = lower(table)
     seeds = seeds_of(table, sizes, seed)

@@ -1,4 +1,4 @@
-"""Layers of encoders, encoder-decoders and classifiers once more, in plain NumPy."""
+"""Reference implementations of layers of encoders, encoder-decoders and classifiers in plain NumPy."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ Array = Any
 
 
 def classifier(X: Array, W: Array, b: Array) -> Array:
-    """The logarithm of the softmax."""
+    """Return the logarithm of the softmax."""
     return np.log(softmax(X @ W + b))
 
 
 def score(X: Array, last: Array, W: Array) -> Array:
-    """Only the vector at `last`."""
+    """Return the score of the vector at position `last`."""
     return np.stack([np.log(softmax(states[at] @ W)) for states, at in zip(X, last, strict=True)])
 
 
 def sequence_loss(P: Array, labels: Array, share: Array) -> Array:
-    """One logarithm a sequence."""
+    """Return the negative log-likelihood with one target per sequence."""
     return sum(row[label] * weight for row, label, weight in zip(P, labels, share, strict=True))
 
 
 def spans(X: Array, W: Array, b: Array) -> Array:
-    """A distribution over the positions for each of the two ends."""
+    """Return a distribution over the positions for each end of the span."""
     return np.stack([np.log(softmax(X @ w + bias)) for w, bias in zip(W.T, b, strict=True)], axis=-1)
 
 
 def span_loss(P: Array, ends: Array, share: Array) -> Array:
-    """Two logarithms a sequence."""
+    """Return the negative log-likelihood of the two ends of each span."""
     return sum(P[row, ends[row, end], end] * share[row, end] for row, end in np.ndindex(ends.shape))
 
 
 def discriminator(X: Array, W: Array, b: Array, V: Array, c: Array) -> Array:
-    """Dense, GELU, dense."""
+    """Return the scores of a dense layer, GELU and a dense layer."""
     return gelu(X @ W + b) @ V + c
 
 
 def binary_loss(P: Array, sign: Array, share: Array) -> Array:
-    """The logarithm of the right answer's probability."""
+    """Return the binary cross-entropy."""
     return np.sum(np.log(sigmoid(P * sign)) * share)
 
 

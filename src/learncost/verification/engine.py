@@ -1,4 +1,4 @@
-"""The operations that an engine executed, compared line by line with the price of its table."""
+"""Comparison of the operations that an engine executed with the price of its table, line by line."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ExecutedLine:
 
 
 class ExecutedLines:
-    """The lines of a table in its order, what each of them costs, and what was executed of it.
+    """The lines of a table in order, the price of each, and its executed operations.
 
     sizes    of all axes and counts
-    written  the results that lie in memory, each with the number of its line; None: elements are not compared
+    written  the results that are stored in memory, each with the number of its line; None: elements are not compared
     unseen   the numbers of the products that a kernel computes in inner loops without a result
     """
 
@@ -72,7 +72,7 @@ class ExecutedLines:
         return int(size_of(count, self._sizes))
 
     def checks(self, subject: str) -> Iterator[Check]:
-        """One comparison for each macro-operation, in the order in which they begin."""
+        """Yield one comparison for each macro-operation, in order of their first lines."""
         parts: dict[str, list[int]] = {}
         for at, row in enumerate(self.rows):
             parts.setdefault(row.macro_operation, []).append(at)
@@ -108,7 +108,7 @@ def _shown(row: PricedLine) -> str:
 
 
 def places(executed: Sequence[Hashable], expected: Sequence[Hashable]) -> list[int]:
-    """For everything executed which of the expected it is, in order; what nobody expected goes to a like neighbour."""
+    """Return the index of the expected item for each executed one; an unexpected one has an equal neighbour's."""
     if list(executed) == list(expected):
         return list(range(len(expected)))
     matched: list[int] = []
@@ -122,5 +122,5 @@ def places(executed: Sequence[Hashable], expected: Sequence[Hashable]) -> list[i
 
 
 def factors(line: Product) -> tuple[Term, ...]:
-    """The arrays that a product multiplies."""
+    """Return the arrays that a product multiplies."""
     return tuple(term for term in line.right if isinstance(term, Term))

@@ -1,7 +1,7 @@
-"""A step in place, watched: every product of PyTorch and of the kernels, every array that is written.
+"""The observed execution of a step in place: products of PyTorch and of kernels, and written arrays.
 
-Statements are seen as PyTorch dispatches them and as kernels are called. Inside of a kernel, its products are seen by
-handing it one that counts in the place of the library's; the compiled loops next to them are not.
+Statements are recorded as PyTorch dispatches them and as kernels are called. A kernel's products are recorded by
+giving it a counting function in place of the library's; its compiled loops are not recorded.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Shape = tuple[int, int, int]
 
 
 def shape(rows: int, columns: int, summed: int) -> Shape:
-    """Rows and columns change places with the factors turned around: the same product."""
+    """Return a canonical shape: a product with transposed factors has rows and columns exchanged."""
     return (min(rows, columns), max(rows, columns), summed)
 
 
 @dataclass
 class Event:
-    """One statement as it ran. `mark` is what tells it from others: a kernel's name, or what was done to how much."""
+    """A statement that ran; `mark` identifies it: a kernel's name, or an operation and its number of elements."""
 
     mark: Hashable
     products: Counter[Shape] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class StatementWatch:
         self._open: Event | None = None
 
     def kernel(self, name: str, call: Callable[..., None]) -> Callable[..., None]:
-        """The kernel, noted whenever it runs."""
+        """Return the kernel wrapped in a recorder."""
 
         def noted(*arguments: Any) -> None:
             written = tuple(tensor.numel() for tensor in arguments[self._writes[name]])
@@ -77,12 +77,12 @@ class StatementWatch:
         return noted
 
     def product(self, rows: int, columns: int, summed: int) -> None:
-        """A product inside of the kernel that runs."""
+        """Record a product inside the running kernel."""
         assert self._open is not None
         self._open.products[shape(rows, columns, summed)] += 1
 
     def watching(self) -> Any:
-        """The context in which PyTorch's statements are noted."""
+        """Return the context in which PyTorch's statements are recorded."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
         events = self.events
@@ -109,7 +109,7 @@ def _event(name: str, arguments: Any, result: Any) -> Event | None:
 
 
 def counting(watch: StatementWatch, library: Mapping[str, int]) -> dict[str, Any]:
-    """BLAS's products by their names, noting what they are asked for. Kernels call them from all their threads."""
+    """Return BLAS's products by name, wrapped in recorders; kernels call them from all threads."""
     integer, any_ = ctypes.POINTER(ctypes.c_int), ctypes.c_void_p
     kind = ctypes.CFUNCTYPE(
         None, any_, any_, integer, integer, integer, any_, any_, integer, any_, integer, any_, any_, integer
@@ -117,7 +117,7 @@ def counting(watch: StatementWatch, library: Mapping[str, int]) -> dict[str, Any
 
     def noted(real: Callable[..., None]) -> Any:
         def product(*arguments: Any) -> None:
-            # BLAS has columns where rows lie in C: the second extent is that of the rows.
+            # BLAS is column-major: the second extent is that of C's rows.
             columns, rows, summed = (pointer[0] for pointer in arguments[2:5])
             watch.product(rows, columns, summed)
             real(*arguments)
@@ -135,7 +135,7 @@ def address(product: Any) -> int:
 def note(
     lines: ExecutedLines, table: Table, program: InPlaceProgram, sizes: Mapping[str, int], events: list[Event]
 ) -> None:
-    """Note what ran as what the lines of its statements did. The table has every name once, as the program has."""
+    """Add the events to the executed operations of the lines of their statements."""
     expected = list(_expected(program.calls, lines, sizes, _numbers(table)))
     lines.written = {
         (statement.numbers[name], name) for statement in expected if statement.call for name in statement.call.writes
@@ -210,11 +210,11 @@ def _points(axes: Any, sizes: Mapping[str, int]) -> int:
 def _by_line(
     call: Call, ran: Counter[Shape], sizes: Mapping[str, int], lines: ExecutedLines, numbers: Mapping[str, int]
 ) -> dict[str, Counter[Shape]]:
-    """The products of a statement by the names that its lines make: those that a line asks for, the rest to the last.
+    """Return the products of a statement by the results of its lines: those a line requires, and the rest at the last.
 
-    Where lines end a product, all are tiles of it.
+    A product with an epilogue runs in tiles.
 
-    Lines that ask for the same shapes cannot be distinguished; together they have what was executed.
+    Lines that require the same shapes cannot be distinguished: only their sum is exact.
     """
     left, shapes_of = Counter(ran), dict[str, Counter[Shape]]()
     names = [line.name for line in call.lines]
@@ -233,7 +233,7 @@ def _by_line(
 
 
 def _asked(line: Line, sizes: Mapping[str, int], skips: bool, makes: set[str]) -> Counter[Shape]:
-    """The products that a line of a kernel takes of a library: two axes each, all others one place after another."""
+    """Return the library products of a kernel's line: over two axes each, one for every point of the others."""
     kernel = line.meta.kernel
     if not isinstance(line, Product) or len(factors(line)) != 2:
         return Counter()
@@ -242,7 +242,7 @@ def _asked(line: Line, sizes: Mapping[str, int], skips: bool, makes: set[str]) -
     axis, places_ = kernel.blocks if kernel and kernel.blocks else ("", 0)
     # A line may have its own names for the axes of positions; its condition's upper one is that of the queries.
     condition = next((c for c in line.where if c.ordered and base(c.lower) == base(c.upper)), None)
-    # What only comes into the kernel keeps the kernel's.
+    # Inputs of the kernel keep the kernel's axis.
     pairs = (term.name for term in (*line.left, *factors(line)) if condition and condition.axes <= set(term.loops))
     queries = condition.upper if condition and axis and not makes.isdisjoint(pairs) else axis
     sides_kept = []

@@ -1,4 +1,4 @@
-"""Emitted programs, watched: every product that PyTorch dispatches, every one that JAX traces, and their results."""
+"""The observed execution of emitted programs: products that PyTorch dispatches or JAX traces, and results."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Products = list[tuple[int, int, bool]]
 def run(
     table: Table, backend: str, arrays: Mapping[str, Any], sizes: Mapping[str, int]
 ) -> tuple[Values, Program, Products]:
-    """The results of a table's emitted program by name, as NumPy arrays; the program, and the products that it took.
+    """Return the results of a table's emitted program by name, the program, and its products.
 
-    Of JAX the program is traced for its products, and compiled for its results. Where products are added at an index,
+    JAX traces the program for its products and compiles it for its results. If products are added at an index,
     as the gradients of experts are, every element that is added is a MACC.
     """
     written = program(table, backend, sizes=sizes)
@@ -53,9 +53,9 @@ def run(
 
 
 def note(lines: ExecutedLines, written: Program, products: Products) -> None:
-    """Note products as those of the lines whose statements took them.
+    """Add products to the executed operations of the lines of their statements.
 
-    The book has no price for a product with a vector, whether a library takes it or loops do: it is left out.
+    Products with a vector, which have no price, are omitted.
     """
     statements = _statements(lines, written)
     sums = {number for number, _, added in products if not added}
@@ -67,9 +67,9 @@ def note(lines: ExecutedLines, written: Program, products: Products) -> None:
 
 
 def _statements(lines: ExecutedLines, written: Program) -> dict[int, int]:
-    """For every line of the text that makes something of the table's, which of its lines makes it.
+    """Return the table's line for every line of the text that assigns one of its values.
 
-    What is made twice under one name is made in the same order in the text.
+    Values of one name are assigned in the same order in both.
     """
     makers: dict[str, list[int]] = {}
     for at, line in enumerate(lines.lines):
@@ -110,7 +110,7 @@ def _torch(step: Callable[[Mapping[str, Any]], Values], arrays: Mapping[str, Any
 
 
 def _line() -> int:
-    """The line of the emitted program that runs."""
+    """Return the number of the emitted program's running line."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename != FILE:
         assert frame.f_back is not None
@@ -147,7 +147,7 @@ def _jax(step: Callable[[Mapping[str, Any]], Values], arrays: Mapping[str, Any])
 
 
 def verify_layers(backend: str) -> Iterator[Check]:
-    """Every layer that comes with the package, forward, backward and weight update, as emitted."""
+    """Verify the emitted forward and backward passes and weight updates of every layer of the package."""
     if find_spec(backend) is None:
         yield Check("every layer", f"as emitted for {backend}", f"{backend} is not installed", None)
         return
@@ -156,7 +156,7 @@ def verify_layers(backend: str) -> Iterator[Check]:
 
 
 def verify_layer(table: Table, name: str, backend: str) -> Iterator[Check]:
-    """A table of a layer's passes at small sizes: values with the interpreter's, products with their prices."""
+    """Compare a layer's values at small sizes with the interpreter's, and its products with their prices."""
     sizes = small_sizes(table)
     arrays = {**seeds_of(table, sizes), **sound_arrays(table, sizes)}
     results, written, products = run(table, backend, arrays, sizes)

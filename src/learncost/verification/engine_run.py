@@ -1,4 +1,4 @@
-"""The operations that engines execute, compared with their price: a step of a model, or every emitted layer."""
+"""Comparison of the operations that engines execute with their price, for a model's step or every emitted layer."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def verify_engine(
     seq_len: int = SEQ_LEN,
     sizes: Mapping[str, Any] | None = None,
 ) -> VerificationReport:
-    """Run one step and compare every product, and every array that it writes, with the price of the step's table.
+    """Run one step and compare its products and written arrays with the price of the step's table.
 
-    model   a model as `cost` takes it; a layer or its file, its passes as they are emitted; None: every layer
-    plan    of torch: as `--plan` has it; None: the planner's choice
-    sizes   of the model, in any spelling
+    model   a model as `cost` takes it, or a layer or its file; None: every layer
+    plan    the plan of torch, as for `--plan`; None: the planner's choice
+    sizes   sizes of the model, by any of their names
     Raises `InputError`, also where the engine's library is not installed.
     """
     named_one("engine that can be watched", engine, dict.fromkeys(ENGINES))
@@ -92,7 +92,7 @@ def verify_engine(
 
 
 def _fits(model: Model) -> None:
-    """Refuse a model whose weights and their gradients, in double, are more than this machine's memory."""
+    """Refuse a model whose weights and gradients in fp64 exceed this machine's memory."""
     needed = 2 * 8 * int(model.parameters.at(model.sizes))
     if hasattr(os, "sysconf") and needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise InputError(
@@ -129,7 +129,7 @@ def _without_kernel(line: Line) -> tuple[Line]:
 
 
 def _in_place(table: Table, prepared: Prepared, subject: str) -> Iterator[Check]:
-    """The step in place, with every kernel and every product in it watched."""
+    """Run the step in place and record every kernel and product."""
     import torch
 
     from learncost.engines.in_place import InPlace
@@ -154,7 +154,7 @@ def _in_place(table: Table, prepared: Prepared, subject: str) -> Iterator[Check]
 
 
 def _watched(step: InPlace, watch: in_place.StatementWatch, values: Mapping[str, Any]) -> None:
-    """One step; the kernels' library has its own products again afterwards."""
+    """Run one recorded step, and restore the products of the kernels' library."""
     library = compiled(source(step.program.functions))
     noted = in_place.counting(watch, products())
     if not noted:

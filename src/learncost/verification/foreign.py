@@ -1,7 +1,7 @@
-"""Tables in somebody else's library, PyTorch or JAX: one small translation, over the few operations that it needs.
+"""Translation of tables into another library, PyTorch or JAX, over the few operations that it requires.
 
-It reads the table as written, words by the library's own functions, and never a derived line or a normal form; the
-body only of a word that the library does not know.
+It reads the table as written and never a derived line or a normal form. Operators are the library's functions; the
+body is used only for an operator that the library does not have.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Library:
 
     full       an array of a shape filled with a number
     arange     the positions of an axis
-    floats     truths as ones and zeros
+    floats     booleans as ones and zeros
     permute    axes in another order
     expand     axes of size one repeated to a shape
-    scattered  of a shape, places and an array: zeros, with the array's entries added at the places
-    module     with its functions, of which a primitive is the one of its name
+    scattered  from a shape, indices and an array: zeros with the array's entries added at the indices
+    module     of its functions; a primitive is the function of its name
     reduced    max or min along axes
-    order      the places of the last axis in the order of the values, of equal ones the first first
-    last       words along the last axis: of an array and epsilon
-    ops        words of operands of one shape that the module has not, or calls otherwise
+    order      the stable argsort along the last axis
+    last       operators along the last axis, of an array and epsilon
+    ops        operators on operands of one shape that the module lacks or names otherwise
     """
 
     full: Callable[[Sequence[int], float], Tensor]
@@ -60,19 +60,19 @@ class Library:
 def evaluate(
     library: Library, table: Table, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]
 ) -> dict[str, Tensor]:
-    """Every value of a forward table."""
+    """Return every value of a forward table."""
     values = dict(tensors)
     _Translation(library, sizes).statements(table.lines, values)
     return values
 
 
 def weighted(table: Table, values: Mapping[str, Tensor], seeds: Mapping[str, Tensor]) -> Tensor:
-    """The number whose gradients are wanted: the sum of all outputs, each entry times its seed."""
+    """Return the scalar to differentiate: the sum of all outputs, each entry multiplied by its seed."""
     return sum((values[name] * seeds[f"d{name}"]).sum() for name in table.outputs)
 
 
 class _Factor(NamedTuple):
-    """An array of a product: the axes it loops over, those that are its own and not an index's, its entries."""
+    """An array of a product: the axes it loops over, those that are not an index's, and its entries."""
 
     loops: tuple[str, ...]
     axes: tuple[str, ...]
@@ -153,7 +153,7 @@ class _Translation:
         return self.library.where(mask > 0, result, 0.0)
 
     def product(self, line: Product, values: Mapping[str, Tensor]) -> Tensor:
-        """Factors from left to right; a matrix product where both have an axis of their own and one is summed."""
+        """Multiply factors from left to right, by a matrix product if both have a separate axis and one is summed."""
         left = line.left[0].loops
         terms = [t for t in line.right if not isinstance(t, Literal)]
         factors = [_Factor(t.loops, direct(t), self.read(t, values)) for t in terms]
@@ -231,7 +231,7 @@ class _Translation:
         return (function(*operands),)
 
     def choice(self, line: Op, x: Tensor, mask: Tensor | None, loops: tuple[str, ...]) -> Tensor:
-        """Places, of which nothing has a gradient."""
+        """Return the indices of a choice; none has a gradient."""
         left, row = line.left[0].loops, entry(line.op)
         x = -x if row.largest else x
         x = x if mask is None else self.library.where(mask > 0, x, math.inf)
@@ -243,7 +243,7 @@ class _Translation:
         return self.ordered(order[..., : self.size(places)], (*others, places), left)
 
     def flat(self, x: Tensor, along: tuple[int, ...], function: Callable[[Tensor], Tensor]) -> Tensor:
-        """A function of the last axis, along several axes at once."""
+        """Apply a function of the last axis along several axes at once."""
         others = [i for i in range(x.ndim) if i not in along]
         order = [*others, *along]
         moved = self.library.permute(x, order)
@@ -251,7 +251,7 @@ class _Translation:
         return self.library.permute(result, [order.index(i) for i in range(x.ndim)])
 
     def spelt_out(self, line: Op, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """A word that the library does not know, by its body; its gradient is still the library's own."""
+        """Evaluate the body of an operator that the library does not have; the gradient is the library's."""
         inner = dict(values)
         self.statements(lower(Table((line,), {})).lines, inner)
         return tuple(inner[term.name] for term in line.left)
@@ -267,7 +267,7 @@ class _Translation:
         return array
 
     def place(self, at: Affine, loops: tuple[str, ...]) -> Tensor:
-        """A place as positions give it, over the axes wanted."""
+        """Return the index that positions give, over the axes of interest."""
         return sum(
             part.times(self.sizes)
             * (self.aligned(self.library.arange(self.size(part.axis)), (part.axis,), loops) if part.axis else 1)
@@ -275,7 +275,7 @@ class _Translation:
         )
 
     def beyond(self, term: Operand, loops: tuple[str, ...]) -> Iterator[Tensor]:
-        """Of the axes that may be read beyond their ends, where that is not so."""
+        """Yield a mask of the indices that are inside the array for each axis that may be read outside of it."""
         for number, at in term.beyond if isinstance(term, Term) else ():
             place = self.place(at, loops)
             yield (place >= 0) & (place < self.size(term.declared[number]))
@@ -354,7 +354,7 @@ def _adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, lr: Tensor, *rest: Tensor
 
 
 def _plus(left: Tensor, right: Tensor, times: Tensor) -> Tensor:
-    """one + times two."""
+    """Return one + times two."""
     return left + times * right
 
 

@@ -1,4 +1,4 @@
-"""A module against the table that was read of it: values and gradients in float64, products against PyTorch's count."""
+"""Comparison of a module with its imported table: values and gradients in float64, products with PyTorch's count."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ModuleRun:
 
 
 def parity(module: Any, inputs: Any, imported: ImportedModule, seed: int = 0) -> ModuleParity:
-    """Run a module in float64 under autograd, and the table that was read of it with NumPy, and compare."""
+    """Run a module in float64 under autograd, and its imported table with NumPy, and compare them."""
     ran = ran_both(module, inputs, imported, layer(imported.text), seed)
     own, _ = gradients_apart(module, ran)
     return ModuleParity(
@@ -83,7 +83,7 @@ def parity(module: Any, inputs: Any, imported: ImportedModule, seed: int = 0) ->
 
 
 def ran_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, seed: int = 0) -> ModuleRun:
-    """Run a module's exported graph, and a table with NumPy on the same numbers."""
+    """Run a module's exported graph, and a table with NumPy on the same inputs."""
     import torch
 
     given = arguments(module, inputs)
@@ -132,14 +132,14 @@ def ran_both(module: Any, inputs: Any, imported: ImportedModule, read: Layer, se
 
 
 def _as_numbers(result: Any) -> Any:
-    """A result whose truths are numbers, 1 of what holds."""
+    """Return a result with booleans as 0 and 1."""
     import torch
 
     return result.double() if result.dtype is torch.bool else result
 
 
 def _double(value: Any) -> Any:
-    """An input in float64, apart from the one given; what is no number with a fraction stays."""
+    """Return a copy of an input in float64; integers and booleans keep their type."""
     import torch
 
     if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -148,14 +148,14 @@ def _double(value: Any) -> Any:
 
 
 def _in_double(parameter: Any) -> Any:
-    """A parameter in float64, or in complex numbers of two of these."""
+    """Return a parameter in float64 or complex128."""
     import torch
 
     return parameter.to(torch.complex128) if parameter.is_complex() else parameter.double()
 
 
 def _real(tensor: Any) -> Any:
-    """The numbers of a tensor, those that a sparse one leaves out too: of complex ones pairs."""
+    """Return a tensor as a dense real one: complex numbers become pairs."""
     import torch
 
     return torch.view_as_real(tensor.to_dense()) if tensor.is_complex() else tensor.to_dense()
@@ -167,7 +167,7 @@ def read_output(read: Layer, name: str) -> str:
 
 
 def _sizes(read: Layer, imported: ImportedModule, given: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of the example: those of the table, and of its open letters."""
+    """Return the sizes of the example: the table's, and those of its open letters."""
     sizes = dict(read.sizes)
     for letter, (name, dim) in imported.exported.letters.where_open.items():
         sizes[letter] = int(given[name].shape[dim])
@@ -183,7 +183,7 @@ def arrays_of(
     weights: Mapping[str, Any],
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Every input and weight of the table as an array."""
+    """Return every input and weight of the table as an array."""
     arrays: dict[str, Any] = {}
     for name, paths in imported.weights.items():
         stacked = _stack([_real(weights[path].detach()).numpy() for path in paths])
@@ -194,7 +194,7 @@ def arrays_of(
 
 
 def _stack(several: Sequence[Any]) -> Any:
-    """Arrays of all iterations of a loop, stacked; a single one unchanged."""
+    """Stack the arrays of all iterations of a loop; return a single one unchanged."""
     return several[0] if len(several) == 1 else np.stack(several)
 
 
@@ -283,7 +283,7 @@ def _has_numbers(tensor: Any) -> bool:
 
 
 def twin_of(module: Any) -> Any:
-    """A copy of a module; what it holds from an earlier run, which autograd lets nobody copy, is detached."""
+    """Return a copy of a module, with its tensors of an earlier run detached, since they cannot be copied."""
     import torch
 
     held = [leaf for part in module.modules() for leaf in torch.utils._pytree.tree_leaves(dict(vars(part)))]
@@ -336,9 +336,9 @@ def gradients_apart(module: Any, ran: ModuleRun) -> tuple[float | None, str]:
 
 @dataclass(frozen=True)
 class Products:
-    """FLOPs of the matrix products of a step, forward and backward: of the table, and as PyTorch counts the module.
+    """FLOPs of the matrix products of a step, forward and backward, of the table and as PyTorch counts the module.
 
-    reason   why they differ, where a formula of PyTorch that is put right makes them the same; empty where equal
+    reason   why they differ, if a corrected formula of PyTorch makes them equal; "" if equal
     """
 
     table: tuple[int, int]
@@ -351,11 +351,11 @@ class Products:
 
 
 def products(module: Any, inputs: Any, imported: ImportedModule, table: Layer | None = None) -> Products:
-    """Count a step by the table, and by FlopCounterMode over the module itself with attention as plain products.
+    """Count a step by the table, and by FlopCounterMode over the module with attention as plain products.
 
     Raises InputError where an operation of the table has no count.
 
-    table   another one than was read
+    table   a table to count instead of the imported one
     """
     # Attention as plain products: as one operator it would compute its scores once more backward.
     read = _as_plain(layer(imported.text) if table is None else table, lambda name: "attention" in name)
@@ -374,7 +374,7 @@ def products(module: Any, inputs: Any, imported: ImportedModule, table: Layer | 
 
 
 def _as_plain(read: Layer, chosen: Callable[[str], bool]) -> Layer:
-    """A table whose lines of the chosen operators are those of a plain product."""
+    """Return the table with the lines of the chosen operators replaced by plain products."""
 
     def change(line: Line) -> tuple[Line]:
         if not chosen(line.meta.operator):
@@ -418,7 +418,7 @@ def _counted(module: Any, inputs: Any, formulas: Mapping[Any, Any]) -> tuple[int
 def _counted_of_export(
     module: Any, inputs: Any, imported: ImportedModule, formulas: Mapping[Any, Any]
 ) -> tuple[int, int]:
-    """The same of the graph that PyTorch exports of it; what its table is given is there already."""
+    """Return the counts of FlopCounterMode for the exported graph, whose inputs are those of the table."""
     weights = {
         path: parameter.detach().double().requires_grad_(bool(parameter.requires_grad))
         for path, parameter in module.named_parameters()
@@ -458,7 +458,7 @@ def _flops_of(results: Callable[[], Sequence[Any]], formulas: Mapping[Any, Any])
 
 
 class _SingleModule:
-    """In the place of what tells a counter in which module it is: its hooks let no module take a gradient itself."""
+    """A replacement of FlopCounterMode's module tracker, whose hooks fail in modules that call autograd themselves."""
 
     parents = frozenset({"Global"})
 
@@ -470,7 +470,7 @@ class _SingleModule:
 
 
 def _formulas() -> dict[Any, Any]:
-    """Formulas of PyTorch put right: both products of a convolution's backward pass have the forward one's FLOPs."""
+    """Return corrected formulas of PyTorch: each product of a convolution's backward pass has the forward FLOPs."""
     import torch
     from torch.utils.flop_counter import conv_flop_count, flop_registry
 
@@ -507,7 +507,7 @@ def _formulas() -> dict[Any, Any]:
 
 
 def _of_pairs(formula: Any) -> Any:
-    """A formula of real numbers for complex ones too: a product of two of them is four."""
+    """Return a formula that also counts complex numbers: their product is four real ones."""
 
     def count(*operands: Any, **named: Any) -> int:
         return int(formula(*operands, **named)) * (4 if any(each.is_complex() for each in operands[:2]) else 1)

@@ -1,4 +1,4 @@
-"""The translation in JAX: values and gradients by its own differentiation."""
+"""The translation in JAX: values and gradients by JAX's differentiation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIONS: dict[str, Any] = {
 
 @lru_cache(maxsize=1)
 def library() -> Library:
-    """JAX's operations."""
+    """Return JAX's operations."""
     import jax
     import jax.numpy as jnp
 
@@ -74,7 +74,7 @@ def library() -> Library:
 
 
 def _hash(x: Any, z: Any) -> Any:
-    """A hash of two whole numbers, in integers of 32 bits."""
+    """Return a hash of two integers in 32-bit arithmetic."""
     import jax
     import jax.numpy as jnp
 
@@ -92,7 +92,7 @@ def autograd(
     differentiated: Iterable[str],
     sizes: Mapping[str, int],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Outputs and wanted gradients, as NumPy arrays, on the CPU in float64 whatever the process computes in."""
+    """Return outputs and requested gradients as NumPy arrays, computed on the CPU in float64."""
     import jax
 
     def outputs(moved: Mapping[str, Tensor], rest: Mapping[str, Tensor], ends: Mapping[str, Tensor]) -> Any:

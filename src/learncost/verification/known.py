@@ -1,4 +1,4 @@
-"""Known equalities of learning procedures, which follow from their moves."""
+"""Known identities of learning procedures, which follow from their moves."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from learncost.verification.stepped import arrays_of, gradients_of, held, sizes_
 
 
 def known(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """Check the equalities that must hold for a schedule with certain moves and no others.
+    """Check the identities that hold for a schedule with certain moves and no others.
 
-    What it reads for a weight is that weight here, whatever its lines make of one.
+    Substitutes of a weight have the weight's values here, whatever the procedure's lines compute.
     """
     chosen = replace(chosen, lines=())
     moves = {move.form for move in chosen.all_moves}
@@ -43,7 +43,7 @@ def known(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _one_block(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """With one block of every kind, or one group, none after another, there is nothing between blocks to be cut."""
+    """Check that a model of one block of each kind, or of one group, has bp's gradients: nothing is cut."""
     compared = "gradients of one block with bp's"
     places = blocks(model, chosen.name)
     counts = {repeat.count for place in places for repeat in place.repeats}
@@ -71,7 +71,7 @@ def _given(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _stopped(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """A cut of the derivation is the derivation of a table with a stopping operator there."""
+    """Check that a cut gives the gradients of a table with a stop-gradient operator at that place."""
     stops = signals(model, chosen).overrides.stopped
 
     def change(line: Line) -> tuple[Line, ...]:
@@ -110,7 +110,7 @@ def _with_values(table: Table) -> Table:
 
 
 def _comes_nearer(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """Both take the same steps and lose the same share, so that their difference loses it."""
+    """Check that weights approach their feedback: with equal updates and decay, the difference decays."""
     table = step(model, chosen, "momentum")
     sizes = small_sizes(table) | small_sizes(model.table)
     values = values_of(table, sound_arrays(table, sizes), sizes)
@@ -123,7 +123,7 @@ def _comes_nearer(model: Model, chosen: Procedure, name: str) -> Iterator[Check]
 
 
 def _projected(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """In as many directions as there are, which are the axes themselves, the optimizer sees what it sees without."""
+    """Check that a projection onto all axes gives the optimizer the same gradients as no projection."""
     plain = step(model, "bp", "adamw")
     table = with_projection(plain, replace(model, sizes={}), replace(_to(chosen, WHOLE), scale=1.0, held=2))
     matrices = {f"{weight}.P": axes for weight in model.learning if (axes := table.axes.get(f"{weight}.P"))}
@@ -142,7 +142,7 @@ def _projected(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _to(chosen: Procedure, rank: int) -> Procedure:
-    """The procedure that projects to so many directions."""
+    """Return the procedure that projects to a number of directions."""
     forms = [sweep.replace(f"projected to {chosen.projected_to}", f"projected to {rank}") for sweep in chosen.schedule]
     return replace(chosen, schedule=forms)
 
@@ -174,7 +174,7 @@ def _found(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _inverts(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """The gradients where a block's inputs are made of its outputs are those where they are kept.
+    """Check that gradients with inputs recomputed from a block's outputs equal those with saved inputs.
 
     Weights are small, because recomputed values differ by a rounding, which every iteration enlarges by its slope.
     """
@@ -189,7 +189,7 @@ def _inverts(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _of_smaller_weights(table: Table, arrays: Mapping[str, Any], share: float) -> dict[str, Any]:
-    """The same arrays, but for weights of a share of their size."""
+    """Return the arrays with weights scaled down."""
     return {**arrays, **{key: share * arrays[key] for key in table.weights}}
 
 
@@ -222,7 +222,7 @@ def _iterations(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """A direction v of signs and a slope s: the replacement of the gradient is s v, and <gradient, v> = s."""
+    """Check that the replacement of a gradient is s v for a direction v of signs, where <gradient, v> = s."""
     table, plain = step(model, chosen), step(model, "bp")
     sizes = sizes_of(model, table)
     arrays = arrays_of(model, table, sizes) | arrays_of(model, plain, sizes) | {"dloss": np.asarray(1.0)}
@@ -237,11 +237,11 @@ def _slope(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
 
 
 def _quarter(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """Both sides are apart from the slope by the square of the distance: halved, by a quarter.
+    """Check that the error of central differences falls to a quarter when the distance is halved.
 
-    That is so where the distance is small against the curvature, and where neither side chooses otherwise, as ReLU and
-    routers do. So distances are halved until the error is a quarter twice, which that of one side alone never is; and
-    where a choice lies too near, weights are taken of another size.
+    It does if the distance is small against the curvature and no choice changes between the two sides, as ReLU's and
+    a router's do. So distances are halved until the error is a quarter twice, which a one-sided difference never
+    shows; if a choice is too near, weights of another size are used.
     """
     ratios: list[float] = []
     for share in (1.0, 0.5, 0.25):

@@ -1,4 +1,4 @@
-"""Known equalities of procedures that replace gradients at blocks or at linear layers."""
+"""Known identities of procedures that replace gradients at blocks or at linear layers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from learncost.verification.stepped import arrays_of, gradients_of, held, sizes_
 
 @dataclass(frozen=True)
 class _GivenGradient:
-    """The replacement of a value's gradient, by the value's name, in the iterations of a place."""
+    """The replacement of the gradient of a value, by name, in the iterations of a scope."""
 
     place: LinePlace
     name: str
@@ -40,12 +40,12 @@ class _GivenGradient:
 
     @property
     def stack(self) -> str:
-        """The name of this gradient stacked over all iterations."""
+        """The name of this gradient's stack over all iterations."""
         return _stack(f"d{self.name}", len(self.place.repeats))
 
     @property
     def matrix(self) -> str:
-        """The matrix that brings the error there."""
+        """The name of the matrix that projects the error to this value."""
         return self.at.lines[0].right[1].name
 
     @property
@@ -54,7 +54,7 @@ class _GivenGradient:
 
 
 def _all_given(model: Model, chosen: Procedure) -> list[_GivenGradient]:
-    """All that is given in the place of gradients, within scopes or handed from iteration to iteration."""
+    """Return all replacements of gradients, within scopes or carried between iterations."""
     overrides = signals(model, chosen).overrides
     of_scope = {place.scope: place for place in places(model.table)}
     all_given = [*overrides.given.items(), *overrides.between.items()]
@@ -62,14 +62,14 @@ def _all_given(model: Model, chosen: Procedure) -> list[_GivenGradient]:
 
 
 def _stack(name: str, depth: int) -> str:
-    """Return the name of a value stacked over all iterations of so many nested loops."""
+    """Return the name of a value's stack over all iterations of the nested loops."""
     return f"{name}:all{depth}" if depth else name
 
 
 def _watched(table: Table, names: Iterable[tuple[str, int]]) -> Table | None:
-    """The table in which what iterations make of names, each so many repeats deep, is kept as `_stack` calls it.
+    """Return the table that also returns the stacks of names in nested loops, as `_stack` names them.
 
-    None but where one repeat makes each.
+    Returns None unless one loop defines each name.
     """
     wanted = {pair for pair in names if pair[1]}
     lines, stacks = _keeping(table.lines, wanted, 1)
@@ -82,7 +82,7 @@ def _watched(table: Table, names: Iterable[tuple[str, int]]) -> Table | None:
 def _keeping(
     lines: Iterable[Statement], wanted: Collection[tuple[str, int]], depth: int
 ) -> tuple[tuple[Statement, ...], list[tuple[str, Axes]]]:
-    """The lines of a scope whose repeats, so many deep, keep what is wanted of them; the stacks, with their axes."""
+    """Return the lines of a scope with loops that stack the requested names, and the stacks with their axes."""
     statements, stacks = list[Statement](), list[tuple[str, Axes]]()
     for line in lines:
         if isinstance(line, Loop):
@@ -100,7 +100,7 @@ def _keeping(
 
 
 def exact(model: Model, chosen: Procedure, name: str) -> Iterator[Check]:
-    """bp's gradients, where those are given in the place of what the error makes; and where the matrices make them."""
+    """Check that bp's gradients as replacements give bp's gradients, and so do matrices that produce them."""
     compared = "gradients with bp's where what is given is exact"
     given = _all_given(model, chosen)
     plain = _watched(step(model, "bp"), [(f"d{each.name}", len(each.place.repeats)) for each in given])
@@ -149,7 +149,7 @@ def _given_exactly(model: Model, chosen: Procedure, given: Iterable[_GivenGradie
 def _by_matrices(
     model: Model, chosen: Procedure, name: str, given: Iterable[_GivenGradient], plain: Table, compares: Collection[str]
 ) -> Check:
-    """Of one token of one sequence a matrix brings the error to any gradient: e F = g with F = e^T g / |e|^2."""
+    """Check with one token of one sequence, where F = e^T g / |e|^2 maps the error to any gradient: e F = g."""
     compared = "gradients with bp's where the matrices are exact"
     table = step(model, chosen)
     scores = next(f"d{table.values[matrix].of}" for matrix in table.inputs if table.values[matrix].role == "feedback")
@@ -174,7 +174,7 @@ def _by_matrices(
 
 
 def _of_one_token(table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> Mapping[str, Any] | None:
-    """The values of a table; None where positions follow from other sizes, such as patches of an image."""
+    """Return the values of a table; None if positions derive from other sizes, such as patches of an image."""
     try:
         return values_of(table, arrays, sizes)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A module that is run, against the table that was read of it: outputs, gradients, products, changes in place."""
+"""Comparison of a running module with its imported table: outputs, gradients, products, in-place changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SINGLE = 1e-3
 
 
 def verify_live(table: Layer, live: LiveModule) -> Iterator[Check]:
-    """All comparisons of a table with the module that it was read of, on random numbers at two sizes."""
+    """Compare a table with its module on random inputs at two sizes."""
     name = table.name
     try:
         text, read = live.read()
@@ -59,9 +59,9 @@ def verify_live(table: Layer, live: LiveModule) -> Iterator[Check]:
 
 
 def _move_buffers(live: LiveModule, imported: ImportedModule, sizes: Mapping[str, int]) -> None:
-    """Give the buffers that are changed other numbers, where the module takes them: of zeros no decay is seen.
+    """Set mutated buffers to random numbers if the module accepts them: zeros would hide a decay.
 
-    One run is compared with the numbers that it was read with.
+    A table of one run is compared with the buffers' values at import.
     """
     import torch
 
@@ -84,7 +84,7 @@ def _move_buffers(live: LiveModule, imported: ImportedModule, sizes: Mapping[str
 
 
 def _sizes(live: LiveModule, imported: ImportedModule) -> list[dict[str, int]]:
-    """Two sizes for the letters that are open, the second one where the module takes it."""
+    """Return one or two sizes for each open letter: the second if the module accepts it."""
     if live.options.as_run:
         return [{}]
     if imported.exported.letters.fixed:
@@ -110,7 +110,7 @@ STEPS = ((1, 1), (2, 0), (3, 0))
 
 
 def _read_at(imported: ImportedModule) -> dict[str, int]:
-    """The sizes of the example that was read."""
+    """Return the sizes of the imported example."""
     exported = imported.exported
     nodes = {exported.inputs.get(node.name): node for node in exported.program.graph.nodes if node.op == "placeholder"}
     where = exported.letters.where_open.items()
@@ -118,7 +118,7 @@ def _read_at(imported: ImportedModule) -> dict[str, int]:
 
 
 def _taken(live: LiveModule, several: Iterator[dict[str, int]]) -> dict[str, int]:
-    """The first sizes that a module takes; none where it takes no others."""
+    """Return the first sizes that a module accepts; none if it accepts no others."""
     for sizes in several:
         with suppress(Exception):  # whatever a user's module raises at a size that it does not take
             _drawn(live, sizes)
@@ -130,7 +130,7 @@ def _taken(live: LiveModule, several: Iterator[dict[str, int]]) -> dict[str, int
 class _Draw:
     """The settings of drawn inputs: a bound of integers, a probability of True, floats above 0 or not.
 
-    distinct   no whole number comes twice, in a tensor or in a row
+    distinct   whether integers of a tensor or row are all different
     """
 
     below: int
@@ -156,12 +156,12 @@ DISTINCT = (_Draw(0, 0.5, distinct="tensor"), _Draw(0, 0.5, distinct="row"))
 
 
 def _drawn(live: LiveModule, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The first random inputs that the module takes. Raises what it raises of all of them."""
+    """Return the first random inputs that the module accepts; raise its error if there are none."""
     return next(_draws(live, sizes))
 
 
 def _draws(live: LiveModule, sizes: Mapping[str, int], draws: Sequence[_Draw] = DRAWS) -> Iterator[dict[str, Any]]:
-    """Random inputs that the module takes, of numbers that lead to numbers. Raises what it raises of all of them."""
+    """Yield random inputs that the module accepts, with finite results; raise its error if there are none."""
     given, taken = _given(live, sizes), False
     if live.options.as_run:
         yield given
@@ -217,7 +217,7 @@ def _random(given: Mapping[str, Any], draw: _Draw) -> dict[str, Any]:
 
 
 def _run(module: Any, values: Mapping[str, Any], seed: int = 0) -> list[Any]:
-    """The tensors that a module returns, without what it changes."""
+    """Return the tensors that a module returns, without those it mutates."""
     import torch
 
     row, by_name = as_called(module, copied(values))
@@ -238,7 +238,7 @@ def _tensors(result: Any) -> list[Any]:
 def _at(
     table: Layer, live: LiveModule, imported: ImportedModule, whole: Any, sizes: Mapping[str, int]
 ) -> Iterator[Check]:
-    """The comparisons at one size of each letter."""
+    """Yield the comparisons at one size of each letter."""
     where = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
     name = f"{table.name} at {where}" if where else table.name
     draws = (*DISTINCT, *DRAWS) if any(overwriting(imported.exported.program)) else DRAWS
@@ -267,7 +267,7 @@ def _at(
 
 
 class _NoNumbersError(Exception):
-    """A module that raises of every random input."""
+    """The module raises an exception for every random input."""
 
 
 def _first(
@@ -295,7 +295,7 @@ def _first(
 
 
 def _of_run(live: LiveModule, imported: ImportedModule, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs as they are read: one run takes the tensors alone."""
+    """Return the inputs in the table's form; a table of one run has tensors alone."""
     if not live.options.as_run:
         return dict(values)
     taken = imported.exported.inputs.values()
@@ -304,10 +304,10 @@ def _of_run(live: LiveModule, imported: ImportedModule, values: Mapping[str, Any
 
 @dataclass(frozen=True)
 class _Own:
-    """The record of the module's run: its results, its inputs and buffers after the call, those before.
+    """The record of a module's run: results, and inputs and buffers before and after the call.
 
-    within   how far its numbers may be from those in float64
-    random   whether another seed gives other numbers
+    within   the tolerance against float64
+    random   whether the results depend on the seed
     """
 
     results: Sequence[Any]
@@ -318,7 +318,7 @@ class _Own:
 
 
 def _own(module: Any, values: Mapping[str, Any]) -> _Own:
-    """A run of the module itself, in float64 where it runs so."""
+    """Run the module, in float64 if it supports it."""
     import torch
 
     def run(double: bool, seed: int) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
@@ -369,7 +369,7 @@ def _apart(one: Any, other: Any) -> float:
 
 
 def _values(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> Iterator[Check]:
-    """Outputs: of the table with the exported graph, and of this with the module."""
+    """Compare outputs of the table with those of the exported graph, and these with the module's."""
     compared = "outputs with the module's run"
     if ran.value > WITHIN:
         yield Check(name, compared, f"the largest difference is {ran.value:.1e} of the largest number", False)
@@ -390,7 +390,7 @@ def _values(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> I
 
 
 def _gradients(name: str, module: Any, ran: ModuleRun, own: _Own) -> Check:
-    """Gradients of the table with autograd's of the exported graph, and of this with the module's own."""
+    """Compare the table's gradients with autograd's of the exported graph, and these with the module's."""
     compared = "gradients with the module's"
     worst, reason = ran.gradient, ""
     if worst <= WITHIN:
@@ -411,7 +411,7 @@ def _products(
     imported: ImportedModule,
     table: Layer,
 ) -> Check:
-    """FLOPs of products with FlopCounterMode's of the module."""
+    """Compare FLOPs of products with FlopCounterMode's of the module."""
     compared = "FLOPs of products with FlopCounterMode's"
     module, given = (whole, inputs) if live.options.as_run else (live.module, values)
     try:
@@ -426,7 +426,7 @@ def _products(
 
 
 def _changes(name: str, ran: ModuleRun, own: _Own, imported: ImportedModule) -> Iterator[Check]:
-    """Buffers and inputs after the call with what the table says that they become."""
+    """Compare buffers and inputs after the call with the table's results."""
     compared = "buffers and inputs after the call"
     overwritten = {
         of: mine

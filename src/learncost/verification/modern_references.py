@@ -1,4 +1,4 @@
-"""Layers and words of the models after 2019 once more, in plain NumPy, token by token where it matters."""
+"""Reference implementations of layers and operators of models after 2019 in plain NumPy."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Array = Any
 
 
 def silu(x: Array) -> Array:
-    """x sigma(x)."""
+    """Return x sigmoid(x)."""
     return x * sigmoid(x)
 
 
 def rms_normal(x: Array, epsilon: float = 1e-6) -> Array:
-    """x / sqrt(mean x^2 + epsilon), along the last axis."""
+    """Return x / sqrt(mean x^2 + epsilon) along the last axis."""
     return x * (np.square(x).mean(-1, keepdims=True) + epsilon) ** -0.5
 
 
 def gated(x: Array, WG: Array, WU: Array, WD: Array) -> Array:
-    """Shazeer 2020, equation (6)."""
+    """Return the gated linear unit of Shazeer 2020, equation (6)."""
     return (silu(x @ WG) * (x @ WU)) @ WD
 
 
 def grouped_attention(XQ: Array, XK: Array, XV: Array, WQ: Array, WK: Array, WV: Array, WO: Array) -> Array:
-    """Each head of keys and values with its group of heads of queries, one after the other."""
+    """Return grouped-query attention, head by head."""
     result = np.zeros((*XQ.shape[:-1], WO.shape[-1]))
     for b in range(len(XQ)):
         for h in range(WQ.shape[1]):
@@ -52,7 +52,7 @@ class LatentHeads(NamedTuple):
 
 
 def latent_heads(Q: Array, QR: Array, XK: Array, weights: LatentHeads) -> Array:
-    """Keys and values from their compression, every key joined with the part that all heads share."""
+    """Return decompressed keys and values; each key is concatenated with the part that all heads share."""
     WDK, gK, WUK, WUV, WKR, WO = weights
     result = np.zeros((*Q.shape[:2], WO.shape[-1]))
     for b in range(len(XK)):
@@ -65,12 +65,12 @@ def latent_heads(Q: Array, QR: Array, XK: Array, weights: LatentHeads) -> Array:
 
 
 def latent_key_attention(XQ: Array, XK: Array, WQ: Array, WQR: Array, heads: LatentHeads) -> Array:
-    """Queries as they are."""
+    """Return latent attention with uncompressed queries."""
     return latent_heads(np.tensordot(XQ, WQ, 1), np.tensordot(XQ, WQR, 1), XK, heads)
 
 
 def latent_attention(XQ: Array, XK: Array, WDQ: Array, gQ: Array, WQ: Array, WQR: Array, heads: LatentHeads) -> Array:
-    """Queries from their compression, too."""
+    """Return latent attention with compressed queries."""
     return latent_key_attention(rms_normal(XQ @ WDQ) * gQ, XK, WQ, WQR, heads)
 
 
@@ -79,7 +79,7 @@ CHOSEN = 2
 
 
 def best(scores: Array) -> Array:
-    """The places of the greatest along the last axis."""
+    """Return the indices of the largest values along the last axis."""
     return np.argsort(-scores.real, axis=-1, kind="stable")[..., :CHOSEN]
 
 
@@ -95,7 +95,7 @@ class ClampedExperts(NamedTuple):
 
 
 def clamped_mixture(X: Array, WR: Array, bR: Array, experts: ClampedExperts) -> Array:
-    """gpt-oss: every token with each of its experts, one after the other."""
+    """Return the mixture of gpt-oss, token by token and expert by expert."""
     WG, bG, WU, bU, WD, bD = experts
     result, chosen = np.zeros((*X.shape[:-1], WD.shape[-1])), best(X @ WR + bR)
     for place in np.ndindex(X.shape[:-1]):
@@ -108,7 +108,7 @@ def clamped_mixture(X: Array, WR: Array, bR: Array, experts: ClampedExperts) -> 
 
 
 def chosen_experts(X: Array, chosen: Array, WG: Array, WU: Array, WD: Array) -> Array:
-    """Every token with each of its experts, one after the other."""
+    """Return a mixture of experts, token by token and expert by expert."""
     result = np.zeros((*chosen.shape, WD.shape[-1]))
     for *place, t in np.ndindex(chosen.shape):
         expert = chosen[(*place, t)]
@@ -117,7 +117,7 @@ def chosen_experts(X: Array, chosen: Array, WG: Array, WU: Array, WD: Array) -> 
 
 
 def _experts(gates: Callable[[Array, Array], Array]) -> Callable[..., Array]:
-    """A mixture whose gates follow from a token's logits and the experts that are chosen for it."""
+    """Return a mixture with gates computed from a token's logits and its chosen experts."""
 
     def mixture(X: Array, WR: Array, *experts: Array) -> Array:
         chosen = best(X @ WR)
@@ -130,7 +130,7 @@ def _experts(gates: Callable[[Array, Array], Array]) -> Callable[..., Array]:
 
 
 def sigmoid_mixture(X: Array, correction: Array, WR: Array, *experts: Array) -> Array:
-    """DeepSeek-V3's, with the 1e-20 that its code adds to the sum of a token's gates."""
+    """Return DeepSeek-V3's mixture; its code adds 1e-20 to the sum of a token's gates."""
     gates, result = sigmoid(X @ WR), np.zeros_like(X)
     chosen = best(gates + correction)
     expert_outputs = chosen_experts(X, chosen, *experts)
@@ -141,7 +141,7 @@ def sigmoid_mixture(X: Array, correction: Array, WR: Array, *experts: Array) -> 
 
 
 def patch_embedding(X: Array, W: Array, b: Array, T: Array, P: Array) -> Array:
-    """A product for every patch, row by row behind the class token; as many of them as there are positions."""
+    """Return the class token and a product for each patch, row by row, up to the number of positions."""
     batch, _, rows, _, columns, _ = X.shape
     patches = np.einsum("bciyjx,dcyx->bijd", X, W).reshape(batch, rows * columns, -1) + b
     tokens = np.concatenate((np.repeat(T[None, None], batch, 0), patches), 1)
@@ -150,7 +150,7 @@ def patch_embedding(X: Array, W: Array, b: Array, T: Array, P: Array) -> Array:
 
 
 def strided_convolution(X: Array, W: Array, b: Array, shape: tuple[int, ...]) -> Array:
-    """The positions around every second one, as long as there are outputs."""
+    """Return a convolution with stride 2."""
     width = len(W)
     padded = np.pad(X, ((0, 0), (width // 2, 2 * shape[1] + width), (0, 0)))
     return np.stack([np.tensordot(padded[:, 2 * m : 2 * m + width], W, 2) for m in range(shape[1])], axis=1) + b

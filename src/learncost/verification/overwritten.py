@@ -1,4 +1,4 @@
-"""Operators that write values at given places: of several values at one place PyTorch keeps any of them."""
+"""Operators that write values at given indices: PyTorch does not define which of several values at one index stays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from learncost.importer.nodes import operator_name
 
 
 def overwriting(program: Any) -> Iterator[Any]:
-    """The nodes of an exported program that write different values at places of computed or given tensors."""
+    """Return the nodes of an exported program that write different values at indices of tensors."""
     for node in program.graph.nodes:
         name = operator_name(node.target) if node.op == "call_function" else ""
         if name.partition(".")[0] in ("index_put", "index_copy", "scatter") and ".value" not in name:

@@ -1,4 +1,4 @@
-"""Placements proved by running them: devices as threads, held to the step of one device."""
+"""Verification of placements: devices run as threads and are compared with the step of one device."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def verify_placements(
     procedure: str = "bp",
     optimizer: str | None = None,
 ) -> Iterator[Check]:
-    """A model under a placement, or every family where there is none; `all` are all of `CASES`, and of `PLANS`."""
+    """Verify a model under a placement, or every family by default; `all` means all of `CASES` and `PLANS`."""
     models = [model] if model is not None else [small_model(name) for name in FAMILIES]
     cases: Iterable[tuple[str | None, str | None]] = CASES if placement == EVERY else [(placement, mesh_text)]
     if placement == EVERY and mesh_text is not None:
@@ -120,7 +120,7 @@ def verify_placements(
 
 @lru_cache(maxsize=8)
 def small_model(name: str) -> Model:
-    """A small model of a family, whose heads of keys and values several devices can part."""
+    """Return a small model of a family whose key and value heads can be sharded."""
     return build(small(name, num_key_value_heads=4))
 
 
@@ -164,7 +164,7 @@ def _step_of(model: Model, procedure: str, optimizer: str, plan: str) -> Table:
 
 @lru_cache(maxsize=8)
 def _step(same: IdentityKey[Model], procedure: str, optimizer: str, plan: str) -> Table:
-    """A model's step under a plan: one placement after another is held to it."""
+    """A model's step under a plan, with which placements are compared."""
     return _step_of(same.content, procedure, optimizer, plan)
 
 
@@ -180,7 +180,7 @@ def _placed_in_stages(
 def _uneven(
     model: Model, table: Table, grid: Mesh, clauses: tuple[Clause, ...], sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Sizes of which those that may be filled up do not divide; the same where the clauses cut none of these."""
+    """Return sizes with non-divisible ones where padding is allowed; the same if the clauses shard none of these."""
     parts = parts_of(table, grid, clauses, sizes)
     counts = {axis: sizes[axis] for axis in _counted(table) & sizes.keys()}
     sizes = {**dividing(table, grid, clauses, largest=False), **counts}
@@ -195,7 +195,7 @@ def _counted(table: Table) -> set[str]:
 
 
 def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) -> dict[str, int]:
-    """Sizes with as many blocks as stages are said to have, or have equally many of."""
+    """Return sizes with as many blocks as the stages list, or a multiple of the stages."""
     (*_, last) = model.table.repeats
     count, _, parts = base(last.count).partition("/")
     said = sum(pipeline.blocks)
@@ -209,7 +209,7 @@ def _with_whole_stages(sizes: dict[str, int], model: Model, pipeline: Pipeline) 
 
 
 def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool = True) -> dict[str, int]:
-    """Small sizes, of which those that clauses cut divide; `largest`: one of every weight too, that `*` cuts."""
+    """Return small sizes that divide along sharded axes; `largest`: also the axis of each weight that `*` shards."""
     clauses = tuple(clauses)
     numbers = parts_of(table, grid, clauses, small_sizes(table))
     if table.zigzag is not None:  # two stretches for each device
@@ -239,7 +239,7 @@ def dividing(table: Table, grid: Mesh, clauses: Iterable[Clause], largest: bool 
 
 
 class _Outcome:
-    """The gathered results of devices: of one table, or of the stages of a pipeline."""
+    """The gathered results of devices, of one table or of pipeline stages."""
 
     def __init__(
         self, table: Table, placed: Placed | tuple[Placed, ...], devices: list[Values], sizes: Mapping[str, int]
@@ -250,7 +250,7 @@ class _Outcome:
         self.axis = "" if isinstance(placed, Placed) else self.stages[0].clauses[0].mesh
 
     def names(self, role: str, expected: Values) -> list[str]:
-        """Those of a role that are in an order of one device's and of which no stage has a part of a sum alone."""
+        """Return the names of a role in the order of one device, without partial sums of stages."""
         return [
             name
             for name, value in self.table.values.items()
@@ -265,13 +265,13 @@ class _Outcome:
         return self.table.values[name].of in self.table.weights and (len(having) == 1 or self._stacked(name))
 
     def _stacked(self, name: str) -> bool:
-        """Return whether each stage has a slice of it for its iterations."""
+        """Return whether each stage has the slice of its iterations."""
         return any(
             stage.iterations.keys() & stage.whole.axes[name][:1] for stage in self.stages if name in stage.layouts
         )
 
     def whole(self, name: str) -> Any:
-        """The array of a name; of a stack the stages' slices together. Raises `AssertionError` where devices differ."""
+        """Return the array of a name, with the stages' slices joined. Raises `AssertionError` if devices differ."""
         inner = Mesh(tuple(pair for pair in self.mesh.axes if pair[0] != self.axis))
         pieces = []
         for number, stage in enumerate(self.stages):
@@ -294,7 +294,7 @@ def _comparisons(
     sizes: Mapping[str, int],
     filled: Mapping[str, int],
 ) -> Iterator[Check]:
-    """Those of a step of one device with these sizes; devices have parts of what is `filled` up."""
+    """Yield the comparisons with a step of one device; `filled` are the devices' padded sizes."""
     arrays = {name: _given(array, table.values[name].role) for name, array in sound_arrays(table, sizes).items()}
     expected = values_of(table, arrays, sizes)
     sent: list[tuple[str, int]] = []
@@ -333,9 +333,9 @@ def _comparisons(
 
 
 def _given(array: Any, role: str) -> Any:
-    """An array that is drawn: states are above zero, and numbers of an optimizer below one, as they are in use.
+    """Return a random array: optimizer states are positive and its settings below one, as in real steps.
 
-    Larger ones would enlarge what sums in another order are apart.
+    Larger ones would amplify the rounding of sums in another order.
     """
     if role == "state":
         return np.abs(array) + 0.5
@@ -343,13 +343,13 @@ def _given(array: Any, role: str) -> Any:
 
 
 def _filled(array: Any, axes: Iterable[str], sizes: Mapping[str, int]) -> Any:
-    """An array with numbers in the places that are added: whatever they are, nothing may depend on them."""
+    """Return an array padded with random numbers, on which no result may depend."""
     wider = [(0, size_of(axis, sizes) - length) for axis, length in zip(axes, np.shape(array), strict=True)]
     return np.pad(array, wider, constant_values=3) if any(after for _, after in wider) else array
 
 
 def _zeros(table: Table, expected: Values, gradients: Iterable[str], largest: float) -> frozenset[str]:
-    """Weights whose gradient is nothing but rounding: what an optimizer that divides by it makes of it is noise."""
+    """Return the weights whose gradient is rounding alone: an optimizer that divides by it makes noise of it."""
     if not any(isinstance(line, Op) and line.op == "adamw" for line, _ in walk(table.lines)):
         return frozenset()
     weights = {table.values[name].of for name in gradients if np.abs(expected[name]).max(initial=0) < 1e-12 * largest}
@@ -361,7 +361,7 @@ def _moved(
 ) -> float:
     """Return the change of a value when every input changes by a unit in its last place, up or down.
 
-    The largest of some draws: where roundings cancel in one of them, that one says too little.
+    It is the largest of some draws, as roundings may cancel in one of them.
     """
     unit, apart = np.finfo(np.float64).eps, [0.0]
     for seed in range(DRAWS):
@@ -388,7 +388,7 @@ def _count(sent: list[tuple[str, int]], line: Line, values: Mapping[str, Any], n
 
 
 def _bytes(subject: str, stages: tuple[Placed, ...], sizes: Mapping[str, int], sent: list[tuple[str, int]]) -> Check:
-    """The bytes of the arrays that were sent with those that are priced, over all devices."""
+    """Compare the bytes of the sent arrays with the priced ones, over all devices."""
     widths = dict.fromkeys(("weights", "gradients", "states", "values", "inputs"), 8)
     priced: dict[str, int] = {}
     for placed in stages:

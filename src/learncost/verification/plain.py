@@ -1,4 +1,4 @@
-"""Functions that the foreign implementations share, in plain NumPy."""
+"""Functions that the reference implementations share, in plain NumPy."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Array = Any
 
 
 def softmax(x: Array, axis: int | tuple[int, ...] = -1) -> Array:
-    """exp(x) / sum exp(x), shifted by the maximum."""
+    """Return exp(x) / sum exp(x), shifted by the maximum."""
     e = np.exp(x - x.max(axis, keepdims=True))
     return e / e.sum(axis, keepdims=True)
 
 
 def log_softmax(x: Array) -> Array:
-    """x - log sum exp x, pair by pair."""
+    """Return x - log sum exp x, by a pairwise logaddexp."""
     return x - np.logaddexp.reduce(x, axis=-1, keepdims=True)
 
 
 def normal(x: Array, epsilon: float = 1e-5, axis: int | tuple[int, ...] = -1) -> Array:
-    """(x - mean) / sqrt(variance + epsilon)."""
+    """Return (x - mean) / sqrt(variance + epsilon)."""
     return (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + epsilon)
 
 
 def hashed(x: Array, z: Array, shift: int = 8) -> Array:
-    """The upper bits of a hash of 32, in Python's whole numbers."""
+    """Return the upper bits of a 32-bit hash, in Python's integers."""
 
     def of_one(a: float, b: float) -> float:
         number = (int(a) * 2654435761 + int(b)) % 2**32
@@ -42,7 +42,7 @@ def hashed(x: Array, z: Array, shift: int = 8) -> Array:
 
 
 def shifted(x: Array, z: Array) -> Array:
-    """x over 2^z to the nearest whole number, no further from 0 than 2^30, number by number."""
+    """Return x / 2^z rounded to the nearest integer, clamped to +-2^30."""
 
     def of_one(a: float, b: float) -> float:
         nearest = math.floor(a / 2.0 ** min(max(b, -64), 64) + 0.5)
@@ -52,27 +52,27 @@ def shifted(x: Array, z: Array) -> Array:
 
 
 def erf(x: Array) -> Array:
-    """The error function, number by number."""
+    """Return the error function of each element."""
     return np.vectorize(math.erf, otypes=[float])(x)
 
 
 def gelu(x: Array) -> Array:
-    """x times the normal distribution function."""
+    """Return x times the normal distribution function."""
     return x * (1 + erf(x / math.sqrt(2))) / 2
 
 
 def gelu_tanh(x: Array) -> Array:
-    """Its approximation with tanh."""
+    """Return GELU's approximation with tanh."""
     return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), exact where it is very small too."""
+    """Return 1 / (1 + exp(-x)), accurate for small results too."""
     return np.exp(-np.logaddexp(0, -x))
 
 
 def under_where(op: Callable[..., Array], x: Array, *more: Array) -> Array:
-    """A word of [a n] along n, row by row of the entries with n <= a; the others come out as zero.
+    """Apply an operator along n to the entries with n <= a of each row; the others are zero.
 
     more   operands with one number a row
     """
@@ -84,7 +84,7 @@ def under_where(op: Callable[..., Array], x: Array, *more: Array) -> Array:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A function for operands of as many axes as the digits say: a bias without its axis would go unseen.
+    """A function with a fixed number of axes for each operand: broadcasting would hide a missing axis.
 
     sized   True if the shape of its result is a parameter, as the operands do not determine it
     """
@@ -111,5 +111,5 @@ def with_fields(kind: Callable[..., Any], function: Callable[..., Any]) -> Calla
 
 
 def of(ranks: str, function: Callable[..., Array], sized: bool = False) -> Ranked:
-    """The function, for operands of as many axes as the digits say."""
+    """Return the function for operands with as many axes as the digits say."""
     return Ranked(ranks, function, sized)

@@ -1,4 +1,4 @@
-"""Layers that make positions once more, in plain Python, entry by entry, as the papers and transformers have them."""
+"""Reference implementations of positional layers in plain Python, after the papers and transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = Any
 
 
 def sinusoids(shape: tuple[int, ...]) -> Array:
-    """sin(p / 10000^(2i/d)) at channel 2i, the cosine at 2i + 1."""
+    """Return sin(p / 10000^(2i/d)) at channel 2i, and the cosine at 2i + 1."""
     result = np.empty(shape)
     for p, c in np.ndindex(shape):
         result[p, c] = (math.sin, math.cos)[c % 2](p / 10000 ** ((c - c % 2) / shape[1]))
@@ -22,33 +22,33 @@ def sinusoids(shape: tuple[int, ...]) -> Array:
 
 
 def rotary_halves(width: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """Channel i with channel i + width/2."""
+    """Return the rotation of channel i with channel i + width/2."""
     half, k = float(width) / 2, np.arange(*shape)
     sign = np.where(k < half, -1.0, np.where(k < width, 1.0, 0.0))
     return k % half, sign, np.where(k < half, k + half, np.where(k < width, k - half, k))
 
 
 def rotary_pairs(width: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """Channel 2i with channel 2i + 1."""
+    """Return the rotation of channel 2i with channel 2i + 1."""
     k = np.arange(*shape)
     sign = np.where(k < width, np.where(k % 2, 1.0, -1.0), 0.0)
     return k // 2, sign, np.where(k < width, k ^ 1, k)
 
 
 def rotary_angles(f: Array, sign: Array, scale: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """The cosine and the sine of each position times each frequency."""
+    """Return the cosine and the sine of each position times each frequency."""
     angles = np.outer(np.arange(shape[0]), f)
     return np.where(sign == 0, 1.0, scale * np.cos(angles)), scale * sign * np.sin(angles)
 
 
 def dynamic_base(base: Array, factor: Array, length: Array, trained: Array, width: Array) -> Array:
-    """transformers' _compute_dynamic_ntk_parameters."""
+    """Return the base of transformers' _compute_dynamic_ntk_parameters."""
     longest = max(length, trained)
     return base * (factor * longest / trained - (factor - 1)) ** (width / (width - 2))
 
 
 def llama3_frequencies(f: Array, factor: Array, low: Array, high: Array, trained: Array) -> Array:
-    """transformers' _compute_llama3_parameters, in its three cases; backwards where high is below low."""
+    """Return the frequencies of transformers' _compute_llama3_parameters, which may have high below low."""
     result = []
     for frequency in f:
         smooth = (trained / (2 * math.pi / frequency) - low) / (high - low)
@@ -63,12 +63,12 @@ def llama3_frequencies(f: Array, factor: Array, low: Array, high: Array, trained
 
 
 def yarn_rotations(iterations: Array, width: Array, base: Array, trained: Array) -> Array:
-    """transformers' find_correction_dim."""
+    """Return the dimension of transformers' find_correction_dim."""
     return width * np.log(trained / (iterations * 2 * math.pi)) / (2 * np.log(base))
 
 
 class Yarn(NamedTuple):
-    """The numbers of a YaRN scaling, in the order of the table."""
+    """The parameters of a YaRN scaling, in the order of the table."""
 
     factor: Array
     fast: Array
@@ -78,7 +78,7 @@ class Yarn(NamedTuple):
 
 
 def yarn_frequencies(f: Array, pair: Array, width: Array, base: Array, scaling: Yarn) -> Array:
-    """transformers' _compute_yarn_parameters: what is interpolated and what is not, and how much of each."""
+    """Return the frequencies of transformers' _compute_yarn_parameters, a mix of interpolated and original ones."""
     low, high = (yarn_rotations(each, width, base, scaling.trained) for each in (scaling.fast, scaling.slow))
     if scaling.truncates > 0:
         low, high = np.floor(low), np.ceil(high)
@@ -88,7 +88,7 @@ def yarn_frequencies(f: Array, pair: Array, width: Array, base: Array, scaling: 
 
 
 def yarn_scale(factor: Array, above: Array, below: Array) -> Array:
-    """transformers' get_mscale of one over that of another."""
+    """Return the ratio of two values of transformers' get_mscale."""
 
     def scale(weight: Array) -> Array:
         return 1.0 if factor <= 1 else 0.1 * weight * np.log(factor) + 1
@@ -97,19 +97,19 @@ def yarn_scale(factor: Array, above: Array, below: Array) -> Array:
 
 
 def longrope_frequencies(f: Array, pair: Array, short: Array, long: Array, length: Array, trained: Array) -> Array:
-    """transformers' _compute_longrope_parameters; a pair without a divisor is divided by nothing."""
+    """Return the frequencies of transformers' _compute_longrope_parameters; missing divisors are 1."""
     divisors = long if length > trained else short
     at = {float(number): divisor for number, divisor in enumerate(divisors)}
     return f / np.array([at.get(float(pair_index), 1.0) for pair_index in pair])
 
 
 def longrope_scale(factor: Array, trained: Array) -> Array:
-    """transformers' _compute_longrope_parameters."""
+    """Return the scale of transformers' _compute_longrope_parameters."""
     return np.asarray(1.0 if factor <= 1 else np.sqrt(1 + np.log(factor) / np.log(trained)))
 
 
 def alibi_slopes(most: Array, shape: tuple[int, ...]) -> Array:
-    """transformers' build_mpt_alibi_tensor: slopes for the next power of two, every second one first."""
+    """Return the slopes of transformers' build_mpt_alibi_tensor: those of the next power of two, every second first."""
     heads = math.prod(shape)
     power = 2 ** math.ceil(math.log2(heads))
     slopes = [2.0 ** (-most * (i + 1) / power) for i in range(power)]
@@ -119,12 +119,12 @@ def alibi_slopes(most: Array, shape: tuple[int, ...]) -> Array:
 
 
 def key_distances(shape: tuple[int, ...]) -> Array:
-    """A key's place less a query's."""
+    """Return the position of each key minus that of each query."""
     return np.arange(shape[1]) - np.arange(shape[0])[:, None]
 
 
 def distance_buckets(far: Array, buckets: Array, furthest: Array) -> Array:
-    """transformers' _relative_position_bucket, of distances that are not negative."""
+    """Return transformers' _relative_position_bucket of non-negative distances."""
     exact = buckets // 2
     with np.errstate(divide="ignore", invalid="ignore"):
         large = exact + np.floor(np.log(np.maximum(far, exact) / exact) / np.log(furthest / exact) * (buckets - exact))
@@ -132,18 +132,18 @@ def distance_buckets(far: Array, buckets: Array, furthest: Array) -> Array:
 
 
 def causal_relative_buckets(buckets: Array, furthest: Array, shape: tuple[int, ...]) -> Array:
-    """With bidirectional=False."""
+    """Return the buckets with bidirectional=False."""
     return distance_buckets(np.maximum(-key_distances(shape), 0), buckets, furthest)
 
 
 def relative_buckets(buckets: Array, furthest: Array, shape: tuple[int, ...]) -> Array:
-    """With bidirectional=True."""
+    """Return the buckets with bidirectional=True."""
     far, half = key_distances(shape), buckets // 2
     return (far > 0) * half + distance_buckets(np.abs(far), half, furthest)
 
 
 def log_buckets(far: Array, buckets: Array, furthest: Array) -> Array:
-    """transformers' make_log_bucket_position."""
+    """Return the buckets of transformers' make_log_bucket_position."""
     middle = buckets // 2
     with np.errstate(divide="ignore", invalid="ignore"):
         log = np.log(np.maximum(np.abs(far), middle) / middle) / np.log((furthest - 1) / middle)
@@ -151,7 +151,7 @@ def log_buckets(far: Array, buckets: Array, furthest: Array) -> Array:
 
 
 def distance_rows(far: Array, half: Array) -> Array:
-    """torch.clamp(far + span, 0, 2 * span - 1)."""
+    """Return torch.clamp(far + span, 0, 2 * span - 1)."""
     return np.minimum(np.maximum(far + half, 0), 2 * half - 1)
 
 

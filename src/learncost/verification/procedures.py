@@ -1,4 +1,4 @@
-"""Learning procedures proved on a model: every count, and what mathematics says that each is the same as."""
+"""Verification of learning procedures on a model: counts, and identities that must hold between procedures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The layers and words once more, in plain NumPy as a textbook has them: what a table cannot tell of itself.
+"""Reference implementations of layers and operators in plain NumPy, written from the publications.
 
-A table that reads the wrong axis still agrees with its own gradients and its own price. So every layer and every word
-that comes with the package is here a second time, written from the publication and not from the table.
+A table that reads the wrong axis still agrees with its own gradients and price. So every layer and every operator of
+the package is implemented here a second time, independently of its table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Array = Any
 
 
 def attention(XQ: Array, XK: Array, XV: Array, WQ: Array, WK: Array, WV: Array, WO: Array) -> Array:
-    """Multi-head attention without biases, equations (2) to (4)."""
+    """Return multi-head attention without biases, equations (2) to (4)."""
     result = np.zeros((*XQ.shape[:-1], WO.shape[-1]))
     for b in range(len(XQ)):
         for h in range(WQ.shape[1]):
@@ -50,7 +50,7 @@ def attention(XQ: Array, XK: Array, XV: Array, WQ: Array, WK: Array, WV: Array, 
 
 
 def restricted_attention(X: Array, places: Array, keep: Array, WQ: Array, WK: Array, WV: Array, WO: Array) -> Array:
-    """Each position looks at its own places, where these are kept."""
+    """Return attention in which each position reads a list of keys, masked by `kept`."""
     result = np.zeros((*X.shape[:-1], WO.shape[-1]))
     for b in range(len(X)):
         for h in range(WQ.shape[1]):
@@ -62,7 +62,7 @@ def restricted_attention(X: Array, places: Array, keep: Array, WQ: Array, WK: Ar
 
 
 class DisentangledAttention(NamedTuple):
-    """The projections of contents (c) and of relative positions (r)."""
+    """The projections of contents (c) and relative positions (r)."""
 
     WQc: Array
     WKc: Array
@@ -72,7 +72,7 @@ class DisentangledAttention(NamedTuple):
 
 
 def disentangled_attention(H: Array, P: Array, delta: Array, weights: DisentangledAttention) -> Array:
-    """He et al. 2021, algorithm 1, entry by entry."""
+    """Return the attention of He et al. 2021, algorithm 1, entry by entry."""
     WQc, WKc, WVc, WQr, WKr = weights
     batch, length, _ = H.shape
     heads, width = WQc.shape[1:]
@@ -90,7 +90,7 @@ def disentangled_attention(H: Array, P: Array, delta: Array, weights: Disentangl
 
 
 def jiang_attention(X: Array, A: Array, B: Array, C: Array, WO: Array) -> Array:
-    """Tokens as columns; the softmax runs down every column."""
+    """Return attention with tokens as columns and a softmax over each column."""
     return sum(
         WO[:, h] @ (C[h] @ X) @ softmax((A[h] @ X).T @ (B[h] @ X) / math.sqrt(A.shape[1]), axis=0)
         for h in range(len(A))
@@ -98,7 +98,7 @@ def jiang_attention(X: Array, A: Array, B: Array, C: Array, WO: Array) -> Array:
 
 
 def jiang_packed_attention(X: Array, W: Array, WO: Array) -> Array:
-    """The same from one stack of three weights."""
+    """Return `jiang_attention` from a stack of its three weights."""
     return jiang_attention(X, W[0], W[1], W[2], WO)
 
 
@@ -116,33 +116,33 @@ class JiangBlock(NamedTuple):
 
 
 def jiang_block(X: Array, weights: JiangBlock) -> Array:
-    """Y = U + W2 relu(W1 U), where U = X + LN(Z)."""
+    """Return Y = U + W2 relu(W1 U), where U = X + LN(Z)."""
     A, B, C, WO, g, b, W1, W2 = weights
     u = X + normal(jiang_attention(X, A, B, C, WO), axis=0) * g[:, None] + b[:, None]
     return u + W2 @ np.maximum(W1 @ u, 0)
 
 
 def near(X: Array, middle: int, width: int) -> Array:
-    """So many rows of X around one, zeros beyond the border."""
+    """Return a number of rows of X around one, with zeros outside."""
     padded = np.pad(X, ((0, 0), (width, width), (0, 0)))
     first = middle + width - width // 2
     return padded[:, first : first + width]
 
 
 def convolution(X: Array, W: Array, b: Array) -> Array:
-    """A kernel of c positions."""
+    """Return the convolution with a kernel of c positions."""
     rows = [np.tensordot(near(X, m, len(W)), W, 2) for m in range(X.shape[1])]
     return np.stack(rows, 1) + b
 
 
 def separable_convolution(X: Array, D: Array, W: Array, b: Array) -> Array:
-    """A kernel for every channel, then a product over channels."""
+    """Return a depthwise convolution followed by a product over channels."""
     rows = [(near(X, m, len(D)) * D).sum(1) for m in range(X.shape[1])]
     return np.stack(rows, 1) @ W + b
 
 
 def recurrent(X: Array, h: Array, W: Array, U: Array, b: Array) -> tuple[Array, Array]:
-    """h_t = tanh(h_{t-1} U + x_t W + b), all of them and the last."""
+    """Return all h_t = tanh(h_{t-1} U + x_t W + b), and the last."""
     states = []
     for t in range(X.shape[1]):
         h = np.tanh(h @ U + X[:, t] @ W + b)
@@ -151,17 +151,17 @@ def recurrent(X: Array, h: Array, W: Array, U: Array, b: Array) -> tuple[Array, 
 
 
 def head(X: Array, W: Array) -> Array:
-    """Logarithms of the probabilities (45)."""
+    """Return the logarithms of the probabilities (45)."""
     return np.log(softmax(X @ W))
 
 
 def loss(P: Array, targets: Array, share: Array) -> Array:
-    """The targets' logarithms, weighted."""
+    """Return the weighted negative log-likelihood of the targets."""
     return np.sum(np.take_along_axis(P, targets[..., None], -1)[..., 0] * share)
 
 
 def error_projection(tokens: Array, e: Array) -> Array:
-    """Attention of one-hot tokens over the decoder's error, equation (48)."""
+    """Return the attention of one-hot tokens over the decoder's error, equation (48)."""
     one_hot = np.eye(e.shape[-1])[tokens]
     return np.stack(
         [
@@ -172,7 +172,7 @@ def error_projection(tokens: Array, e: Array) -> Array:
 
 
 def masked_lm_transform(X: Array, W: Array, b: Array, g: Array, beta: Array) -> Array:
-    """Dense, GELU, norm."""
+    """Return a dense layer, GELU and a norm."""
     return normal(gelu(X @ W + b)) * g + beta
 
 
@@ -215,18 +215,18 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
 
 
 def sgd(W: Array, G: Array, lr: Array) -> Array:
-    """Plain descent."""
+    """Return the weight after a step of gradient descent."""
     return W - lr * G
 
 
 def momentum(W: Array, G: Array, V: Array, lr: Array, mu: Array) -> tuple[Array, Array]:
-    """Polyak's momentum."""
+    """Return the weight and the velocity after a step of Polyak's momentum."""
     velocity = mu * V + G
     return W - lr * velocity, velocity
 
 
 class AdamW(NamedTuple):
-    """The numbers of a step of AdamW: c is 1 - b, k corrects the bias, and decay is what remains of a weight."""
+    """The settings of a step of AdamW: c is 1 - b, k the bias correction, and decay the remaining share of a weight."""
 
     lr: Array
     b1: Array
@@ -240,20 +240,20 @@ class AdamW(NamedTuple):
 
 
 def adamw(W: Array, G: Array, M: Array, V: Array, numbers: AdamW) -> tuple[Array, Array, Array]:
-    """Loshchilov & Hutter 2019, algorithm 2."""
+    """Return the step of Loshchilov & Hutter 2019, algorithm 2."""
     lr, b1, c1, b2, c2, k1, k2, eps, decay = numbers
     m, v = b1 * M + c1 * G, b2 * V + c2 * G**2
     return decay * W - lr * (k1 * m) / ((k2 * v) ** 0.5 + eps), m, v
 
 
 def rmsprop(W: Array, G: Array, V: Array, lr: Array, b2: Array, c2: Array, eps: Array) -> tuple[Array, Array]:
-    """Tieleman & Hinton 2012, lecture 6.5: each gradient over the root of its squares' average."""
+    """Return the step of Tieleman & Hinton 2012, lecture 6.5: each gradient over the root of its mean square."""
     v = b2 * V + c2 * G**2
     return W - lr * G / (eps + v**0.5), v
 
 
 def of_op(name: str) -> Callable[..., Any] | None:
-    """Another implementation of a word: one of these, or the function of Python's math, number by number."""
+    """Return the reference implementation of an operator: one of these, or Python's math function of each element."""
     plain = getattr(math, name, None)
     return WORDS.get(name) or (np.vectorize(plain, otypes=[float]) if plain else None)
 

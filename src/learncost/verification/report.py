@@ -13,7 +13,7 @@ _MARKS = {True: "passed", False: "FAILED", None: "not made"}
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison: of what, with what, the worst error or the counts, and whether it passed (None: not made)."""
+    """A comparison: subject, reference, largest error or counts, and whether it passed (None: skipped)."""
 
     subject: str
     compared: str
@@ -26,7 +26,7 @@ class Check:
 
 @dataclass(frozen=True, repr=False)
 class VerificationReport(Shown):
-    """All comparisons; `passed` if none failed. Prints as a table of them, or where `summed` of how many passed."""
+    """All comparisons; `passed` if none failed. Prints as a table of them, or if `summed` of their numbers."""
 
     schema = 1
 
@@ -72,7 +72,7 @@ class VerificationReport(Shown):
 
 
 def _kind(check: Check) -> str:
-    """The comparison without how many points or directions it took."""
+    """Return the comparison's text without its number of points or directions."""
     return check.compared.partition(", ")[0]
 
 

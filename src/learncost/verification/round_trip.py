@@ -1,4 +1,4 @@
-"""A forward pass written for PyTorch, exported, and read back as a table: the same counts, values and gradients."""
+"""Round trip of a table: its forward pass is emitted for PyTorch, exported, and imported as a table again."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ BOOKS = ("matmul", "run")
 class RoundTrip:
     """The result of a round trip.
 
-    parity   of the program, and the table that was read of it
-    written  FLOPs of the table that was written, forward and in a whole step, by price book
-    read     those of the table that was read
-    apart_by  by how many FLOPs of `run` the table that was read has more, or fewer, of an operation of a pass, such as
+    parity   the differences of the program and its imported table
+    written  FLOPs of the emitted table, forward and in a full step, by price book
+    read     FLOPs of the imported table
+    apart_by  the difference of the imported table's FLOPs under `run`, by pass and operation, such as
               ("backward", "merge"), an addition of parts of a gradient; without the optimizer's
     """
 
@@ -43,12 +43,12 @@ class RoundTrip:
 
     @property
     def apart(self) -> float:
-        """The largest difference of a value or of a gradient."""
+        """The largest difference of a value or gradient."""
         return max(self.parity.value, self.parity.gradient)
 
 
 def round_trip(table: Table, sizes: Mapping[str, int]) -> RoundTrip:
-    """Write the program of a table for PyTorch, and read it back, at these sizes of all axes."""
+    """Emit a table for PyTorch and import it again, at given sizes of all axes."""
     import torch
 
     arrays = {name: torch.as_tensor(np.array(array)) for name, array in random_arrays(table, sizes).items()}
@@ -68,7 +68,7 @@ def round_trip(table: Table, sizes: Mapping[str, int]) -> RoundTrip:
 
 
 def _operations(priced: Layer) -> Counter[tuple[str, str]]:
-    """FLOPs of the forward and the backward pass under `run`, by pass and by what a line does."""
+    """Return FLOPs under `run` by pass and operation."""
     of_lines: Counter[tuple[str, str]] = Counter()
     for row in price(derive(priced).step, priced.sizes, find_book("run")).rows:
         assert isinstance(row.source, Line)
@@ -92,13 +92,13 @@ def _operation(line: Line) -> str:
 
 
 def _flops(priced: Layer, book: str) -> tuple[int, int]:
-    """FLOPs of the forward pass, and of a step."""
+    """Return FLOPs of the forward pass, and of a step."""
     ledger = cost(priced, price_book=book)
     return int(ledger.macro_operations["forward"][1].flops), int(ledger.total.flops)
 
 
 def _module(table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
-    """A module that runs the program of a table, its weights as parameters."""
+    """Return a module that runs the program of a table, with weights as parameters."""
     import torch
 
     written = program(table, "torch")
@@ -123,5 +123,5 @@ def _module(table: Table, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -
 
 
 def _plain(name: str) -> str:
-    """A name without the points, which no parameter may have."""
+    """Return a name without dots, which parameters may not have."""
     return name.replace(".", "_")

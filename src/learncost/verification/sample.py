@@ -36,10 +36,10 @@ def small_sizes(
     multiples: Mapping[str, int] = MappingProxyType({}),
     least: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, int]:
-    """A size for every axis and count, no two equal, so that one axis in another's place is seen.
+    """Return a size for every axis and count, no two equal, so that exchanged axes are detected.
 
-    Where there are more than `FEW`, no two in one line are. Sizes that are cut into parts are `multiples` of their
-    number, each part as large as the smallest size. None is below its `least`.
+    If there are more than `FEW`, no two of one line are equal. Sharded sizes are `multiples` of the number of shards,
+    each shard as large as the smallest size. None is below its `least`.
     """
     multiples = {**grouped(table), **multiples}
     least = {name: max(smallest * multiples.get(name, 1), least.get(name, 0)) for name in _names(table)}
@@ -100,7 +100,7 @@ def _summed(several: Sequence[Sequence[str]], sizes: dict[str, int]) -> int:
 
 
 def _others(table: Table, names: Iterable[str]) -> Mapping[str, set[str]]:
-    """Of every size those that it must not equal."""
+    """Return, for each size, those that it must not equal."""
     names = tuple(names)
     if len(names) <= FEW:
         return {name: {*names} - {name} for name in names}
@@ -117,7 +117,7 @@ def _others(table: Table, names: Iterable[str]) -> Mapping[str, set[str]]:
 
 
 def _measured(table: Table) -> set[str]:
-    """Axes that no array has which is given, where single numbers are: their places are measured by these settings."""
+    """Return the axes that only scalar settings determine, where there are such settings."""
     if not any(name in table.constants and not table.axes[name] for name in table.inputs):
         return set()
     given = {base(axis) for name in (*table.inputs, *table.weights) for axis in table.axes[name]}
@@ -126,8 +126,8 @@ def _measured(table: Table) -> set[str]:
 
 
 def _covered(table: Table, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Axes that are read at places, as long as the places reach: those that a word reads, as no maximum is taken where
-    nothing is, and those that are read at what a word chooses along another axis, such as the experts of a router.
+    """Yield the sizes that axes read at indices need: those that an operator reads, as no maximum is taken where
+    nothing is, and those indexed by a choice along another axis, such as the experts of a router.
     """
     chosen = {line.name: line.axes for line, _ in walk(table.lines) if isinstance(line, Op) and entry(line.op).chooses}
     for line, _ in walk(table.lines):
@@ -143,10 +143,10 @@ def _covered(table: Table, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]
 
 
 def _names(table: Table) -> list[str]:
-    """Every size of the table: windows first, then counts of repeats, then axes in the order in which they come.
+    """Return every size of the table: windows, then trip counts, then axes in order of appearance.
 
-    The smallest sizes are those of windows, so that every window leaves something out, and of the two axes under a
-    window the upper one's is the smaller, so that something is inside for every place on it.
+    Windows have the smallest sizes, so that every window excludes something. Of the two axes of a window the upper
+    one is smaller, so that every position on it has something inside.
     """
     counts = [*windows(table.lines), *(loop.count for loop in repeats(table.lines))]
     counts += [axis for line, _ in walk(table.lines) for c in line.where if c.window for axis in (c.upper, c.lower)]
@@ -179,9 +179,9 @@ def _reads(line: Line) -> list[Read]:
 
 
 def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-    """Inputs and weights: normal numbers, positions within their axis, conditions that hold for the first of a row.
+    """Return inputs and weights: normal numbers, indices within their axis, masks that hold for the first of a row.
 
-    Numbers without a gradient, which are settings, are above 1, as widths, bases, factors and counts are.
+    Scalars without a gradient are settings and above 1, as widths, bases, factors and counts are.
     """
     generator = np.random.default_rng(seed)
     positions = places_read(table)

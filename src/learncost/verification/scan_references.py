@@ -1,6 +1,6 @@
-"""State spaces and weighted sums of the past in plain NumPy once more: sums over all that came before, no recurrence.
+"""Reference implementations of state spaces in plain NumPy: sums over the past without a recurrence.
 
-Mamba's state after t tokens is a sum over those before of what each brought, decayed since then: Gu & Dao 2023, and
+Mamba's state after t tokens is the sum of the decayed contributions of all tokens so far: Gu & Dao 2023, and
 Dao & Gu 2024, equation (3); RWKV's is equation (16) of Peng et al. 2023 as it is printed.
 """
 
@@ -18,7 +18,7 @@ Array = Any
 
 
 def causal_convolution(X: Array, K: Array) -> Array:
-    """A kernel for every channel, whose last element is the present: X[B M ...], K[... u]."""
+    """Return a causal depthwise convolution, whose kernel's last element is the current token: X[B M ...], K[... u]."""
     result, width = np.zeros(X.shape), K.shape[-1]
     for back in range(width):
         if back < X.shape[1]:
@@ -43,7 +43,7 @@ class SelectiveStateSpace(NamedTuple):
 
 
 def selective_state_space(X: Array, weights: SelectiveStateSpace) -> Array:
-    """One channel and one number of the state after the other."""
+    """Return Mamba's block, channel by channel and state element by state element."""
     WX, WZ, K, WT, WU, bU, WB, WC, A, D, WO = weights
     U = silu(causal_convolution(X @ WX, K))
     delta, E, C = np.logaddexp(0, U @ WT @ WU + bU), U @ WB, U @ WC
@@ -76,7 +76,7 @@ class StateSpaceDuality(NamedTuple):
 
 
 def state_space_duality(X: Array, weights: StateSpaceDuality) -> Array:
-    """As masked attention, Dao & Gu 2024, equation (3): scores are products of C and B, times the decay in between."""
+    """Return Mamba-2's block as masked attention, Dao & Gu 2024, equation (3): scores are C B times the decay."""
     WZ, WX, WB, WC, WT, KX, KB, KC, bT, A, D, g, WO = weights
     U = silu(causal_convolution(np.tensordot(X, WX, 1), KX))
     E = silu(causal_convolution(np.tensordot(X, WB, 1), KB))
@@ -94,7 +94,7 @@ def state_space_duality(X: Array, weights: StateSpaceDuality) -> Array:
 
 
 def before(X: Array) -> Array:
-    """Every token's predecessor, nothing before the first."""
+    """Return each token's predecessor, zeros for the first."""
     return np.concatenate((np.zeros_like(X[:, :1]), X[:, :-1]), axis=1)
 
 
@@ -113,7 +113,7 @@ class TimeMixing(NamedTuple):
 
 
 def time_mixing(X: Array, weights: TimeMixing) -> Array:
-    """Equations (11) to (17), the sum of (16) over all that came before."""
+    """Return equations (11) to (17), with the sum of (16) over all tokens before."""
     mK, mV, mR, WK, WV, WR, w, u, WO = weights
     K, V, R = ((m * X + (1 - m) * before(X)) @ W for m, W in ((mK, WK), (mV, WV), (mR, WR)))
     result = np.zeros_like(K)
@@ -125,13 +125,13 @@ def time_mixing(X: Array, weights: TimeMixing) -> Array:
 
 
 def channel_mixing(X: Array, mK: Array, mR: Array, WK: Array, WR: Array, WV: Array) -> Array:
-    """Equation (18)."""
+    """Return equation (18)."""
     K, R = ((m * X + (1 - m) * before(X)) @ W for m, W in ((mK, WK), (mR, WR)))
     return sigmoid(R) * (np.maximum(K, 0) ** 2 @ WV)
 
 
 def scaled_mixture(X: Array, WR: Array, WG: Array, WU: Array, WD: Array) -> Array:
-    """Llama 4: every token with each of its experts, which read it as its gate makes it."""
+    """Return the mixture of Llama 4, whose experts read tokens multiplied by their gates."""
     result, chosen = np.zeros_like(X), best(X @ WR)
     for place in np.ndindex(X.shape[:-1]):
         for e in chosen[place]:
@@ -140,13 +140,13 @@ def scaled_mixture(X: Array, WR: Array, WG: Array, WU: Array, WD: Array) -> Arra
 
 
 def same_chunk(chunk: Array, shape: tuple[int, ...]) -> Array:
-    """As transformers' chunked_overlay."""
+    """Return the mask of transformers' chunked_overlay."""
     queries, keys = (np.arange(size) // chunk for size in shape)
     return queries[:, None] == keys
 
 
 def growing_temperature(floor_scale: Array, scale: Array, shape: tuple[int, ...]) -> Array:
-    """transformers' Llama4TextAttention."""
+    """Return the temperature of transformers' Llama4TextAttention."""
     return np.log1p(np.floor((np.arange(*shape) + 1.0) / floor_scale)) * scale + 1.0
 
 

@@ -1,4 +1,4 @@
-"""The layers of Gemma 3n once more, in plain NumPy: alternately updated streams, keys that other layers share."""
+"""Reference implementations of the layers of Gemma 3n in plain NumPy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Array = Any
 
 
 def router(x: Array, g: Array, W: Array) -> Array:
-    """tanh of a projection of the normed token over its width."""
+    """Return tanh of a projection of the normed token divided by its width."""
     return np.tanh(rms_normal(x) * g / len(g) @ W)
 
 
 def predicted(X: Array, g: Array, W: Array, WP: Array) -> Array:
-    """Every stream and what the others say of it, token by token."""
+    """Return every stream plus its prediction from all streams, token by token."""
     result = np.zeros_like(X)
     for place in np.ndindex(X.shape[:2]):
         matrix = np.tensordot(router(X[place][0], g, W), WP, 1)
@@ -29,7 +29,7 @@ def predicted(X: Array, g: Array, W: Array, WP: Array) -> Array:
 
 
 def corrected(P: Array, A: Array, g: Array, W: Array, WC: Array) -> Array:
-    """Every stream and its part of what the block has changed."""
+    """Return every stream plus its share of the block's change."""
     result = np.zeros_like(P)
     for place in np.ndindex(A.shape[:2]):
         parts = router(A[place], g, W) @ WC + 1
@@ -38,42 +38,42 @@ def corrected(P: Array, A: Array, g: Array, W: Array, WC: Array) -> Array:
 
 
 def magnitude(x: Array, least: float = 0.0) -> Array:
-    """The root of the mean of squares, which is `least` at least."""
+    """Return the root of the mean square, at least `least`."""
     squares = np.square(x).mean(-1)
     return np.sqrt(np.where(squares.real < least, least, squares))
 
 
 def projected(X: Array, W: Array, like: Array) -> Array:
-    """The streams [c d] through their matrices, as large as another one."""
+    """Return the projected streams [c d], scaled to the magnitude of another."""
     rows = np.stack([X[..., c, :] @ W[c] for c in range(len(W))], axis=-2)
     return rows * (magnitude(like)[..., None] / magnitude(rows, 1e-5))[..., None]
 
 
 def streams(E: Array, W: Array, shape: tuple[int, ...]) -> Array:
-    """The embedding, then its projections, as many as there are streams; none where there are too few."""
+    """Return the embedding and its projections as streams."""
     rows = projected(np.repeat(E[..., None, :], len(W), -2), W, E)
     return fitted(np.concatenate([E[..., None, :], rows], axis=-2), shape[-2])
 
 
 def fitted(X: Array, count: int) -> Array:
-    """The first streams, or zeros behind all of them."""
+    """Return the first streams, padded with zero streams."""
     rows = X[..., :count, :]
     return np.pad(rows, [(0, 0)] * (X.ndim - 2) + [(0, count - rows.shape[-2]), (0, 0)])
 
 
 def mean_of_streams(X: Array, W: Array) -> Array:
-    """The first stream and the projections of the others, over how many streams there are."""
+    """Return the mean of the first stream and the projections of the others."""
     others = fitted(X[..., 1:, :], len(W))
     return (X[..., 0, :] + projected(others, W, X[..., 0, :]).sum(-2)) / X.shape[-2]
 
 
 def low_rank_residual(X: Array, WL: Array, WR: Array, g: Array) -> Array:
-    """x and its normed projection of low rank."""
+    """Return x plus its normed low-rank projection."""
     return X + rms_normal(X @ WL @ WR) * g
 
 
 def query_attention(X: Array, K: Array, V: Array, WQ: Array, WO: Array) -> Array:
-    """Each head of keys that are given with its group of heads of queries, one after the other."""
+    """Return grouped-query attention with given keys and values, head by head."""
     result = np.zeros((*X.shape[:-1], WO.shape[-1]))
     for b, h, g in np.ndindex(len(X), *WQ.shape[1:3]):
         scores = X[b] @ WQ[:, h, g] @ K[b, :, h].T
@@ -82,12 +82,12 @@ def query_attention(X: Array, K: Array, V: Array, WQ: Array, WO: Array) -> Array
 
 
 def keys_and_values(X: Array, WK: Array, WV: Array) -> tuple[Array, Array]:
-    """Both projections, head by head."""
+    """Return keys and values, head by head."""
     return np.tensordot(X, WK, 1), np.tensordot(X, WV, 1)
 
 
 def per_layer_embedding(tokens: Array, E: Array, W: Array, WP: Array, g: Array) -> Array:
-    """The token's row and the normed projection of its embedding, over the root of two."""
+    """Return the token's row plus the normed projection of its embedding, divided by the root of two."""
     rows = W[tokens] * math.sqrt(len(g))
     return (rms_normal(E @ WP / math.sqrt(len(WP))) * g + rows) / math.sqrt(2)
 

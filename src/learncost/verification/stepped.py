@@ -1,4 +1,4 @@
-"""Steps of several procedures on the same arrays, and gradients held to other ones."""
+"""Steps of several procedures on the same arrays, and comparison of their gradients."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from learncost.verification.sample import grouped, small_sizes
 
 
 def sizes_of(model: Model, table: Table) -> dict[str, int]:
-    """The same for every procedure, but that iterations go in whole groups."""
+    """Return sizes that are equal for every procedure, with trip counts as multiples of groups."""
     sizes = small_sizes(table)
     return sizes | small_sizes(model.table) | {count: sizes[count] for count in grouped(table)}
 
 
 def arrays_of(model: Model, table: Table, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The same arrays for every procedure: those that the model is given, then one for each further name.
+    """Return arrays that are equal for every procedure: the model's, then one for each further name.
 
-    What is read for a weight is that weight, and so is what every block has for itself.
+    Substitutes of a weight, also those of each block, equal that weight.
     """
     arrays = sound_arrays(model.table, sizes)
     for name in table.inputs:
@@ -41,14 +41,14 @@ def arrays_of(model: Model, table: Table, sizes: Mapping[str, int]) -> dict[str,
 
 
 def gradients_of(model: Model, table: Table, sizes: Mapping[str, int], arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The gradients of a step by the weights of the model."""
+    """Return the gradients of a step by weight."""
     given = {key: array for key, array in arrays.items() if key in (*table.inputs, *table.weights)}
     values = values_of(table, given, sizes)
     return {weight: values[f"d{weight}"] for weight in model.table.weights if f"d{weight}" in values}
 
 
 def held(name: str, compared: str, results: Mapping[str, Any], expected: Mapping[str, Any]) -> Check:
-    """The largest error of the found values against the expected ones; other names are an error."""
+    """Compare found values with expected ones; different names are a failure."""
     if results.keys() != expected.keys() or not results:
         return Check(name, compared, "other weights have gradients", False)
     text, passed = worst({key: error(results[key], expected[key]) for key in expected})

@@ -1,4 +1,4 @@
-"""An instrumented array: every operation that passes through it is counted in the units of the `run` book."""
+"""An instrumented array that counts its operations in the units of the price book `run`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOVES = frozenset(
 
 
 class Tally(np.ndarray[Any, Any]):
-    """One unit an element of an elementwise result, one an element that a reduction reads, two a term of a matmul."""
+    """Counts one unit per element of an elementwise result or reduction operand, and two per term of a matmul."""
 
     units = 0
     maccs = 0  # the terms of matmuls alone
@@ -56,6 +56,6 @@ def _plain(value: Any) -> Any:
 
 
 def tallied(value: Any) -> Any:
-    """The array, counting; positions (integers) stay as they are."""
+    """Return the array as a counting one; integers stay plain arrays."""
     array = np.asarray(value)
     return array if array.dtype.kind in "iu" else array.view(Tally)

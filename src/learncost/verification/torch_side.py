@@ -1,4 +1,4 @@
-"""The translation in PyTorch: values and gradients by its autograd, FLOPs by its FlopCounterMode."""
+"""The translation in PyTorch: values and gradients by autograd, FLOPs by FlopCounterMode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from learncost.verification.foreign import Library, Tensor, evaluate, weighted
 
 @lru_cache(maxsize=1)
 def library() -> Library:
-    """PyTorch's operations."""
+    """Return PyTorch's operations."""
     import torch
     from torch.nn import functional
 
@@ -65,7 +65,7 @@ def library() -> Library:
 
 
 def _hash(x: Any, z: Any) -> Any:
-    """A hash of two whole numbers, in integers of 64 bits of which the upper ones are dropped."""
+    """Return a hash of two integers in 64-bit arithmetic, truncated to 32 bits."""
     mixed = (x.long() * 0x9E3779B1 + z.long()) & 0xFFFFFFFF
     for _ in range(2):
         mixed = ((mixed ^ mixed >> 16) * 0x45D9F3B) & 0xFFFFFFFF
@@ -75,7 +75,7 @@ def _hash(x: Any, z: Any) -> Any:
 def autograd(
     table: Table, arrays: Mapping[str, Any], seeds: Mapping[str, Any], names: Iterable[str], sizes: Mapping[str, int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Outputs and wanted gradients, as NumPy arrays."""
+    """Return outputs and requested gradients as NumPy arrays."""
     import torch
 
     names = list(names)

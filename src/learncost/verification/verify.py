@@ -1,4 +1,4 @@
-"""Verify: every layer, word, model and procedure held to differences, tallies and foreign implementations."""
+"""Verification of layers, operators, models and procedures: differences, counted operations, other implementations."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ ENOUGH = 1e-12
 
 
 def with_tangent(table: Table) -> Table:
-    """The table with tangents along directions of all that has a gradient."""
+    """Return the table with tangents along directions of all values with a gradient."""
     return along_inputs(table, derive(table).gradients)
 
 
 def along(table: Table, name: str, smallest: int = 2) -> Iterator[Check]:
-    """The tangent of all outputs with the gradients times the direction, and with a complex step; its count."""
+    """Compare the outputs' tangent with gradients times direction and with a complex step, and count its operations."""
     derived = derive(table)
     if not derived.gradients:
         return
@@ -171,16 +171,16 @@ def _configured(model: str | Configuration | Layer) -> Configuration:
 
 
 def all_ops() -> Iterator[Check]:
-    """Every word of the vocabulary that computes something."""
+    """Return every operator that computes something."""
     for entry in entries():
         if entry.kind != "constant":
             yield from verify_op(entry)
 
 
 def verify_op(entry: OpDef) -> Iterator[Check]:
-    """A word as a layer of one line: as such, of large numbers too, and where it can be, under a `where`.
+    """Verify an operator as a layer of one line, with large numbers too and, if possible, under a `where`.
 
-    Of large numbers nothing overflows: an exponential is taken of what is shifted by the maximum.
+    Large numbers must not overflow: exponentials are shifted by the maximum.
     """
     name, meaning = entry.name, of_op(entry.name)
     yield consistent(entry)
@@ -195,7 +195,7 @@ def verify_op(entry: OpDef) -> Iterator[Check]:
 
 
 def all_layers() -> Iterator[Check]:
-    """Every layer that comes with the package."""
+    """Return every layer of the package."""
     for name in shipped():
         yield from verify_table(shipped_layer(name).table, name, LAYERS.get(name), required=True)
 
@@ -208,7 +208,7 @@ def verify_table(
     smallest: int = 2,
     larger: float = LARGER,
 ) -> Iterator[Check]:
-    """All comparisons for one table; a `required` foreign implementation that is missing is a failure."""
+    """Yield all comparisons of a table; a missing `required` reference implementation is a failure."""
     check_derived(table.lines, "it has no reference")
     if meaning is None and required:
         yield Check(
@@ -243,7 +243,7 @@ def with_torch(table: Table, name: str) -> Iterator[Check]:
 
 
 def _by_axes(table: Table) -> Table:
-    """A table whose lines do not say which operator computes them: the translation multiplies by their axes alone."""
+    """Return the table without the names of library operators, so that the translation multiplies by axes alone."""
 
     def change(line: Line) -> tuple[Line]:
         return (replace(line, meta=replace(line.meta, operator="")),)
@@ -262,7 +262,7 @@ def with_jax(table: Table, name: str) -> Iterator[Check]:
 
 
 def _autograd(table: Table, name: str, whose: str, autograd: Callable[..., tuple[dict[str, Any], ...]]) -> Check:
-    """Values of the outputs and gradients of inputs and weights with those that a library differentiates itself."""
+    """Compare outputs and gradients with those of a library's autograd."""
     sizes = small_sizes(table)
     arrays, seeds = sound_arrays(table, sizes), seeds_of(table, sizes)
     derived = derive(table)
@@ -306,7 +306,7 @@ def _has_long_products(table: Table) -> bool:
 
 
 def verify_model(model: Model) -> Iterator[Check]:
-    """A model's table, then a step of every procedure with every optimizer."""
+    """Verify a model's table, then a step of every procedure with every optimizer."""
     name = model.configuration.name
     yield from verify_table(model.table, name)
     yield from survived(name, verify_procedures(model, name))

@@ -1,4 +1,4 @@
-"""Every word as a layer of one line, so that a word is proved as a layer is."""
+"""Operators as layers of one line, which are verified as layers are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALARS = frozenset(("lr", "mu", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "dec
 
 
 def op_layer(entry: OpDef, masked: bool = False) -> Layer:
-    """The word on operands of axes a and n, along n where it acts along axes; masked: only where n <= a."""
+    """Return a layer of the operator on operands of axes a and n, along n if it has axes; masked: where n <= a."""
     axes = () if entry.pointwise else ("n",)
     operands = tuple(name for name in entry.inputs if name not in SCALARS or not entry.defaults)
     shapes: dict[str, tuple[str, ...]] = {name: () if name in SCALARS else ("a", "n") for name in operands}
@@ -49,7 +49,7 @@ def _derived(entry: OpDef) -> Iterator[str]:
 
 
 def consistent(entry: OpDef) -> Check:
-    """Every line of a word's tables reads its operands and results with the axes that they have."""
+    """Check that every line of an operator's tables uses names with their declared axes."""
     all_axes = ("_",) if entry.pointwise else ("_", "n")
     axes = {name: () if name in SCALARS else all_axes for name in entry.inputs}
     axes |= {name: ("_",) for name in entry.inputs if name in ROWS}
@@ -64,7 +64,7 @@ def consistent(entry: OpDef) -> Check:
 
 
 def _axes_after(lines: Iterable[Line], axes: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]] | str:
-    """The axes of every name after the lines, or what is wrong with a line."""
+    """Return the axes of every name after the lines, or the first error."""
     axes_made: dict[str, tuple[str, ...]] = {}
     for line in lines:
         terms = [term for term in line.right if isinstance(term, Term)]

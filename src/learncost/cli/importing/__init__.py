@@ -1,1 +1,1 @@
-"""A module of a user's file as a table: the file is run, because its path was typed, and what it builds is read."""
+"""Import of the module that a user's file builds; the file is run, since the user named it."""

@@ -1,4 +1,4 @@
-"""The module that a user's file builds: its parameters take no memory, its buffers have their values."""
+"""The module that a user's file builds, with parameters without memory and buffers with values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INPUTS = "inputs"
 
 @dataclass(frozen=True)
 class BuiltModule:
-    """A module, and what its file says of its inputs: texts as --input has them, or tensors; None: nothing."""
+    """A module, and the inputs that its file specifies: texts as for --input, or tensors; None if it does not."""
 
     module: Any
     inputs: tuple[Input, ...] | Mapping[str, Any] | None
@@ -29,7 +29,7 @@ class BuiltModule:
 def built(wanted: Target, real: bool, say: Callable[[str], None]) -> BuiltModule:
     """Run a file and build its module. Raises `InputError`.
 
-    real  its parameters have values, too
+    real  whether parameters have values, too
     say   receives the notes for the user
     """
     if not real:
@@ -80,7 +80,7 @@ def _kind(value: Any) -> str:
 
 
 def _needed(value: Callable[..., Any]) -> list[str]:
-    """The arguments that a function or a class has to be given."""
+    """Return the required arguments of a function or class."""
     try:
         parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""`learncost import FILE.py:NAME`, and the flags with which every command reads a module of the user's own."""
+"""`learncost import FILE.py:NAME`, and the flags for importing a user's module in every command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from learncost.reports.sheet import Readable
 
 @dataclass(frozen=True, repr=False)
 class ImportedFile(Readable):
-    """A module as a table: its text, and the file that it was written to."""
+    """A module's table as text, and the file that it was written to."""
 
     text: str
     path: Path | None
@@ -97,7 +97,7 @@ def import_module(
 
 
 def layer_of(word: object, how: How) -> Layer | None:
-    """The table of what a word of the command line names, `FILE.py:NAME`; None where it names something else."""
+    """Return the table of an argument `FILE.py:NAME`; None for any other argument."""
     wanted = target(word)
     if wanted is None:
         return None

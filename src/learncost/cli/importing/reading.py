@@ -1,4 +1,4 @@
-"""From `FILE.py:NAME` to the text of a table: known from before, or by running the file and reading what it builds."""
+"""The text of the table of `FILE.py:NAME`: cached, or by running the file and importing the module that it builds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Remembered:
-    """A table that was read: its text, and what was said while it was read."""
+    """A cached table: its text, and the notices printed during its import."""
 
     text: str
     said: tuple[str, ...]
@@ -43,7 +43,7 @@ class Remembered:
 class CachePlace:
     """The cache entry of a file's table, for given inputs and flags.
 
-    asked  whatever else the table depends on, as JSON has it
+    asked  all other settings that the table depends on, as JSON data
     """
 
     file: Path
@@ -73,7 +73,7 @@ class CachePlace:
         return None
 
     def write(self, table: Remembered, files: Iterable[Path]) -> None:
-        """Keep a table with the files that it was made of; nothing happens where that cannot be written."""
+        """Cache a table with the files that it depends on; do nothing if the cache cannot be written."""
         digests = {str(file): _digest(file) for file in sorted({self.file.resolve(), *files})}
         record = {"files": digests, "said": table.said, "text": table.text, "digest": _text_digest(table.text)}
         with suppress(OSError, InputError):
@@ -101,7 +101,7 @@ def _digest(file: Path) -> str:
 
 
 def _packages() -> list[str]:
-    """The packages that are installed, with their versions: the names of their folders of metadata."""
+    """Return installed packages with versions, as the names of their metadata folders."""
     folders = [Path(path) for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     names = (entry.name for folder in folders if folder.is_dir() for entry in os.scandir(folder))
     return sorted(name for name in names if name.endswith((".dist-info", ".egg-info")))
@@ -112,7 +112,7 @@ READERS = ("importer", "ir", "layers", "ops")
 
 
 def _reader() -> list[tuple[str, int, int]]:
-    """The files of this package that read modules: a table that another state of them read is read again."""
+    """Return a fingerprint of the importer's files: another version of them invalidates cached tables."""
     package = Path(__file__).parents[2]
     folders = [package / name for name in READERS]
     files = sorted(file for folder in folders for file in folder.rglob("*.py"))
@@ -125,12 +125,12 @@ def say(text: str) -> None:
 
 
 def imported(wanted: Target, how: How) -> Remembered:
-    """The table of what a file builds, as text. Raises `InputError`."""
+    """Return the table of the module that a file builds, as text. Raises `InputError`."""
     return _known(wanted, how, "")
 
 
 def evaluation(wanted: Target, how: How, training: str) -> str:
-    """The table of what a file builds as it runs in evaluation; "" where it is that in training.
+    """Return the table of the module in evaluation mode; "" if it equals that in training.
 
     Raises `InputError`.
     """
@@ -138,7 +138,7 @@ def evaluation(wanted: Target, how: How, training: str) -> str:
 
 
 def _known(wanted: Target, how: How, training: str) -> Remembered:
-    """A table from before, or read now; in evaluation mode if it is compared with that in `training`."""
+    """Return a cached or new table; in evaluation mode if it is compared with that in `training`."""
     inputs = parse_inputs(how.inputs)
     asked: list[Any] = [wanted.name, [str(each) for each in inputs], how.fold, how.as_run, how.unknown]
     place = CachePlace(wanted.file, [*asked, training] if training else asked)
@@ -196,9 +196,9 @@ def _read(wanted: Target, inputs: Sequence[Input], how: How, training: str) -> t
 
 
 def values(wanted: Target, saved: bool = False) -> Mapping[str, Any]:
-    """The parameters and buffers of what a file builds, which is run for that, by their paths. Raises `InputError`.
+    """Run a file and return the parameters and buffers of its module by path. Raises `InputError`.
 
-    saved  those of its state_dict alone
+    saved  return only those of its state_dict
     """
     from learncost.cli.importing.build import built
     from learncost.importer.live import saved_of, values_of
@@ -219,7 +219,7 @@ SEED = 0
 
 
 def steps(wanted: Target, how: How) -> Callable[..., None]:
-    """Runs the training step of the module without values; its file is run where that is asked for."""
+    """Return a function that runs the file, and then the training step of its module without values."""
 
     @cache
     def building() -> tuple[Any, Any]:
@@ -251,7 +251,7 @@ def _options(how: How) -> ImportOptions:
 
 
 def live(wanted: Target, how: How) -> Callable[[], Any]:
-    """Builds the module with values in its parameters, for what runs it; its file is run then."""
+    """Return a function that runs the file and returns its module with values in its parameters."""
 
     def build() -> Any:
         from learncost.cli.importing.build import built
@@ -274,7 +274,7 @@ def live(wanted: Target, how: How) -> Callable[[], Any]:
 
 
 def _remarks(wanted: Target, inputs: Sequence[str], how: How) -> str:
-    """The first lines of a table: what was read, by which versions, with which inputs."""
+    """Return the first lines of a table: source, versions and inputs."""
     from importlib.metadata import version
 
     python = ".".join(map(str, sys.version_info[:3]))
@@ -290,7 +290,7 @@ def _remarks(wanted: Target, inputs: Sequence[str], how: How) -> str:
 
 @contextmanager
 def _shown() -> Iterator[Callable[[str], None]]:
-    """Shows what is being done, and since when, on a terminal."""
+    """Show the running task and its duration on a terminal."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

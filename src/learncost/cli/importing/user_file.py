@@ -1,4 +1,4 @@
-"""Runs a file of the user's, `FILE.py:NAME`, and gives the module that it builds; and what it read while it ran."""
+"""Execution of a user's file `FILE.py:NAME`, and a record of the files that it reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)", re
 
 @dataclass(frozen=True)
 class Target:
-    """A file, and the name in it of what builds a module; no name: a config.json, which describes one."""
+    """A file and the name of its function or module; "" for a config.json."""
 
     file: Path
     name: str
@@ -57,13 +57,13 @@ class UserError(InputError):
 
 @dataclass
 class RanFile:
-    """A file that was run, and the names in it."""
+    """A file that was run, with its names."""
 
     target: Target
     values: ModuleType
 
     def named(self, name: str) -> Any:
-        """The value of a name. Raises `InputError`."""
+        """Return the value of a name. Raises `InputError`."""
         value: Any = self.values
         for part in name.split("."):
             if not hasattr(value, part):
@@ -76,7 +76,7 @@ class RanFile:
 
 
 def run(wanted: Target) -> RanFile:
-    """Run a file as Python would, with its folder before all others where modules are looked for.
+    """Run a file as Python would, with its folder first in the module search path.
 
     Raises `InputError` for a file that is not there or fails.
     """
@@ -128,7 +128,7 @@ _hooked: list[bool] = []  # a hook is never taken away, so there is one
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
-    """Python's audit event of a file that is opened, while somebody watches."""
+    """Record Python's audit event of an opened file, if recording is active."""
     if event != "open" or not _watching or set(arguments[1] or "") & set("wax+"):
         return
     if isinstance(arguments[0], str | bytes | os.PathLike):
@@ -137,7 +137,7 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def watched() -> Iterator[set[Path]]:
-    """The user's files that are opened for reading inside, modules too: where one changes, so may what was built."""
+    """Record the files, also modules, that are opened for reading: the result depends on them."""
     opened: set[Path] = set()
 
     if not _hooked:

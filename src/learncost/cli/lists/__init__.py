@@ -1,1 +1,1 @@
-"""`learncost list WHAT`: what there is, a file for each kind of things."""
+"""`learncost list WHAT`: the package's registries."""

@@ -114,7 +114,7 @@ def _precisions() -> Listed:
 
 
 def _roles(types: Mapping[str, str]) -> str:
-    """The types with the roles that each has: fp32 masters, states; bf16 all else."""
+    """Return each type with its roles, such as fp32 masters, states; bf16 others."""
     of = {
         kind: [role for role, kind_of_role in types.items() if kind_of_role == kind]
         for kind in dict.fromkeys(types.values())

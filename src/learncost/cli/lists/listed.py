@@ -1,4 +1,4 @@
-"""A list of things: what is known of each, and the cells that show it."""
+"""A list of entries as data and as table cells."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Cell = Callable[[Known], str]
 
 
 def entries_of(things: Iterable[object], names: str, **renamed: str) -> list[Known]:
-    """Return the entries of things: their attributes with these names, and `renamed` ones by their keys."""
+    """Return dictionaries of objects' attributes, with the keys of `renamed` for some of them."""
     form = attributes(names, **renamed)
     return [plain(form(thing)) for thing in things]
 
 
 def cell_of(name: str) -> Cell:
-    """The cell that shows a field as it is."""
+    """Return the cell of a field's value."""
     return lambda entry: str(entry[name])
 
 
@@ -47,7 +47,7 @@ _NUMBERS = frozenset(
 
 @dataclass(frozen=True, repr=False)
 class Listed(Shown):
-    """The things of a list, and by the headings of a table the cells of each."""
+    """The entries of a list, and their cells by column heading."""
 
     entries: list[Known]
     columns: dict[str, Cell] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Listed(Shown):
         return len(self.entries)
 
     def to_dict(self) -> Any:
-        """As the JSON has it: a list."""
+        """Return the entries as JSON data."""
         return self.entries
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:

@@ -1,4 +1,4 @@
-"""`learncost list WHAT`: what there is, from the registries themselves."""
+"""`learncost list WHAT`: the entries of a registry."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def list_devices(like: str | None = None) -> Listed:
 
 
 def _how_many(name: str, text: str | None) -> int:
-    """The entries of a list; where all are counted, without making what takes seconds to make."""
+    """Return the number of entries of a list, without building those that take seconds."""
     from learncost.models.argument import GENERIC, presets, table_presets
     from learncost.reports.memory.published import measured
 
@@ -204,7 +204,7 @@ def _how_many(name: str, text: str | None) -> int:
 
 
 def _like(listed: Listed, text: str | None) -> list[Known]:
-    """The entries that have a text in what is known of them."""
+    """Return the entries with a text in any field."""
     return [entry for entry in listed.entries if text is None or mentions(entry.values(), text)]
 
 

@@ -37,7 +37,7 @@ def _clusters() -> Listed:
 
 
 def _linked(link: Known | None) -> str:
-    """A link in words: InfiniBand NDR, 50 GB/s."""
+    """Return the text of a link, such as InfiniBand NDR, 50 GB/s."""
     if link is None:
         return "none"
     several = f"{link['links']} x " if link["links"] > 1 else ""

@@ -72,13 +72,13 @@ def support_of_families() -> Listed:
 
 
 def _done(group: str, entry: Known) -> str:
-    """Return how many fields of a group were done, or "yes" for all."""
+    """Return how many fields of a group are supported, or "yes" for all."""
     reasons = [reason for field, reason in entry["reasons"].items() if field.partition(" ")[0] == group]
     return "yes" if not any(reasons) else f"{reasons.count('')} of {len(reasons)}"
 
 
 def _why(entry: Known) -> dict[str, list[str]]:
-    """Every reason once, in words that do not name the family, with the fields that have it."""
+    """Return each reason once, without the family's name, with its fields."""
     having: dict[str, list[str]] = {}
     for name, reason in entry["reasons"].items():
         if reason:

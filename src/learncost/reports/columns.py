@@ -1,4 +1,4 @@
-"""Sweeps as files: CSV through polars where it is installed, else through the standard library; Parquet with polars."""
+"""Sweeps as files: Parquet by polars, and CSV by polars if installed, else by the standard library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTEGERS = 2.0**63  # a 64-bit integer holds the counts below
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """The path of a file that can be written, before anything is computed: its ending, its folder, its library."""
+    """Return the output path after checking its suffix, folder and library, before anything is computed."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise InputError(f"{shown(str(target))} must end in .csv or .parquet")
@@ -57,7 +57,7 @@ def write(sweep: Sweep, path: str | os.PathLike[str]) -> None:
 
 
 def frame(sweep: Sweep) -> Any:
-    """A polars DataFrame of all rows; columns of sizes share their memory between the series."""
+    """Return a polars DataFrame of all rows; columns of sizes share memory between the series."""
     try:
         import polars
     except ImportError:
@@ -76,7 +76,7 @@ def _part(polars: Any, part: dict[str, Any], count: int) -> Any:
 
 
 def write_csv(sweep: Sweep, stream: IO[str]) -> None:
-    """Comma-separated values with a heading; counts are whole numbers."""
+    """Write comma-separated values with a heading; counts are integers."""
     polars: Any = import_module("polars") if find_spec("polars") else None
     header = True
     for part in sweep.parts():
@@ -107,7 +107,7 @@ def write_csv(sweep: Sweep, stream: IO[str]) -> None:
 
 
 def _whole(value: Any) -> Any:
-    """Counts as whole numbers: integers where all of a column fit, else their digits."""
+    """Return counts as integers if all of a column fit, else as digits."""
     if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or np.isnan(value).any():
         return value
     return (

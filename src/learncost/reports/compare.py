@@ -1,4 +1,4 @@
-"""Learning procedures side by side, and the length of the sequence at which one overtakes another."""
+"""Comparison of learning procedures, and the sequence lengths at which one becomes cheaper than another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUANTITIES = ("maccs", "flops")
 
 @dataclass(frozen=True)
 class Cheaper(Serializable):
-    """From this length to the next one in the list this procedure is the cheaper; None: they cost the same."""
+    """The cheaper procedure from this length to the next entry's; None: both cost the same."""
 
     seq_len: int
     procedure: str | None = field(metadata=Key("cheaper").field)
@@ -41,7 +41,7 @@ class Cheaper(Serializable):
 
 @dataclass(frozen=True)
 class Overtaking(Serializable):
-    """The cheaper of two procedures at every length from 1 to 10^12: the first entry begins at 1."""
+    """The cheaper of two procedures at every length from 1 to 10^12; the first entry starts at 1."""
 
     procedures: tuple[str, str]
     price_book: str
@@ -51,13 +51,13 @@ class Overtaking(Serializable):
     @property
     @Key()
     def crossings(self) -> tuple[Cheaper, ...]:
-        """The lengths from which on it is another one that is cheaper; none: one overtakes the other never."""
+        """The lengths at which the cheaper procedure changes; empty if it never does."""
         return self.cheaper[1:]
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Drawn):
-    """Ledgers of one step under several procedures and price books, and where one procedure overtakes another.
+    """Ledgers of one step under several procedures and price books, and their crossovers.
 
     Attributes
     ----------
@@ -120,16 +120,16 @@ class Comparison(Drawn):
 
     @property
     def procedures(self) -> tuple[str, ...]:
-        """The procedures that are compared."""
+        """The compared procedures."""
         return tuple(self.costs[self.price_book])
 
     @property
     def first(self) -> Cost:
-        """The ledger of the first procedure, which says what all of them have in common."""
+        """The ledger of the first procedure, which has what all have in common."""
         return next(iter(self.costs[self.price_book].values()))
 
     def ratio(self, procedure: str, price_book: str = "", quantity: str = "flops") -> float | None:
-        """Return the cost of a step divided by its cost under bp; None where bp is not compared or costs nothing."""
+        """Return the cost of a step divided by its cost under bp; None if bp is not compared or costs nothing."""
         costs = self.costs[price_book or self.price_book]
         against = getattr(costs["bp"].total, quantity) if "bp" in costs else 0
         return getattr(costs[procedure].total, quantity) / against if against else None
@@ -220,7 +220,7 @@ def compare(request: Request, procedures: Iterable[str] | str | None = None) -> 
 
 
 def _possible(run: PreparedRun, adapted: bool) -> tuple[tuple[str, ...], str]:
-    """The procedures that the model can be trained by under the book, and why not by the others."""
+    """Return the procedures that can train the model under the book, and why others cannot."""
     priced, refused = possible(lambda name: run.rows(name, run.book))
     names = tuple(priced)
     if not refused:
@@ -235,7 +235,7 @@ def _possible(run: PreparedRun, adapted: bool) -> tuple[tuple[str, ...], str]:
 
 
 def _varied(run: PreparedRun, fixed: bool, one_target: bool) -> tuple[str, ...]:
-    """The lengths that vary together: none that the model fixes or does not have, nor a decoder's that is given."""
+    """Return the lengths that vary together, without those that the model fixes or lacks, or a given decoder length."""
     if run.model.two_sided:
         if fixed:
             return ("target_len",)
@@ -269,13 +269,13 @@ def _overtaking(
 
 
 def length_axes(run: PreparedRun, varied: Iterable[str]) -> tuple[str, ...]:
-    """The axes of the lengths that vary."""
+    """Return the axes of the lengths that vary."""
     letters = {"seq_len": "N" if run.model.two_sided else "M", "target_len": "M"}
     return tuple(letters[name] for name in varied)
 
 
 def total_in(run: PreparedRun, procedure: str, book: Book, quantity: str, axes: Iterable[str]) -> Polynomial:
-    """A step's total, maccs or flops, as a polynomial in one size alone, which all of these axes have, called L."""
+    """Return a step's total MACCs or FLOPs as a polynomial in L, the common size of these axes."""
     step_count, axes = total(getattr(row, quantity) for row in run.rows(procedure, book)), tuple(axes)
     others = {axis: size for axis, size in run.axes.items() if axis not in axes} | {"": 0}
     in_length = step_count.rename(dict.fromkeys(axes, "L")).at(others)

@@ -39,7 +39,7 @@ def _sizes(sizes: Mapping[str, int]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LayerProduct(Serializable):
-    """One product of a layer: its line, its cost in all, and whether each head has a share of it."""
+    """One product of a layer: its line, its total cost, and whether it is divided over the heads."""
 
     line: str
     text: str
@@ -50,7 +50,7 @@ class LayerProduct(Serializable):
     @property
     @Key()
     def maccs_per_head(self) -> str | None:
-        """Return the MACCs of a head as an expression of Python; None of a product without heads."""
+        """Return the MACCs of a head as a Python expression; None for a product without heads."""
         return f"({python(self.maccs)})/h" if self.heads else None
 
 
@@ -84,7 +84,7 @@ class LayerKind(Serializable):
 
 @dataclass(frozen=True)
 class LengthCrossing:
-    """Up to which length one kind costs less than another: below n = root/divisor, exactly."""
+    """The length below which one kind costs less than another: exactly n = root/divisor."""
 
     cheaper: LayerKind
     dearer: LayerKind
@@ -105,7 +105,7 @@ class LengthCrossing:
         return f"({root_text})/{self.divisor}" if len(self.root.terms) > 1 else f"{root_text}/{self.divisor}"
 
     def at(self, sizes: Mapping[str, int]) -> tuple[Fraction, tuple[SignInterval, ...]] | None:
-        """The length in numbers, and the sign of cheaper less dearer at every whole length; none without the sizes."""
+        """Return the numeric length, and the signs of cheaper minus dearer at integer lengths; None without sizes."""
         others = {letter: size for letter, size in sizes.items() if letter != "n"}
         if not self.difference.sizes <= {*others, "n"}:
             return None
@@ -118,7 +118,7 @@ class LengthCrossing:
         return self.cheaper.maccs - self.dearer.maccs
 
     def to_dict(self, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """The crossing as the JSON has it."""
+        """Return the crossing as JSON data."""
         crossing = self.at(sizes)
         signs = None if crossing is None else [_signs(stretch) for stretch in crossing[1]]
         return {
@@ -131,13 +131,13 @@ class LengthCrossing:
 
 
 def _signs(stretch: SignInterval) -> dict[str, int]:
-    """A stretch as the JSON has it; its sign is that of cheaper less dearer."""
+    """Return an interval as JSON data; its sign is that of cheaper minus dearer."""
     return {"first": stretch.first, "last": stretch.last, "sign": stretch.sign}
 
 
 @dataclass(frozen=True, repr=False)
 class Complexity(Drawn):
-    """The kinds of layer side by side, one sequence each, and the lengths where their costs cross.
+    """Costs of kinds of layers for one sequence, and the lengths at which they cross.
 
     `sizes` holds what was given, by letter; with it counts are numbers where every letter is known.
     """
@@ -152,7 +152,7 @@ class Complexity(Drawn):
     sizes: Mapping[str, int] = field(default_factory=dict, metadata=Key(form=_sizes, inline=True).field)
 
     def kind(self, name: str) -> LayerKind:
-        """A kind by its name."""
+        """Return a kind by name."""
         for kind in self.kinds:
             if kind.name == name:
                 return kind
@@ -161,14 +161,14 @@ class Complexity(Drawn):
         )
 
     def value(self, count: Polynomial) -> int | Polynomial:
-        """A count at the sizes that were given: a whole number where all its letters are."""
+        """Return a count at the given sizes: an integer if all its letters are given."""
         evaluated: int | Polynomial = count.at(self.sizes)
         return evaluated
 
     @property
     @Key()
     def layers(self) -> list[dict[str, Any]]:
-        """Return the kinds as data; `at` is there where all sizes of a kind were given."""
+        """Return the kinds as data, with `at` if all sizes of a kind are given."""
         rows = []
         for kind in self.kinds:
             numbers = {"maccs": self.value(kind.maccs), "parameters": self.value(kind.parameters)}
@@ -208,7 +208,7 @@ _KINDS: tuple[tuple[str, str, str | None], ...] = (
 
 
 def _steps(layer: Layer) -> Iterator[LayerProduct]:
-    """The products of a layer that sum, with their terms in all iterations."""
+    """Return the products of a layer that sum, with their terms in all iterations."""
     rows = price(layer, {}, "run").rows
     for row, (line, _) in zip(rows, walk(layer.table.lines), strict=True):
         if row.maccs:

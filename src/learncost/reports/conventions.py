@@ -1,4 +1,4 @@
-"""One model under every convention: what each price book says of the same step, why they differ, what counters say."""
+"""Counts of one step under every convention: price books, the reasons for their differences, FLOPs counters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Counts(Serializable):
 
 @dataclass(frozen=True)
 class BookReason:
-    """A term by which a book differs from matrix products alone, and what it comes to: more, or fewer."""
+    """A term by which a book differs from matrix products alone, with its signed amount."""
 
     what: str
     amount: Counts = field(metadata=Key(inline=True).field)
@@ -141,7 +141,7 @@ class Conventions(AtLength, Drawn):
         return next(convention for convention in self.conventions if convention.book.name == name)
 
     def ratio(self, name: str) -> float | None:
-        """FLOPs of forward and backward over those of matrix products alone."""
+        """The ratio of forward and backward FLOPs to those of matrix products alone."""
         counts, yardstick = self[name].counts, self[YARDSTICK].counts
         if counts is None or yardstick is None or not yardstick.whole.flops:
             return None
@@ -226,7 +226,7 @@ def conventions(
 
 
 def _of_memory(request: Request, identify: Any) -> PublishedMemory | Peaks:
-    """The peaks that were measured of a model as it is; else its activations, of one sequence."""
+    """Return the published peaks of an unchanged model, else the activations of one sequence."""
     from learncost.reports.memory.published import Peaks, measured_of, published_memory  # are about memory alone
 
     if identify is not None:

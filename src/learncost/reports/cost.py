@@ -1,4 +1,4 @@
-"""The cost ledger of one training step: what goes in is a configuration, what comes out are counts by row."""
+"""The cost ledger of one training step, from a configuration to counts by row."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _THOP = "MACs of nn.Linear, and 4 an element of layer norms; attention's product
 
 
 def counters(run: PreparedRun, plain: tuple[PricedLine, ...]) -> tuple[FlopsCounter, ...]:
-    """The counters whose rule is known exactly; `plain` are the rows of matrix products of a step."""
+    """Return the counters with exactly known rules; `plain` are the rows of a step's matrix products."""
     forward = [row for row in plain if row.macro_operation == "forward"]
     linear = _sum(run, (row.maccs for row in forward if row.kind == "linear"))
     attention = _sum(run, (row.maccs for row in forward if row.kind == "attention"))
@@ -80,14 +80,14 @@ def _sum(run: PreparedRun, counts: Iterable[Polynomial]) -> int:
 
 
 def _norms(run: PreparedRun) -> Iterable[Polynomial]:
-    """Elements that layer norms read."""
+    """Return the number of elements that layer norms read."""
     for line, nest in walk(run.model.table.lines):
         if isinstance(line, Op) and line.op == "normalize":
             yield Polynomial.of((*line.left[0].loops, *nest.counts))
 
 
 def _biases(run: PreparedRun) -> Iterable[Polynomial]:
-    """Elements of matrix products with a weight that a bias is added to."""
+    """Return the number of elements of products with a weight to which a bias is added."""
     table, products = run.model.table, set()
     for line, nest in walk(table.lines):
         if isinstance(line, Product) and matrix_maccs(line):

@@ -1,4 +1,4 @@
-"""The lengths at which one polynomial overtakes another, and counts in the letters of Vaswani et al. 2017, table 1.
+"""The lengths at which one polynomial exceeds another, and counts in the letters of Vaswani et al. 2017, table 1.
 
 A crossing is found by the signs of the difference of the two polynomials; n is the length, d the width, k the kernel.
 """
@@ -23,14 +23,14 @@ class SignInterval:
 
 
 def coefficients(count: Polynomial, length: str) -> tuple[int, ...]:
-    """The coefficients of a polynomial in one size, the constant one first."""
+    """Return the coefficients of a polynomial in one size, the constant first."""
     assert count.sizes <= {length}, f"{count} has other sizes than {length}"
     factors = {len(monomial): factor for monomial, factor in count.terms.items()}
     return tuple(factors.get(power, 0) for power in range(max(factors, default=0) + 1))
 
 
 def stretches(polynomial: Sequence[int], first: int = 1, last: int = LARGEST) -> tuple[SignInterval, ...]:
-    """The signs of a polynomial with whole coefficients at every whole number from `first` to `last`.
+    """Return the signs of a polynomial with integer coefficients at every integer from `first` to `last`.
 
     Between two changes of sign of p(n + 1) - p(n), whose degree is one less, p only rises or only falls; so bisection
     in each such stretch finds every change of sign of p, and misses none.
@@ -52,7 +52,7 @@ def stretches(polynomial: Sequence[int], first: int = 1, last: int = LARGEST) ->
 
 
 def _reach(polynomial: Sequence[int], start: int, end: int, sign: int) -> int:
-    """The last number up to `end` with this sign, where the polynomial only rises or only falls from start to end."""
+    """Return the last number up to `end` with this sign of a polynomial that is monotonic from start to end."""
     while start < end:
         middle = (start + end + 1) // 2
         if _sign(_at(polynomial, middle)) == sign:
@@ -63,7 +63,7 @@ def _reach(polynomial: Sequence[int], start: int, end: int, sign: int) -> int:
 
 
 def _step(polynomial: Sequence[int]) -> tuple[int, ...]:
-    """p(n + 1) - p(n)."""
+    """Return p(n + 1) - p(n)."""
     degree = len(polynomial) - 1
     return tuple(sum(polynomial[k] * comb(k, j) for k in range(j + 1, degree + 1)) for j in range(degree))
 
@@ -94,7 +94,7 @@ _AXES: Mapping[str, Polynomial] = {
 
 
 def lettered(count: Polynomial) -> Polynomial:
-    """A count of a table in the letters of the comparison; h heads of width d/h are d."""
+    """Return a count of a table in the letters of the comparison; h heads of width d/h are d."""
     result = Polynomial()
     for monomial, coefficient in count.terms.items():
         axes = list(monomial)
@@ -113,12 +113,12 @@ _ORDER = "krndh"  # k n d^2, as the source has it
 
 
 def text(count: Polynomial, number: Callable[[int], str] = "{:,}".format) -> str:
-    """A polynomial as the screen shows it, 4 n d^2 + 2 n^2 d."""
+    """Return a polynomial as screen text, such as 4 n d^2 + 2 n^2 d."""
     return _written(count, " ", "^", number)
 
 
 def python(count: Polynomial) -> str:
-    """A polynomial as an expression of Python, 4*n*d**2 + 2*n**2*d."""
+    """Return a polynomial as a Python expression, such as 4*n*d**2 + 2*n**2*d."""
     return _written(count, "*", "**", str)
 
 
@@ -140,7 +140,7 @@ def _written(count: Polynomial, times: str, power: str, number: Callable[[int], 
 
 
 def order(count: Polynomial) -> Polynomial:
-    """Return the order of growth of a polynomial: no coefficients, and no terms that another one outgrows."""
+    """Return the order of growth of a polynomial, without coefficients and dominated terms."""
 
     def within(monomial: Monomial, other: Monomial) -> bool:
         return monomial != other and all(monomial.count(name) <= other.count(name) for name in monomial)

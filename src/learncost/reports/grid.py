@@ -1,4 +1,4 @@
-"""The configurations of a sweep: sizes given as values, lists, arrays or ranges, put together and checked as arrays."""
+"""The configurations of a sweep: combinations of values, lists, arrays or ranges, checked as arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SweepGrid:
 
 
 def values(text: str, name: str) -> NDArray[np.int64]:
-    """The numbers that a text like `256`, `256,512`, `128:1024:128` or a mixture of these denotes.
+    """Return the numbers of a text such as `256`, `256,512`, `128:1024:128` or a mixture of these.
 
     A range is Python's: start:stop:step goes from start up to, and without, stop; the step is 1 where it is left out.
     """
@@ -58,7 +58,7 @@ def values(text: str, name: str) -> NDArray[np.int64]:
 
 
 def grid_of(model: Any, values: Mapping[str, Any], grid: bool, skip_invalid: bool) -> SweepGrid:
-    """Put sizes together to configurations and check them as `configure` and `run_sizes` check one.
+    """Combine sizes into configurations, and check them as `configure` and `run_sizes` check one.
 
     `given` has sizes in any spelling, numbers or arrays of them, and settings. Raises `InputError`.
     """
@@ -90,7 +90,7 @@ def grid_of(model: Any, values: Mapping[str, Any], grid: bool, skip_invalid: boo
 
 
 def _hold(combinations: SweepGrid, read: Callable[[Mapping[str, int]], Configuration], names: list[str]) -> None:
-    """The first and the last configuration against the one that `configure` makes of what was given."""
+    """Compare the first and last configurations with those that `configure` makes."""
     for i in (0, combinations.configurations - 1):
         row = {name: int(column[i]) for name, column in combinations.columns.items()}
         expected = {name: size for name, size in {**combinations.fixed, **row}.items() if name not in _RUN}
@@ -98,7 +98,7 @@ def _hold(combinations: SweepGrid, read: Callable[[Mapping[str, int]], Configura
 
 
 def _array(name: str, value: Any) -> NDArray[np.int64]:
-    """One size as an array of whole numbers from 1 to 10^12."""
+    """Return a size as an array of integers from 1 to 10^12."""
     if isinstance(value, str):
         value = values(value, name)
     elif isinstance(value, set | frozenset):
@@ -129,7 +129,7 @@ _Read = Callable[[Mapping[str, object], bool], Configuration]
 
 
 def _reader(model: str | Layer) -> _Read:
-    """`configure` for one model with any sizes, exact or rounded down; standard input is read once."""
+    """Return `configure` for one model with any sizes; standard input is read once."""
     if model != "-":
         return lambda settings, exact: configure(model, settings, exact=exact)
     try:
@@ -140,7 +140,7 @@ def _reader(model: str | Layer) -> _Read:
 
 
 def _together(arrays: Mapping[str, NDArray[np.int64]], grid: bool) -> dict[str, NDArray[np.int64]]:
-    """All combinations of the values, or arrays of one length side by side; numbers go with either."""
+    """Return all combinations of values, or arrays of equal length paired; single numbers combine with either."""
     many = {name: array for name, array in arrays.items() if len(array) > 1}
     if not grid:
         lengths = {name: len(array) for name, array in many.items()}
@@ -169,7 +169,7 @@ def _at_most(count: int, hint: str = "") -> None:
 def _complete(
     columns: dict[str, NDArray[np.int64]], configuration: Configuration, count: int
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, int]]:
-    """Sizes that follow from given ones become columns; the others are fixed."""
+    """Return derived sizes as columns, and the fixed sizes."""
     family = family_of(configuration)
     fixed = {name: size for name, size in configuration.sizes.items() if name not in columns}
     for name in (name for name in in_order(family) if name in configuration.derived and name not in columns):
@@ -196,7 +196,7 @@ _Wrong = tuple["NDArray[np.bool_]", Callable[[int], str]]
 
 
 def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iterator[_Wrong]:
-    """Yield the constraints that combinations violate: where they do, and the error for configuration i."""
+    """Yield violated constraints: a mask of the configurations, and a function for the error of configuration i."""
     family = family_of(configuration)
 
     def at(value: Any, i: int) -> int:
@@ -236,7 +236,7 @@ def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iter
 
 
 def _within(family: Family, called: str, sizes: Mapping[str, Any], at: Callable[[Any, int], int]) -> Iterator[_Wrong]:
-    """The limits of the sizes of a layer that is the model."""
+    """Yield violated limits of the sizes of a layer."""
     assert family.layer is not None
     for letter, limit in family.layer.limits.items():
         size = sizes.get(size_meant(family, letter), limit.least)
@@ -247,7 +247,7 @@ def _within(family: Family, called: str, sizes: Mapping[str, Any], at: Callable[
 
 
 def _checked(combinations: SweepGrid, wrong: list[_Wrong], skip_invalid: bool) -> SweepGrid:
-    """Without the combinations that are wrong, or not at all."""
+    """Drop invalid combinations, or raise the error of the first."""
     count = combinations.configurations
     if not any(mask.any() for mask, _ in wrong):
         return combinations

@@ -51,7 +51,7 @@ _ODD = {"backward": 3, "forward, backward and the optimizer's step": 2, "without
 
 @dataclass(frozen=True)
 class Typed:
-    """A number as it was typed, how far off its rounding may be, and its unit where one is said."""
+    """A typed number, with the tolerance of its rounding, and its unit if given."""
 
     text: str = field(metadata=Key("number").field)
     value: Fraction
@@ -80,7 +80,7 @@ class Said(Serializable):
 
     @property
     def text(self) -> str:
-        """The way in words."""
+        """The convention as text."""
         left = f", {self.without}" if self.without else ""
         return f"{self.kind} {self.convention}: {self.unit} of {self.part}{left}, for {self.per}"
 
@@ -91,7 +91,7 @@ def _amounts(lines: Iterable[tuple[str, Fraction]]) -> list[dict[str, object]]:
 
 @dataclass(frozen=True)
 class Identified(Serializable):
-    """The conventions that give a number; if none does, the nearest one, and what explains the rest.
+    """The conventions that give a number; if none does, the nearest one, and the terms that explain the rest.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class Identified(Serializable):
 
 
 def typed(number: object) -> Typed:
-    """A number as people write it: 291.6G, 8.75e11, 875 GFLOPs, 437,472,460,800. Raises `InputError`."""
+    """Return the number of a text such as 291.6G, 8.75e11, 875 GFLOPs or 437,472,460,800. Raises `InputError`."""
     is_whole = isinstance(number, float) and number.is_integer()
     text = str(int(number) if is_whole else number).strip()  # type: ignore[call-overload]
     match = _WRITTEN.fullmatch(text)
@@ -154,12 +154,12 @@ def identify(run: PreparedRun, number: object, conventions: Conventions) -> Iden
 
 
 def _usual(ways: Iterable[Said]) -> list[Said]:
-    """Return counts sorted by how commonly they are meant."""
+    """Return counts, the most common conventions first."""
     return sorted(ways, key=lambda way: sum(_ODD.get(text, 0) for text in (way.part, way.without, way.per)))
 
 
 def all_ways(run: PreparedRun, conventions: Conventions) -> Iterator[Said]:
-    """Every way of every counter and book."""
+    """Yield the count of every counter and book for every choice of passes and unit."""
     sequences, tokens = run.axes["B"], run.axes["B"] * run.axes["M"]
     scales = {"a step": 1, "a sequence": sequences, "a token": tokens}
     if sequences == 1:
@@ -201,7 +201,7 @@ def _count(run: PreparedRun, rows: Iterable[PricedLine], unit: str) -> int:
 
 
 def _explained(asked_number: Typed, nearest: Said, conventions: Conventions) -> tuple[tuple[str, Fraction], ...]:
-    """The fewest terms of the bridge that take the rest away, or at least half of it each.
+    """Return the fewest terms of the bridge that remove the rest, or at least half of it each.
 
     A term that the nearest way has is left out again, and one that it lacks is taken in, never the other way round.
     Of the ways to count attention's products it has one, or none of these products.

@@ -1,4 +1,4 @@
-"""The cost ledger of inference: a prompt that fills the cache, or new tokens that read it."""
+"""The cost ledger of inference: prefill, which fills the KV cache, and decode, which reads it."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Served:
     takes: OverTime | None = None
 
     def length_note(self, decodes: bool) -> str:
-        """Return how to ask for the whole context where the default length is shorter, else "": of decode --context."""
+        """Return the note on how to request the whole context if the default length is shorter, else ""."""
         note = self.run.length_note
         return note.replace("--seq-len", "--context") if decodes else note
 
     @property
     def cache(self) -> tuple[CachedValue, ...]:
-        """The values of the cache, with the shards of their axes that each device has."""
+        """Return the values of the cache, with the shards of their axes on each device."""
         if self.tables is None:
             return ()
         known = self.table.known
@@ -76,7 +76,7 @@ class Served:
 
 
 def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
-    """The exact cost of a forward pass, of a prompt, or of one step of decoding; over a mesh that of each device."""
+    """Return the exact cost of a forward pass, prefill or step of decode; over a mesh that of each device."""
     run, book, dtype = priced.run, priced.run.book.name, priced.run.dtype
     counts = Price(book, priced.rows, priced.axes, dtype)
     answer = ledger(run.model, procedure, counts, by, priced.timed, priced.over)
@@ -94,7 +94,7 @@ def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
 
 
 def served(request: Request, on: Rates | None = None, cluster: Cluster | None = None) -> Served:
-    """The forward pass of a model, the pass of a prompt, or one step of decoding, priced; with its time on a device.
+    """Return the priced forward pass, prefill or step of decode of a model, with its time on a device.
 
     seq_len (of an encoder-decoder: target_len) is the prompt, or the new tokens of a sequence in a step, by default 1.
     cluster  of the mesh whose devices have these rates
@@ -166,9 +166,9 @@ def served(request: Request, on: Rates | None = None, cluster: Cluster | None = 
 
 
 def tables_of(model: Model, procedure: str, several: bool = False) -> Inference | None:
-    """The two passes of a model and its cache; None of a model without one, whose inference is a forward pass.
+    """Return the prefill, decode and cache of a model; None without a cache, where inference is a forward pass.
 
-    Raises `InputError` for `inference` of a model that has two passes, and for a pass that a model does not have.
+    Raises `InputError` for `inference` of a model with two passes, and for a pass that a model does not have.
     """
     name = model.configuration.name
     if procedure != FORWARD:
@@ -181,7 +181,7 @@ def tables_of(model: Model, procedure: str, several: bool = False) -> Inference 
 
 
 def pass_table(model: Model, procedure: str, several: bool = False) -> Table:
-    """The table of a pass of inference."""
+    """Return the table of a pass of inference."""
     tables = tables_of(model, procedure, several)
     if tables is None:
         return to_logits(model.table)
@@ -189,7 +189,7 @@ def pass_table(model: Model, procedure: str, several: bool = False) -> Table:
 
 
 def under_plan(table: Table, request: Request, name: str) -> Table:
-    """A pass under the plan of a request. Raises `InputError` for a plan that changes nothing in it."""
+    """Return a pass under the plan of a request. Raises `InputError` for a plan that changes nothing in it."""
     plan = (request.plan or "").strip()
     for part in plan.split(",") if plan else ():
         if planned(table, part).lines == table.lines:
@@ -202,7 +202,7 @@ def under_plan(table: Table, request: Request, name: str) -> Table:
 def over_devices(
     request: Request, model: Model, pass_of: Callable[[Model], Table], sizes: Mapping[str, int]
 ) -> OverMesh:
-    """A pass over the mesh of a request. Raises `InputError`, also for the stages of a pipeline."""
+    """Return a pass over the mesh of a request. Raises `InputError`, also for pipeline stages."""
     grid, clauses = parse_mesh(request.mesh or ""), chosen(request.place, request.placement)
     if pipeline := pipeline_of(model.table, grid, clauses):
         raise InputError(f"{pipeline.said} makes pipeline stages, which inference does not support: use dp, tp or ep")
@@ -213,7 +213,7 @@ def over_devices(
 
 @dataclass(frozen=True)
 class _InferenceSizes:
-    """The sizes of all axes by the number of tokens, with the encoder's length if there is one."""
+    """The sizes of all axes by the number of tokens, with the encoder's length, if any."""
 
     run: PreparedRun
     seq_len: int | None
@@ -223,14 +223,14 @@ class _InferenceSizes:
         return self.run.model.configuration.name
 
     def of(self, tokens: int | None) -> dict[str, int]:
-        """With that many tokens, or by default the usual length. Raises `InputError`."""
+        """Return the sizes with a number of tokens, or with the default length. Raises `InputError`."""
         model = self.run.model
         sides = (self.seq_len, tokens) if model.two_sided else (tokens, None)
         return run_sizes(model, self.run.axes["B"], *sides)
 
 
 def _context(sides: _InferenceSizes, value: Any, new: int) -> int:
-    """The tokens in the cache; by default as many as leave room for the new ones. Refused where these have no room."""
+    """Return the tokens in the cache, by default as many as leave positions for the new ones, else refuse them."""
     if value is None:
         try:
             context = sides.of(None)["M"] - new
@@ -248,7 +248,7 @@ def _context(sides: _InferenceSizes, value: Any, new: int) -> int:
 
 
 def _with_free_place(sides: _InferenceSizes, prompt: int) -> dict[str, int]:
-    """The sizes of the prompt and one token more, for which the cache is kept; where there is room for one."""
+    """Return the sizes of the prompt and one more token, if there is a position, for which the cache is allocated."""
     try:
         return sides.of(prompt + 1)
     except InputError:
@@ -256,7 +256,7 @@ def _with_free_place(sides: _InferenceSizes, prompt: int) -> dict[str, int]:
 
 
 def _cache(priced: Served, dtype: str) -> Cache | None:
-    """The cache when a pass is over; over a mesh the part of it that each device has."""
+    """Return the bytes of the cache after a pass; over a mesh those of each device."""
     if priced.tables is None:
         return None
     sizes, arrays = priced.held, priced.cache

@@ -1,4 +1,4 @@
-"""A step over many devices for cost, memory and place: what is cut, and what each device sends."""
+"""A step over a mesh for cost, memory and place: sharded axes and the traffic of each device."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class AxisTraffic:
 
 @dataclass(frozen=True)
 class OverMesh(Serializable):
-    """Many devices: what each of them runs, and what it sends.
+    """The step of each device of a mesh, and its traffic.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class OverMesh(Serializable):
 
     @property
     def mesh(self) -> str:
-        """The devices as they are written, dp=2,tp=4."""
+        """The text of the mesh, such as dp=2,tp=4."""
         return str(self.grid)
 
     @property
@@ -108,14 +108,14 @@ class OverMesh(Serializable):
     @property
     @Key(after="devices")
     def clauses(self) -> tuple[str, ...]:
-        """The clauses of the placement."""
+        """The sharding rules of the placement."""
         stages = (str(self.pipeline.said),) if self.pipeline else ()
         return (*stages, *map(str, self.placed.clauses))
 
     @cached_property
     @Key("sent_per_device")
     def sent(self) -> tuple[AxisTraffic, ...]:
-        """The traffic of a device by axis of the mesh and collective."""
+        """The traffic of a device by mesh axis and collective."""
         groups: dict[tuple[str, str], list[Collective]] = {}
         for collective in self.collectives:
             groups.setdefault((collective.mesh_axis, collective.op), []).append(collective)
@@ -132,7 +132,7 @@ class OverMesh(Serializable):
 
     @property
     def payloads(self) -> dict[int, int]:
-        """Bytes of payload by the place of the line among all, all runs together."""
+        """The payload bytes of all executions of a collective, by the position of its line."""
         return {collective.place: collective.payload_bytes * collective.times for collective in self.collectives}
 
     @cached_property
@@ -148,7 +148,7 @@ class OverMesh(Serializable):
 
     @property
     def sentence(self) -> str:
-        """The sentence about the traffic of a device."""
+        """The sentence on the traffic of a device."""
         if self.stage:
             return f"{self.stage} learncost run-cost --mesh shows the traffic and time of the stages."
         if not self.sent:
@@ -162,12 +162,12 @@ class OverMesh(Serializable):
 
     @property
     def said(self) -> str:
-        """The sentence about the sharding."""
+        """The sentence on the sharding."""
         return f"Sharding over {self.mesh}, {number(self.devices)} devices: {self.cut_by}."
 
     @property
     def cut_by(self) -> str:
-        """The clauses, the padded axes, and the axes in zigzag order."""
+        """The sharding rules, the padded axes, and the axes in zigzag order."""
         zigzag = [f"{axis} in zigzag over {' '.join(over)}" for axis, over in (self.placed.table.zigzag or {}).items()]
         return "; ".join((*self.clauses, *zigzag, *map(str, self.padded), *self._filled, *self._undivided))
 
@@ -183,7 +183,7 @@ class OverMesh(Serializable):
     @property
     @Key(after="padded")
     def filled(self) -> dict[str, int]:
-        """Axes of weights that the mesh does not divide, and how many places all of their parts have together."""
+        """The axes of weights that the mesh does not divide, with their padded global sizes."""
         parts = sorted(self.placed.filled, key=lambda axis: axis.count("/"))
         mesh = self.placed.mesh.sizes
         return {
@@ -211,7 +211,7 @@ class OverMesh(Serializable):
 
     @property
     def of_model(self) -> dict[str, int]:
-        """The sizes as the model has them, with nothing filled up."""
+        """The sizes of the model without padding."""
         return {**self.sizes, **{each.axis: each.size for each in self.padded}}
 
     @property
@@ -222,7 +222,7 @@ class OverMesh(Serializable):
 
 
 def in_a_ring(op: str, payload: int, devices: int) -> int:
-    """Bytes that each of so many devices sends in a ring: 2(p-1)/p of what is reduced, (p-1)/p of all others.
+    """Return the bytes that each of p devices sends in a ring: 2(p-1)/p for an all-reduce, (p-1)/p for others.
 
     Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations. What goes to one device
     alone is sent whole.
@@ -233,7 +233,7 @@ def in_a_ring(op: str, payload: int, devices: int) -> int:
 
 
 def over_mesh(request: Request) -> tuple[PreparedRun, OverMesh]:
-    """The run and its step over a mesh. Raises `InputError` where an axis does not divide, and where there is no mesh.
+    """Return the run and its step over a mesh. Raises `InputError` for indivisible axes and without a mesh.
 
     A pipeline is refused here, as each stage has a separate step.
     """
@@ -244,7 +244,7 @@ def over_mesh(request: Request) -> tuple[PreparedRun, OverMesh]:
 
 
 def refuse_stages(clause: Clause) -> None:
-    """Refuse a pipeline where one table is asked about."""
+    """Refuse a pipeline for answers about one table."""
     raise InputError(
         f"{clause} makes pipeline stages, which this command does not support: use learncost place for the stages, and "
         "run-cost --mesh for memory and time per stage"
@@ -252,7 +252,7 @@ def refuse_stages(clause: Clause) -> None:
 
 
 def over_stages(request: Request) -> tuple[PreparedRun, tuple[OverMesh, ...]]:
-    """The run and its step over a mesh: of every stage, where blocks are cut into those of a pipeline; else one.
+    """Return the run and its step over a mesh, for a pipeline that of every stage.
 
     Without a batch size, there is one sequence for each device along the mesh axes that shard the batch.
     """
@@ -284,7 +284,7 @@ def over_stages(request: Request) -> tuple[PreparedRun, tuple[OverMesh, ...]]:
 def padded_step(
     model: Model, step_of: Callable[[Model], Table], grid: Mesh, clauses: Iterable[Clause], sizes: Mapping[str, int]
 ) -> tuple[Model, Table, dict[str, int], tuple[Padded, ...]]:
-    """A model and its step, with what the mesh does not divide filled up where it may be; the sizes, and what was."""
+    """Return a model, its step and sizes with indivisible axes padded where allowed, and the padded axes."""
     table, clauses = step_of(model), tuple(clauses)
     pipeline = pipeline_of(model.table, grid, clauses)
     inner = (pipeline.mesh, pipeline.clauses) if pipeline else (grid, clauses)

@@ -1,4 +1,4 @@
-"""The time of a step over many devices: what a device computes, and what it waits for collectives over the links."""
+"""The time of a step over many devices: computation of a device, and exposed collectives over the links."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SEVERAL = (
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """Collectives by one word over an axis of the mesh for one purpose: how often, seconds of a step, which link."""
+    """Collectives of one kind, mesh axis and purpose: their number, seconds per step, and link."""
 
     op: str
     mesh_axis: str
@@ -53,7 +53,7 @@ class CollectiveTime:
 
 @dataclass(frozen=True)
 class OverTime(Serializable):
-    """The time of a step on a device of many.
+    """The time of a step on a device of a mesh.
 
     lines    what it computes
     moved    what collectives take, each alone
@@ -78,11 +78,11 @@ class OverTime(Serializable):
     @property
     @Key(after="cluster")
     def seconds(self) -> float:
-        """Of a step."""
+        """The seconds of a step."""
         return self.lines.seconds + self.waits + self.exposed
 
     def notes(self) -> Iterator[str]:
-        """In words."""
+        """The notes as sentences."""
         parts = [f"{seconds_of(self.lines.seconds)} of compute"]
         parts += [f"{seconds_of(self.waits)} of collectives without overlap"] if self.waits else []
         rest = seconds_of(self.exposed) if self.exposed else "nothing"
@@ -110,7 +110,7 @@ def over_time(
     kind: Precision,
     book: Book,
 ) -> OverTime:
-    """The time of the priced rows of a placed table on a device of a cluster."""
+    """Return the time of the priced rows of a placed table on a device of a cluster."""
     check_timed(over.placed.clauses, over.placed.mesh.sizes)
     lines = timing(rows, sizes, rates, kind.values, book, _updated(over, kind))
     spent = {name: PassTime(shared=cluster.shared) for name in "FBWO"}
@@ -150,7 +150,7 @@ def _transfers(over: OverMesh, cluster: Cluster) -> Iterator[tuple[Collective, T
 
 
 def _updated(over: OverMesh, kind: Precision) -> dict[str, int]:
-    """Bytes of a number of what an optimizer reads and writes, by array: it updates masters, where there are some."""
+    """Return the bytes of an element that an optimizer reads and writes, by array; masters replace weights."""
     placed, widths = over.placed, dict[str, int]()
     whole = placed.whole
     states = 1 if rounds_states(whole) else BYTES.get(kind.states, kind.value)  # none in inference

@@ -1,4 +1,4 @@
-"""A step over many devices: the table of each, what it sends, and why."""
+"""A step over a mesh: the table of each device, its traffic, and the reasons of collectives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CLUSTER = Key(form=attrgetter("name"), optional=True, after="written_stages").f
 
 @dataclass(frozen=True, repr=False)
 class PlacedStep(AtLength):
-    """A step over a mesh of devices: the table of each, and what it sends.
+    """A step over a mesh of devices: the table of each, and its traffic.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class PlacedStep(AtLength):
         return lines
 
     def statements(self, over: OverMesh | None = None) -> Iterator[tuple[int, Statement, Collective | None]]:
-        """Its lines with their depth and collectives; of a loop only its heading.
+        """Yield lines with their depth and collectives; for a loop its heading.
 
         over  the stage whose lines are meant; else what each device runs
         """

@@ -1,4 +1,4 @@
-"""A question is a function, and its parameters are its flags: each is written once, in the signature and the docstring.
+"""Questions: functions whose parameters are flags, written once in the signature and the docstring.
 
 From there come the keyword, the flag of the command line with its help, and the JSON schema. What parameters mean that
 several functions have stands in flags.toml, once; a docstring has those that mean something else there, or that are
@@ -28,7 +28,7 @@ _ITEM = re.compile(r"[^,=+]+")
 
 @dataclass(frozen=True)
 class Shared:
-    """The part of a flag that several questions share: a row of flags.toml, where its fields are described."""
+    """The part of a flag that several questions share: a row of flags.toml, which describes its fields."""
 
     group: str
     meaning: str = ""
@@ -41,7 +41,7 @@ class Shared:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that a flag may have, if they are a list."""
+        """The allowed values of a flag, if they are a list."""
         names = list[str]()
         for word in self.known.split():
             module, is_registry, name = word.partition(":")
@@ -62,7 +62,7 @@ GROUPS = tuple(_ROWS)
 
 @dataclass(frozen=True)
 class Flag:
-    """A parameter of a question, as it is typed, explained and read.
+    """A parameter of a question, with its spelling, meaning and type.
 
     kind     boolean, integer, number or string, as a JSON schema has it
     how      argument, arguments (all that there are), flag, or flags (all others: sizes of a model)
@@ -99,7 +99,7 @@ class Flag:
         return self.about.value or usual
 
     def schema(self) -> dict[str, Any]:
-        """The property of a JSON schema. Numbers may be texts too, such as 3e11 or 8k."""
+        """Return the property of a JSON schema; numbers may be strings too, such as 3e11 or 8k."""
         number = self.kind in ("integer", "number")
         schema: dict[str, Any] = {"type": [self.kind, "string"] if number else self.kind}
         schema["description"] = typed(self.meaning)
@@ -111,7 +111,7 @@ class Flag:
 
 
 def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callable[[QuestionFunction], QuestionFunction]:
-    """Makes a function a question: arguments may be in another case or under their other names.
+    """Make a function a question: arguments may have another case or any of their names.
 
     The docstring then lists all parameters.
 
@@ -178,13 +178,13 @@ def asked(
 
 
 def _renamed(name: str, parameters: Mapping[str, Any]) -> str:
-    """The name that the function has for an argument."""
+    """Return the function's parameter for the name of an argument."""
     others = (*FLAGS[name].also, FLAGS[name].typed) if name in FLAGS and name not in parameters else ()
     return next((other for other in others if other in parameters), name)
 
 
 def _with_lengths(arguments: dict[str, Any], given: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, with the sizes of a run that are said in another spelling, as `B=8`, as the function's own."""
+    """Return the arguments with sizes of a run under their parameters' names, such as batch_size for B."""
     renamed = dict(arguments)
     for spelling in arguments:
         name = OF_A_RUN.get(spelled(spelling), "")
@@ -203,7 +203,7 @@ def _twice(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
 
 
 def _usual(name: str, value: Any) -> Any:
-    """A name, or several with commas between, as its registry has it: AdamW is adamw; NumPy's numbers as Python's."""
+    """Return names as in their registry, such as adamw for AdamW, and NumPy's numbers as Python's."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     elif isinstance(value, list | tuple) and type(value) in (list, tuple):
@@ -224,7 +224,7 @@ class DocParts:
 
 
 def docstring_parts(function: Callable[..., Any]) -> DocParts:
-    """The parts of a docstring that the help shows."""
+    """Return the parts of a docstring that the help shows."""
     about, *parts = _SECTION.split(cleandoc(function.__doc__ or ""))
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
     paragraphs = (" ".join(part.split()) for part in about.split("\n\n"))
@@ -233,7 +233,7 @@ def docstring_parts(function: Callable[..., Any]) -> DocParts:
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
-    """Unindented lines with the indented ones below each."""
+    """Yield unindented lines with the indented ones below each."""
     for entry in re.split(r"\n(?=\S)", text.strip("\n")):
         head, _, below = entry.partition("\n")
         if head:
@@ -241,13 +241,13 @@ def _entries(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
-    """Its parameters, and those of another one that it passes on."""
+    """Return the parameters of a function, and those of another function to which it passes them."""
     parameters: Mapping[str, Parameter] = getattr(function, "parameters", None) or signature(function).parameters
     return parameters
 
 
 def flags_of(function: Callable[..., Any]) -> tuple[Flag, ...]:
-    """The flags and arguments of a question, in the order of its parameters."""
+    """Return the flags and arguments of a question, in the order of its parameters."""
     meanings, group, flags = docstring_parts(function).parameters, GROUPS[-1], list[Flag]()
     for parameter in _parameters(function).values():
         about = FLAGS.get(parameter.name, Shared(group))
@@ -276,7 +276,7 @@ _HOW: Mapping[Any, str] = {
 
 
 def schema_of(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """A question as a JSON schema (2020-12): what it may be asked with, by the names of its parameters."""
+    """Return the JSON schema (2020-12) of a question's parameters."""
     flags = flags_of(function)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -296,7 +296,7 @@ def _kind(annotation: str) -> str:
 
 
 def _documented(function: Callable[..., Any], parameters: Iterable[str], others: Mapping[str, str]) -> str:
-    """The docstring with all parameters, in their order; what it says nothing of is as others or all say it."""
+    """Return the docstring with all parameters in order; missing ones have the shared descriptions."""
     about, *parts = _SECTION.split(cleandoc(function.__doc__ or ""))
     meanings, listed = docstring_parts(function).parameters, []
     for name in parameters:
@@ -312,7 +312,7 @@ def _documented(function: Callable[..., Any], parameters: Iterable[str], others:
 
 
 def flags_typed(arguments: Mapping[str, Any]) -> list[str]:
-    """Keywords as the words of a command line that say the same."""
+    """Return keywords as command-line arguments."""
     words = list[str]()
     for name, value in arguments.items():
         flag = FLAGS[name].typed or name if name in FLAGS else name
@@ -322,6 +322,6 @@ def flags_typed(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def typed(text: str) -> str:
-    """A text as the command line says it: a name of an argument as its flag, and no backticks."""
+    """Return a text for the command line: parameters as flags, and no backticks."""
     flagged = re.sub(r"`([a-z][a-z0-9_]*)`", lambda match: f"--{match[1].replace('_', '-')}", text)
     return flagged.replace("`", "")

@@ -36,7 +36,7 @@ LEFT_OUT = "left out of the publication's total: "
 def because(
     model: Model, book: Book, rows: tuple[PricedLine, ...], plain: tuple[PricedLine, ...]
 ) -> Iterator[Difference]:
-    """The terms by which the rows of a book differ from those of matrix products, each row in one term alone."""
+    """Return the terms by which a book's rows differ from those of matrix products; each row is in one term."""
     if book.rule == FORMULA:
         yield from _formula(rows, plain)
     elif book.rule == "matrix":
@@ -48,7 +48,7 @@ def because(
 def _attention(
     model: Model, book: Book, rows: tuple[PricedLine, ...], plain: tuple[PricedLine, ...]
 ) -> Iterator[Difference]:
-    """Causal attention first, then its scores again: a book with only the first is between the two."""
+    """Return the terms of causal attention, then of its recomputed scores."""
     between = rows_of(model, "bp", replace(book, name=f"{book.name}, once", again=False)) if book.again else rows
     yield "causal attention in half" if book.causal == "half" else "pairs that causal attention hides", between, plain
     yield "attention's scores computed again in backward", rows, between
@@ -115,7 +115,7 @@ def _word(op: str) -> str:
 
 
 def _formula(rows: tuple[PricedLine, ...], plain: tuple[PricedLine, ...]) -> Iterator[Difference]:
-    """By what is multiplied: the blocks' matrices, attention's products, and those outside the blocks."""
+    """Return the terms by operands: the blocks' matrices, attention's products, and those outside the blocks."""
     together = any(row.layer == "model" for row in rows)
     apart = all(any(map(_of_attention, side)) for side in (rows, plain))  # a module may call its layers otherwise
 

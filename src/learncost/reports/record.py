@@ -1,4 +1,4 @@
-"""The ledger as a record: rows, macro-operations, totals, the whole training; exact integers all of them."""
+"""The cost ledger as data: rows, macro-operations, totals and the whole training, as exact integers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LedgerRow(Serializable):
 
     @property
     def seconds(self) -> float | None:
-        """On the device; None where none is given, and where the row runs inside of other rows' kernels."""
+        """The seconds on the device; None without one, and for a row inside other rows' kernels."""
         return None if self.time is None else self.time.seconds
 
     @property
@@ -77,7 +77,7 @@ def _with_passes(phases: Mapping[str, tuple[int, Amount]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cache(Serializable):
-    """The keys and values (or what these are made of) that decoding keeps, of all layers.
+    """The KV cache of all layers: keys and values, or their compression.
 
     elements  of one token of a sequence
     source    elements of one token of the encoder, which cross-attention keeps
@@ -108,7 +108,7 @@ class Cache(Serializable):
     @property
     @Key()
     def bytes(self) -> int | None:
-        """Of the whole context of all sequences."""
+        """The bytes of the whole context of all sequences."""
         return self._bytes(self.count)
 
     def _bytes(self, elements: int) -> int | None:
@@ -258,7 +258,7 @@ class Cost(AtLength, Drawn):
     @property
     @Key(optional=True, after="rows")
     def not_derived(self) -> tuple[NotDerived, ...]:
-        """The operations that are not derived: their cost is stated, or nobody knows it."""
+        """The operations that are not derived: their cost is stated or unknown."""
         from learncost.reports.rows import not_derived_of
 
         return not_derived_of(self.priced.rows, self.priced.sizes) if self.priced else ()
@@ -286,7 +286,7 @@ class Cost(AtLength, Drawn):
 
     @property
     def seconds(self) -> float | None:
-        """The seconds of a step on the device or the cluster, where one is given."""
+        """The seconds of a step on the device or cluster, if one is given."""
         timed = self.over_time or self.timing
         return None if timed is None else timed.seconds
 
@@ -306,13 +306,13 @@ class Cost(AtLength, Drawn):
 
     @property
     def steps(self) -> int | None:
-        """Steps of a training run of `tokens` tokens; the last one may be partly filled."""
+        """The steps of a training run of `tokens` tokens; the last one may be partial."""
         return None if self.tokens is None else -(-self.tokens // self.tokens_per_step)
 
     @property
     @Key(optional=True)
     def training(self) -> dict[str, int] | None:
-        """A whole training run: tokens, steps, MACCs and FLOPs."""
+        """The whole training run: tokens, steps, MACCs and FLOPs."""
         if self.steps is None:
             return None
         counts = {"maccs": self.total.maccs * self.steps, "flops": self.total.flops * self.steps}

@@ -48,7 +48,7 @@ REQUIRED: Any = Parameter.empty
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that can be asked about a step or about inference, as it was given; `flags.toml` says what each is.
+    """All settings of a question about a step or inference, as given; `flags.toml` describes each.
 
     `sizes` are the sizes and settings of the model, in any spelling.
     """
@@ -123,7 +123,7 @@ class Request:
 
     @property
     def timed_as(self) -> str:
-        """Return whose time is predicted: of this package's kernels under a plan, else of PyTorch's operators."""
+        """Return whose time is predicted: this package's kernels under a plan, else PyTorch's operators."""
         return "kernels" if self.plan else "operators"
 
     def rates(self, kind: Precision) -> Rates | None:
@@ -185,18 +185,18 @@ class Request:
 
     @property
     def model_name(self) -> str:
-        """The model as it is typed: a name, a path, or for what came as data the name that its file has."""
+        """The model as typed: a name, a path, or for data the name of its file."""
         if isinstance(self.model, str):
             return str(self.model)
         return f"{self.model.name}.table" if isinstance(self.model, Layer) else getattr(self.model, "name", CONFIG)
 
     def command(self, command: str, **more: Any) -> str:
-        """Return the command line that asks the same; `more` are flags of the command's own."""
+        """Return the equivalent command line; `more` are flags of the command alone."""
         read_by = getattr(self.model, "read_by", ())
         return shlex.join(["learncost", command, self.model_name, *read_by, *flags_typed(self._given_with(more))])
 
     def call(self, function: str, **more: Any) -> str:
-        """Return the Python call that asks the same; `more` are keywords of the function's own."""
+        """Return the equivalent Python call; `more` are keywords of the function alone."""
         layer = layer_given(self.model)
         live = layer is not None and layer.steps is not None
         model = "lc.from_module(module, inputs)" if live else repr(self.model_name)
@@ -209,7 +209,7 @@ class Request:
 
 
 def _literal(value: object) -> str:
-    """Return a value in Python: what was typed as digits is a number."""
+    """Return a value as a Python literal; digits become a number."""
     return value if isinstance(value, str) and value.isascii() and value.isdecimal() else repr(value)
 
 
@@ -219,7 +219,7 @@ _FIELDS = {each.name: each for each in fields(Request)}
 def takes_request(
     names: str, grouped: type[Any] | None = None, **defaults: Any
 ) -> Callable[[Callable[Concatenate[Request, Own], Answer]], Callable[..., Answer]]:
-    """Make a function of a request a question, which takes a `Request` or the named fields as keywords.
+    """Make a function of a request a question that accepts a `Request` or the named fields as keywords.
 
     Sizes of the model are always taken.
 
@@ -263,7 +263,7 @@ def takes_request(
 
 
 def _parameters(names: str, defaults: Mapping[str, Any]) -> Iterable[Parameter]:
-    """The parameters of fields, in order; those before `/` are no keywords, and those behind `*` are keywords only.
+    """Return the parameters of fields in order: positional-only before `/`, keyword-only after `*`.
 
     defaults  by name, a default or a whole parameter
     """

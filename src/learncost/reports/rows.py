@@ -1,4 +1,4 @@
-"""The rows of a ledger: priced lines, put together as asked.
+"""The rows of a ledger: grouped priced lines.
 
 A line that is not derived has a stated cost, or one that nobody knows: a note of the ledger says which there are.
 """
@@ -34,7 +34,7 @@ def ledger(
     timed: Timing | None = None,
     over: OverMesh | None = None,
 ) -> Cost:
-    """Return priced lines put together as asked and evaluated; over many devices those of one of them."""
+    """Return grouped and evaluated priced lines; over a mesh those of one device."""
     axes = price.sizes
     passes = chosen.passes_over(model)
     if any(row.macro_operation == "recomputation" for row in price.rows):
@@ -83,7 +83,7 @@ BY: Mapping[str, tuple[str, ...]] = {
 
 
 def by_module(cost: Cost, depth: Any) -> Cost:
-    """The same ledger with a row for each module, so many parts of its path deep; None: for each whole path."""
+    """Return the ledger with a row for each module, up to a depth of its path; None: for each complete path."""
     assert cost.priced is not None
     if not any(row.module for row in cost.priced.rows):
         raise InputError(f"--by module requires an imported module; {cost.model} has no module paths")
@@ -93,14 +93,14 @@ def by_module(cost: Cost, depth: Any) -> Cost:
 
 
 def _path(row: PricedLine, depth: int | None) -> str:
-    """The path of a row's module, so many parts of it; of a line without one that of the whole."""
+    """Return the path of a row's module up to a depth; that of the whole model for a line without one."""
     return ".".join(row.module.split(".")[:depth]) if row.module.strip(".") else "."
 
 
 def lines_by(
     price: Price, by: str, timed: Timing | None = None, depth: int | None = None
 ) -> list[tuple[dict[str, Any], list[PricedLine]]]:
-    """The priced lines that make each row of a ledger, under what the row is called, in the ledger's order.
+    """Return the priced lines of each row of a ledger by the row's name, in the ledger's order.
 
     Lines of one name are one row by equation; those that say different modules are several.
     depth   how many parts of a module's path its rows have; None: all
@@ -132,7 +132,7 @@ def _rows(
     whole: str | None = None,
     over: OverMesh | None = None,
 ) -> tuple[LedgerRow, ...]:
-    """The rows; `whole` is the name of the layer that is the model, of which there are no several."""
+    """Return the rows; `whole` is the name of a layer that is the model."""
     result = []
     payloads, rounds = (over.payloads, over.rounds) if over else ({}, frozenset[int]())
     for fields_of_row, rows in lines_by(price, by, timed, depth):
@@ -191,7 +191,7 @@ def _repeat(part: Price, passes: int, rounds: Collection[int] = ()) -> int:
 
 @dataclass(frozen=True)
 class NotDerived(Serializable):
-    """An operation that has a cost and no meaning, or neither.
+    """An operation without a definition, whose cost is stated or unknown.
 
     operator  what it is called
     module    the path of the module that runs it, `*` for the number of a block
@@ -226,7 +226,7 @@ def _count(flops: Any) -> str:
 
 
 def not_derived_of(rows: Iterable[PricedLine], sizes: Mapping[str, Any]) -> tuple[NotDerived, ...]:
-    """The operations among priced rows that are not derived, each with its gradient."""
+    """Return the operations of priced rows that are not derived, each with its gradient."""
     operations: dict[tuple[str, str, Opaque], list[PricedLine]] = {}
     for row in rows:
         if row.opaque is not None and isinstance(row.source, Op):
@@ -248,7 +248,7 @@ def _operation(
 
 
 def notes(operations: Iterable[NotDerived]) -> Iterator[str]:
-    """The note below a table with such operations."""
+    """Return the note on operations that are not derived."""
     operations = tuple(operations)
     if not operations:
         return

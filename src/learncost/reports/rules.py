@@ -1,4 +1,4 @@
-"""Rules of thumb against exact numbers: the rule is data with its source, the number is read off the tables."""
+"""Comparison of rules of thumb, which are data with sources, with exact numbers of tables."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def rules(request: Request) -> Rules:
 
 
 def _rule(key: str, cases: Iterable[Case]) -> Rule:
-    """A rule with what it is held against; an error relative to nothing is none."""
+    """Return a rule compared with exact values; there is no error relative to zero."""
     return Rule(rules_of_thumb()[key], tuple(case for case in cases if case.exact))
 
 
@@ -99,7 +99,7 @@ def _training(measures: Measures, tokens: int) -> _Found:
 
 
 def _mfu_of(measures: Measures, tokens: int) -> Iterator[Case]:
-    """A whole training run against nanoGPT's estimate, of models that its formula is about."""
+    """Compare a training run with nanoGPT's estimate, for models that its formula describes."""
     run, book = measures.run, find_book("nanogpt-mfu")
     try:
         run.rows("bp", book)
@@ -130,7 +130,7 @@ def _mfu_of(measures: Measures, tokens: int) -> Iterator[Case]:
 
 
 def _run_of(measures: Measures, tokens: int, thumb: RuleOfThumb, procedure: str) -> Case:
-    """A whole training run against c N D."""
+    """Compare a training run with c N D."""
     name = measures.run.model.configuration.name
     per_step = measures.run.axes["B"] * measures.run.axes["M"]
     steps = -(-tokens // per_step)
@@ -175,7 +175,7 @@ def _blocks(measures: Measures) -> _Found:
 
 
 def _block_parts(measures: Measures, thumb: RuleOfThumb, block: BlockMeasure, key: str) -> tuple[ErrorPart, ...]:
-    """Rule minus exact by what is multiplied."""
+    """Return rule minus exact by the operands of products."""
     axes = measures.run.axes
     letters = {"b": axes["B"], "s": axes[block.axis], "h": axes["d"]}
     procedure, keep = ("recompute" if key == "block_recomputed" else "bp"), (forward if key == "block" else _always)
@@ -213,7 +213,7 @@ def _block_parameters(measures: Measures, block: BlockMeasure) -> Case:
 
 
 def _ratios(measures: Measures) -> _Found:
-    """Backward over forward: of products, of layers, of all."""
+    """Return the ratios of backward to forward of products, layers and all."""
     cases = []
     for kind, title in (("linear", "products with weights"), ("attention", "products of attention")):
         once, twice = (measures.flops("bp", "matmul", _of_kind(kind, part)) for part in (forward, backward))
@@ -238,7 +238,7 @@ def _of_kind(kind: str, part: Callable[[PricedLine], bool]) -> Callable[[PricedL
 
 
 def _convolution(axes: Mapping[str, int]) -> list[Case]:
-    """A convolution as wide as the model with a kernel of three, by the layer of that name."""
+    """Compare a convolution of the model's width with a kernel of three."""
     derived = derive(shipped_layer("convolution").table, wanted=("X", "W", "b"))
     sizes = {"B": axes["B"], "M": axes["M"], "c": 3, "d": axes["d"], "e": axes["d"]}
     once, *others = (
@@ -294,7 +294,7 @@ def _products(measures: Measures) -> _Found:
 
 
 def _gpt3() -> tuple[Rule, ...]:
-    """The rules that are about GPT-3, whatever the model."""
+    """Return the rules about GPT-3."""
     blog, full = (_whole(name, "300000000000") for name in ("gpt3-jiang", "gpt3-175b"))
     days, rounded = rules_of_thumb()["gpt3_days"].at(), rules_of_thumb()["gpt3_rounded"].at()
     tokens = full.run.tokens or 0

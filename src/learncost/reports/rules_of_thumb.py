@@ -1,4 +1,4 @@
-"""Rules of thumb as their sources have them: formulas in the source's letters, from rules.toml, and their values."""
+"""Rules of thumb in their sources' letters, from rules.toml, and their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Number = int | Fraction
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """A rule of thumb as its source has it."""
+    """A rule of thumb as its source states it."""
 
     key: str
     title: str
@@ -55,7 +55,7 @@ class Case(Serializable):
     @property
     @Key("relative_error")
     def error(self) -> float:
-        """Rule minus exact, relative to exact."""
+        """The error: rule minus exact, relative to exact."""
         return float(Fraction(self.rule - self.exact) / Fraction(self.exact))
 
     @property
@@ -70,7 +70,7 @@ class Case(Serializable):
 
 @dataclass(frozen=True)
 class Rule(Serializable):
-    """A rule of thumb with everything that it was held against."""
+    """A rule of thumb with its comparisons."""
 
     thumb: RuleOfThumb = field(
         metadata=Key(form=attributes("key title formula source because letters"), inline=True).field
@@ -80,7 +80,7 @@ class Rule(Serializable):
 
 @dataclass(frozen=True, repr=False)
 class Rules(AtLength):
-    """Rules of thumb held against a model at the sizes of one step, and against GPT-3, which some of them are about.
+    """Rules of thumb compared with a model at the sizes of one step, and with GPT-3, which some are about.
 
     Attributes
     ----------
@@ -124,13 +124,13 @@ class Rules(AtLength):
 
 @cache
 def rules_of_thumb() -> Mapping[str, RuleOfThumb]:
-    """The rules of thumb by key, in the order of rules.toml."""
+    """Return the rules of thumb by key, in the order of rules.toml."""
     text = Path(__file__).with_name("rules.toml").read_text(encoding="utf-8")
     return {key: RuleOfThumb(key, **{"parts": {}, **row}) for key, row in tomllib.loads(text).items()}
 
 
 def evaluate(formula: str, letters: Mapping[str, Number]) -> Number:
-    """The value of a sum of products such as `24 b s h^2 + 4 b s^2 h`, or of one over another."""
+    """Return the value of a sum of products such as `24 b s h^2 + 4 b s^2 h`, or of a ratio of two."""
     values: list[Any] = [_polynomial(part).at(letters) for part in formula.split(" / ")]
     assert not any(isinstance(value, Polynomial) for value in values), f"{formula} has unknown letters"
     value: Number = values[0] if len(values) == 1 else Fraction(values[0]) / values[1]

@@ -1,4 +1,4 @@
-"""A run that is priced: its model, sizes and training, checked; and the priced lines of its steps."""
+"""A checked run, with its model, sizes and training, and the priced lines of its steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _priced(structure: Structure, name: str, book: str, optimizer: str, mode: st
 
 
 def _under(plan: str, table: Table, model: Model) -> Table:
-    """The step under a plan; one that changes nothing in a user's layer is refused."""
+    """Return the step under a plan; refuse a plan that changes nothing in a user's layer."""
     if not plan:
         return table
     from learncost.passes.plan import planned  # imported where it is needed: start-up counts
@@ -58,7 +58,7 @@ def _under(plan: str, table: Table, model: Model) -> Table:
 def rows_of(
     model: Model, name: str, book: str | Book, optimizer: str | None = None, mode: str = "paper", plan: str = ""
 ) -> tuple[PricedLine, ...]:
-    """The priced lines of one step of a procedure under a plan, as polynomials in the axes' sizes.
+    """Return the priced lines of one step of a procedure under a plan, as polynomials in the axes' sizes.
 
     optimizer  where it is None, the book's (`default_optimizer`)
     """
@@ -111,7 +111,7 @@ def left_out_text(refused: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A checked request before pricing: the model, the sizes of all axes, and how it is trained."""
+    """A checked request before pricing: the model, the sizes of all axes, and the training settings."""
 
     model: Model
     axes: Mapping[str, int]
@@ -125,25 +125,25 @@ class PreparedRun:
 
     @property
     def length_note(self) -> str:
-        """Return how to ask for the whole context where the default length is shorter, else ""."""
+        """Return the note on how to request the whole context if the default length is shorter, else ""."""
         return "" if self.context is None else f" (--seq-len; context {self.context:,})"
 
     @property
     def _asked(self) -> dict[str, Any]:
-        """Return what a ledger repeats of the request."""
+        """Return the fields of the request that a ledger repeats."""
         return {"plan": self.plan, "tokens": self.tokens, "length_note": self.length_note}
 
     def rows(self, procedure: str, book: Book) -> tuple[PricedLine, ...]:
-        """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
+        """Return the priced lines of one step of a procedure, as polynomials in the axes' sizes."""
         return rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
 
     def table(self, procedure: str, book: Book) -> Table:
-        """The step as it is priced: the lines of `rows`, one for one, in their loops."""
+        """Return the priced step: the lines of `rows`, one for one, in their loops."""
         optimizer = self.optimizer or default_optimizer(book)
         return _under(self.plan, step(Structure(self.model).model, procedure, optimizer, book.jacobian), self.model)
 
     def cost(self, procedure: str, book: Book, by: str = "layer", on: Rates | None = None) -> Cost:
-        """The ledger of one step of a procedure, with its time on a device."""
+        """Return the ledger of one step of a procedure, with its time on a device."""
         rows, chosen = self.rows(procedure, book), find_procedure(procedure)
         model, trained = trained_by(self.model, procedure), self.trained
         if (part := adaptation(chosen)) is not None:
@@ -162,7 +162,7 @@ class PreparedRun:
     def cost_over(
         self, procedure: str, book: Book, by: str, over: OverMesh, on: tuple[Cluster, Rates, Precision] | None = None
     ) -> Cost:
-        """The ledger of one device's part of a step of a procedure, with what it sends, and its time on a cluster."""
+        """Return the ledger of one device's step of a procedure, with its traffic and time on a cluster."""
         if book.rule not in ("executed", "matrix"):
             raise InputError(f"price book {book.name} does not support --mesh: use --price-book run or matmul")
         rows, sizes = price(over.placed.table, {}, book).rows, {**over.sizes, **over.placed.sizes}
@@ -230,7 +230,7 @@ def prepare(request: Request, procedures: Iterable[str] | None = None) -> Prepar
 
 
 def lengths_of(request: Request) -> tuple[dict[str, int], dict[str, Any]]:
-    """The checked sizes of a run that are given, in any spelling among the sizes too, and the sizes of the model."""
+    """Return the checked given sizes of a run, under any of their names, and the sizes of the model."""
     checked, sizes = {name: getattr(request, name) for name in RUN}, dict(request.sizes)
     for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in checked]:
         name, value = resolve(spelling), sizes.pop(spelling)
@@ -242,7 +242,7 @@ def lengths_of(request: Request) -> tuple[dict[str, int], dict[str, Any]]:
 
 
 def check_tokens(name: str, value: object) -> int:
-    """A number of tokens: a whole number from 1 to 10^18, as text also in the form 3e11, 1.5e9 or 300B."""
+    """Return a number of tokens: an integer from 1 to 10^18; also from a text such as 3e11, 1.5e9 or 300B."""
     number = counted(value)
     if number is None or not 1 <= number <= LARGEST_TRAINING:
         raise InputError(f"{name} must be a whole number from 1 to 10^18, not {shown(value)}")
@@ -250,7 +250,7 @@ def check_tokens(name: str, value: object) -> int:
 
 
 def check_probability(name: str, value: object) -> float:
-    """A probability from 0 to below 1."""
+    """Return a probability from 0 to below 1."""
     try:
         number = float(value)  # type: ignore[arg-type]  # whatever does not convert is refused
     except (TypeError, ValueError):
@@ -261,6 +261,6 @@ def check_probability(name: str, value: object) -> float:
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Refuse what is none of the choices."""
+    """Refuse a value that is none of the choices."""
     if value not in choices:
         raise InputError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")

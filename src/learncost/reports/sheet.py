@@ -1,4 +1,4 @@
-"""Sheets: headings, rows of cells, notes underneath, as text of a given width, HTML, Markdown and LaTeX."""
+"""Sheets: tables with headings and notes, as text of a given width, HTML, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _ENDLESS = 10**6
 
 
 class Readable(Framed):
-    """A result that a Python session shows as its text: a dataclass with it says `repr=False`, so as to keep it."""
+    """A result whose repr is its text; its dataclass must have `repr=False`."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 class Shown(Serializable, Readable):
-    """An answer: fields, and the sheets that show them. All forms in which it is read or written come from these."""
+    """An answer: its fields, and the sheets that show them. All output formats derive from these."""
 
     sheets_module: ClassVar[str] = ""
     """The module that makes the sheets, by a function `sheets(answer, width)`; it is imported when they are wanted.
@@ -59,7 +59,7 @@ class Shown(Serializable, Readable):
     """
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        """Return the sheets that are shown one below the other within a width in columns."""
+        """Return the sheets to show below each other within a width in columns."""
         result: tuple[Sheet, ...] = self._by("sheets")(self, width)
         return result
 
@@ -75,7 +75,7 @@ class Shown(Serializable, Readable):
         return _records(make(self)) if make else "\n".join(sheet.csv() for sheet in self._tables())
 
     def show(self, format: str = "table") -> str:
-        """The answer as table, json, csv, md, latex or html."""
+        """Return the answer as table, json, csv, md, latex or html."""
         match SPELLED.get(format, format):
             case "table":
                 return str(self)
@@ -111,7 +111,7 @@ class Shown(Serializable, Readable):
         yield from styled(self._lines(options.max_width))
 
     def text(self, width: int = WIDTH) -> str:
-        """The answer as plain text, no line longer than the width."""
+        """Return the answer as plain text, with no line longer than the width."""
         return "\n".join(line for line, _ in self._lines(width))
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class Shown(Serializable, Readable):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class AtLength(Shown):
-    """An answer about sequences of a length, which is a default where none was given.
+    """An answer about sequences of a given or default length.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class AtLength(Shown):
 
 
 class Drawn(Shown):
-    """An answer of which there are figures."""
+    """An answer with figures."""
 
     figures: ClassVar[tuple[str, ...]] = ()
     """The kinds, the usual one first."""
@@ -144,7 +144,7 @@ class Drawn(Shown):
     """The kind that a notebook shows over the table, where matplotlib is installed."""
 
     def plot(self, figure: str = "", columns: int = 1) -> Any:
-        """The answer as a matplotlib Figure, which a notebook shows; `savefig` writes it.
+        """Return the answer as a matplotlib Figure, which a notebook shows; `savefig` writes it.
 
         Parameters
         ----------
@@ -166,7 +166,7 @@ class Drawn(Shown):
 
     @property
     def panels(self) -> tuple[Shown, ...]:
-        """The answers that have a panel each."""
+        """Return the answers with one panel each."""
         return (self,)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
@@ -177,7 +177,7 @@ class Drawn(Shown):
 
 
 def _records(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as comma-separated values; numbers in full."""
+    """Return rows as comma-separated values with full numbers."""
     rows, text = list(rows), io.StringIO()
     if rows:
         writer = csv.DictWriter(text, tuple(rows[0]), lineterminator="\n")
@@ -188,7 +188,7 @@ def _records(rows: Iterable[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class SheetRow:
-    """Cells of a row, the first one indented `depth` times; `style` is "", "bold" or "dim"."""
+    """The cells of a row, the first one indented `depth` times; `style` is "", "bold" or "dim"."""
 
     cells: tuple[str, ...]
     style: str = ""
@@ -197,7 +197,7 @@ class SheetRow:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table with its heading and notes. `left` says which columns are words; the others are numbers.
+    """A table with its heading and notes. `left` are the text columns; the others are numbers.
 
     `answer` is what was asked in one sentence, where the table is its reason.
     """
@@ -220,11 +220,11 @@ class Sheet:
 
     @property
     def width(self) -> int:
-        """The width of the table as text, its notes left aside."""
+        """The width of the table as text, without its notes."""
         return sum(self.widths) + len(_GAP) * (len(self.columns) - 1)
 
     def lines(self, width: int = WIDTH) -> Iterator[tuple[str, str]]:
-        """Lines of text with their styles, none longer than the width.
+        """Return lines of text with styles, none longer than the width.
 
         Columns of words and the notes are broken; where the numbers still need more, their columns are in blocks,
         one below the other, each with the first column.
@@ -247,7 +247,7 @@ class Sheet:
                 yield part, "dim"
 
     def _narrowed(self, width: int) -> list[int]:
-        """The widths of the columns, those of words made narrower where it takes that: the last one first."""
+        """Return the widths of the columns, with text columns narrowed if necessary, the last one first."""
         widths, last = list(self.widths), len(self.columns) - 1
 
         def over() -> int:
@@ -260,7 +260,7 @@ class Sheet:
         return widths
 
     def _blocks(self, widths: Sequence[int], width: int) -> list[list[int]]:
-        """The columns of each block; the first column is in all of them."""
+        """Return the columns of each block of a wide table; the first column is in all of them."""
         blocks = [[0]]
         for place in range(1, len(widths)):
             needed = sum(widths[column] + len(_GAP) for column in blocks[-1]) + widths[place]
@@ -270,7 +270,7 @@ class Sheet:
         return blocks
 
     def _row(self, row: SheetRow, widths: Sequence[int], places: Sequence[int]) -> Iterator[tuple[str, str]]:
-        """The row in as many lines as its longest cell of words needs."""
+        """Return the row in as many lines as its longest text cell requires."""
         cells = []
         for place in places:
             text = row.cells[place] if place < len(row.cells) else ""
@@ -289,7 +289,7 @@ class Sheet:
             yield _GAP.join(texts).rstrip(), row.style
 
     def text(self, width: int = WIDTH) -> str:
-        """The sheet as plain text."""
+        """Return the sheet as plain text."""
         return "\n".join(line for line, _ in self.lines(width))
 
     def __str__(self) -> str:
@@ -299,7 +299,7 @@ class Sheet:
         yield from styled(self.lines(options.max_width))
 
     def html(self) -> str:
-        """The sheet as one self-contained piece of HTML."""
+        """Return the sheet as self-contained HTML."""
 
         def cells(kind: str, row: Sequence[str], depth: int = 0) -> str:
             html_cells = []
@@ -324,7 +324,7 @@ class Sheet:
         return f'<div class="learncost">{table}<div style="font-size:smaller">{notes}</div></div>'
 
     def markdown(self) -> str:
-        """The sheet as a table of GitHub's Markdown."""
+        """Return the sheet as a table of GitHub's Markdown."""
 
         def line(cells: Iterable[str]) -> str:
             return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
@@ -336,7 +336,7 @@ class Sheet:
         return "\n\n".join(part for part in (title, self.answer, table, "\n".join(self.notes)) if part)
 
     def csv(self) -> str:
-        """The sheet as comma-separated values, numbers without separators."""
+        """Return the sheet as comma-separated values, with numbers without separators."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         for cells in (self.columns, *(row.cells for row in self.rows)):
@@ -345,7 +345,7 @@ class Sheet:
         return text.getvalue()
 
     def latex(self) -> str:
-        """The sheet as a tabular that needs no package; the title and the notes are comments."""
+        """Return the sheet as a tabular that requires no package, with the title and notes as comments."""
         if not self.columns:
             return "\n".join(f"% {text}" for text in (self.title, *self.notes) if text)
         align = "".join("l" if place in self.left else "r" for place in range(len(self.columns)))
@@ -359,7 +359,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column of a table: its heading, the cell of an entry, and whether it has words, which are aligned left.
+    """A column of a table: its heading, the cell of an entry, and whether it is text, aligned left.
 
     shown  whether the table has it
     """
@@ -371,7 +371,7 @@ class TableColumn:
 
 
 def words_of(names: str) -> Iterator[TableColumn]:
-    """Yield columns of attributes that are words, under their names."""
+    """Yield text columns of attributes, under their names."""
     yield from (TableColumn(name, attrgetter(name), words=True) for name in names.split())
 
 
@@ -387,7 +387,7 @@ def table(
     answer: str = "",
     style: Callable[[Any], str] = lambda entry: "",
 ) -> Sheet:
-    """Return the table of entries, a row each; `style` is that of an entry's row."""
+    """Return the table with a row for each entry; `style` is that of an entry's row."""
     shown = [column for column in columns if column.shown]
     rows = tuple(SheetRow(tuple(column.cell(entry) for column in shown), style(entry)) for entry in entries)
     words = frozenset(place for place, column in enumerate(shown) if column.words)
@@ -402,7 +402,7 @@ def _latex_line(cells: Iterable[str]) -> str:
 
 
 def styled(lines: Iterable[tuple[str, str]]) -> Iterator[Text]:
-    """Lines for a terminal, none of them broken again."""
+    """Return lines for a terminal, which it does not wrap."""
     from rich.text import Text
 
     for line, style in lines:
@@ -410,17 +410,17 @@ def styled(lines: Iterable[tuple[str, str]]) -> Iterator[Text]:
 
 
 def wrapped(text: str) -> str:
-    """A line in as many as it needs; a path or a plan stays in one piece."""
+    """Return the wrapped line; paths and plans are not broken."""
     return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def number(value: int) -> str:
-    """A count with separators."""
+    """Return a count with separators."""
     return f"{value:,}"
 
 
 def rounded(value: int) -> str:
-    """A count that is too long for its column, by four digits and a power of ten."""
+    """Return a count that is too long for its column with four digits and a power of ten."""
     if abs(value) < 10**9:
         return number(value)
     power = len(str(abs(value))) - 1
@@ -431,7 +431,7 @@ def rounded(value: int) -> str:
 
 
 def significant(value: float) -> str:
-    """Three significant digits, also where the last of them are zeros; from a thousand on zeros fill up."""
+    """Return three significant digits, with trailing zeros; from a thousand on as an integer."""
     if not value:
         return "0"
     rounded_off = float(f"{value:.3g}")
@@ -439,7 +439,7 @@ def significant(value: float) -> str:
 
 
 def size_of(count: int) -> str:
-    """Bytes in the unit that leaves three digits."""
+    """Return bytes with three digits and a unit."""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
         if abs(value) < 999.5:
@@ -453,12 +453,12 @@ _JOULES = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"))
 
 
 def seconds_of(seconds: float) -> str:
-    """A time in the unit that leaves three digits; nothing where there is none."""
+    """Return a time with three digits and a unit; "" for None."""
     return _scaled(seconds, _SECONDS)
 
 
 def joules_of(joules: float) -> str:
-    """An energy in the unit that leaves three digits; nothing where there is none."""
+    """Return an energy with three digits and a unit; "" for None."""
     return _scaled(joules, _JOULES)
 
 

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def words(name: str) -> str:
-    """A name of the JSON as it is shown."""
+    """Return the displayed form of a JSON name."""
     return name.replace("_", " ")
 
 
 def tables(cost: Cost) -> tuple[Sheet, ...]:
-    """A row a row of the ledger."""
+    """Return the ledger as a flat table."""
     return (_flat(cost),)
 
 
 def records(cost: Cost) -> list[dict[str, Any]]:
-    """The ledger's rows; counts are whole numbers."""
+    """Return the ledger's rows; counts are integers."""
     rows = [row.to_dict() | {"outside_paper": row.outside_paper} for row in cost.rows]
     if not any(row.not_derived for row in cost.rows):
         return rows
@@ -36,7 +36,7 @@ def records(cost: Cost) -> list[dict[str, Any]]:
 
 
 def sheets(cost: Cost, width: int = WIDTH) -> tuple[Sheet]:
-    """The ledger by macro-operation, with totals; it leaves columns out, then digits, until it fits the width."""
+    """Return the ledger by macro-operation with totals; columns, then digits, are dropped to fit the width."""
     return (_fitting(cost, width),)
 
 
@@ -55,7 +55,7 @@ def _fitting(cost: Cost, width: int) -> Sheet:
 
 
 def _timed(cost: Cost) -> tuple[str, ...]:
-    """The columns of a device, and of one among many."""
+    """Return the columns for a device, or for one of a mesh."""
     if cost.timing is None:
         return ("sent",) if cost.over else ()
     if cost.over:
@@ -128,26 +128,26 @@ AT_LEAST = ">= "
 
 
 def _marks(rows: Sequence[LedgerRow]) -> str:
-    """The signs that the notes explain."""
+    """Return the marks that the notes explain."""
     dagger = "†" if any(row.not_derived for row in rows) else ""
     return dagger + ("*" if any(row.outside_paper for row in rows) else "")
 
 
 def _layer(row: LedgerRow, two_sided: bool) -> str:
-    """A layer as it is called in a table: its block where it has one, and how many equal ones there are."""
+    """Return the label of a layer: its block, if any, and the number of equal layers."""
     times = f" × {row.repeat}" if row.repeat > 1 else ""
     return f"{_place(row, two_sided)}{times}"
 
 
 def _place(row: LedgerRow, two_sided: bool) -> str:
-    """A module by its path, or a layer by its name, after that of its block where there are blocks of two kinds."""
+    """Return a module's path or a layer's name, after that of its block if there are two kinds of blocks."""
     if row.module:
         return row.module
     return f"{row.block} {row.layer}" if two_sided and row.block else row.layer or ""
 
 
 def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
-    """The rows of equal layers together, or of a module."""
+    """Return the rows grouped by equal layers, or by module."""
     groups: dict[tuple[str | None, ...], list[LedgerRow]] = {}
     for row in rows:
         groups.setdefault((row.block, row.layer, row.module), []).append(row)
@@ -155,7 +155,7 @@ def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
 
 
 def title(cost: Cost) -> str:
-    """Return the title of a step, which says if the step does not fit the device."""
+    """Return the title of a step, with a remark if it does not fit the device."""
     return f"{step_title(cost)}{cost.memory.note if cost.memory else ''}"
 
 
@@ -307,7 +307,7 @@ def learning(cost: Cost) -> str:
 
 
 def convention(price_book: str) -> str:
-    """The notes under every table of counts."""
+    """Return the note under every table of counts."""
     books = BOOKS if price_book in BOOKS else every()
     meaning = f" - {books[price_book].title}" if price_book in books else ""
     return f"1 MACC = 2 FLOPs; price book: {price_book}{meaning}"

@@ -21,7 +21,7 @@ _JACOBIANS = (
 
 
 def records(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Every macro-operation under every book by every procedure; counts are whole numbers."""
+    """Return every macro-operation by price book and procedure; counts are integers."""
     for book, costs in comparison.costs.items():
         for procedure, cost in costs.items():
             phases: dict[str, tuple[int | str, Amount]] = {**cost.macro_operations, "total": ("", cost.total)}
@@ -31,7 +31,7 @@ def records(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def sheets(comparison: Comparison, width: int = WIDTH) -> tuple[Sheet, ...]:
-    """Macro-operations by procedure; ratios of others to bp by book; who overtakes whom."""
+    """Return macro-operations by procedure, ratios to bp by book, and crossovers."""
     return (
         _macro_operations(comparison, width),
         *((_ratios(comparison),) if {*comparison.procedures} > {"bp"} else ()),
@@ -40,7 +40,7 @@ def sheets(comparison: Comparison, width: int = WIDTH) -> tuple[Sheet, ...]:
 
 
 def _macro_operations(comparison: Comparison, width: int) -> Sheet:
-    """Counts exactly where they fit, else in millions, and so on, with three digits after the point."""
+    """Return exact counts if they fit, else in millions and so on with three decimals."""
     for power in (0, 6, 9, 12, 15, 18):
         sheet = _counts(comparison, power)
         if sheet.width <= width:
@@ -104,7 +104,7 @@ def _misfits(costs: Mapping[str, Cost]) -> str:
 
 
 def _optimizers(comparison: Comparison) -> str:
-    """The optimizer, and the books that have another one."""
+    """Return the optimizer, and the books that have another one."""
     optimizer = comparison.first.optimizer
     by_book = {name: next(iter(costs.values())).optimizer for name, costs in comparison.costs.items()}
     others = (f"; under {name} {another}" for name, another in by_book.items() if another != optimizer)

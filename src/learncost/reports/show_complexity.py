@@ -1,4 +1,4 @@
-"""Display of the comparison of layers: sheets of costs, of attention's heads, of crossings, of numbers."""
+"""Display of the comparison of layers: costs, attention's products, crossings and numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def records(complexity: Complexity) -> Iterator[dict[str, Any]]:
-    """One row a layer: expressions of Python, and numbers where all sizes are given."""
+    """Return a row for each layer: Python expressions, and numbers if all sizes are given."""
     names = ("name", "maccs", "parameters", "order", "sequential_operations", "maximum_path_length")
     for row in complexity.to_dict()["layers"]:
         at = row["at"] or {}
@@ -24,7 +24,7 @@ def records(complexity: Complexity) -> Iterator[dict[str, Any]]:
 
 
 def sheets(complexity: Complexity, width: int = WIDTH) -> tuple[Sheet, ...]:
-    """Costs in letters; attention product by product; where costs cross; the numbers, where sizes are given."""
+    """Return costs in letters, attention's products, crossings, and numbers if sizes are given."""
     tables = (_costs(complexity), _heads(complexity), _crossings(complexity))
     return (*tables, _numbers(complexity)) if complexity.sizes else tables
 
@@ -88,7 +88,7 @@ def _other(crossing: LengthCrossing) -> str:
 
 
 def _at(crossing: LengthCrossing, complexity: Complexity) -> str:
-    """The last whole length at which the one costs less, at the sizes that are given."""
+    """Return the last length at which the first costs less, at the given sizes."""
     stretches_at = crossing.at(complexity.sizes)
     if stretches_at is None:
         return ""

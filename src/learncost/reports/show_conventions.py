@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def records(answer: Conventions) -> Iterator[dict[str, Any]]:
-    """Books, the reasons of their differences, counters: a row each, with whole numbers."""
+    """Return a row for each book, reason and counter, with integers."""
 
     def row(kind: str, name: str, label: str, counts: Counts | None = None, *attention: int) -> dict[str, Any]:
         amounts = (counts.forward, counts.whole) if counts else ()
@@ -84,7 +84,7 @@ def _identified(answer: Conventions, identified: Identified) -> Sheet:
 
 
 def _fitting(make: Callable[[Callable[[int], str]], Sheet], width: int) -> Sheet:
-    """The sheet with every digit if it fits, else in billions with three decimals, and so on."""
+    """Return the sheet with every digit if it fits, else in billions with three decimals, and so on."""
 
     def fits(sheet: Sheet) -> bool:
         numbers = [column_width for place, column_width in enumerate(sheet.widths) if place not in sheet.left]

@@ -40,7 +40,7 @@ def _of_stages(identical: list[int]) -> str:
 
 
 def _stages(step: PlacedStep) -> Sheet:
-    """A row for each stage: its blocks, its weights, what its devices send."""
+    """Return a row for each stage: its blocks, weights and traffic."""
     rows, axis = [], step.over.placed.clauses[0].mesh
     for place, over in enumerate(step.stages):
         table, sizes = over.placed.table, {**over.sizes, **over.placed.sizes}
@@ -73,7 +73,7 @@ def _stages(step: PlacedStep) -> Sheet:
 
 
 def records(step: PlacedStep) -> Iterator[dict[str, Any]]:
-    """A row a collective."""
+    """Return a row for each collective."""
     for place, over in enumerate(step.stages or (step.over,)):
         for collective in over.collectives:
             yield {"stage": place, **dictionary_of(collective)} if step.stages else dictionary_of(collective)
@@ -123,7 +123,7 @@ def _timed(step: PlacedStep) -> Iterator[str]:
 
 
 def _formulas(step: PlacedStep) -> Iterator[Sheet]:
-    """The payload by sizes, as publications print it."""
+    """Return the payload as formulas of sizes, as publications print it."""
     notes = ("Elements, not bytes, over all runs of a step; B/dp is a device's shard of B.",)
     names = {"mesh axis": "mesh_axis", "collective": "op", "numbers": "numbers"}
     if step.formulas:

@@ -19,7 +19,7 @@ def sheets(rules: Rules, width: int = WIDTH) -> tuple[Sheet, ...]:
 
 
 def records(rules: Rules) -> Iterator[dict[str, Any]]:
-    """A row a case; numbers in full."""
+    """Return a row for each case, with full numbers."""
     for rule in rules.to_dict()["rules"]:
         for case in rule["cases"]:
             fields = {name: case[name] for name in ("subject", "price_book", "rule", "exact", "relative_error")}
@@ -70,7 +70,7 @@ def _whole(value: Number) -> str:
 
 
 def percent(share: float) -> str:
-    """A signed share: "0" where it is nothing, tiny ones in powers of ten, huge ones as a factor."""
+    """Return a signed percentage: tiny ones in powers of ten, huge ones as a factor."""
     if share == 0:
         return "0"
     if abs(share) >= 10:

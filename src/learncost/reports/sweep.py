@@ -1,4 +1,4 @@
-"""Sweeps: the cost of very many configurations at once, the polynomials of the ledger evaluated on arrays.
+"""Sweeps: the cost of many configurations at once, by evaluating the ledger's polynomials on arrays.
 
 Counts are float64, exact below 2^53, and every row says whether its own are. Nothing here loops over configurations:
 the distinct monomials of all polynomials are multiplied up once, block by block, and summed. No library of matrix
@@ -57,7 +57,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class SweepOnDevice:
-    """The time and the peak memory of every configuration on a device; memory is NaN where it is not known."""
+    """The time and the peak memory of every configuration on a device; unknown memory is NaN."""
 
     seconds: NDArray[np.float64]
     memory: NDArray[np.float64]
@@ -87,7 +87,7 @@ def _lists(columns: Mapping[str, NDArray[Any]]) -> dict[str, list[Any]]:
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Drawn):
-    """Configurations with their counts, as arrays. Counts are float64 and exact below 2^53, which every row says.
+    """Configurations with their counts, as arrays. Counts are float64; `exact` marks rows below 2^53.
 
     Attributes
     ----------
@@ -137,16 +137,16 @@ class Sweep(Drawn):
 
     @property
     def unfit(self) -> int:
-        """Rows whose peak memory exceeds that of the device, or is not known; 0 without a device."""
+        """The number of rows whose peak memory exceeds the device's or is unknown; 0 without a device."""
         return sum(int(np.count_nonzero(~series.on_device.fits)) for series in self.series if series.on_device)
 
     @property
     def inexact(self) -> int:
-        """Rows with a count from 2^53 on."""
+        """The number of rows with a count of at least 2^53."""
         return sum(int(np.count_nonzero(~series.exact)) for series in self.series)
 
     def parts(self) -> Iterator[dict[str, Any]]:
-        """The columns of one series after another; a text that is the same in all its rows is given once."""
+        """Yield the columns of each series; a text that is equal in all rows is a single value."""
         for series in self.series:
             columns: dict[str, Any] = {**self.sizes, "procedure": series.procedure, "price_book": series.price_book}
             if series.macro_operation is not None:
@@ -158,7 +158,7 @@ class Sweep(Drawn):
     @property
     @Key(form=_lists, inline=True)
     def columns(self) -> dict[str, NDArray[Any]]:
-        """All rows as one array a column, one series after another."""
+        """Return all rows, series after series, as an array for each column."""
         count = self.configurations
         parts = [
             {name: np.full(count, value) if isinstance(value, str) else value for name, value in part.items()}
@@ -171,7 +171,7 @@ class Sweep(Drawn):
         return f"; {self.unfit:,} of them: does not fit the device" if self.unfit else ""
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        """The first rows; `frame` and `write` have all."""
+        """Return the first rows; `frame` and `write` have all."""
         columns = {name: values[:SHOWN] for name, values in self.columns.items()}
         cells = zip(*(values.tolist() for values in columns.values()), strict=True)
         rows = tuple(Cells(tuple(map(_cell, row))) for row in cells)
@@ -180,17 +180,17 @@ class Sweep(Drawn):
         return (Sheet(f"{self.model}: {len(self):,} rows{self._misfit}", tuple(columns), rows, notes, left),)
 
     def frame(self) -> Any:
-        """The rows as a polars DataFrame (extra `sweep`); counts are Float64, sizes Int64, texts Categorical."""
+        """Return the rows as a polars DataFrame (extra `sweep`): counts are Float64, sizes Int64, texts Categorical."""
         from learncost.reports.columns import frame
 
         return frame(self)
 
     def to_polars(self) -> Any:
-        """The same as `frame`."""
+        """Return the rows as `frame` does."""
         return self.frame()
 
     def to_pandas(self) -> Any:
-        """The rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
+        """Return the rows as a pandas DataFrame. Raises `InputError` if pandas is not installed."""
         from learncost.ir.displayed import pandas_of_columns
 
         return pandas_of_columns(self.columns)
@@ -333,7 +333,7 @@ _Wanted = tuple[str, str, str | None, tuple[Polynomial, Polynomial]]
 
 
 def _wanted(model: Model, names: Sequence[str], books: Sequence[str], optimizer: str | None, by: str) -> list[_Wanted]:
-    """For every series the polynomials of its MACCs and its FLOPs."""
+    """Return the polynomials of MACCs and FLOPs of every series."""
     result: list[_Wanted] = []
     for name, book in itertools.product(names, books):
         rows = rows_of(model, name, book, optimizer)
@@ -356,7 +356,7 @@ def evaluate(
     model: Model,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The values of polynomials for every configuration, and bounds: a value is exact where its bound is below 2^53.
+    """Return the values of polynomials for every configuration, and bounds: values with bounds below 2^53 are exact.
 
     All partial sums are whole numbers of at most the bound, the sum with absolute coefficients. Below 2^53 none is
     ever rounded, in whatever order a library sums, and once a sum has reached 2^53 rounding cannot take it back.
@@ -391,7 +391,7 @@ def evaluate(
 
 
 def _axes(combinations: SweepGrid, model: Model) -> tuple[dict[str, NDArray[np.float64]], dict[str, int]]:
-    """The axes of the tables: those that differ between configurations as arrays, the others as numbers."""
+    """Return the sizes of the tables' axes: arrays if they differ between configurations, else numbers."""
     sizes = {
         **model.configuration.values,
         **combinations.fixed,
@@ -421,7 +421,7 @@ def _axes(combinations: SweepGrid, model: Model) -> tuple[dict[str, NDArray[np.f
 
 
 def _chosen(names_asked: Any, choices: Mapping[str, Any], check: Callable[[str], str]) -> list[str]:
-    """Names, given as one, as text with commas, as many, or as "all"; each once, an unknown one refused."""
+    """Return distinct names from one name, a comma-separated text, several, or "all"; refuse unknown ones."""
     names = names_asked.split(",") if isinstance(names_asked, str) else list(names_asked)
     if names == [ALL]:
         return list(choices)
@@ -431,5 +431,5 @@ def _chosen(names_asked: Any, choices: Mapping[str, Any], check: Callable[[str],
 
 
 def _cell(value: object) -> str:
-    """A value of a row, numbers with separators."""
+    """Return a value of a row as text, numbers with separators."""
     return str(value) if isinstance(value, bool | str) else f"{value:,.0f}"

@@ -1,4 +1,4 @@
-"""The time of a step in the ledger: of every row, what bounds it, and the energy where the power is known."""
+"""The time of a step's rows in the ledger, their bounds, and the energy if the power is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from learncost.timing import Rates, Time, time
 
 @dataclass(frozen=True)
 class TimedKernel:
-    """Lines that run at once. Their time is the kernel's, at one of them: the others have none.
+    """Lines of one kernel. One of them has the kernel's time, the others have none.
 
     seconds, bound  of all its iterations, and what bounds it: compute, memory or launch
     flops, bytes    what it computes, and what it reads and writes
@@ -30,7 +30,7 @@ class TimedKernel:
 
 @dataclass(frozen=True)
 class RowTime(Serializable):
-    """Seconds of priced rows together and of what bounds most of them; flops and bytes of the kernels they stand for.
+    """Seconds of priced rows and their main bound; FLOPs and bytes of their kernels.
 
     None seconds: they run inside the kernels of the lines `inside`, which other rows have. A roofline's dot is
     kernel_flops over seconds, at kernel_flops over kernel_bytes.
@@ -50,7 +50,7 @@ def _times(time: Time) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Timing(Serializable):
-    """The predicted time of a step on a device, with its interval; joules where watts are known."""
+    """The predicted time of a step on a device, with its interval; joules if watts are known."""
 
     rates: Rates = field(metadata=Key(form=attributes(device="name", source="source"), inline=True).field)
     time: Time = field(metadata=Key(form=_times, inline=True).field)
@@ -59,12 +59,12 @@ class Timing(Serializable):
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """The seconds of a step."""
         return self.time.total
 
     @property
     def joules(self) -> tuple[float, float, float] | None:
-        """Of a step: lowest, expected, highest. Seconds times watts, which is modelled."""
+        """The joules of a step: lowest, expected, highest; seconds times modelled watts."""
         if self.rates.watts is None:
             return None
         seconds = (self.time.low, self.time.total, self.time.high)
@@ -86,21 +86,21 @@ class Timing(Serializable):
         return "" if kernel is None or kernel.main is row else f"{kernel.main.layer}.{kernel.main.line}"
 
     def of_lines(self, rows: Sequence[PricedLine]) -> RowTime:
-        """Return the time of lines: a kernel's whole time is at its main line, its other lines have none."""
+        """Return the time of lines: a kernel's time is at its main line, its other lines have none."""
         mine = [(self.kernels[row.place], 1.0) for row in rows if row.place in self.kernels and not self.inside(row)]
         others = tuple(dict.fromkeys(filter(None, map(self.inside, rows))))
         joined_time = _together(mine, others)
         return replace(joined_time, seconds=None) if others and not mine else joined_time
 
     def of(self, rows: Iterable[PricedLine]) -> RowTime:
-        """Return the time of rows that are all of a layer or a kind: of shared kernels, by their share of
+        """Return the time of all rows of a layer or kind: for shared kernels, by their share of
         the operations."""
         places = [row.place for row in rows if row.place in self.kernels]
         return _together([(self.kernels[place], self.shares[place]) for place in places])
 
 
 def _together(kernels: Sequence[tuple[TimedKernel, float]], inside: tuple[str, ...] = ()) -> RowTime:
-    """Kernels, or shares of them, together."""
+    """Return the sum of kernels or shares of them."""
     bounds: dict[str, float] = {}
     for kernel, share in kernels:
         bounds[kernel.bound] = bounds.get(kernel.bound, 0.0) + share * kernel.seconds
@@ -121,7 +121,7 @@ def timing(
     book: Book,
     updated: Mapping[str, int] | None = None,
 ) -> Timing:
-    """The time of rows that a book priced on a device. Raises `InputError`, also for a book of what does not run.
+    """Return the time of priced rows on a device. Raises `InputError`, also for a book of operations that do not run.
 
     updated  bytes of a number of what the optimizer reads and writes, by array, where they are not those of `dtype`
     """

@@ -1,1 +1,1 @@
-"""Layers, words and models written out: their lines, formulas and programs, each derived from a table."""
+"""Lines and formulas of layers, operators and models, derived from their tables."""

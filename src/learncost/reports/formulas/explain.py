@@ -1,4 +1,4 @@
-"""`learncost explain`: a layer, a word or a model's layer line by line, and what must be kept between the passes."""
+"""`learncost explain`: a layer, operator or model's layer line by line, with its saved tensors."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def explain(
 
 
 def _steps(table: Table, topic: Subject) -> Iterator[ExplainedLine]:
-    """The lines with their prices; the heading of a repeat is a line without a price."""
+    """Return the lines with their prices; the heading of a loop is a line without a price."""
     rows = iter(price(table, {}, topic.book).rows)
 
     for line, nest in visit(table.lines):
@@ -177,7 +177,7 @@ def _kept(topic: Subject) -> tuple[SavedValue, ...]:
 
 
 def _inner(table: Table) -> dict[str, tuple[str, str]]:
-    """The values that come from inside a word's body, with the word and their names there."""
+    """Return the values of an operator's body, with the operator and their names there."""
     return {
         term.name: (line.op, name)
         for line, _ in walk(table.lines)

@@ -27,7 +27,7 @@ _WHOLE, _MACCS, _FLOPS = 77, 9, 14
 
 @dataclass(frozen=True)
 class ExplainedLine:
-    """One line with its price. `line` is nothing where a publication's total differs from the sum of its lines."""
+    """A line with its price; `line` is None for the difference of a publication's total from the sum of its lines."""
 
     equation: str
     text: str
@@ -41,7 +41,7 @@ class ExplainedLine:
 
 @dataclass(frozen=True)
 class ExplainedPhase:
-    """A macro-operation: its lines in the order in which they run."""
+    """The lines of a macro-operation in execution order."""
 
     macro_operation: str
     steps: tuple[ExplainedLine, ...]
@@ -61,7 +61,7 @@ class ExplainedPhase:
 
 @dataclass(frozen=True)
 class SavedValue:
-    """A value that forward keeps, and the lines that read it later."""
+    """A saved tensor, and the lines that read it later."""
 
     name: str
     axes: tuple[str, ...]
@@ -81,7 +81,7 @@ class SavedValue:
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Readable):
-    """A layer line by line under a price book, and what must be kept between its passes.
+    """A layer line by line under a price book, and its saved tensors.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class Explanation(Readable):
         return [{"macro_operation": name, **line} for name, part in parts.items() for line in part["lines"]]
 
     def _lines(self) -> Iterator[SheetRow]:
-        """The lines as rows of one table."""
+        """Return the lines as rows of one table."""
         for part in self.parts:
             yield SheetRow(("", part.title, "", ""), "bold")
             for step in part.steps:
@@ -158,11 +158,11 @@ class Explanation(Readable):
             yield SheetRow(("kept", array.text, self.short(array.elements), ""))
 
     def show(self, format: str) -> str:
-        """The explanation as table (or text), md (or markdown), latex, json or html."""
+        """Return the explanation as table (or text), md (or markdown), latex, json or html."""
         return in_format(self, format, md=self.markdown, latex=self._latex)
 
     def to_dict(self) -> dict[str, Any]:
-        """The explanation as data; counts are expressions of Python, to be multiplied by `times`."""
+        """Return the explanation as data; counts are Python expressions, to be multiplied by `times`."""
 
         def expression(count: Polynomial) -> str:
             return write.python(self.written(count), {} if self.sizes else write.SYMBOLS)
@@ -217,7 +217,7 @@ class Explanation(Readable):
 
     @cached_property
     def per_sequence(self) -> bool:
-        """Return whether every count has the batch as a factor, which is then left out."""
+        """Return whether counts are per sequence: every one has the batch as a factor, which is omitted."""
         if self.sizes:
             return False
         counts = [c for part in self.parts for step in part.steps for c in (step.maccs, step.flops)]
@@ -225,27 +225,27 @@ class Explanation(Readable):
         return any(counts) and write.divided(counts, "B") is not None
 
     def written(self, count: Polynomial) -> Polynomial:
-        """The count as it is written: per sequence where that can be, h d_k as d_model."""
+        """Return the displayed count: per sequence if possible, with h d_k as d_model."""
         if self.per_sequence:
             (count,) = write.divided((count,), "B") or (count,)
         return write.one_width(count, self.axes)
 
     def _at(self, count: Polynomial) -> int:
-        """The count at the model's sizes."""
+        """Return the count at the model's sizes."""
         return int(count.at(self.sizes)) if count.terms else 0
 
     def short(self, count: Polynomial) -> str:
-        """The count in the letters of the axes, as in its lines; of a model, the number."""
+        """Return the count in the letters of the axes; for a model, the number."""
         return number(self._at(count)) if self.sizes else write.plain(self.written(count), {})
 
     def total_text(self, count: Polynomial) -> str:
-        """A total: the count in letters, and of a model what it comes to."""
+        """Return a total in letters, and for a model also as a number."""
         letters = write.plain(self.written(count), {})
         return f"{letters} = {self.short(count)}" if self.sizes and count.terms else letters
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The axes, what a count stands for, the book and its source."""
+        """Return the notes: axes, meaning of counts, price book and its source."""
         letters = (
             []
             if self.letters
@@ -273,7 +273,7 @@ class Explanation(Readable):
 
     @property
     def kept_total(self) -> Polynomial:
-        """Elements of all that is kept."""
+        """The number of elements of all saved tensors."""
         return total(array.elements for array in self.kept)
 
     # The formats.
@@ -315,7 +315,7 @@ class Explanation(Readable):
         return grid
 
     def _widths(self, part: ExplainedPhase) -> tuple[int, int]:
-        """The widths of both columns of counts: what numbers need, or what the letters of a layer usually take."""
+        """Return the widths of both columns of counts, for numbers or for letters."""
         if not self.sizes:
             return _MACCS, _FLOPS
         longest = [
@@ -335,7 +335,7 @@ class Explanation(Readable):
         return grid
 
     def markdown(self) -> str:
-        """The explanation as Markdown with formulas in LaTeX between dollars."""
+        """Return the explanation as Markdown with LaTeX formulas between dollar signs."""
 
         def formula(count: Polynomial) -> str:
             return f"${write.latex(self.written(count))}$"
@@ -378,7 +378,7 @@ class Explanation(Readable):
 
 
 def in_format(answer: Any, format: str, **others: Callable[[], str]) -> str:
-    """An answer that is more than sheets in one of its formats: table, json, html, and those of its own."""
+    """Return an answer in a format: table, json, html, or another of its formats."""
     writers = {
         "table": lambda: plain(answer._table()),
         "json": lambda: json.dumps(answer.to_dict(), indent=2),
@@ -391,7 +391,7 @@ def in_format(answer: Any, format: str, **others: Callable[[], str]) -> str:
 
 
 def plain(table: RenderableType, width: int = 80) -> str:
-    """A rich rendering as plain text."""
+    """Return a rich rendering as plain text."""
     from rich.console import Console
 
     console = Console(width=width, color_system=None, force_terminal=False)
@@ -410,7 +410,7 @@ def _columns(numbers: int, widths: tuple[int, ...]) -> Grid:
 
 
 def _wrapped(text: str, width: int, depth: int) -> Iterator[str]:
-    """The line in pieces no longer than the width, broken between terms; between axes only where one term is longer."""
+    """Return the line broken to the width between terms; between axes only if one term is longer."""
     text = re.sub(r"where (\S+) (<=?) (\S+)", "where\xa0\\1\xa0\\2\xa0\\3", text)
     text = re.sub(r"\(× (\d+)\)", "(×\xa0\\1)", text)
     pieces, inside = [""], 0
@@ -431,7 +431,7 @@ def _wrapped(text: str, width: int, depth: int) -> Iterator[str]:
 
 
 def _cut(row: str, width: int, depth: int) -> Iterator[str]:
-    """The row; a term that is longer than the width goes on below it, further in."""
+    """Return the row; a term longer than the width continues on the next line, indented."""
     while len(row) > width and (end := row.rfind("\xa0", len(row) - len(row.lstrip()), width + 1)) > 0:
         yield row[:end].replace("\xa0", " ")
         row = "  " * depth + "      " + row[end + 1 :]

@@ -45,7 +45,7 @@ Format = Literal["text", "latex", "mathml", "json"]
 
 @dataclass(frozen=True)
 class PhaseFormula:
-    """The cost of one pass of a macro-operation, valid for `procedures`; if they are empty, for all."""
+    """The cost of one pass of a macro-operation under `procedures`, or under all if they are empty."""
 
     macro_operation: str
     maccs: Polynomial
@@ -65,7 +65,7 @@ class PhaseFormula:
 
 @dataclass(frozen=True, repr=False)
 class Formulas(Readable):
-    """The formulas of a layer under a price book; it prints itself as `learncost formulas` does.
+    """The formulas of a layer under a price book; prints as `learncost formulas` does.
 
     Counts are polynomials in the sizes. What is printed leaves the batch out where it divides all of them, and writes
     h d_k as d_model.
@@ -121,11 +121,11 @@ class Formulas(Readable):
         return self._mathml()
 
     def show(self, format: str) -> str:
-        """The formulas as table (or text), latex, mathml, json or html."""
+        """Return the formulas as table (or text), latex, mathml, json or html."""
         return in_format(self, format, latex=self._latex, mathml=self._mathml)
 
     def to_dict(self) -> dict[str, Any]:
-        """The formulas as data; expressions are those of Python, to be multiplied by `times`."""
+        """Return the formulas as data; counts are Python expressions, to be multiplied by `times`."""
         return {
             "schema": 1,
             "layer": self.layer,
@@ -164,23 +164,23 @@ class Formulas(Readable):
 
     @property
     def per_sequence(self) -> bool:
-        """Return whether every count has the batch as a factor, which is then left out."""
+        """Return whether counts are per sequence: every one has the batch as a factor, which is omitted."""
         return any(self.counts) and write.divided(self.counts, "B") is not None
 
     @property
     def one_width(self) -> bool:
-        """Return whether h d_k is written as d_model somewhere."""
+        """Return whether some count has h d_k written as d_model."""
         return any(write.one_width(count, self.axes).terms != count.terms for count in self.counts)
 
     def written(self, count: Polynomial) -> Polynomial:
-        """The count as it is written: per sequence where that can be, h d_k as d_model."""
+        """Return the displayed count: per sequence if possible, with h d_k as d_model."""
         if self.per_sequence:
             (count,) = write.divided((count,), "B") or (count,)
         return write.one_width(count, self.axes)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes below: the batch, the width, the book and its source."""
+        """Return the notes: batch, width, price book and its source."""
         notes = []
         if self.per_sequence:
             notes.append("Per sequence; multiply by B for a batch of B sequences.")
@@ -349,7 +349,7 @@ def _sum(rows: Iterable[PricedLine]) -> Cost:
 def _rows(
     topic: Subject, priced: dict[str, Cost], procedure: str
 ) -> tuple[tuple[PhaseFormula, ...], tuple[PhaseFormula, ...]]:
-    """The rows of the procedure, and those of the others where they differ."""
+    """Return the rows of the procedure, and those of others if they differ."""
     if "forward" not in priced:
         return tuple(PhaseFormula(phase, *cost) for phase, cost in priced.items()), ()
     costs = {**priced, "recomputation": priced["forward"]}
@@ -383,7 +383,7 @@ def _rows(
 
 
 def _modulated_embedding(topic: Subject, procedure: str) -> dict[str, Cost]:
-    """Return the cost of the embedding in a step of a procedure whose modulated input is dense, read from that step."""
+    """Return the cost of the embedding in a step of a procedure whose modulated input is dense."""
     sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"), 1)
     model = build(configure("encoder", {"num_hidden_layers": 1, **sizes}))
     rows = price(step(model, procedure), {}, topic.book).rows

@@ -1,4 +1,4 @@
-"""A model's own layers for `formulas` and `explain`: the lines of its step, priced, with the sizes that it has."""
+"""A model's layers for `formulas` and `explain`: the priced lines of its step, with the model's sizes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LayerFormula:
 
     @property
     def place(self) -> str:
-        """The layer as `cost` shows it, with how many there are."""
+        """The layer as `cost` shows it, with its number of copies."""
         return f"{self.layer} × {self.repeat}" if self.repeat > 1 else self.layer
 
 
@@ -97,16 +97,16 @@ class ModelFormulas(Shown):
     @property
     @Key("sizes", after="price_book")
     def sizes_used(self) -> dict[str, int]:
-        """Return the sizes of the letters that the formulas have."""
+        """Return the sizes of the letters of the formulas."""
         return {name: self.sizes[name] for name in used(self.total, self.sizes)}
 
     @property
     def total(self) -> tuple[Polynomial, Polynomial]:
-        """MACCs and FLOPs of all rows."""
+        """The MACCs and FLOPs of all rows."""
         return total(row.maccs for row in self.rows), total(row.flops for row in self.rows)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        """A row for each macro-operation, and in it the layers."""
+        """Return the table of formulas, grouped by macro-operation."""
         rows = []
         for phase in dict.fromkeys(row.macro_operation for row in self.rows):
             rows.append(Cells((phase.replace("_", " "), "", ""), "bold"))
@@ -124,7 +124,7 @@ class ModelFormulas(Shown):
         return (Sheet(heading, ("", "", "formula = value"), tuple(rows), notes, frozenset({0, 1, 2})),)
 
     def show(self, format: str = "table") -> str:
-        """The formulas as table, json, csv, md, latex or html, as other answers; or as mathml."""
+        """Return the formulas as table, json, csv, md, latex, html or mathml."""
         if format != "mathml":
             return super().show(format)
         rows = []
@@ -139,7 +139,7 @@ def _said(count: Polynomial, value: int) -> str:
 
 
 def model_formulas(run: PreparedRun, procedure: str, layer: str = "") -> ModelFormulas:
-    """The formulas of a model's layers, or of one of them. Raises `InputError` where it has none of that name."""
+    """Return the formulas of a model's layers, or of one of them. Raises `InputError` for an unknown layer."""
     rows = _rows(run, procedure, layer)
     groups: dict[tuple[str, str | None, str], list[PricedLine]] = {}
     for row in rows:
@@ -160,7 +160,7 @@ def model_formulas(run: PreparedRun, procedure: str, layer: str = "") -> ModelFo
 
 
 def model_explained(run: PreparedRun, procedure: str, layer: str = "", format: Format = "text") -> Explanation:
-    """A model's step, or one of its layers, line by line as in the model's table."""
+    """Return a model's step, or one of its layers, line by line as in the model's table."""
     rows = _rows(run, procedure, layer)
     name = run.model.configuration.name
     layers_shown = ", ".join(dict.fromkeys(shown_layer(row.layer) for row in rows)) if layer else "all layers"
@@ -184,7 +184,7 @@ def model_explained(run: PreparedRun, procedure: str, layer: str = "", format: F
 
 
 def _rows(run: PreparedRun, procedure: str, layer: str) -> list[PricedLine]:
-    """The priced lines of the step that are of the layer that is asked for."""
+    """Return the priced lines of the requested layer."""
     rows = run.rows(procedure, run.book)
     if not layer:
         return list(rows)
@@ -203,7 +203,7 @@ def _rows(run: PreparedRun, procedure: str, layer: str) -> list[PricedLine]:
 
 
 def _steps(run: PreparedRun, rows: list[PricedLine]) -> Iterator[ExplainedLine]:
-    """The lines, those of equal blocks together: the first one, with the counts of all of them."""
+    """Return the lines with equal blocks merged: the first one, with the counts of all."""
     groups: dict[Hashable, list[PricedLine]] = {}
     for row in rows:
         line = row.source
@@ -229,14 +229,14 @@ def _steps(run: PreparedRun, rows: list[PricedLine]) -> Iterator[ExplainedLine]:
 
 
 def used(counts: Any, sizes: Mapping[str, int]) -> list[str]:
-    """The sizes in counts, those of the parts of a size and of the lesser of two among them."""
+    """Return the sizes in counts, including the operands of sums and minima."""
     names = {name for count in counts for monomial in count.terms for name in monomial}
     words = {word for name in names for word in name.replace("min(", "").replace(")", "").replace(",", " ").split()}
     return [name for name in sizes if name in {word.partition("/")[0] for word in words}]
 
 
 def legend(counts: Any, sizes: Mapping[str, int], names: Mapping[str, str]) -> str:
-    """The meanings of the letters: d = hidden_size = 768."""
+    """Return the meanings of the letters, such as d = hidden_size = 768."""
     parts = []
     for name in used(counts, sizes):
         rule = names.get(name, "")

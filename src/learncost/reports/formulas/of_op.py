@@ -1,4 +1,4 @@
-"""A word of the vocabulary for `explain` and `formulas`: its body and its gradient, line by line."""
+"""An operator for `explain` and `formulas`: its body and its gradient, line by line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PARTS = {"forward": "body", "backward": "gradient", "jacobian": "jacobian"}
 
 
 def op_explained(op: OpDef, book: Book, format: Format = "text") -> Explanation:
-    """A word's body, its gradient and, where it has one, its Jacobian, with what their lines cost as they run."""
+    """Return an operator's body, gradient and explicit Jacobian, if any, with the cost of their lines."""
     parts = []
     for phase, part in _PARTS.items():
         lines: Iterable[Line] = getattr(op, part)
@@ -49,7 +49,7 @@ def _acts(op: OpDef) -> bool:
 
 
 def _primitive(op: OpDef) -> tuple[Line, ...]:
-    """A primitive as the one line that it is."""
+    """Return a primitive as a table of one line."""
     if not op.outputs:
         return ()
     axes = ("_",) if op.pointwise else ("_", "n")

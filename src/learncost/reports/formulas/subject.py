@@ -1,4 +1,4 @@
-"""The subject of `formulas` and `explain`: a layer by its name or from a file, derived as a price book prices it."""
+"""The subject of `formulas` and `explain`: a layer by name or file, derived as a price book prices it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BP = "bp"
 
 @dataclass(frozen=True)
 class Subject:
-    """A layer with the tables of its macro-operations, in the order in which they run."""
+    """A layer with the tables of its macro-operations in execution order."""
 
     layer: Layer
     book: Book
@@ -47,12 +47,12 @@ class Subject:
 
     @property
     def axes(self) -> frozenset[str]:
-        """Every axis of the layer."""
+        """All axes of the layer."""
         return frozenset(axis.rstrip("'") for axes in self.layer.table.axes.values() for axis in axes)
 
     @property
     def gradient_names(self) -> frozenset[str]:
-        """The names that a `d` before them makes gradients of."""
+        """The names whose gradients are called by a `d` before them."""
         return frozenset(self.derived.step.axes if self.derived else self.layer.table.axes)
 
 
@@ -63,7 +63,7 @@ def subject(
     optimizer_name: str | None = None,
     procedure_name: str | None = None,
 ) -> Subject:
-    """The layer of that name (hyphens accepted) or file, or itself, with the tables of its macro-operations.
+    """Return a layer, by name, file or itself, with the tables of its macro-operations.
 
     Raises `InputError` for a procedure that does nothing within a layer.
     """
@@ -103,12 +103,12 @@ def _of_models(name: str, layer_name: str) -> InputError:
 
 
 def layers() -> tuple[str, ...]:
-    """Every name that `formulas` and `explain` take."""
+    """Return the names that `formulas` and `explain` accept."""
     return tuple(sorted((*shipped(), "optimizer")))
 
 
 def read_layer(name: str | Layer) -> Layer:
-    """The layer that ships under a name, or that a file holds; a layer is itself."""
+    """Return the built-in layer of a name, or the layer of a file; a layer is returned as it is."""
     if isinstance(name, Layer):
         return name
     if layer_name := usual_names().get(plain(name)):
@@ -125,7 +125,7 @@ def read_layer(name: str | Layer) -> Layer:
 
 
 def name_of(subject: str | Layer) -> str:
-    """Return the name of a subject. Raises `InputError` for what is neither a name nor a layer."""
+    """Return the name of a subject. Raises `InputError` for any other object than a name or layer."""
     if not isinstance(subject, str | Layer):
         raise InputError(f"give the name of a layer, an operator or a model, or a layer, not {shown(subject)}")
     return subject if isinstance(subject, str) else subject.name
@@ -156,7 +156,7 @@ def is_layer(name: str | Layer) -> bool:
 
 
 def _optimizer(name: str) -> Layer:
-    """One step of one tensor of parameters, as a table made of the optimizer's word."""
+    """Return one optimizer step of a parameter tensor as a table."""
     chosen = optimizer(name)
     op = entry(chosen.op)
 
@@ -171,7 +171,7 @@ def _optimizer(name: str) -> Layer:
 
 
 def of_a_model(subject: str | Layer, layer: str | None, jacobian: bool | None) -> None:
-    """Refuse what does not go with a model."""
+    """Refuse settings that do not apply to a model."""
     if not (is_model(subject) or is_table(subject)):
         said = f"{shown(subject)} has no layers"
         raise InputError(f"{said}; remove the second argument {shown(layer)}")
@@ -180,7 +180,7 @@ def of_a_model(subject: str | Layer, layer: str | None, jacobian: bool | None) -
 
 
 def of_an_op(name: str, price_book: str | Book, jacobian: bool | None, optimizer: str | None) -> Book:
-    """The price book of a word's lines; refuses what does not go with a word."""
+    """Return the price book of an operator's lines; refuse settings that do not apply to an operator."""
     if book(price_book).name != "run":
         raise InputError(f"operators are priced by run: remove --price-book, or give a layer with {name}")
     if jacobian is not None or optimizer is not None:
@@ -190,7 +190,7 @@ def of_an_op(name: str, price_book: str | Book, jacobian: bool | None, optimizer
 
 
 def not_of_a_model(subject: str, flags: Mapping[str, Any]) -> None:
-    """Refuse what goes with a model alone."""
+    """Refuse settings that apply only to a model."""
     if extra := next((name for name, value in flags.items() if value is not None), None):
         if not (is_layer(subject) or op_called(subject)):
             read_layer(subject)  # an unknown name is what is wrong
@@ -198,12 +198,12 @@ def not_of_a_model(subject: str, flags: Mapping[str, Any]) -> None:
 
 
 def settings_of_a_model(request: Request) -> dict[str, Any]:
-    """Return the lengths and sizes that are given, which only a model has."""
+    """Return the given lengths and sizes, which only a model has."""
     return {**request.lengths, **request.sizes}
 
 
 def prepared(request: Request) -> PreparedRun:
-    """The model that is asked for, ready to be priced. Raises `InputError`."""
+    """Return the requested model, ready to be priced. Raises `InputError`."""
     run = prepare(request)
     check_known(run.model.table.lines, "a formula")
     return run

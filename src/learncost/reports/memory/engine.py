@@ -1,4 +1,4 @@
-"""Engines: what executes a step, the memory that it uses, and the rules that decide it."""
+"""Engines: the executors of a step, their memory use, and the rules that decide it."""
 
 from __future__ import annotations
 

@@ -371,7 +371,7 @@ def each_of(over: OverMesh | None) -> str:
 
 
 def _different(fittings: Iterable[Fitting]) -> Iterable[Fitting]:
-    """Return the rows that differ from those before in more than the plan's name."""
+    """Return the rows that differ from the rows before them in more than the plan's name."""
     rows: dict[Fitting, Fitting] = {}
     for fitting in fittings:
         rows.setdefault(replace(fitting, plan="", why=""), fitting)

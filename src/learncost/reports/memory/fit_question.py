@@ -1,4 +1,4 @@
-"""The request of `fit`: a procedure under each plan that is tried, its bytes, and the largest batch that fits."""
+"""The request of `fit`: procedures under the tried plans, their bytes, and the largest batches that fit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def has_stages(request: Request) -> bool:
 
 @dataclass(frozen=True)
 class Fitting(Serializable):
-    """A procedure under a plan with the bytes of one sample in RAM and in flash, and the largest batch that fits.
+    """A procedure under a plan: the bytes of one sample in RAM and in flash, and the largest batch that fits.
 
     engine  who runs it, as in `lc.memory`
     why     why the default engine eager does not
@@ -81,7 +81,7 @@ class Fitting(Serializable):
 
 @dataclass(frozen=True)
 class FitPlan:
-    """A procedure under a plan, with what two plans have in common that come to the same.
+    """A procedure under a plan, with a key that equivalent plans have in common.
 
     longest  the longest sequence that fits, of one sample; None where none is found
     """
@@ -129,7 +129,7 @@ class FitQuestion:
         return prepare(asked, () if procedure == NAME else (procedure,))
 
     def ways(self, procedure: str) -> tuple[list[FitPlan], list[str]]:
-        """A procedure under the plans that are tried, those that come to the same once; and what is refused, why."""
+        """Return a procedure under the distinct tried plans, and the refused plans with reasons."""
         different: list[FitPlan] = []
         refused: dict[str, None] = {}
         try:
@@ -160,7 +160,7 @@ class FitQuestion:
         return plans if self.optimizer in OPTIMIZERS else tuple(plan for plan in plans if "epilogue-update" not in plan)
 
     def fits(self, procedure: str) -> bool:
-        """Return whether a sample fits under any plan that is tried; False where the procedure is refused."""
+        """Return whether a sample fits under any tried plan; False if the procedure is refused."""
         try:
             unplanned = self.run(procedure, "")
         except InputError:
@@ -247,7 +247,7 @@ class FitQuestion:
         )
 
     def serving(self, run: PreparedRun) -> Serving:
-        """Inference as it is asked."""
+        """Return the inference of the request."""
         axes, two_sided = run.axes, run.model.two_sided
         seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
         kind, in_flash, sharded = precision_of(self.dtype), self.flash_size is not None, self.request.is_sharded
@@ -256,7 +256,7 @@ class FitQuestion:
         return Serving(run.model, kind, seq_len, target_len, in_flash, run.plan, batch=self.least, sharded=given)
 
     def changed(self, change: Mapping[str, str], procedure: str) -> FitQuestion | None:
-        """With something else; None where that was said, or says nothing about the procedure."""
+        """Return the question with a change; None if the request fixes it, or it does not apply to the procedure."""
         ((name, value),) = change.items()
         if name == "dtype":
             value = value if procedure == NAME else training_precision(value)
@@ -304,7 +304,7 @@ CHANGES: tuple[tuple[str, Mapping[str, str]], ...] = (
 
 
 def advice_for(question: FitQuestion, procedure: str, ways: Sequence[FitPlan]) -> str:
-    """Return how far a procedure is from fitting, the largest part of its peak, and changes that were tried and fit."""
+    """Return how far a procedure is from fitting, the largest part of its peak, and tried changes that fit."""
     least = min((way.fitting for way in ways), key=lambda fitting: fitting.ram)
     under = f" under {least.plan}" if least.plan else ""
     sentences = []

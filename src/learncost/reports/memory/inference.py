@@ -1,4 +1,4 @@
-"""The memory of inference: weights, values and the cache of keys, of a prompt and of the token that follows it."""
+"""The memory of inference: weights, activations and KV cache of prefill and decode."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
 @dataclass(frozen=True)
 class InferencePass:
-    """A pass of inference with the sizes of its axes; `grown` are the bytes that a sequence adds to the cache.
+    """A pass of inference with the sizes of its axes; `grown` are the bytes per sequence added to the cache.
 
     table   what is alive: a given cache grows in place, and is not a result
     whole   the same pass as an engine runs it, which hands out the cache
@@ -59,11 +59,11 @@ class InferencePass:
 
     @property
     def local_sizes(self) -> dict[str, int]:
-        """The sizes of all axes, with those of the shards."""
+        """The sizes of all axes and of their shards."""
         return {**self.sizes, **(self.over.placed.sizes if self.over else {})}
 
     def part(self, array: LiveArray | LiveInterval) -> str:
-        """The part of the peak that an array belongs to."""
+        """Return the part of the peak that an array belongs to."""
         if array.role == "weight":
             return "weights"
         value = self.table.known.get(array.name)
@@ -72,7 +72,7 @@ class InferencePass:
 
 @dataclass(frozen=True)
 class Serving:
-    """Inference with sequences of so many tokens: all as a prompt, or the last ones with the others in the cache.
+    """Inference with a number of tokens: all as a prompt, or the last ones with the others in the cache.
 
     A model that cannot decode has its forward pass alone.
     seq_len, target_len  tokens, as `cost` takes them; 0 of a table without sequences
@@ -99,7 +99,7 @@ class Serving:
 
     @cached_property
     def weights(self) -> int:
-        """Bytes of all weights, whichever pass reads them."""
+        """The bytes of all weights, also of those that a pass does not read."""
         table, sizes = self.model.table, self.sizes
         if self.sharded is not None:
             over = over_devices(self.sharded, self.model, lambda model: model.table, self.sizes)
@@ -113,7 +113,7 @@ class Serving:
         return self.weights if self.in_flash else 0
 
     def _bytes_of(self, table: Table, sizes: Mapping[str, int]) -> int:
-        """Bytes of the weights that are not quantized."""
+        """Return the bytes of the weights that are not quantized."""
         codes = {weight.codes.name for weight in self.model.quantized}
         plain = replace(table, weights=tuple(name for name in table.weights if name not in codes))
         return int(parameters(plain).at(sizes)) * self.kind.weight
@@ -125,7 +125,7 @@ class Serving:
 
     @property
     def _next_sizes(self) -> dict[str, int]:
-        """Return the sizes with one token more, for which a prompt is cached; without it if there is no position."""
+        """Return the sizes with one more token, if there is a position, for which the cache is allocated."""
         lengths = (self.seq_len + 1, None) if self.target_len is None else (self.seq_len, self.target_len + 1)
         try:
             return run_sizes(self.model, self.batch, *lengths)
@@ -134,7 +134,7 @@ class Serving:
 
     @cached_property
     def passes(self) -> tuple[InferencePass, ...]:
-        """The prompt and the step of decode, or the only one of them."""
+        """The passes: prefill and decode, or one of them."""
         sizes, new = self.sizes, self.new
         tables = _tables(Structure(self.model), self.plan, new > 1)
         several: list[InferencePass] = []
@@ -168,7 +168,7 @@ class Serving:
     def _on_each(
         self, tables_of: Callable[[_Tables], tuple[Table, ...]], sizes: Mapping[str, int]
     ) -> tuple[tuple[Table, ...], Mapping[str, int], OverMesh | None]:
-        """The tables of a pass, over a mesh those of each device, with the sizes of all axes."""
+        """Return the tables of a pass, over a mesh those of each device, with the sizes of all axes."""
 
         def of(model: Model) -> tuple[Table, ...]:
             return tables_of(_tables(Structure(model), self.plan, self.new > 1))
@@ -188,12 +188,12 @@ class Serving:
         return {"weight": self.kind.weight, "index": INDEX} | self.model.quantized_widths
 
     def _resident(self, inference_pass: InferencePass) -> int:
-        """Bytes of the weights in RAM beyond those that the table of a pass counts; below 0 where they lie in flash."""
+        """Return the bytes of weights in RAM that the table of a pass does not count; negative for weights in flash."""
         return self.weights - self._bytes_of(inference_pass.table, inference_pass.local_sizes) - self.flash
 
     @cached_property
     def levels(self) -> tuple[Polynomial, ...]:
-        """The bytes in RAM at every line of every pass: polynomials in the batch, of first degree."""
+        """The bytes in RAM at every line of every pass, as linear polynomials in the batch."""
         polynomials: dict[frozenset[tuple[tuple[str, ...], Any]], Polynomial] = {}
         for inference_pass in self.passes:
             sizes = inference_pass.local_sizes
@@ -208,13 +208,13 @@ class Serving:
         return tuple(polynomials.values())
 
     def peak(self, batch: int | None = None) -> int:
-        """The most bytes in RAM."""
+        """The peak bytes in RAM."""
         if self.sharded is not None and batch not in (None, self.batch):
             return replace(self, batch=batch or 1).peak()
         return max(int(level.at({"B": batch or self.batch})) for level in self.levels)
 
     def largest(self, budget: int) -> int:
-        """The largest batch that fits a budget, 0 where one sequence does not. Raises `InputError` without a batch."""
+        """Return the largest batch that fits a budget, or 0. Raises `InputError` without a batch axis."""
         if not has_batch(self.model.table):
             raise InputError(
                 "its memory does not grow with a batch B, so fit cannot find one; use learncost memory for the peak"
@@ -223,12 +223,12 @@ class Serving:
 
     @property
     def unit(self) -> int:
-        """The smallest batch: a sequence, or one for each device that has its own."""
+        """The smallest batch: one sequence for each device that has its own."""
         return whole_batch(self.sharded) if self.sharded else 1
 
     @cached_property
     def at_peak(self) -> tuple[InferencePass, Live, dict[str, int]]:
-        """The pass that needs most, its arrays, and its peak: weights, KV cache, activations."""
+        """The pass with the highest peak, its arrays, and the peak's parts: weights, KV cache, activations."""
         several: list[tuple[InferencePass, Live, dict[str, int]]] = []
         for each in self.passes:
             sizes = each.local_sizes
@@ -241,12 +241,12 @@ class Serving:
         return max(several, key=lambda each: sum(each[2].values()))
 
     def split(self) -> dict[str, int]:
-        """The peak: weights, KV cache, activations."""
+        """The parts of the peak: weights, KV cache, activations."""
         return self.at_peak[2]
 
     @property
     def uncounted(self) -> int:
-        """Bytes in RAM at the peak that no line of the pass counts: other weights, and the new tokens of the cache."""
+        """Bytes at the peak that no line of the pass counts: other weights, and the new tokens of the cache."""
         _, arrays, split = self.at_peak
         return sum(split.values()) - int(arrays.peak)
 
@@ -273,7 +273,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class _Tables:
-    """The passes of a model under a plan, at whatever lengths; `passes` is None of a model that cannot decode."""
+    """The passes of a model under a plan for any length; `passes` is None for a model that cannot decode."""
 
     prompt: Table
     passes: Inference | None
@@ -281,7 +281,7 @@ class _Tables:
 
     @cached_property
     def token(self) -> tuple[Table, Table]:
-        """The next token's, to its logits alone and whole."""
+        """The tables of the next token: up to its logits, and complete."""
         assert self.passes is not None
         decode = self.passes.decode
         filled = {f"{array.name}.2" for array in _growing(self.passes)}

@@ -1,4 +1,4 @@
-"""The largest batch and the longest sequence whose peak fits: few peaks are asked for, as each takes a while."""
+"""Search for the largest batch and the longest sequence whose peak fits, with few evaluations of the peak."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST = 2**24
 
 
 def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
-    """The largest batch whose peak fits, 0 where one sample does not.
+    """Return the largest batch whose peak fits, or 0.
 
     peak    the bytes of a batch: lines that bend where another moment becomes the worst. A step of Newton's method
             from a batch goes to where its own line meets the capacity.
@@ -29,7 +29,7 @@ def largest_batch(peak: Callable[[int], int], capacity: int) -> int:
 
 
 def longest_within(peak: Callable[[int], int], capacity: int, most: int = LONGEST) -> int:
-    """The largest length whose peak fits a capacity that one of 1 fits, where a longer one takes no less.
+    """Return the largest length whose peak fits; length 1 fits, and the peak is non-decreasing.
 
     A length for which the model has no positions is refused by `InputError`, and does not fit. Between one that fits
     and one that does not, the next that is tried is where a line through both meets the capacity, or, each second time,

@@ -72,7 +72,7 @@ class Lengths(Shown):
     over: OverMesh | None = field(default=None, metadata=SHARDED)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        """A row a procedure and plan, a column a length."""
+        """Return the table: a row for each procedure and plan, a column for each length."""
 
         def said(largest: int | None) -> str:
             return "-" if largest is None else f"{largest:,}" if largest else "no"
@@ -101,7 +101,7 @@ class Lengths(Shown):
 
     @property
     def answer(self) -> str:
-        """The sentence about the longest sequence that fits, with its procedure and plan."""
+        """The sentence on the longest sequence that fits, with its procedure and plan."""
         best = max(self.rows, key=lambda row: row.longest or 0, default=None)
         if best is not None and best.longest:
             under = f" under {best.plan}" if best.plan else ""
@@ -110,7 +110,7 @@ class Lengths(Shown):
 
 
 def lengths_of(lengths: object) -> tuple[int, ...] | None:
-    """Several lengths, from a text with commas or from numbers; None of one length. Raises `InputError`."""
+    """Return several lengths from a comma-separated text or numbers; None for one length. Raises `InputError`."""
     several = lengths.split(",") if isinstance(lengths, str) else lengths if isinstance(lengths, (list, tuple)) else ()
     if len(several) < 2:
         return None
@@ -122,7 +122,7 @@ def lengths_of(lengths: object) -> tuple[int, ...] | None:
 
 
 def at_lengths(question: FitQuestion, procedures: Sequence[str], lengths: tuple[int, ...]) -> Lengths:
-    """Return what fits at each of several lengths, under every plan that is tried. Raises `InputError` as `fit`."""
+    """Return what fits at each of several lengths under every tried plan. Raises `InputError` as `fit`."""
     rows: list[FitAtLengths] = []
     refused: dict[str, list[str]] = {}
     why_not: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""The memory of a training step or a pass of inference: its peak, what makes it, its parts, and what fits a budget."""
+"""The memory of a training step or a pass of inference: the peak, its parts and arrays, and what fits a budget."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ def memory(request: Request) -> Memory | MemoryComparison:
 
 
 def _clips(clip: float | str | None) -> bool:
-    """Return whether gradients are clipped. Raises `InputError` for what is no norm."""
+    """Return whether gradients are clipped. Raises `InputError` for an invalid norm."""
     if clip is None:
         return False
     try:
@@ -380,7 +380,7 @@ def check_over(engine: str) -> None:
 
 
 def of_part(planner: Callable[..., str], number: int) -> Callable[..., str]:
-    """A planner for one of so many parts of a batch."""
+    """Return the planner for one of a number of microbatches."""
 
     def plan(table: Table, sizes: Mapping[str, int], *more: Any) -> str:
         return planner(table, {**sizes, "B": max(sizes["B"] // number, 1)}, *more)

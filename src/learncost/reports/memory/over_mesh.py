@@ -1,4 +1,4 @@
-"""The memory of one device of many: the account of a step over a mesh, as run-cost and search have it."""
+"""The memory of one device of a mesh, by the account of a step over a mesh that run-cost and search use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from learncost.sharding.stages import BLOCKS, Pipeline, pipeline_of
 
 @dataclass(frozen=True)
 class MeshMemory:
-    """The account of a step over a mesh, and what of its configuration does not depend on the batch.
+    """The account of a step over a mesh, and the parts of its configuration that do not depend on the batch.
 
     mesh      the devices by axis, the pipeline's as `PIPELINE`
     layers    the blocks of each stage; none: equally many
@@ -76,7 +76,7 @@ class MeshMemory:
         return MemoryUse(found.stage.peak, found.moment, found.split, found.live_at_peak, found.curve, found.stays())
 
     def said(self, sizes: Mapping[str, int]) -> str:
-        """Return the stage with the highest peak, in words."""
+        """Return the text on the stage with the highest peak."""
         peaks = [stage.peak for stage in self.stages(sizes)]
         number = peaks.index(max(peaks))
         schedule = self.schedule + (f" of {self.chunks} chunks" if self.chunks > 1 else "")

@@ -1,4 +1,4 @@
-"""The planner: which plans to run a step under, by a short list of rules and by what the readings say."""
+"""The planner: the choice of a step's plans by a short list of rules and the predicted memory and FLOPs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def chosen(
     budget: int | None = None,
     widths: Widths | None = None,
 ) -> str:
-    """The plan for a step of these sizes, as `planned` takes it.
+    """Return the plan for a step of these sizes, as `planned` accepts it.
 
     widths  bytes of an element by role or name, where they are not the type's (`live`)
     budget  bytes that the step may take at its peak, weights and states included; None: nothing beyond what is nearly
@@ -117,7 +117,7 @@ def frugal(
     budget: int | None = None,
     widths: Widths | None = None,
 ) -> str:
-    """The plan of a step on a processor without an operating system: of a few the one whose arena is smallest.
+    """Return the plan of a step on a microcontroller: the one of a few with the smallest arena.
 
     budget, widths  as for `chosen`
     """
@@ -140,7 +140,7 @@ def frugal(
 
 
 def nearly_free(table: Table) -> tuple[str, ...]:
-    """The recomputation of the activations and norms of the blocks; empty where they have neither."""
+    """Return the recomputation of the blocks' activations and norms; "" if they have neither."""
     lines = _of_blocks(table)
     attending = frozenset().union(*attentions(lines))
     ops = [line for line in lines if isinstance(line, Op) and activates(line)]
@@ -150,7 +150,7 @@ def nearly_free(table: Table) -> tuple[str, ...]:
 
 
 def _networks(table: Table) -> tuple[str, ...]:
-    """The layers of the blocks that are feed-forward networks: they have activations and no attention."""
+    """Return the feed-forward layers of the blocks: those with activations and without attention."""
     lines = _of_blocks(table)
     return tuple(sorted(layers_that(lines, activates) - frozenset().union(*attentions(lines))))
 
@@ -160,7 +160,7 @@ def _of_blocks(table: Table) -> list[Line]:
 
 
 def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The recomputation of several blocks at a time: alone, with what is nearly free, with all once more.
+    """Return the recomputations of several blocks: alone, with the nearly free ones, and nested in all blocks.
 
     k of L blocks: k divides the blocks of every repeat, and is at most the root of L, where L/k + k inputs are fewest.
     """
@@ -186,7 +186,7 @@ def _share(
     dtype: str,
     widths: Widths | None,
 ) -> float:
-    """The peak of a step under more plans, over what it was."""
+    """Return the ratio of a step's peaks with and without further plans."""
     before, after = (planned(table, ",".join(names)) for names in (plan, (*plan, *more)))
     return float(memory(after, sizes, dtype, widths).peak / memory(before, sizes, dtype, widths).peak)
 

@@ -1,4 +1,4 @@
-"""Activation memory as publications count it, compared with the exact one of the tables: elements of one sequence.
+"""Activation memory by the counting rules of publications, compared with the tables: elements of one sequence.
 
 Peaks of training steps that were measured on one GPU, as published, are compared with predicted ones.
 """
@@ -37,7 +37,7 @@ _COUNTED = "as in gpt2, t5-small or bert-base --architecture BertForMaskedLM"
 
 @dataclass(frozen=True)
 class SavedActivations:
-    """Values that lie in memory from the forward pass on: what the source counts, and what there is (`mended`)."""
+    """Saved tensors: as the source counts them, and corrected (`mended`)."""
 
     layer: str
     values: str
@@ -80,7 +80,7 @@ def _summed(text: str, sizes: Mapping[str, int]) -> int:
 
 @cache
 def conventions() -> Mapping[str, ActivationConvention]:
-    """The conventions by their names."""
+    """Return the conventions by name."""
     by_name = {}
     text = (files("learncost.reports.memory") / "published.toml").read_text(encoding="utf-8")
     for name, entry in tomllib.loads(text).items():
@@ -96,7 +96,7 @@ def conventions() -> Mapping[str, ActivationConvention]:
 
 @dataclass(frozen=True)
 class PublishedActivations:
-    """One procedure's memory for activations: as published, with its miscounts mended, and exactly."""
+    """A procedure's activation memory: as published, corrected, and exact."""
 
     procedure: str
     published: int | None
@@ -109,7 +109,7 @@ _CONVENTION = attributes(convention="name", **{name: name for name in ("source",
 
 @dataclass(frozen=True, repr=False)
 class PublishedMemory(AtLength):
-    """The memory for activations of one sequence under every procedure, in elements: a publication's and the exact."""
+    """The activation memory of one sequence under every procedure, in elements: a publication's and the exact one."""
 
     model: str
     seq_len: int
@@ -118,7 +118,7 @@ class PublishedMemory(AtLength):
     rows: tuple[PublishedActivations, ...] = field(metadata=Key("elements").field)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        """A row a procedure; shares are of backpropagation's."""
+        """Return the table with a row for each procedure; shares are relative to backpropagation."""
         names = ("published", "mended", "exact")
         base = {name: getattr(self.rows[0], name) for name in names}
         rows = []
@@ -145,7 +145,7 @@ class PublishedMemory(AtLength):
 
 
 def published_memory(request: Request, convention: str = "pau-aymone") -> PublishedMemory:
-    """A publication's activation memory of one sequence, compared with the exact one.
+    """Compare a publication's activation memory of one sequence with the exact one.
 
     Raises `InputError` for a model that the convention does not speak of.
     """
@@ -166,14 +166,14 @@ def published_memory(request: Request, convention: str = "pau-aymone") -> Publis
 
 
 def exact(model: Model, procedure: str, axes: Mapping[str, int]) -> int:
-    """Elements of one sequence that are alive at once at most: what grows with the batch, whatever it is made for."""
+    """Return the largest number of live elements of one sequence, over all arrays that grow with the batch."""
     others = {name: size for name, size in axes.items() if name != "B"}
     polynomials = levels(step(model, procedure, "sgd"), others, "int8")
     return max(int(level.terms.get(("B",), 0)) for level in polynomials)
 
 
 def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
-    """The convention's letters, where the model is one that they describe."""
+    """Return the convention's letters for a model that they describe."""
     stacks = {letter: axes[count] for letter, count in STACKS.items() if count in axes}
     name = model.configuration.name
     if model.trained is not None:
@@ -204,7 +204,7 @@ OUT = "OOM"
 
 @dataclass(frozen=True)
 class Measured(Serializable):
-    """A published peak: what was printed, of which step, who says so, and what was not said and is assumed.
+    """A published peak, with its step, its source, and assumptions for what is not published.
 
     card    the memory of the GPU
     step    the arguments of `lc.memory`
@@ -222,13 +222,13 @@ class Measured(Serializable):
     @property
     @Key("published_bytes", after="published")
     def bytes(self) -> int | None:
-        """The published bytes; None where there was too little memory."""
+        """The published bytes; None for an out-of-memory error."""
         return None if self.published == OUT else _bytes(self.published)
 
     @cached_property
     @Key(form=attributes(predicted_bytes="peak"), inline=True, after="published")
     def predicted(self) -> Memory:
-        """The step as it is predicted."""
+        """The predicted memory of the step."""
         settings = dict(self.step)
         prediction = memory(settings.pop("model"), **settings)
         assert isinstance(prediction, Memory)  # one procedure, one engine
@@ -243,7 +243,7 @@ class Measured(Serializable):
     @property
     @Key(after="published")
     def ratio(self) -> float | None:
-        """Predicted over published; None where there was too little memory."""
+        """The ratio of predicted to published; None for an out-of-memory error."""
         return None if self.bytes is None else self.predicted.peak / self.bytes
 
     @property
@@ -254,21 +254,21 @@ class Measured(Serializable):
 
     @property
     def ratio_text(self) -> str:
-        """The ratio; of a step for which there was too little memory, whether that is predicted too."""
+        """The ratio as text; for an out-of-memory error whether it is predicted."""
         if self.ratio is not None:
             return f"{self.ratio:.2f}"
         return "does not fit" if self.predicted.peak > _bytes(self.card) else "fits"
 
 
 def _bytes(text: str) -> int:
-    """A number with its unit as it is printed: 18.9 GiB."""
+    """Return the bytes of a printed text such as 18.9 GiB."""
     number, unit = text.split()
     return round(float(number) * BYTES[unit.lower()])
 
 
 @cache
 def measured() -> tuple[Measured, ...]:
-    """All of them, in the order of the file."""
+    """Return all published peaks, in the order of the file."""
     text = (files("learncost.reports.memory") / "measured.toml").read_text(encoding="utf-8")
     return tuple(Measured(**{**run, "assumed": tuple(run["assumed"])}) for run in tomllib.loads(text)["run"])
 
@@ -281,7 +281,7 @@ class Peaks(Shown):
     runs: tuple[Measured, ...] = field(metadata=Key("measured").field)
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        """A row a run; assumptions and omissions are below."""
+        """Return the table with a row for each run; assumptions and omissions are notes."""
         notes: dict[str, list[str]] = {}
         for run in self.runs:
             left = f" Not included: {run.not_in}." if run.not_in else ""
@@ -297,5 +297,5 @@ class Peaks(Shown):
 
 
 def measured_of(model: str) -> tuple[Measured, ...]:
-    """Those of a model as it is, without other sizes."""
+    """Return the published peaks of a model with its own sizes."""
     return tuple(run for run in measured() if run.step["model"] == model and "hidden_size" not in run.step)

@@ -19,14 +19,14 @@ PLANS = 16
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """The engine of a step; `why` the usual one is not, where another was not asked for."""
+    """The engine of a step; `why` the default one is not used, if none was requested."""
 
     chosen_engine: Engine
     why: str = ""
 
 
 def engine_of(step: MemoryStep, engine: str = "", is_tried: bool = False) -> ChosenEngine:
-    """Return the engine of a step: the one that is named, or the default.
+    """Return the engine of a step: the named one, or the default.
 
     The default is eager, PyTorch's autograd, and graph where that has no step of the model, procedure, type or device;
     plans, optimizers, accumulation and clipping do not change it. Raises `InputError` for an unknown engine, and if the
@@ -62,14 +62,14 @@ def _outside(step: MemoryStep, chosen_engine: Engine) -> str:
 
 
 def _refused(step: MemoryStep, chosen_engine: Engine) -> str:
-    """Return why an engine does not support what is asked of a step."""
+    """Return why an engine does not support the settings of a step."""
     if not chosen_engine.module and (step.eager.implementation or step.eager.clip):
         return f"does not support {'--clip' if step.eager.clip else '--optimizer-implementation'}"
     return chosen_engine.outside(step) or chosen_engine.refuses(step)
 
 
 def largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:
-    """The largest batch that fits; 0 where one sequence does not.
+    """Return the largest batch that fits, or 0.
 
     A planner that chooses for every batch is asked again for a batch of one more than what fits under its last plan.
     """
@@ -84,7 +84,7 @@ def largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:
 
 
 def _unit(step: MemoryStep) -> int:
-    """The smallest batch: a sequence for each microbatch, of each device that has its own."""
+    """Return the smallest batch: one sequence for each microbatch of each device that has its own."""
     return step.shares.get("B", 1) * step.accumulate
 
 
@@ -98,7 +98,7 @@ def _largest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int:
 
 
 def longest(step: MemoryStep, chosen_engine: Engine, budget: int) -> int | None:
-    """The longest sequence that fits the batch, 0 where none does, at most what the model has positions for.
+    """Return the longest sequence that fits with the batch, or 0; at most the model's positions.
 
     None where there is one length, or two; and of engines whose program is written anew for every length. A planner
     that chooses for every length is asked again for one more than what fits under its last plan.

@@ -1,4 +1,4 @@
-"""Print the memory of a step: its parts, the live arrays at the peak, the peak by phase, and what fits a budget."""
+"""Tables of a step's memory: its parts, the live arrays at the peak, the peak by phase, and what fits a budget."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ class MemoryComparison(Drawn):
 
     @property
     def panels(self) -> tuple[Memory, ...]:
-        """A panel for each."""
+        """Return a panel for each answer."""
         return self.memories
 
 

@@ -1,4 +1,4 @@
-"""The step whose memory is predicted: its table, its uncounted bytes, its peak, and the largest size that fits."""
+"""The step whose memory is predicted: its table, bytes outside it, its peak, and the largest size that fits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
 
 @dataclass(frozen=True)
 class EagerOptions:
-    """The options that engine eager alone has.
+    """The options of engine eager.
 
     module          the module whose autograd step is simulated; empty: the default of the model
     device          as PyTorch calls it
@@ -69,7 +69,7 @@ def implementation_named(name: str) -> str:
 
 
 def device_asked(request: Request) -> tuple[Device | None, str, EagerOptions]:
-    """Return the device of a request, the engine, which a microcontroller sets, and the options of engine eager.
+    """Return the device of a request, the engine (c99 for a microcontroller), and the options of engine eager.
 
     The device is None where none is given, and for any GPU. Raises `InputError` for an unknown one.
     """
@@ -105,7 +105,7 @@ _TripCounts: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how man
 
 
 class MemoryStep:
-    """A step's table with what it takes that no line says: state, master weights, frozen weights in flash.
+    """A step's table with the memory that no line has: states, master weights, frozen weights in flash.
 
     in_flash   frozen weights lie in flash, not in RAM
     budget     bytes that there are, for the planner, where the plan is left to it
@@ -195,7 +195,7 @@ class MemoryStep:
         return placed_step(self, request, engine)
 
     def at(self, batch: int, length: int | None = None) -> MemoryStep:
-        """The same for another batch, or another length, under the plan that the planner takes for it.
+        """Return the step for another batch or length, under the planner's plan for it.
 
         Raises `InputError` for a length that the model has no positions for.
         """
@@ -206,14 +206,14 @@ class MemoryStep:
         return changed.over_mesh(*self.mesh) if self.mesh else changed
 
     def of(self, model: Model, axes: Mapping[str, int]) -> MemoryStep:
-        """The same of a rewritten model and of its sizes; `at` others it is that of the model as it was."""
+        """Return the step of a rewritten model and its sizes; `at` other sizes it is that of the original model."""
         run, *others = self._given
         rewritten = MemoryStep(replace(run, model=model, axes=dict(axes)), *others)
         rewritten._given, rewritten.regions = self._given, self.regions
         return rewritten
 
     def placed(self, table: Table, over: OverMesh, shares: Mapping[str, int], memory: MeshMemory) -> None:
-        """Become what each device of a mesh runs.
+        """Return the step of each device of a mesh.
 
         shares  into how many parts axes are cut
         """
@@ -240,19 +240,19 @@ class MemoryStep:
 
     @property
     def packed(self) -> tuple[QuantizedArray, ...]:
-        """Codes and scales of quantized weights; of a device among many its parts of them."""
+        """The bytes of codes and scales of quantized weights; on a mesh those of each device."""
         arrays = (array for weight in self.model.quantized for array in (weight.codes, *weight.scales))
         axes = self.table.axes
         return tuple(replace(array, axes=axes.get(array.name, array.axes)) for array in arrays)
 
     @property
     def uncounted(self) -> int:
-        """Bytes that are alive throughout, and that no line's level counts (or counts too much)."""
+        """The bytes in use throughout that no line counts, minus bytes that lines count in excess."""
         return self.state + self.master + self.quantized - self.flash
 
     @property
     def least(self) -> int:
-        """Bytes that are there at every moment, whoever runs the step: weights, but those in flash, and `uncounted`."""
+        """The bytes in use at every moment under any engine: weights in RAM, and `uncounted`."""
         if self.on_mesh is not None:
             return int(self.on_mesh.static(self.sizes()).total)
         table, codes = self.model.table, self.model.quantized_widths
@@ -261,7 +261,7 @@ class MemoryStep:
 
     @property
     def uncounted_by_axes(self) -> dict[str, Polynomial] | None:
-        """The same by what it is, as polynomials in the axes; None where it is none, as with states in blocks."""
+        """The uncounted bytes by role, as polynomials in the axes; None if they are none, as for blockwise states."""
         if self.quantized or self.flash:
             return None
         table, states = self.model.table, Polynomial()
@@ -284,7 +284,7 @@ class MemoryStep:
         return stretches(self.table, self.widths, IN_KERNELS, known, BYTES[_NAMES[self.kind.value]])
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
-        """The sizes of what runs at once: a microbatch."""
+        """The sizes of a microbatch."""
         several = self.over.placed.sizes if self.over else {}
         return {**self.run.axes, "B": (batch or self.run.axes["B"]) // self.accumulate, **several}
 
@@ -292,7 +292,7 @@ class MemoryStep:
         return live(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS)
 
     def moments(self, iterations: Walked = every_iteration) -> Iterator[tuple[Line, tuple[int, ...], int]]:
-        """Every line as it runs, with the iterations around it and the bytes in memory then, as the table says."""
+        """Yield every executed line with its iterations and the live bytes of the table."""
         levels_of_lines = moments(
             self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS, iterations
         )
@@ -300,14 +300,14 @@ class MemoryStep:
             yield line, path, level + self.uncounted
 
     def peak(self, sizes: Mapping[str, int]) -> int:
-        """The most bytes, as the table says."""
+        """The peak bytes of the table."""
         if self.on_mesh is not None:
             return self.on_mesh.peak(sizes)
         iterations = tuple((name, sizes[name]) for name in self.iterations)
         return int(max(int(level.at(sizes)) for level in self._levels_of(iterations)) + self.uncounted)
 
     def largest(self, budget: int) -> int:
-        """The largest batch at which every line fits, as the table says: a polynomial of first degree, solved."""
+        """Return the largest batch at which every line of the table fits, by solving linear polynomials."""
         sizes = {name: size for name, size in self.sizes().items() if name != "B"}
         iterations = tuple((name, sizes[name]) for name in self.iterations if name != "B")
         levels = (level.with_sizes(sizes) for level in self._levels_of(iterations))
@@ -323,13 +323,13 @@ class MemoryStep:
 
 @lru_cache(maxsize=64)
 def _step(structure: Structure, procedure: str, mode: str) -> Table:
-    """The step without the gradients that only an optimizer reads, and with one that has no state."""
+    """Return the step without gradients that only an optimizer reads, with a stateless optimizer."""
     return without_gradients(step(structure.model, procedure, "sgd", mode=mode))
 
 
 @lru_cache(maxsize=64)
 def _under_plan(structure: Structure, procedure: str, mode: str, plan: str, gathers: bool) -> Table:
-    """The step under a plan; where it `gathers`, that of a microbatch."""
+    """Return the step under a plan; if it `gathers`, that of a microbatch."""
     table = planned(_step(structure, procedure, mode), plan)
     return gathering(table) if gathers else table
 
@@ -338,7 +338,7 @@ def _under_plan(structure: Structure, procedure: str, mode: str, plan: str, gath
 def _levels(
     structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision, iterations: _TripCounts
 ) -> tuple[Polynomial, ...]:
-    """The bytes at every line, each once, as polynomials in all sizes but those of the iterations of loops."""
+    """Return the distinct bytes at lines, as polynomials in all sizes except trip counts."""
     table = _under_plan(structure, procedure, mode, plan, gathers)
     widths = _widths(structure, _step(structure, procedure, mode), kind, gathers)
     polynomials = levels(table, dict(iterations), _NAMES[kind.value], widths)
@@ -346,7 +346,7 @@ def _levels(
 
 
 def _widths(structure: Structure, table: Table, kind: Precision, gathers: bool = False) -> dict[str, int]:
-    """Bytes of an element by role, and by name where a type has other ones."""
+    """Return the bytes of an element by role, and by name for exceptions."""
     widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX}
     widths |= {name: BYTES[value.dtype] for name, value in table.known.items() if value.dtype}
     if gathers:  # products add to the sums of the gradients of microbatches in place
@@ -380,14 +380,14 @@ _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
 
 def iterations_of(table: Table) -> dict[str, tuple[str, ...]]:
-    """The sizes that say how many iterations loops have, in order, each with the counts of those repeats."""
+    """Return the sizes that determine trip counts, each with the loops' counts."""
     counts = sorted({loop.count for loop in repeats(table.lines) if not loop.count.isdigit()})
     sizes = sorted({_counting(count) for count in counts})
     return {size: tuple(count for count in counts if _counting(count) == size) for size in sizes}
 
 
 def _counting(count: str) -> str:
-    """The size that says how many iterations a loop has: of n/2 it is n."""
+    """Return the size that determines a trip count: n for n/2."""
     return base(count).partition("/")[0]
 
 
@@ -399,7 +399,7 @@ def _parts(accumulate: Any, batch: int) -> int:
 
 
 def _solved(level: Polynomial, budget: int) -> int:
-    """The largest batch at which a polynomial is within the budget, 0 where none is."""
+    """Return the largest batch at which a polynomial is within the budget, or 0."""
     free, slope = budget - level.terms.get((), 0), level.terms.get(("B",), 0)
     if set(level.terms) - {(), ("B",)}:
         raise InputError("bytes grow faster than with the batch: no batch is solved for")

@@ -1,4 +1,4 @@
-"""A number of bytes as it is written and as it is said, and what a token's number takes."""
+"""Bytes as text, in both directions, and the bytes of a token index."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INDEX = 4
 
 
 def bytes_of(name: str, text: object) -> int:
-    """A number of bytes as it is written: 8G, 8GB, 24GiB, 16 GB, 1e9. Raises `InputError`."""
+    """Return the bytes of a text such as 8G, 8GB, 24GiB, 16 GB or 1e9. Raises `InputError`."""
     number = counted(text.strip() if isinstance(text, str) else text, BYTES) or 0
     if not 1 <= number < 10**18:
         raise InputError(f"{name} must be bytes such as 8GB, 256KiB or 1e9, not {shown(text)}")

@@ -1,4 +1,4 @@
-"""Print: a line, a table or a count as text, LaTeX and MathML."""
+"""Lines, tables and counts as text, LaTeX and MathML."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def text(what: Printable) -> str:
 
 
 def latex(what: Printable, known: Collection[str] | None = None) -> str:
-    """The same in LaTeX, without dollars: a table is an `aligned` with one equation a row.
+    """Return it in LaTeX without dollar signs: a table is an `aligned` with one equation per row.
 
     known   the names that a `d` before them makes gradients of; those of the table itself, or capitals where a line
             stands alone
@@ -58,7 +58,7 @@ def latex(what: Printable, known: Collection[str] | None = None) -> str:
 
 
 def mathml(what: Printable, known: Collection[str] | None = None, display: bool = True) -> str:
-    """The same as one `math` element of MathML Core; a table is an `mtable` with one equation a row."""
+    """Return it as one `math` element of MathML Core: a table is an `mtable` with one equation per row."""
     if isinstance(what, Polynomial):
         return _wrapped(_mathml(node(what)), display)
     if isinstance(what, Line):
@@ -76,17 +76,17 @@ def mathml(what: Printable, known: Collection[str] | None = None, display: bool 
 
 
 def size_mathml(axis: str, symbols: Mapping[str, str] = SYMBOLS) -> str:
-    """The symbol of an axis's size as a `math` element of a line of text."""
+    """Return the symbol of an axis's size as an inline `math` element."""
     return _wrapped(_mathml(node(Polynomial.of((axis,)), symbols)), display=False)
 
 
 def mathml_inner(count: Polynomial) -> str:
-    """A count in MathML without the `math` element around it, for a larger formula."""
+    """Return a count in MathML without the enclosing `math` element."""
     return _mathml(node(count))
 
 
 def mathml_grid(rows: Iterable[tuple[str, str, Polynomial]], notes: Iterable[str]) -> str:
-    """Counts in MathML below each other, each behind its name and what it counts; notes as paragraphs under them."""
+    """Return counts in MathML as a grid, each with its name and meaning, and notes as paragraphs below."""
     lines = []
     for name, unit, count in rows:
         cells = f"<mtext>{escape(name)}</mtext>", f"<mtext>{escape(unit)}</mtext>", mathml_inner(count)
@@ -97,7 +97,7 @@ def mathml_grid(rows: Iterable[tuple[str, str, Polynomial]], notes: Iterable[str
 
 
 def breakable(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> str:
-    """A count in MathML, a `math` element for each term, so that a line of text may end between two of them.
+    """Return a count with a `math` element for each term, so that lines can break between terms.
 
     symbols  of axes, by default the paper's; another axis is its own
     """

@@ -26,7 +26,7 @@ _ORDER = ("B", "M", "N", "p", "v", "d", "f", "e", "g", "k", "h")
 
 
 def one_width(count: Polynomial, axes: Collection[str]) -> Polynomial:
-    """The count with h k written as d, as d_model = h d_k allows, where the table at hand has all three axes.
+    """Return the count with h k written as d, since d_model = h d_k, if the table has all three axes.
 
     With query groups (an axis g) the width is not h k and nothing is changed. The value is the same for d = h k.
     """
@@ -44,7 +44,7 @@ def one_width(count: Polynomial, axes: Collection[str]) -> Polynomial:
 
 
 def divided(counts: Collection[Polynomial], axis: str) -> tuple[Polynomial, ...] | None:
-    """The counts over one axis, such as the batch, when each of their terms has it exactly once; else nothing."""
+    """Return the counts divided by an axis, such as the batch, if each term has it exactly once; else None."""
     if any(monomial.count(axis) != 1 for count in counts for monomial in count.terms):
         return None
     return tuple(
@@ -86,12 +86,12 @@ def terms(count: Polynomial) -> list[tuple[tuple[str, ...], Any]]:
 
 
 def plain(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> str:
-    """The count as text, 2*M*d_model^2 + M*N*h."""
+    """Return the count as text, such as 2*M*d_model^2 + M*N*h."""
     return _written(count, symbols, "^")
 
 
 def python(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> str:
-    """The count as an expression that Python and computer algebra read, 2*M*d_model**2 + M*N*h."""
+    """Return the count as a Python expression, such as 2*M*d_model**2 + M*N*h."""
     return _written(count, symbols, "**")
 
 
@@ -107,7 +107,7 @@ def _written(count: Polynomial, symbols: Mapping[str, str], power: str) -> str:
 
 
 def node(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> Node:
-    """The count as a tree; `symbols` of axes, of which another is its own."""
+    """Return the count as a tree; `symbols` overrides those of axes."""
     parts: list[Node] = []
     for sizes, coefficient in _ordered(count):
         if parts or coefficient < 0:
@@ -124,12 +124,12 @@ def node(count: Polynomial, symbols: Mapping[str, str] = SYMBOLS) -> Node:
 
 
 def size_node(name: str, symbols: Mapping[str, str] = SYMBOLS) -> Node:
-    """The symbol of a size as a tree."""
+    """Return the symbol of a size as a tree."""
     return symbol(symbols.get(name, name))
 
 
 def powered(name: str, power: Ratio, symbols: Mapping[str, str] = SYMBOLS) -> Node:
-    """A size to a power, its symbol's own subscript kept."""
+    """Return a size to a power, with the subscript of its symbol."""
     symbol = size_node(name, symbols)
     if power == 1:
         return symbol

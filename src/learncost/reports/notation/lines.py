@@ -36,12 +36,12 @@ _EQUAL, _COMMA, _THIN = MathMark("="), MathMark(","), MathMark("thin")
 
 
 def equation(line: Line) -> str:
-    """The number of the printed equation in parentheses, or nothing."""
+    """Return the number of the printed equation in parentheses, or ""."""
     return f"({line.meta.equation})" if line.meta.equation else ""
 
 
 def line_node(line: Line, known: Collection[str] | None = None) -> Node:
-    """The whole line."""
+    """Return the tree of a line."""
     left, right = sides(line, known)
     return MathRow((*left.parts, *right.parts))
 
@@ -66,7 +66,7 @@ def sides(line: Line, known: Collection[str] | None = None) -> tuple[MathRow, Ma
 
 
 def _letters(line: Line) -> Mapping[str, str]:
-    """Axes as indices: lower case, unless two axes of the line would then be equal."""
+    """Return axes as indices: lower case, unless two axes of the line would then be equal."""
     axes = {base(axis) for term in (*line.left, *line.right) for axis in (*term.loops, *term.declared)}
     lowered = [axis.lower() for axis in axes]
     return {axis: axis.lower() if lowered.count(axis.lower()) == 1 else axis for axis in axes}
@@ -99,7 +99,7 @@ class _AxisContext:
         return MathRow(tuple(parts)) if alone else between(_COMMA, parts)
 
     def place(self, at: Affine) -> Node:
-        """A place that positions give, `2i + u - 1`; a size in it is called as elsewhere."""
+        """Return the tree of an index such as `2i + u - 1`, with the usual symbols of sizes."""
         parts: list[Node] = []
         for part in at.parts:
             if parts or part.factor < 0:
@@ -144,7 +144,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _scripted(core: str, marks: str, below: Node | None) -> Node:
-    """A name with its labels above and its indices below: attn.WQ becomes W with Q and attn above."""
+    """Return a name with its labels above and its indices below: attn.WQ becomes W with Q and attn above."""
     *prefixes, core_name = core.split(".")
     above: list[Node] = []
     version = ""
@@ -170,7 +170,7 @@ def _label(text: str) -> Node:
 
 
 def literal(term: Literal) -> Node:
-    """A number, a size to a power."""
+    """Return a number or a size to a power as a tree."""
     if not term.sizes:
         return _number(term.value)
     power = Ratio(term.power).limit_denominator(1000)
@@ -189,7 +189,7 @@ def literal(term: Literal) -> Node:
 
 
 def _size(size: str, power: Ratio) -> Node:
-    """A size to a power, a sum of sizes in parentheses."""
+    """Return a size to a power, with a sum of sizes in parentheses."""
     (_, first), *more = summands(size)
     if not more and len(product := factors(first)) > 1:
         return row(*[node for factor in product for node in (_THIN, _size(factor, Ratio(1)))][1:])
@@ -275,7 +275,7 @@ Equation = tuple[Node, Node, str]  # left side, relation and right side, number
 
 
 def rows_of(what: Table | Layer | Loop, known: Collection[str] | None = None) -> list[Equation]:
-    """The equations of a table, of a layer's forward table, or of a repeat."""
+    """Return the equations of a table, of a layer's forward table, or of a loop."""
     if isinstance(what, Layer):
         what = what.table
     if isinstance(what, Loop):
@@ -298,7 +298,7 @@ def _rows(lines: Iterable[Statement], known: Collection[str]) -> Iterator[Equati
 
 
 def aligned(rows: Iterable[Equation]) -> str:
-    r"""Rows as LaTeX's `aligned`, numbers in a separate column."""
+    r"""Return rows as LaTeX's `aligned`, with numbers in a separate column."""
     lines = []
     for left, right, number in rows:
         if not latex(right):

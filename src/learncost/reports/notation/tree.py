@@ -1,4 +1,4 @@
-"""Formulas as small trees, and the two ways to write one down: LaTeX and MathML Core."""
+"""Formulas as trees, which are printed as LaTeX and MathML Core."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MATHML_MARKS = {"<=": "≤", "!=": "≠", "<": "&lt;", "'": "′", "times": "×
 
 @dataclass(frozen=True, slots=True)
 class MathName:
-    """A letter (italic) or a word (upright)."""
+    """A letter (italic) or a name of several letters (upright)."""
 
     text: str
 
@@ -68,7 +68,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Fraction:
-    """One thing over another."""
+    """A fraction."""
 
     top: Node
     bottom: Node
@@ -83,7 +83,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Something in parentheses; `bar` instead puts a bar after it, which carries a subscript."""
+    """A tree in parentheses; `bar` puts a bar with a subscript behind it instead."""
 
     inner: Node
     bar: bool = False
@@ -98,7 +98,7 @@ def row(*parts: Node) -> MathRow:
 
 
 def between(mark: MathMark, parts: list[Node]) -> MathRow:
-    """Parts with a mark between any two of them."""
+    """Return parts with a mark between any two of them."""
     joined: list[Node] = []
     for part in parts:
         joined += [mark, part] if joined else [part]
@@ -106,7 +106,7 @@ def between(mark: MathMark, parts: list[Node]) -> MathRow:
 
 
 def symbol(text: str) -> Node:
-    """A size's symbol: what follows an underscore is a subscript, as in d_model."""
+    """Return a size's symbol; the text after an underscore is a subscript, as in d_model."""
     head, _, tail = text.partition("_")
     return Script(MathName(head), MathName(tail)) if head and tail else MathName(text)
 
@@ -115,7 +115,7 @@ def symbol(text: str) -> Node:
 
 
 def latex(node: Node) -> str:
-    """The tree in LaTeX."""
+    """Return the tree in LaTeX."""
     match node:
         case MathName(text):
             return text if len(text) == 1 else rf"\mathrm{{{_escaped(text)}}}"
@@ -166,7 +166,7 @@ def _escaped(text: str) -> str:
 
 
 def mathml(node: Node) -> str:
-    """The tree in MathML Core, without the `math` element around it."""
+    """Return the tree in MathML Core without the enclosing `math` element."""
     match node:
         case MathName(text):
             return f"<mi>{escape(text)}</mi>"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def step_on(request: Request, measured: bool) -> Figure | str:
-    """Seconds of one step on one device, as `cost` models it there; or why they are not known of a published one."""
+    """Return the seconds of one step on one device, as `cost` models it, or why they are unknown."""
     try:
         timing = cost(request, by="macro-operation").timing
     except InputError as error:
@@ -38,7 +38,7 @@ def step_on(request: Request, measured: bool) -> Figure | str:
 
 
 def show_step(figures: dict[str, Figure], seconds: Figure, tokens: int, most: float) -> None:
-    """Add how many steps there are, a step's seconds, and the utilization that they mean.
+    """Add the number of steps, a step's seconds, and the resulting utilization.
 
     most  the share of the peak that nothing was ever measured above
     """
@@ -52,7 +52,7 @@ def show_step(figures: dict[str, Figure], seconds: Figure, tokens: int, most: fl
 
 
 def step_over(request: Request, group: Cluster) -> Spread:
-    """The step over a mesh. Raises `InputError` for what is not counted there, and where nothing fits."""
+    """Return the step over a mesh. Raises `InputError` for unsupported settings, and if nothing fits."""
     from learncost.reports.search.spread import spread  # only where a mesh is asked for: start-up counts
 
     if adapting := [name for name in ADAPTING if getattr(request, name) is not None]:
@@ -61,12 +61,12 @@ def step_over(request: Request, group: Cluster) -> Spread:
 
 
 def up_to(most: float, share: Figure) -> Figure:
-    """A share of the peak, its interval cut at what was ever measured."""
+    """Return a share of the peak, with its interval bounded by the largest measured one."""
     return share if share.high is None else replace(share, high=max(share.value, min(share.high, most)))
 
 
 def show_step_over(figures: dict[str, Figure], many: Spread, most: float) -> Figure:
-    """Add the step of all devices, its bytes on the fullest one, what it waits for, and the steps of the run.
+    """Add the step of all devices, the bytes of the fullest one, its waits, and the steps of the run.
 
     most  the share of the peak that nothing was ever measured above
     """
@@ -94,7 +94,7 @@ def show_step_over(figures: dict[str, Figure], many: Spread, most: float) -> Fig
 
 
 def days_over(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> str:
-    """Add the days of steps that all devices make together."""
+    """Add the days of steps of all devices."""
     if speeds := [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]:
         raise InputError(f"{speeds[0]} and the mesh both set the speed of the run: give one of them")
     figures["time"] = computed(
@@ -143,7 +143,7 @@ def days_on(
 
 
 def _days_of_measured(figures: dict[str, Figure], rate: Figure, device: str) -> None:
-    """Add the days that measured tokens a second mean, and the utilization."""
+    """Add the days of a measured number of tokens per second, and the utilization."""
     figures["tokens_per_second"] = rate
     figures["time"] = published.days_at(figures["tokens"], rate)
     if "peak" not in figures:
@@ -159,7 +159,7 @@ def _days_of_measured(figures: dict[str, Figure], rate: Figure, device: str) -> 
 
 
 def _days_of_utilization(figures: dict[str, Figure], typed: Mapping[str, Figure], usual: Figure, most: float) -> None:
-    """Add the utilization, the usual one where none is given, and the days that it means."""
+    """Add the given or usual utilization, and its days."""
     name = "hfu" if "hfu" in typed else "mfu"
     if "hardware_flops" in figures:  # what runs again is work of the device, which it does at no higher rate
         most *= figures["flops"].value / figures["hardware_flops"].value

@@ -1,4 +1,4 @@
-"""Published training runs (runs.toml): their inputs, what is printed, and the same products taken again.
+"""Published training runs (runs.toml): their inputs, printed results, and the recomputed products.
 
 A run's time, energy, carbon and price are products of figures; grid.csv has the carbon intensity of electricity by
 country and year.
@@ -21,50 +21,50 @@ PETAFLOP_DAY = 10**15 * SECONDS_A_DAY  # operations of a petaflop/s-day
 
 
 def petaflop_days(flops: Figure) -> Figure:
-    """Petaflop/s-days of operations."""
+    """Return the petaflop/s-days of operations."""
     return computed("PF/s-days", "FLOPs / 10^15 / 86,400", [flops], (), 1 / PETAFLOP_DAY)
 
 
 def days(flops: Figure, devices: Figure, peak: Figure, utilization: Figure) -> Figure:
-    """Days: operations over devices x peak (teraFLOP/s) x utilization."""
+    """Return the days: operations over devices x peak (teraFLOP/s) x utilization."""
     return computed(
         "d", "FLOPs / (devices x peak x utilization)", [flops], [devices, peak, utilization], 1e-12 / SECONDS_A_DAY
     )
 
 
 def utilization(flops: Figure, time: Figure, devices: Figure, peak: Figure) -> Figure:
-    """The share of the peak (teraFLOP/s) that operations in a time (days) make of it."""
+    """Return the share of the peak (teraFLOP/s) that operations in a time (days) attain."""
     formula = "FLOPs / (time x devices x peak)"
     return computed("", formula, [flops], [time, devices, peak], 1e-12 / SECONDS_A_DAY)
 
 
 def days_at(tokens: Figure, rate: Figure) -> Figure:
-    """Days: tokens over the tokens that all devices together take in a second."""
+    """Return the days: tokens over the tokens per second of all devices."""
     return computed("d", "tokens / tokens a second", [tokens], [rate], 1 / SECONDS_A_DAY)
 
 
 def days_of_steps(steps: Figure, step: Figure, devices: Figure) -> Figure:
-    """Days: steps, each on one device, that all devices take together."""
+    """Return the days of steps of one device each, run by all devices in parallel."""
     return computed("d", "steps x step / devices", [steps, step], [devices], 1 / SECONDS_A_DAY)
 
 
 def device_hours(time: Figure, devices: Figure) -> Figure:
-    """Hours of all devices together."""
+    """Return the hours of all devices."""
     return computed("h", "days x 24 x devices", [time, devices], (), HOURS_A_DAY)
 
 
 def energy(hours: Figure, power: Figure, pue: Figure) -> Figure:
-    """kWh of the data centre: device-hours x watts of a device x PUE (power usage effectiveness)."""
+    """Return kWh of the data centre: device-hours x watts of a device x PUE (power usage effectiveness)."""
     return computed("kWh", "device-hours x power x PUE", [hours, power, pue], (), 1e-3)
 
 
 def carbon(energy: Figure, intensity: Figure) -> Figure:
-    """Kilograms of CO2 equivalents of kWh."""
+    """Return the kilograms of CO2 equivalents of kWh."""
     return computed("kg", "energy x carbon intensity", [energy, intensity])
 
 
 def price(hours: Figure, per_hour: Figure) -> Figure:
-    """US dollars of device-hours."""
+    """Return the US dollars of device-hours."""
     return computed("USD", "device-hours x price", [hours, per_hour])
 
 
@@ -73,7 +73,7 @@ FILE = Path(__file__).with_name("runs.toml")
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A run as a publication gives it; runs.toml says what each field is. None: not printed there."""
+    """A published run; runs.toml describes each field. None: not printed."""
 
     name: str
     source: str
@@ -92,12 +92,12 @@ class PublishedRun:
     price_per_hour: float | None = None
 
     def figure_of(self, name: str, unit: str) -> Figure:
-        """One of the inputs as a published figure."""
+        """Return one of the inputs as a published figure."""
         return Figure(float(getattr(self, name)), unit, "published", self.source)
 
     @property
     def hours(self) -> Figure | None:
-        """Device-hours: printed, or by operations and their rate, or by days as they are rounded."""
+        """Device-hours: printed, or from operations and their rate, or from rounded days."""
         if self.device_hours is not None:
             return self.figure_of("device_hours", "h")
         if self.flops is not None:
@@ -109,7 +109,7 @@ class PublishedRun:
 
     @property
     def energy(self) -> Figure | None:
-        """kWh of the data centre; None where neither watts nor kilowatt-hours are printed."""
+        """kWh of the data centre; None if neither watts nor kilowatt-hours are printed."""
         if self.device_mwh is not None:
             formula = "energy of the devices x PUE"
             return computed("kWh", formula, [self.figure_of("device_mwh", "MWh"), self.figure_of("pue", "")], (), 1000)
@@ -132,7 +132,7 @@ class PublishedRun:
 
 @cache
 def published_runs() -> tuple[PublishedRun, ...]:
-    """All of them, in the order of the file."""
+    """Return all published runs, in the order of the file."""
     return tuple(PublishedRun(**row) for row in tomllib.loads(FILE.read_text(encoding="utf-8"))["run"])
 
 
@@ -145,7 +145,7 @@ WORLD = "WORLD"
 
 @dataclass(frozen=True)
 class Country:
-    """A country by its three letters of ISO 3166; kilograms of CO2 equivalents a kilowatt-hour, by year."""
+    """A country by its ISO 3166 alpha-3 code, with kilograms of CO2 equivalents per kilowatt-hour by year."""
 
     code: str
     name: str
@@ -154,7 +154,7 @@ class Country:
 
 @cache
 def countries() -> Mapping[str, Country]:
-    """The countries of the table, and the world as WORLD."""
+    """Return the countries of the table, and the world as WORLD."""
     lines = [line for line in GRID_FILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     years = [int(year) for year in lines[0].split(",")[2:]]
     by_code = {}
@@ -166,7 +166,7 @@ def countries() -> Mapping[str, Country]:
 
 
 def intensity(name: object, year: int | None = None) -> Figure:
-    """The mean intensity of a country in a year, by default the last that the table has of it.
+    """Return the mean intensity of a country in a year, by default in the last one of the table.
 
     `name` is the country's own or its three letters. Raises `InputError`.
     """

@@ -108,17 +108,17 @@ class RunCost(Shown):
 
     @property
     def energy_kwh(self) -> float | None:
-        """Energy in kWh; None where it is not known."""
+        """Energy in kWh; None if unknown."""
         return self._value("energy")
 
     @property
     def co2_kg(self) -> float | None:
-        """CO2e in kilograms; None where it is not known."""
+        """CO2e in kilograms; None if unknown."""
         return self._value("co2")
 
     @property
     def price_usd(self) -> float | None:
-        """The price in US dollars; None where no price of an hour was given."""
+        """The price in US dollars; None without a price per hour."""
         return self._value("price")
 
     def _value(self, name: str) -> float | None:
@@ -140,7 +140,7 @@ MOST_DEVICES = 10**8
 
 
 def figure(name: str, value: object) -> Figure:
-    """Return a figure that was given, checked against its limits."""
+    """Return a given figure after checking its limits."""
     unit, least, most, right = _LIMITS[name]
     try:
         number = float(value)  # type: ignore[arg-type]  # whatever does not convert is refused
@@ -153,7 +153,7 @@ def figure(name: str, value: object) -> Figure:
 
 
 def devices(value: object) -> Figure:
-    """A number of devices."""
+    """Return a number of devices."""
     try:
         number = check_tokens("devices", value)
     except InputError:
@@ -164,7 +164,7 @@ def devices(value: object) -> Figure:
 
 
 def check_together(typed: Mapping[str, Figure], country: str | None, year: int | str | None) -> None:
-    """Refuse two figures that say the same."""
+    """Refuse two figures for the same quantity."""
     speeds = [name for name in ("mfu", "hfu", "tokens_per_second") if name in typed]
     if len(speeds) > 1:
         raise InputError(f"{' and '.join(speeds)} both set the speed of the run: give one of them")

@@ -62,7 +62,7 @@ class RunAssumptions:
 
     @property
     def typed(self) -> dict[str, Figure]:
-        """The numbers that were given. Raises `InputError`."""
+        """Return the given numbers. Raises `InputError`."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         typed = {name: record.figure(name, given[name]) for name in given if name not in ("country", "year")}
         record.check_together(typed, self.country, self.year)
@@ -235,7 +235,7 @@ def run_cost(request: Request, given: RunAssumptions) -> RunCost:
 
 
 def _type(dtype: str | None, precision: str | None, trains: bool) -> tuple[str | None, str | None]:
-    """The type whose peak counts, and the precision that it is the type of, where one is named."""
+    """Return the type whose peak rate applies, and the precision of that type, if one is named."""
     if dtype in RATES and dtype not in BYTES:
         check_stored(dtype)
         if precision is not None:
@@ -248,7 +248,7 @@ def _type(dtype: str | None, precision: str | None, trains: bool) -> tuple[str |
 
 
 def _machine(on: str | Device | Rates, dtype: str | None) -> tuple[Device, Rates | None]:
-    """The device; and what it attains, where that was measured."""
+    """Return the device, and its attained rates if they were measured."""
     device = calibrated(on, dtype)
     if device is None:
         return find_device(on), None
@@ -261,7 +261,7 @@ def _flops(step: Cost, tokens: int) -> Figure:
 
 
 def _peak(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Device, dtype: str | None) -> str:
-    """Add what is known of the peak; the data type whose peak it is."""
+    """Add the known figures of the peak, and return its data type."""
     kind = machine.trained_in if dtype is None else dtype
     if kind not in RATES:
         raise InputError(f"dtype must be one of {', '.join(RATES)}, not {shown(kind)}")
@@ -276,7 +276,7 @@ def _peak(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Devi
 
 
 def _energy(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Device, place: Figure) -> dict[str, str]:
-    """Add energy and CO2, or say what they need."""
+    """Add energy and CO2, or the figures that they require."""
     alone = None if "power" in typed else assumptions.device_power(machine)
     if alone is not None:
         figures["device_power"] = alone
@@ -296,7 +296,7 @@ def _energy(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: De
 
 
 def _price(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> dict[str, str]:
-    """Add the price, or say what it needs."""
+    """Add the price, or the figure that it requires."""
     if "price_per_hour" not in typed:
         return {"price": "give --price-per-hour in USD for one device"}
     figures["price_per_hour"] = typed["price_per_hour"]
@@ -316,7 +316,7 @@ def _place(typed: Mapping[str, Figure], country: str | None, year: int | str | N
 
 
 def _flops_by_book(request: Request, step: Cost, tokens: int) -> dict[str, int]:
-    """The whole run by other books; one whose formula is not about the model is left out."""
+    """Return the FLOPs of the run by other books, without those whose formula does not apply to the model."""
     by_book = {}
     for name in OTHER_BOOKS:
         if name == step.price_book:

@@ -52,7 +52,7 @@ _ANSWERS = ("time", "energy", "co2", "price")
 
 
 def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet, ...]:
-    """The figures with their intervals and labels, what is asked in bold; with their sources below."""
+    """Return the figures with intervals and labels, the requested ones in bold, and their sources below."""
     rows = []
     for name, figure in run.figures.items():
         write = _share if name in ("mfu", "hfu", "step_mfu", "published_mfu") else _written(figure.unit)
@@ -149,14 +149,14 @@ def _of_mesh(spread: Spread) -> list[str]:
 
 
 def _between(figure: Figure, write: Callable[[float], str]) -> str:
-    """Both ends; the unit once where it is the same."""
+    """Return both ends of an interval; a common unit once."""
     low, high = (write(value) for value in figure.interval or ())
     number, _, unit = low.rpartition(" ")
     return f"{number} to {high}" if number and high.endswith(f" {unit}") else f"{low} to {high}"
 
 
 def plain(value: float) -> str:
-    """Four digits, or all before the point where that is not too many; separators between them."""
+    """Return four digits, or all integer digits if they are few, with separators."""
     if value >= 10**9:
         digits, _, power = f"{value:.3e}".partition("e+")
         return f"{float(digits):g}e{int(power)}"
@@ -168,7 +168,7 @@ def _share(value: float) -> str:
 
 
 def _scaled(units: tuple[tuple[float, str], ...]) -> Callable[[float], str]:
-    """A value in the largest of the units of which there is at least one."""
+    """Return a value in the largest unit in which it is at least one."""
 
     def written(value: float) -> str:
         scale, unit = next(((scale, unit) for scale, unit in units if value >= scale), units[-1])
@@ -183,7 +183,7 @@ mass = _scaled(((1e3, "t"), (1.0, "kg"), (1e-3, "g")))
 
 
 def money(value: float) -> str:
-    """US dollars, with cents where there are few."""
+    """Return US dollars, with cents for small amounts."""
     return f"{value:,.0f} USD" if value >= 1000 else f"{value:,.2f} USD"
 
 
@@ -205,7 +205,7 @@ def _written(unit: str) -> Callable[[float], str]:
 
 
 def published(run: PublishedRun) -> str:
-    """A published run on one line: the inputs, their product, what is printed, the source."""
+    """Return a published run on one line: inputs, their product, the printed result and the source."""
     inputs = [
         ("device-hours", run.device_hours, ""),
         ("devices", run.devices, ""),

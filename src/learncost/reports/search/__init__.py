@@ -1,1 +1,1 @@
-"""Search how to spread a training over the devices of a cluster, and price one such way."""
+"""Search for parallel configurations of a training on a cluster, and their cost."""

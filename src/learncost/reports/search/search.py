@@ -1,4 +1,4 @@
-"""`learncost search`: how to spread a training over the devices of a cluster, best first, and why the next is worse."""
+"""`learncost search`: the fastest parallel configurations of a training on a cluster, and why others are slower."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _USAGE = attributes(
 
 @dataclass(frozen=True)
 class Found(Serializable):
-    """A way that fits: what a step takes, and what of it makes it slower than the best."""
+    """A configuration that fits: the time and memory of a step, and why it is slower than the best."""
 
     zero: str
     plan: str
@@ -137,7 +137,7 @@ class Search(AtLength):
 
     @property
     def best(self) -> Found:
-        """The fastest way. Raises `InputError` where none fits."""
+        """The fastest configuration. Raises `InputError` if none fits."""
         if not self.found:
             raise InputError(self._none())
         return self.found[0]
@@ -152,7 +152,7 @@ class Search(AtLength):
         )
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        """A way a row; under it, why it is slower than the best."""
+        """Return the table: a row for each configuration, and below it why it is slower than the best."""
         title = (
             f"{self.model} on {self.devices:,} x {self.cluster.device.name} ({self.cluster.name}), "
             f"{self.batch_size:,} sequences of {self.seq_len:,} tokens{self.length_note} a step"
@@ -354,14 +354,14 @@ def _without_collections() -> Iterator[None]:
 
 
 def of_one(request: Request) -> Request:
-    """Return the request of one sequence: the model and its length are of it, and the mesh is searched."""
+    """Return the request with one sequence and no mesh, for the model and its length."""
     return Request(
         request.model, batch_size=1, seq_len=request.seq_len, precision=request.kind().name, sizes=request.sizes
     )
 
 
 def _alone(request: Request, found: Candidate, cluster: Cluster) -> Request:
-    """Return the request of a configuration that was found alone, which `run-cost` answers."""
+    """Return the request of a found configuration, which `run-cost` answers."""
     way, structure = found.way, found.structure
     mesh = ",".join(f"{axis}={size}" for axis, size in way.mesh.items())
     pipeline: dict[str, Any] = {"schedule": way.schedule, "chunks": way.chunks if way.chunks > 1 else None}
@@ -384,7 +384,7 @@ def _whole(name: str, value: object) -> int:
 
 
 def batch_of(batch_size: object, length: int, devices: int) -> int:
-    """Sequences of a step: those that were asked for, or about 4 million tokens, as many for each device."""
+    """Return the sequences of a step: as requested, or about 4 million tokens, equally many for each device."""
     if batch_size is not None:
         return _whole("batch_size", batch_size)
     each, largest = -(-max(1, TOKENS // length) // devices), max(MICROBATCHES)

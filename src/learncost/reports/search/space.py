@@ -1,4 +1,4 @@
-"""The configurations of a training on the devices of a cluster: which fit, and which are the fastest."""
+"""The configurations of a training on the devices of a cluster: those that fit, and the fastest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EQUAL = 1 + 1e-5
 
 @dataclass
 class LookedAt:
-    """The configurations that were evaluated: those that fit, how many do not, and the smallest of these.
+    """The evaluated configurations: those that fit, the number of others, and the smallest of these.
 
     known  those that fit under an earlier plan, and those whose static memory alone is too large: by their keys
     """
@@ -51,14 +51,14 @@ class LookedAt:
 
 
 class SearchSpace:
-    """The configurations of a training on devices, and the structures that they have been placed as."""
+    """The configurations of a training on devices, and their placed structures."""
 
     def __init__(self, model: Model, sizes: Mapping[str, int], cluster: Cluster, kinds: Sequence[Precision]) -> None:
         self.model, self.sizes, self.cluster, self.kinds = model, sizes, cluster, kinds
         self.axes, self.placed, self.refused = _placed(model, sizes, kinds[0], cluster)
 
     def cost(self, structure: ShardedStructure) -> StructureCost | None:
-        """A structure placed; none if attention cannot be sharded so, or axes not together."""
+        """Return a placed structure; None if it shards attention or axes in an unsupported combination."""
         if structure not in self.placed:
             try:
                 self.placed[structure] = StructureCost(self.model, self.sizes, structure, self.cluster)
@@ -81,7 +81,7 @@ class SearchSpace:
         return MeshAccount(self.model, sizes, inner, candidate.structure.config)
 
     def shapes(self, devices: int, batch: int) -> list[dict[str, int]]:
-        """The meshes of so many devices. Raises `InputError` where there is none."""
+        """Return the meshes of a number of devices. Raises `InputError` if there are none."""
         layers = sum(int(size_of(base(loop.count), self.sizes)) for loop in self.model.table.repeats)
         if not layers:
             raise InputError(
@@ -99,7 +99,7 @@ class SearchSpace:
         return shapes
 
     def look(self, devices: int, batch: int, capacity: float) -> LookedAt:
-        """Return the configurations that fit: those that keep what a backward pass needs, else those that recompute.
+        """Return the configurations that fit: those without recomputation, else those that recompute.
 
         Activations are not evaluated where static memory alone is too large, unless nothing fits.
         """
@@ -112,7 +112,7 @@ class SearchSpace:
     def _look(
         self, several: Mapping[tuple[str, ...], list[dict[str, int]]], batch: int, capacity: float, static: float
     ) -> LookedAt:
-        """Return the configurations that fit a capacity; `static` is what static memory alone may take."""
+        """Return the configurations that fit a capacity; `static` is the limit of static memory."""
         looked, static_only = LookedAt([]), 0
         for plan in PLANS:
             looked.too_large = 0
@@ -162,7 +162,7 @@ class SearchSpace:
         return len(allowed) - len(configurations)
 
     def _places(self, structure: ShardedStructure) -> bool:
-        """Return whether a structure can be placed: attention may not be sharded so, or axes not together."""
+        """Return whether a structure can be placed: some shardings of attention and pairs of axes are unsupported."""
         try:
             return bool(self.placed[structure].account.placed)
         except InputError:
@@ -173,7 +173,7 @@ class SearchSpace:
     def fastest(
         self, several: Sequence[Candidate], rates: Mapping[str, Rates], few: int
     ) -> list[tuple[Candidate, ConfigTime]]:
-        """The fastest configurations, and others as fast as the last of them.
+        """Return the fastest configurations, and others as fast as the last of them.
 
         Pipelines are simulated in the order of lower bounds, until none that is left can be faster than those found.
         """
@@ -198,7 +198,7 @@ def key_of(way: ParallelConfig) -> tuple[Any, ...]:
 def _placed(
     model: Model, sizes: Mapping[str, int], kind: Precision, cluster: Cluster
 ) -> tuple[tuple[str, ...], dict[ShardedStructure, StructureCost], tuple[str, ...]]:
-    """The axes that the model can be sharded over, the structures of each of them, and why not over others."""
+    """Return the axes over which the model can be sharded, with their structures, and why others cannot be used."""
     axes, refused, placed = list[str](), list[str](), dict[ShardedStructure, StructureCost]()
     for axis in axes_of(model, sizes):
         structure = structures(model, [kind], [KEEPING_ALL], [*dict.fromkeys(("dp", axis))], [WHOLE])[0]

@@ -1,4 +1,4 @@
-"""A training over a mesh that was asked for, or over the best one that is found: what one step takes."""
+"""One step of a training over a requested mesh, or over the best one found."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ LARGEST = 10**6
 
 @dataclass(frozen=True)
 class Spread:
-    """A step over many devices, and how the mesh came to be."""
+    """A step over many devices, and the origin of its mesh."""
 
     step: StepUsage
     placed: str
@@ -92,7 +92,7 @@ class Spread:
 
 
 def spread(request: Request, cluster: Cluster) -> Spread:
-    """One step over a mesh; without one, over the fastest that fits."""
+    """Return one step over a mesh, by default over the fastest that fits."""
     mesh, place, placement, asked = request.mesh, request.place, request.placement, pipeline_asked(request)
     devices = int(request.devices or 1)
     memory = float(cluster.device.ram)
@@ -138,7 +138,7 @@ def spread(request: Request, cluster: Cluster) -> Spread:
 
 
 def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...]:
-    """The clauses without `blocks over pp`, or `n_layer over pp`, which cuts the repeats of blocks into stages."""
+    """Return the sharding rules without `blocks over pp` or `n_layer over pp`, which makes pipeline stages."""
     blocks = blocks_of(model.table)
     for clause in several:
         if clause.mesh == PIPELINE and not {*clause.axes} <= {BLOCKS, *blocks}:
@@ -151,7 +151,7 @@ def _within_stages(several: Sequence[Clause], model: Model) -> tuple[Clause, ...
 
 
 def usual(axes: tuple[str, ...]) -> str:
-    """The clauses of a mesh by the names of its axes, where nothing is said."""
+    """Return the default sharding rules of a mesh by the names of its axes."""
     known = {  # cp before tp: what is gathered over tp is then a part of a sequence still
         "cp": "M over cp, * over cp of states",
         "tp": "h g f v over tp, M over tp of values",
@@ -167,7 +167,7 @@ def usual(axes: tuple[str, ...]) -> str:
 
 
 def described(step: StepUsage) -> str:
-    """A way in words: the mesh, its schedule, and its microbatches."""
+    """Return the text of a configuration: mesh, schedule and microbatches."""
     way = step.way
     schedule = "" if way.stages == 1 else f", {way.schedule}" + (f" of {way.chunks} chunks" if way.chunks > 1 else "")
     several = "microbatch" if way.microbatches == 1 else "microbatches"

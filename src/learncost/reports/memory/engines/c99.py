@@ -1,4 +1,4 @@
-"""A program in C99 on a processor without an operating system: one arena, every byte known before it is compiled."""
+"""The engine c99: a freestanding program with one static arena, whose bytes are known before it is compiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _program_memory(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[dict[str, int], Alone]:
-    """The memory in RAM, by part, and the constants in flash; and the step as it is laid out."""
+    """Return the memory in RAM by part, the constants in flash, and the layout of the step."""
     from learncost.backends.c99.layout import alone, counted  # emits kernels: only where it is asked for
     from learncost.engines.made import names_made
 
@@ -51,14 +51,14 @@ def _arrays(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _peak(step: MemoryStep, sizes: Mapping[str, int]) -> int:
-    """Bytes in RAM; where they cannot be laid out over its regions, more than these have."""
+    """Return the bytes in RAM; more than the regions have if the arrays cannot be laid out over them."""
     arrays = _arrays(step, sizes)
     fits = len(step.regions) < 2 or assigned(arrays, step.regions) is not None
     return sum(arrays.values()) if fits else max(sum(arrays.values()), 1 + sum(each.bytes for each in step.regions))
 
 
 def _largest(step: MemoryStep, budget: int) -> int:
-    """The largest batch that fits the budget, and the regions where there are several."""
+    """Return the largest batch that fits the budget, or the regions."""
 
     @cache
     def arrays(batch: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The engine eager: PyTorch's autograd, as a model's forward pass in PyTorch's operators on a tape."""
+"""The engine eager: PyTorch's autograd, with the model's forward pass as PyTorch's operators on a tape."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _wrapping(step: MemoryStep) -> Wrapping | None:
 
 
 def _here(step: MemoryStep, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    """The sizes of a device: its own sequences."""
+    """Return the sizes of one device with its share of the sequences."""
     return {**sizes, "B": sizes["B"] // step.shares.get("B", 1)} if step.over else sizes
 
 
@@ -125,7 +125,7 @@ def _rows(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _ran(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> RunUsage | None:
-    """The step as the module that was read runs it; None where the module is another one, or cannot."""
+    """Return the memory use of the step as the imported module runs it; None if it cannot."""
     if step.module != Itself.name:
         return None
     key = tuple(sorted(sizes.items()))
@@ -146,7 +146,7 @@ def _ran(step: MemoryStep, sizes: Mapping[str, int], device: str = "") -> RunUsa
 
 
 def _ran_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> RunUsage:
-    """The step as the module runs it on a device. Raises `InputError` where it cannot."""
+    """Return the memory use of the step as the module runs it on a device. Raises `InputError` if it cannot."""
     model, layer = step.model, step.model.configuration.layer
     assert layer is not None
     assert layer.steps is not None
@@ -168,14 +168,14 @@ def _ran_on(device: str, step: MemoryStep, sizes: Mapping[str, int]) -> RunUsage
 
 
 def _stepping(step: MemoryStep) -> Stepping:
-    """Return the optimizer's step; where no implementation is named, the default of the optimizer and the device."""
+    """Return the optimizer's step, by default with the implementation that the optimizer has on the device."""
     name, cuda = step.optimizer.name, step.eager.device == GPU
     how = step.eager.implementation or default_implementation(name, cuda)
     return Stepping(name, how, BYTES.get(step.kind.states, FLOAT), step.eager.clip, cuda)
 
 
 def _steps(step: MemoryStep) -> str:
-    """Return the optimizer's step in words: AdamW with fused=True."""
+    """Return the text of the optimizer's step, such as AdamW with fused=True."""
     stepping = _stepping(step)
     known = CLASSES[stepping.optimizer]
     ops = {"fused": "with fused=True", "foreach": "with foreach=True", "for-loop": "with foreach=False"}
@@ -187,7 +187,7 @@ def _steps(step: MemoryStep) -> str:
 
 
 def _convention(said: str, step: MemoryStep, device: str) -> str:
-    """Return what is counted, and what is not, of a module on a device."""
+    """Return the text on what the memory of a module on a device includes."""
     gone = HOOKED_LIVE if _hooked(step) else LIVE
     return _CONVENTION.format(said, PLACES[device], gone, _steps(step))
 
@@ -200,12 +200,12 @@ def _rules(step: MemoryStep) -> Mapping[str, str]:
 
 
 def _plain(model: Model) -> Model:
-    """The model with the weights that codes stand for, as its modules have them."""
+    """Return the model with dequantized weights, as its modules declare them."""
     return replace(model, table=model.plain) if model.plain else model
 
 
 def _worst(step: MemoryStep, sizes: Mapping[str, int]) -> tuple[int, str]:
-    """The peak and its line, remembered by the step."""
+    """Return the peak and its line, cached by the step."""
     key = step.module, *sorted(sizes.items())
     if key not in step.taped:
         running = _ran(step, sizes)

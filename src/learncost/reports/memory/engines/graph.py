@@ -30,7 +30,7 @@ def _takes(step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
 
 
 def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
-    """The arrays over the lines with what they are for, as `SPLIT` has it, and the arrays of no line.
+    """Return the arrays over the lines with their parts of `SPLIT`, and the arrays of no line.
 
     Where frozen weights lie in flash, they are not among them.
     """
@@ -52,7 +52,7 @@ def _stays(step: MemoryStep, alive: Live, lines: int) -> Iterator[LiveInterval]:
 
 
 def _with_quantized(live_at_peak: tuple[LiveArray, ...], step: MemoryStep) -> tuple[LiveArray, ...]:
-    """The arrays that are alive, the largest first, with codes and scales as they are packed in RAM."""
+    """Return the live arrays, the largest first, with quantized weights as packed codes and scales."""
     if step.in_flash or not step.quantized:
         return live_at_peak
     arrays, sizes = step.packed, step.sizes()

@@ -1,4 +1,4 @@
-"""PyTorch in place: its products and compiled kernels, all of them writing into one arena."""
+"""The engine torch in place: PyTorch's products and compiled kernels, which write into one arena."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from learncost.reports.memory.step import MemoryStep
 
 
 def _parts(step: MemoryStep, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The parts of the peak. Raises `InputError` where a line cannot be in place."""
+    """Return the parts of the peak. Raises `InputError` for a line that cannot be in place."""
     from learncost.backends.placed import WIDTHS, placed  # emits programs: only where it is asked for
 
     table = step.executed_table()

@@ -1,4 +1,4 @@
-"""The program that `emit` writes for NumPy, or for PyTorch's operators, run on arrays without values."""
+"""The engines numpy and torch: the emitted programs, run on arrays without values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from learncost.reports.memory.step import MemoryStep
 
 
 def peak(library: str, step: MemoryStep, sizes: Mapping[str, int]) -> int:
-    """The most bytes of the emitted program."""
+    """Return the peak bytes of the emitted program."""
     return peak_of(library, step.executed_table(), sizes, step.kind.name, _mesh(step))
 
 
 def peak_of(
     library: str, table: Table, sizes: Mapping[str, int], dtype: str, mesh: Mapping[str, int] | None = None
 ) -> int:
-    """The most bytes of the program that is emitted of a table."""
+    """Return the peak bytes of the program emitted for a table."""
     from learncost.backends.executed import executed  # emits programs: only where it is asked for
 
     return executed(table, sizes, dtype, library=library, mesh=mesh).peak
@@ -31,7 +31,7 @@ def _mesh(step: MemoryStep) -> Mapping[str, int] | None:
 
 
 def takes(library: str, step: MemoryStep, sizes: Mapping[str, int]) -> MemoryUse:
-    """The most bytes of the emitted program, and who takes them."""
+    """Return the peak of the emitted program with its live arrays."""
     from learncost.backends.executed import executed
 
     table = step.executed_table()

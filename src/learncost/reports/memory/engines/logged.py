@@ -1,4 +1,4 @@
-"""The account of every line of a step that ran on a tape: the log of its memory, with what arrays are for."""
+"""The memory at every line of a step that ran on a tape, from its allocation log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKWARD, STATE, UPDATE = ", backward", "optimizer state", "optimizer step"
 
 @dataclass(frozen=True)
 class Logs:
-    """A log, the forward table that its labels are names of, and the bytes that are there before it begins.
+    """A log, the forward table whose names are its labels, and the bytes in use before it starts.
 
     given  by name, what part of the step's memory it is, the optimizer's state aside
     state  the allocation of that name is the state and the master weights: bytes of each
@@ -32,7 +32,7 @@ class Logs:
     counts: Mapping[int, str]
 
     def account(self) -> tuple[tuple[Moment, ...], tuple[LiveInterval, ...]]:
-        """The bytes at every line, and the arrays that are there."""
+        """Return the bytes and live arrays at every line."""
         labels = self.log.labels
         before = {*self.given, STATE, ""}
         start = next((place for place, label in enumerate(labels) if label not in before), len(labels))
@@ -50,7 +50,7 @@ class Logs:
         return tuple(moments), tuple(self._stays(lines, phases))
 
     def _stays(self, lines: tuple[LoggedLine, ...], phases: Mapping[int, str]) -> Iterator[LiveInterval]:
-        """The arrays over the lines, equal ones together."""
+        """Return the arrays over the lines, with equal ones merged."""
         identical: dict[tuple[str, int, str, int, int], list[Logged]] = {}
         for array, first, last in self.log.stays(lines):
             identical.setdefault((array.label, array.bytes, array.kind, first, last), []).append(array)
@@ -65,7 +65,7 @@ class Logs:
             yield LiveInterval(name, (), (size,), number, number * size, first, last, phase, part=part)
 
     def _state(self, arrays: list[Logged], first: int, last: int) -> Iterator[LiveInterval]:
-        """The first allocation is the optimizer's, with copies of weights; the others are buffers of the module."""
+        """Yield the arrays of the initial state: the optimizer's, by part, and the module's buffers."""
         allocations = [*self.state.items()]
         buffers = sum(array.bytes for array in arrays) - sum(self.state.values())
         for name, size in (*allocations, ("buffers", buffers)):
@@ -74,7 +74,7 @@ class Logs:
                 yield LiveInterval(name, (), (size,), 1, size, first, last, "given", part=part)
 
     def _origin(self, label: str, kind: str, phase: str) -> tuple[str, str]:
-        """The macro-operation that made an array, and the part of the memory that it is."""
+        """Return the macro-operation that defines an array, and the array's part of the memory."""
         if label in self.given:
             return "given", self.given[label]
         if kind:
@@ -87,7 +87,7 @@ class Logs:
 
 
 def _again(lines: tuple[LoggedLine, ...]) -> set[int]:
-    """The lines of the forward pass that run again: after the backward pass has begun."""
+    """Return the recomputed lines of the forward pass: those after the start of the backward pass."""
     begun = next((place for place, line in enumerate(lines) if line.label.endswith(BACKWARD)), len(lines))
     return {
         place
